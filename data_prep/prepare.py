@@ -7,6 +7,7 @@ seconds. Work that a killed attempt had finished is reused: records of examined 
 """
 
 import contextlib
+import hashlib
 import logging
 import pickle
 import time
@@ -284,8 +285,8 @@ def _run(executor: Executor, work: Callable[[T], R], tasks: Sequence[T]) -> Iter
 def ray_data(work: Callable[[T], R], tasks: Sequence[T], /, watch: TaskWatch | None = None) -> Iterator[R]:
     """An executor: one Ray Data execution, one CPU per task, results in the order in which they finish.
 
-    Ray must be initialised. Ray repeats the tasks of workers that die; `watch` ends those that hang. Raises RuntimeError with
-    the message of the first task that fails with an error of its own.
+    Ray must be initialised. Ray repeats the tasks of workers that die; `watch` ends those that hang, and those whose workers die
+    each time. Raises RuntimeError with the message of the first task that fails with an error of its own, or is ended.
     """
     import ray.data
 
@@ -309,10 +310,17 @@ def _run_task(row: dict[str, Any], work: Callable[[Any], Any], watch: TaskWatch 
     task = pickle.loads(row["task"])
     # Return our errors as values: Ray Data would wrap an exception in pages of traceback.
     try:
-        with watch.over(task.title) if watch and isinstance(task, _WATCHED) else contextlib.nullcontext():
+        with watch.over(*_watched_as(task, work, row["task"])) if watch else contextlib.nullcontext():
             return {"result": pickle.dumps(work(task)), "error": ""}
     except (ValueError, RuntimeError, OSError) as error:
         return {"result": pickle.dumps(None), "error": f"{type(error).__name__}: {error}"}
+
+
+def _watched_as(task: object, work: Callable[[Any], Any], pickled: bytes) -> tuple[str, bool]:
+    """The name of a task for its watchdog, and whether it says what it has done."""
+    if isinstance(task, _WATCHED):
+        return task.title, True
+    return f"{getattr(work, '__name__', 'task').strip('_')}-{hashlib.sha256(pickled).hexdigest()[:12]}", False
 
 
 class PrepareSpec(FrozenConfig):

@@ -50,7 +50,8 @@ def drive(run: Store, attempt: int) -> int:
 
     def work(stop: StopPoller) -> Ending:
         frozen = isinstance(spec.protocol, Probe)
-        on_ray = (partial(features_on_ray, watch=TaskWatch(run.uri, attempt)), probe_trials_on_ray)
+        compute = partial(features_on_ray, watch=TaskWatch(run.uri, attempt))
+        on_ray = compute, partial(probe_trials_on_ray, run=run, attempt=attempt)
         check_claim = ClaimHolder(run, attempt).check
         sweep = None if frozen else Sweep(run, attempt, spec, stop, check_claim)
         scores = sweep.execute() if sweep else frozen_scores(run, spec, stop, *on_ray, check_claim)
@@ -128,7 +129,7 @@ class Sweep:
             for trial in (trial for trial in todo if trial.key not in in_flight):
                 cpus, gpus, threads = trial_resources(trial.recipe, cluster)
                 task = work.options(max_retries=MAX_RETRIES, num_cpus=cpus, num_gpus=gpus)
-                watchdog = Watchdog(self.run.uri, self.attempt, PROGRESS_TIMEOUT_S, who=f"trial-{trial.key}")
+                watchdog = trial_watchdog(self.run, self.attempt, trial.key)
                 self.running[task.remote(self.trials.uri, trial, threads, watchdog)] = (index, trial)
             if score is not None:
                 self.scores[index] = record_score(self.root, task_sweep, score)
@@ -166,6 +167,11 @@ class Sweep:
         write_progress(self.run, progress, self.check_claim)
 
 
+def trial_watchdog(run: Store, attempt: int, trial_key: str) -> Watchdog:
+    """Ends the process of a trial that hangs; Ray runs the trial again."""
+    return Watchdog(run.uri, attempt, PROGRESS_TIMEOUT_S, who=f"trial-{trial_key}")
+
+
 def crashed(run: Store, attempt: int, trial_key: str) -> str:
     """Why the processes of a trial ended again and again: the last error that its watchdog left, or that it left none."""
     keys = [key for key in run.list(f"errors/a{attempt}-") if key.endswith(f"-trial-{trial_key}.json")]
@@ -177,7 +183,8 @@ def features_on_ray(root: str, parts: Sequence[FeaturePart], watch: TaskWatch) -
     """Computes feature parts with one Ray Data execution and yields each part once it is stored.
 
     The work runs in actors that keep their model loaded, each with one GPU, or one CPU where there are no GPUs. Raises
-    RuntimeError with the worker's message if a part cannot be computed. `watch` ends workers that hang; Ray starts them again.
+    RuntimeError with the worker's message if a part cannot be computed, or if its workers end each time. `watch` ends workers
+    that hang; Ray starts them again.
     """
     import ray.data
 
@@ -229,20 +236,39 @@ class FeatureWorker:
             yield pa.table({"result": [pickle.dumps((None, f"{type(error).__name__}: {error}"))]})
 
 
-def probe_trials_on_ray(root: str, probe_trials: Sequence[ProbeTrial]) -> Iterator[tuple[ProbeTrial, Score]]:
-    """Runs each probe trial as a Ray task with one CPU, and one GPU where there are any; yields scores once recorded."""
+def probe_trials_on_ray(
+    root: str, probe_trials: Sequence[ProbeTrial], run: Store, attempt: int
+) -> Iterator[tuple[ProbeTrial, Score]]:
+    """Runs each probe trial as a Ray task with one CPU, and one GPU where there are any; yields scores once recorded.
+
+    Raises RuntimeError with the last error of its watchdog for a trial whose processes end again and again.
+    """
     import ray
 
     num_gpus = 1 if start_ray().get("GPU") else 0
-    work = ray.remote(score_probe).options(max_retries=3, num_cpus=1, num_gpus=num_gpus)
-    running = {work.remote(root, probe_trial): probe_trial for probe_trial in probe_trials}
+    work = ray.remote(watched_probe).options(max_retries=MAX_RETRIES, num_cpus=1, num_gpus=num_gpus)
+    running = {
+        work.remote(root, probe_trial, trial_watchdog(run, attempt, probe_trial.key)): probe_trial
+        for probe_trial in probe_trials
+    }
     try:
         while running:
             (ref,), _ = ray.wait(list(running), num_returns=1)
-            yield running.pop(ref), ray.get(ref)
+            probe_trial = running.pop(ref)
+            try:
+                score = ray.get(ref)
+            except ray.exceptions.WorkerCrashedError as error:
+                raise RuntimeError(crashed(run, attempt, probe_trial.key)) from error
+            yield probe_trial, score
     finally:
         for ref in running:
             ray.cancel(ref, force=True)
+
+
+def watched_probe(root: str, probe_trial: ProbeTrial, watchdog: Watchdog) -> Score:
+    """The score of a probe trial, with the watchdog open meanwhile."""
+    with watchdog:
+        return score_probe(root, probe_trial)
 
 
 def start_ray() -> dict[str, float]:

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -26,6 +26,9 @@ from vit.published import load_model
 from vit.run import TrainingRun
 from vit.run_spec import make_spec
 from vit.training.world import World
+
+if TYPE_CHECKING:
+    from flows.chaos.own_servers import OwnServers
 
 STEPS, SAVE_EVERY = 20, 5
 CORPUS = CorpusConfig(
@@ -109,6 +112,11 @@ class Bench:
 
     def __init__(self, settings: Settings, place: Store) -> None:
         self.settings, self.place = settings, place
+        self._open = contextlib.ExitStack()
+
+    def close(self) -> None:
+        """Ends the servers, if a scenario has needed them."""
+        self._open.close()
 
     @property
     def on_s3(self) -> bool:
@@ -119,6 +127,13 @@ class Bench:
         """Two digits in several shards, prepared once."""
         prepare([CORPUS], self.place.uri)
         return corpus_store(self.place, CORPUS)
+
+    @cached_property
+    def servers(self) -> "OwnServers":
+        """A Prefect, an MLflow and a Ray that work on this place, started once. Raises NotTried where they do not start."""
+        from flows.chaos.own_servers import own_servers
+
+        return self._open.enter_context(own_servers(self.place.uri))
 
     def copied_corpus(self, name: str) -> Store:
         """A copy of the corpus to damage."""

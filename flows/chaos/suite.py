@@ -21,6 +21,7 @@ from flows.chaos.faults import (
     data_faults,
     node_faults,
     process_faults,
+    server_faults,
     store_faults,
 )
 from flows.chaos.scenario import Result, Scenario
@@ -38,6 +39,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     store_faults,
     cluster_faults,
     node_faults,
+    server_faults,
 )
 SCENARIOS: dict[str, Scenario] = {
     each.name: each for family in FAMILIES for each in vars(family).values() if isinstance(each, Scenario)
@@ -99,6 +101,7 @@ def run_suite(
             results.append(result._replace(found=" ".join(cleaned(result.found).split())[:MOST_CHARACTERS]))
             show(results[-1])
     finally:
+        bench.close()
         delete_all(work)
         report = Report(results, settings.root, started_at, open_store(out).uri if out else place.uri)
         write_report(report)

@@ -1,12 +1,14 @@
 """Inside a job: watchdogs of the tasks of a run, and the progress of code that does not know who watches it."""
 
+import math
 from typing import NamedTuple
 
 from infra.runs.watchdog import Watchdog
 from infra.storage import open_store
 
 PROGRESS_TIMEOUT_S = 1_800.0
-MOST_HANGS = 3
+MOST_ENDS = 3
+"""How often the process of a task may end before the task is done."""
 
 
 class TaskWatch(NamedTuple):
@@ -16,14 +18,19 @@ class TaskWatch(NamedTuple):
     attempt: int
     timeout_s: float = PROGRESS_TIMEOUT_S
 
-    def over(self, task: str) -> Watchdog:
+    def over(self, task: str, hangs: bool = True) -> Watchdog:
         """The watchdog for a task, to be opened in the process that does it. `task` is part of a file name.
 
-        Ray starts a task again whose process was killed, without limit. Raises RuntimeError with the last error if this attempt has
-        killed processes of this task MOST_HANGS times.
+        Not `hangs`: for a task that does not say what it has done; only the end of its process is noted. Ray starts a task again,
+        without limit, whose process has ended: it was killed because it hung, or it crashed. Raises RuntimeError with the last
+        error if that has happened MOST_ENDS times to this task in this attempt.
         """
         run = open_store(self.run_uri)
-        hung = [key for key in run.list(f"errors/a{self.attempt}-") if key.endswith(f"-{task}.json")]
-        if len(hung) >= MOST_HANGS:
-            raise RuntimeError(f"{task} hung {len(hung)} times; the last error: {run.read_json(hung[-1])['error']}")
-        return Watchdog(self.run_uri, self.attempt, self.timeout_s, who=task)
+        ended = [key for key in run.list(f"errors/a{self.attempt}-") if key.endswith(f"-{task}.json")]
+        if len(ended) >= MOST_ENDS:
+            error = run.read_json(ended[-1])["error"]
+            raise RuntimeError(
+                f"{task} was tried {len(ended)} times, and its process ended each time; the last error: {error}"
+            )
+        timeout_s = self.timeout_s if hangs else math.inf
+        return Watchdog(self.run_uri, self.attempt, timeout_s, who=task, notes_end=True)

@@ -42,9 +42,11 @@ class Watchdog:
         *,
         who: str,
         fields: Mapping[str, object] = MappingProxyType({}),
+        notes_end: bool = False,
     ) -> None:
+        """`notes_end`: an error goes to `errors/` also where the process ends otherwise before the context is closed."""
         self._run_uri, self._attempt, self._timeout_s = run_uri, attempt, timeout_s
-        self._who, self._fields = who, dict(fields)
+        self._who, self._fields, self._notes_end = who, dict(fields), notes_end
         self._child: subprocess.Popen[bytes] | None = None
         self._resources = contextlib.ExitStack()
 
@@ -94,6 +96,7 @@ class Watchdog:
             "timeout_s": timeout_s,
             "who": self._who,
             "fields": self._fields,
+            "notes_end": self._notes_end,
         }
         path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
         child = subprocess.Popen(
@@ -101,6 +104,7 @@ class Watchdog:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             env=inherited_environment((), PYTHONPATH=path),
+            start_new_session=True,  # who ends the group of this process must not end its witness
         )
         assert child.stdin is not None
         os.set_blocking(child.stdin.fileno(), False)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from infra.runs.watching import Watch
 
+ENDED = "its process was killed, perhaps for its memory, or crashed"
 STACKS_SIGNAL = signal.SIGUSR2
 """Makes the watched process write the stacks of its threads, also while one of them holds the interpreter lock."""
 _LOOK_S = 1.0
@@ -43,6 +44,7 @@ class Hung:
     timeout_s: float
     who: str
     fields: dict[str, object]
+    notes_end: bool
 
     def lives(self) -> bool:
         """Whether the parent of this process is still the one to watch: its number may be given to another process."""
@@ -54,6 +56,8 @@ def main() -> None:
     hung = Hung(**json.loads(sys.argv[1]))
     if wait_for_hang(hung):
         end(hung)
+    elif hung.notes_end:
+        record(hung, time.time(), ENDED)
     Path(hung.stacks).unlink(missing_ok=True)  # a killed process leaves it behind
 
 
@@ -139,10 +143,11 @@ def shortened(frame: str) -> str:
     return f"{name} ({os.path.basename(file)}:{line})"
 
 
-def record(hung: Hung, at: float, reason: str, text: str) -> None:
-    """Writes the stacks and the error, unless another attempt holds the claim of the run."""
+def record(hung: Hung, at: float, reason: str, text: str = "") -> None:
+    """Writes the error, and the stacks if there are any, unless the attempt has ended or lost the claim of the run."""
     from infra.redact import cleaned
     from infra.runs.claims import read_claim
+    from infra.runs.run_state import state_of
     from infra.storage import open_store
 
     run, name = open_store(hung.run), f"a{hung.attempt}-{int(at * 1000)}-{hung.who}"
@@ -150,11 +155,16 @@ def record(hung: Hung, at: float, reason: str, text: str) -> None:
     try:
         if (claim := read_claim(run)) is None or claim.attempt != hung.attempt:
             return
-        run.write(stacks, cleaned(text).encode())
-        error = cleaned(f"{reason}; the stacks of its threads are in {run.uri_of(stacks)}")
-        run.write_json(f"errors/{name}.json", {"at": at, **hung.fields, "error": error, "stacks": stacks})
+        if not text and state_of(run, hung.attempt) not in (None, "running"):
+            return  # it was ended with its job
+        error = {"at": at, **hung.fields, "error": cleaned(reason)}
+        if text:
+            run.write(stacks, cleaned(text).encode())
+            where = f"; the stacks of its threads are in {run.uri_of(stacks)}"
+            error |= {"error": cleaned(f"{reason}{where}"), "stacks": stacks}
+        run.write_json(f"errors/{name}.json", error)
     except Exception as error:
-        print(f"the stacks could not be written to {hung.run}: {error}", file=sys.stderr, flush=True)
+        print(f"the end of {hung.who} could not be written to {hung.run}: {error}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

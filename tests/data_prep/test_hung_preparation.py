@@ -78,5 +78,8 @@ def test_a_task_on_ray_that_hangs_is_killed_and_after_the_third_time_its_prepara
     assert len(run.list("errors/")) == 3
     done = ended(run, ON_RAY)
     assert done.returncode == 0, done.stderr
-    assert "RuntimeError: examine-digits-7 hung 3 times; the last error: no progress for 2 s: it is in" in done.stdout
+    assert (
+        "RuntimeError: examine-digits-7 was tried 3 times, and its process ended each time; the last error: no progress for 2 s: it is in"
+        in done.stdout
+    )
     assert "hangs" in done.stdout

@@ -1,5 +1,6 @@
 """Ray Data on a real Ray, with processes killed by SIGKILL, gives the digest of an uninterrupted run."""
 
+import re
 import time
 import uuid
 from concurrent.futures import ProcessPoolExecutor
@@ -7,7 +8,7 @@ from multiprocessing import get_context
 
 import pytest
 
-from data_prep.config import ClassFolders, CorpusConfig
+from data_prep.config import ClassFolders, CorpusConfig, Digits, PrepareExecution
 from data_prep.prepare import PrepareSpec, in_process, prepare, ray_data
 from data_prep.shard_format import load_manifest
 from data_prep.shards.verify_shards import verify_corpus
@@ -17,6 +18,17 @@ from infra.runs.run_state import read_state
 from infra.storage import open_store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+DIES = """
+import os, signal, sys
+from data_prep import prepare
+from infra.storage import open_store
+
+def dies(task):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+prepare.examine_chunk = dies
+sys.exit(prepare.drive(open_store(sys.argv[2]), 1))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +40,7 @@ def uninterrupted(fill_folder, request_for, tmp_path_factory):
     return replace(request, **{"execution.small_images": 0}), manifest
 
 
-def submit(jobs, root, request):
+def submit(jobs, root, request, program=("-m", "data_prep.prepare")):
     """A new attempt of the preparation, as a flow submits it: the run and the id of the job."""
     run, key = open_store(root / "runs" / "prepare"), f"prepare-{root.name}"
     spec = PrepareSpec(run_key=key, root=str(root), requests=(request,))
@@ -39,7 +51,7 @@ def submit(jobs, root, request):
         return job and job.state
 
     claim = take_claim(run, key, job_state=state, owner="test")
-    command = ["python", "-m", "data_prep.prepare", "--run", run.uri, "--attempt", str(claim.attempt)]
+    command = ["python", *program, "--run", run.uri, "--attempt", str(claim.attempt)]
     jobs.submit(claim.job_id, command, {}, {})
     return run, claim.job_id
 
@@ -92,6 +104,19 @@ def test_missing_source_fails_with_a_reason_and_without_a_traceback(ray_jobs, tm
     assert (ended.state, ended.exit_code) == ("failed", 1)
     assert f"{tmp_path / 'absent'} is neither a folder" in read_state(run)["reason"]
     assert "Traceback" not in ray_jobs.logs(job)
+
+
+def test_a_task_whose_process_dies_each_time_ends_the_preparation_with_its_name(ray_jobs, tmp_path):
+    source = Digits(digits=(0, 1), num_train=16, num_val=4)
+    request = CorpusConfig(name="digits", source=source, execution=PrepareExecution(small_images=0))
+    run, job = submit(ray_jobs, tmp_path / "dying", request, program=("-c", DIES))
+    ended = ray_jobs.follow(job, lambda _: None, poll_s=0.2)
+    assert (ended.state, ended.exit_code) == ("failed", 1), ray_jobs.logs(job)
+    assert re.fullmatch(
+        r"RuntimeError: RuntimeError: examine-digits-\d+ was tried \d+ times, and its process ended each time; "
+        "the last error: its process was killed, perhaps for its memory, or crashed",
+        read_state(run)["reason"],
+    ), read_state(run)
 
 
 @pytest.fixture

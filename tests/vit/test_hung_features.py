@@ -1,4 +1,5 @@
-"""A worker that computes features and hangs is killed with its stacks on record; it keeps the parts that it has stored."""
+"""A worker that computes features and hangs is killed with its stacks on record; it keeps the parts that it has stored. So is
+a probe trial that hangs; one that goes on says so."""
 
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import pytest
 
 from infra.runs.claims import take_claim
 from infra.storage import open_store
+from vit.ray_workers import crashed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 FEATURES = """
@@ -33,11 +35,35 @@ chunk = pickle.dumps(("root", 1, [Part(), Part()], TaskWatch(sys.argv[1], 1, 2.0
 for table in worker(pa.table({"chunk": [chunk]})):
     print(pickle.loads(table.column("result")[0].as_py())[1] or "stored", flush=True)
 """
+PROBE = """
+import sys, threading
+from infra.storage import open_store
+from vit import ray_workers
+
+def hangs(*args):
+    threading.Event().wait()
+
+ray_workers.score_probe, ray_workers.PROGRESS_TIMEOUT_S = hangs, 2.0
+ray_workers.watched_probe("root", None, ray_workers.trial_watchdog(open_store(sys.argv[1]), 1, "birds-linear"))
+"""
 
 
-def test_a_worker_whose_part_hangs_is_killed(tmp_path):
+@pytest.fixture
+def run(tmp_path):
     run = open_store(tmp_path)
     take_claim(run, "probe", job_state=lambda job: "failed", owner="test")
+    return run
+
+
+def test_a_probe_trial_that_hangs_is_killed_and_its_error_is_the_reason(run):
+    done = subprocess.run([sys.executable, "-c", PROBE, run.uri], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    (key,) = run.list("errors/")
+    assert "in hangs" in run.read(run.read_json(key)["stacks"]).decode()
+    assert "the last error: no progress for 2 s: it is in" in crashed(run, 1, "birds-linear")
+
+
+def test_a_worker_whose_part_hangs_is_killed(run):
     done = subprocess.run([sys.executable, "-c", FEATURES, run.uri], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "stored\n"), done.stderr
     (key,) = run.list("errors/")

@@ -1,11 +1,17 @@
 """Killed processes and full disks: a training goes on as if nothing had happened."""
 
+import itertools
 import random
 import signal
+from unittest.mock import patch
 
 from flows.chaos.bench import SAVE_EVERY, STEPS, Bench, Training
 from flows.chaos.promises import NotTried, require
 from flows.chaos.scenario import scenario
+from flows.chaos.small_disk import fill, make_room, small_disk
+from infra.runs.run_state import StopReason
+from infra.runs.stopping import StopPoller
+from infra.storage import StoreFailed, open_store
 from vit.training.checkpoint import newest_checkpoint
 
 AFTER_A_SAVE = 2 * SAVE_EVERY + 2  # the first checkpoint was committed before the second one began
@@ -44,6 +50,38 @@ def full_disk(bench: Bench) -> str:
     run.claim()
     run.train()
     bench.require_undisturbed(run)
+    return f"ended with an error, resumed from step {saved}"
+
+
+@scenario(
+    f"the file system of the root is full from step {AFTER_A_SAVE} on", "a Linux that lets its users mount", about_s=6
+)
+def full_file_system(bench: Bench) -> str:
+    """A training whose root has no room left ends with an error that says so, leaves no half-written checkpoint, and once there is
+    room ends bit for bit as without the fault."""
+    _ = bench.undisturbed
+    with small_disk() as disk:
+        run, steps = Training(open_store(disk).uri, bench.config("full-file-system")), itertools.count(1)
+
+        def asked(poller: StopPoller) -> StopReason | None:
+            if next(steps) == AFTER_A_SAVE:
+                fill(disk)
+            return None
+
+        try:
+            with patch.object(StopPoller, "asked", asked):
+                ended = run.train()
+            require(ended == "failed", f"without room for its checkpoints the training ended as {ended}")
+            said = run.reason
+        except (OSError, StoreFailed) as error:
+            said = str(error)
+        require("No space left" in said, f"the error does not name the full file system: {said}")
+        saved = newest_step_of_whole(run)
+        require(saved > 0, "no checkpoint is left of those that were saved before")
+        make_room(disk)
+        run.claim()
+        run.train()
+        bench.require_undisturbed(run)
     return f"ended with an error, resumed from step {saved}"
 
 

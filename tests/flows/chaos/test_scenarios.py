@@ -109,6 +109,7 @@ BREAKS = {
     claim_faults.suspended_machine: lambda: patch.object(watching, "_LONGEST_LOOK_S", math.inf),
     process_faults.killed_process: lambda: from_the_first_batch(),
     process_faults.full_disk: lambda: from_the_first_batch(),
+    process_faults.full_file_system: lambda: from_the_first_batch(),
     checkpoint_faults.damaged_checkpoint: lambda: unchecked_tensors(),
     checkpoint_faults.no_whole_checkpoint: lambda: patch.object(vit_run, "resume", lambda *_: None),
     checkpoint_faults.nan_in_one_step: lambda: everything_is_finite(),

@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from infra.runs.claims import take_claim
+from infra.runs.run_state import write_state
 from infra.runs.watchdog import Watchdog
 from infra.runs.watchdog_process import in_order, place
 from infra.storage import open_store
@@ -42,7 +43,8 @@ def another_thread_idles():
     threading.Event().wait()
 
 threading.Thread(target=another_thread_idles, daemon=True).start()
-with Watchdog(sys.argv[1], 1, float(sys.argv[3]), who="rank3", fields={"rank": 3}) as watchdog:
+notes_end = sys.argv[4] == "notes_end"
+with Watchdog(sys.argv[1], 1, float(sys.argv[3]), who="rank3", fields={"rank": 3}, notes_end=notes_end) as watchdog:
     print("working", flush=True)
     globals()[sys.argv[2]]()
 """
@@ -60,9 +62,9 @@ def started(run):
     """started(work): a process with a watchdog that does this work."""
     processes = []
 
-    def start(work, timeout_s=1.0):
+    def start(work, timeout_s=1.0, how=""):
         process = subprocess.Popen(
-            [sys.executable, "-c", WORK, run.uri, work, str(timeout_s)],
+            [sys.executable, "-c", WORK, run.uri, work, str(timeout_s), how],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -123,6 +125,21 @@ def test_progress_of_any_thread_keeps_a_process_alive(run, started):
     assert process.returncode == 0
     assert not child.is_running()
     assert run.list("errors/") == run.list("stacks/") == []
+
+
+@pytest.mark.slow
+def test_the_end_of_a_process_is_noted_where_it_is_asked_for_and_its_attempt_goes_on(run, started):
+    def killed(how):
+        process = started("waits_for_a_lock", timeout_s=1000.0, how=how)
+        (child,) = psutil.Process(process.pid).children()
+        process.kill()
+        psutil.wait_procs([child])
+        return [record["error"] for record in records(run)]
+
+    assert killed("") == []
+    assert killed("notes_end") == ["its process was killed, perhaps for its memory, or crashed"]
+    write_state(run, "cancelled", 1)
+    assert len(killed("notes_end")) == 1
 
 
 @pytest.mark.slow

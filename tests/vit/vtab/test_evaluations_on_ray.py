@@ -32,7 +32,27 @@ def slow_model(root, digits) -> str:
     return published(root, "slow", network, load_class_names(digits), AugmentConfig(image_size_px=48))
 
 
-def submit(jobs, spec):
+DIES = """
+import os, signal, sys
+from types import SimpleNamespace
+from infra.storage import open_store
+from vit import ray_workers
+
+def dies(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+    yield
+
+class Dies(ray_workers.FeatureWorker):
+    def __init__(self):
+        self._extractor = SimpleNamespace(ensure=dies)
+
+patches = {"FeatureWorker": Dies, "watched_probe": lambda *_: next(dies())}
+setattr(ray_workers, sys.argv[1], patches[sys.argv[1]])
+sys.exit(ray_workers.drive(open_store(sys.argv[3]), int(sys.argv[5])))
+"""
+
+
+def submit(jobs, spec, program=("-m", "vit.ray_workers")):
     """A new attempt of the evaluation, as a flow submits it: the run and the id of the job."""
     run = open_store(spec.root).child(f"runs/{spec.run_key}")
     run.write_json("config.json", spec.model_dump(mode="json"))
@@ -42,7 +62,7 @@ def submit(jobs, spec):
         return job and job.state
 
     claim = take_claim(run, spec.run_key, job_state=state, owner="test")
-    command = ["python", "-m", "vit.ray_workers", "--run", run.uri, "--attempt", str(claim.attempt)]
+    command = ["python", *program, "--run", run.uri, "--attempt", str(claim.attempt)]
     jobs.submit(claim.job_id, command, {}, {})
     return run, claim.job_id
 
@@ -105,6 +125,23 @@ def test_a_killed_sweep_repeats_no_finished_trial(ray_jobs, until, processes, di
     assert {f"{key}.json" for key in ran}.isdisjoint(finished)
     (score,) = read_state(run)["scores"]
     assert len(score["trials"]) == len(rates) + 1
+
+
+def test_workers_that_die_each_time_end_the_evaluation_with_a_reason(ray_jobs, models, probe_spec, root):
+    spec = probe_spec("head", models.trained)
+
+    def reason(what):
+        run, job = submit(ray_jobs, spec, program=("-c", DIES, what))
+        ended = ray_jobs.follow(job, lambda _: None, poll_s=0.2)
+        assert (ended.state, ended.exit_code) == ("failed", 1), ray_jobs.logs(job)
+        return read_state(run)["reason"]
+
+    found = reason("FeatureWorker")
+    assert re.search(r"features-\w+-test-\S+ was tried \d+ times, and its process ended each time", found), found
+    found = reason("watched_probe")
+    assert re.search(r"the process of trial digits-head-\S+ ended 4 times without a result; it was killed", found), (
+        found
+    )
 
 
 def test_model_without_weights_fails_with_one_sentence(ray_jobs, slow_model, probe_spec):

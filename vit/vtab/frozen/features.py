@@ -19,6 +19,7 @@ from torch import Tensor
 
 from data_prep.shard_format import Manifest
 from infra.records import StoredRecord
+from infra.runs.watchdog import note_progress
 from infra.storage import PreconditionFailed, Store
 from vit.training.tensor_file import raw_bytes
 from vit.vtab.frozen.feature_plan import FeaturePart, FeatureSource
@@ -183,6 +184,7 @@ class FeatureReader:
                     upcoming = self.parts[ahead + len(waiting) : ahead + READ_AHEAD + 1]
                     waiting.extend(pool.submit(read_part, self._folder, *part) for part in upcoming)
                     part = waiting.popleft().result()
+                    note_progress()
                     self.cost_s[key] = part.wall_s, part.cpu_s
                     yield part
             finally:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from infra.runs.watchdog import note_progress
 from vit.training.optim import eager
 
 # From the few-shot evaluation of the authors' later code (big_vision, evaluators/fewshot_lsr.py); not in the paper.
@@ -136,6 +137,7 @@ def _objective(
         for x, y in ready or ((scaling(x), y) for x, y in chunks):
             loss = F.cross_entropy(x @ weights[:-1] + weights[-1], y, reduction="sum") / len(targets)
             loss.backward()
+            note_progress()
             total += loss.detach()
         penalty = strength / 2 * weights[:-1].square().sum()
         penalty.backward()

@@ -58,6 +58,11 @@ class ProbeTrial(FrozenConfig):
         return f"scores/{self.task.name}/{self.protocol}/{name}.json"
 
     @property
+    def key(self) -> str:
+        """Names it among the trials of its evaluation, also in the name of a file."""
+        return self.score_key.removeprefix("scores/").removesuffix(".json").replace("/", "-")
+
+    @property
     def needed(self) -> tuple[str, ...]:
         """The splits whose features are needed."""
         chosen_on = (self.splits.train, self.splits.val) if self.method == "logistic" else ()

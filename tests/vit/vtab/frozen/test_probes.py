@@ -16,14 +16,17 @@ from data_prep.find_corpus import corpus_store
 from data_prep.prepare import prepare
 from data_prep.shard_format import load_manifest
 from infra.config import replace
+from infra.runs.watchdog import Watchdog
 from infra.storage import open_store
 from vit.input.batches import eval_batches
 from vit.models.vit import VisionTransformer
 from vit.published import load_model
+from vit.ray_workers import trial_watchdog, watched_probe
 from vit.run_spec import read_progress
 from vit.training.evaluate import evaluate
 from vit.vtab.evaluate import TaskRef, list_scores
 from vit.vtab.frozen import score_probes as scoring
+from vit.vtab.frozen.features import FeatureReader
 from vit.vtab.frozen.probe_trials import ProbeSplits, plan_probe_trials, probe_splits
 
 from ..conftest import ARCHITECTURE, published, reference
@@ -48,6 +51,23 @@ def test_every_probe_scores_a_trained_network_above_chance_and_above_an_untraine
     assert untrained[0] < untrained[1] < untrained[2]
     assert all(a > b for a, b in zip(trained, untrained, strict=True))
     assert untrained[-1] < 0.2
+
+
+@pytest.mark.slow
+def test_every_part_that_a_probe_reads_and_every_look_at_its_examples_is_progress(
+    root, probe_spec, models, score, monkeypatch, tmp_path
+):
+    run, told = open_store(tmp_path / "run"), []
+    monkeypatch.setattr(Watchdog, "progress", lambda watchdog: told.append(watchdog._who))
+    spec = probe_spec("linear", models.trained)
+    score(spec)
+    (trial,) = plan_probe_trials(spec)
+    open_store(root).delete(trial.score_key)
+    reader = FeatureReader(open_store(root), trial.source, trial.needed)
+    del told[:]
+    watched_probe(root, trial, trial_watchdog(run, 1, trial.key))
+    assert {*told} == {f"trial-{trial.key}"}
+    assert len(told) > len(reader.parts) + 8 * 10
 
 
 def test_scores_equal_those_of_scikit_learn_on_the_same_features(models, probe_spec, score, digits):

@@ -1,0 +1,158 @@
+"""A Prefect with a worker, an MLflow and a Ray of a chaos run's own, whose servers can be taken away and whose databases locked."""
+
+import contextlib
+import re
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from flows.chaos.promises import NotTried, wait_until
+from infra.local.databases import database_file
+from infra.local.processes import child_environment, free_ports, is_running, temporary_folder
+from infra.local.service_logs import unexplained_tracebacks
+from infra.local.stack import check_services, find_stack, stack_environment, start_stack, stop_stack
+from infra.plain_text import last_words
+
+SERVICES = ("mlflow", "prefect", "prefect-worker", "shipper", "ray")
+FINAL = ("COMPLETED", "FAILED", "CANCELLED", "CRASHED")
+PORTS = ("mlflow", "prefect", "ray")
+_KILLED_S, _BACK_S, _ENDED_S, _LOCK_S = 10.0, 240.0, 600.0, 60.0
+
+
+class OwnServers:
+    """The servers, which work on the root of the chaos run."""
+
+    def __init__(self, directory: Path, log_dir: Path) -> None:
+        self.directory, self.log_dir = directory, log_dir
+        self.env = stack_environment(directory)
+        login = self.env["MLFLOW_TRACKING_USERNAME"], self.env["MLFLOW_TRACKING_PASSWORD"]  # those of Prefect, too
+        url = {"prefect": self.env["PREFECT_API_URL"], "mlflow": f"{self.env['MLFLOW_TRACKING_URI']}/api/2.0/mlflow"}
+        self._logged = dict[str, int]()
+        self._apis = {name: httpx.Client(base_url=url[name], auth=login, timeout=60) for name in url}
+
+    def ask(self, server: str, path: str, body: dict[str, Any] | None = None, **query: Any) -> Any:
+        """The JSON that Prefect or MLflow answers to a GET, or to a POST of `body`."""
+        api = self._apis[server]
+        reply = api.get(path, params=query) if body is None else api.post(path, json=body)
+        return reply.raise_for_status().json()
+
+    def deploy(self) -> None:
+        """Registers the flows. The reconciler is paused: it must not repair what a scenario finds."""
+        command = [sys.executable, "-P", "-m", "flows.cli", "flows", "deploy"]
+        done = subprocess.run(command, env=child_environment(self.env), capture_output=True, text=True)
+        if done.returncode:
+            raise NotTried(f"the flows cannot be registered: {last_words(done.stderr)}")
+        reconcile = self.ask("prefect", "/deployments/name/reconcile/default")["id"]
+        self._apis["prefect"].patch(f"/deployments/{reconcile}", json={"paused": True}).raise_for_status()
+
+    def start(self, deployment: str, request: dict[str, Any], in_s: float = 0.0) -> str:
+        """Starts a deployment as its page in Prefect does, now or later; the id of the flow run."""
+        at = (datetime.now(UTC) + timedelta(seconds=in_s)).isoformat()
+        state = {"type": "SCHEDULED", "state_details": {"scheduled_time": at}}
+        found = self.ask("prefect", f"/deployments/name/{deployment}")["id"]
+        run = {"parameters": {"request": request}, "state": state}
+        return str(self.ask("prefect", f"/deployments/{found}/create_flow_run", run)["id"])
+
+    def ended(self, flow_run: str) -> str:
+        """The name of its final state and the message of that."""
+        found = dict[str, Any]()
+
+        def is_final() -> bool:
+            with contextlib.suppress(httpx.HTTPError):  # a server that has just come back
+                found.update(self.ask("prefect", f"/flow_runs/{flow_run}"))
+            return found.get("state_type") in FINAL
+
+        wait_until(is_final, f"the end of flow run {flow_run} in Prefect", _ENDED_S)
+        return f"{found['state_name']}: {found['state']['message']}"
+
+    def curve(self, run_key: str, metric: str) -> list[tuple[int, float]]:
+        """Steps and values that MLflow has of a metric, each point as often as it is there; of no run, none."""
+        experiments = self.ask("mlflow", "/experiments/search", {"max_results": 100}).get("experiments", ())
+        wanted = {"experiment_ids": [experiment["experiment_id"] for experiment in experiments]}
+        found = self.ask("mlflow", "/runs/search", wanted | {"filter": f"tags.`vitline.run_key` = '{run_key}'"})
+        points = list[tuple[int, float]]()
+        for run in found.get("runs", ()):
+            query = {"run_id": run["info"]["run_id"], "metric_key": metric, "max_results": 25_000}
+            history = self.ask("mlflow", "/metrics/get-history", **query).get("metrics", ())
+            points += [(int(point["step"]), float(point["value"])) for point in history]
+        return sorted(points)
+
+    def has_points(self, run_key: str, metric: str, number: int) -> bool:
+        """Whether MLflow answers and has at least so many points of a metric."""
+        with contextlib.suppress(httpx.HTTPError):
+            return len(self.curve(run_key, metric)) >= number
+        return False
+
+    @contextlib.contextmanager
+    def away(self, service: str) -> Iterator[None]:
+        """SIGKILL to every process of a service, which stays away until the end of the context: meanwhile the supervisor, which
+        starts it again, stands still."""
+        stack = find_stack(self.directory)
+        assert stack is not None
+        supervisor = psutil.Process(stack.supervisor_pid)
+        (pid,) = (each.pid for each in stack.services if each.name == service)
+        supervisor.suspend()
+        try:
+            server = psutil.Process(pid)
+            processes = [server, *server.children(recursive=True)]
+            for process in processes:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs([process for process in processes if is_running(process)], _KILLED_S)
+            yield
+        finally:
+            supervisor.resume()
+        wait_until(lambda: not any(check_services(self.directory).values()), f"{service} works again", _BACK_S)
+
+    @contextlib.contextmanager
+    def locked(self, service: str) -> Iterator[None]:
+        """Another process holds the lock of the SQLite database of a service, as a copy of it or a look into it may."""
+        file = database_file(self.directory, service)
+        with contextlib.closing(sqlite3.connect(file, timeout=_LOCK_S, isolation_level=None)) as connection:
+            connection.execute("BEGIN EXCLUSIVE")
+            yield
+            connection.execute("ROLLBACK")
+
+    def new_tracebacks(self, explained: str) -> list[str]:
+        """Those in the logs of the servers since the last call whose text does not match a pattern."""
+        new = list[str]()
+        for line in unexplained_tracebacks(self.log_dir):
+            log, times, text = re.fullmatch(r"(\S+: )(\d+) x (.*)", line, re.DOTALL).groups()  # type: ignore[union-attr]
+            before, self._logged[log + text] = self._logged.get(log + text, 0), int(times)
+            if int(times) > before and not re.search(explained, line):
+                new.append(line)
+        return new
+
+
+@contextlib.contextmanager
+def own_servers(root: str) -> Iterator[OwnServers]:
+    """The servers, with the flows registered, until the context ends. Raises NotTried where they do not start."""
+    with temporary_folder() as folder:
+        directory, logs = folder / "stack", folder / "logs"
+        try:
+            start_stack(
+                directory,
+                log_dir=logs,
+                services=SERVICES,
+                ports=dict(zip(PORTS, free_ports(len(PORTS)), strict=True)),
+                root=root,
+                num_cpus=1,
+                ends_with_caller=True,
+                announce=lambda text: None,
+            )
+        except (RuntimeError, ValueError) as error:
+            raise NotTried(f"the servers do not start here: {error}") from error
+        try:
+            servers = OwnServers(directory, logs)
+            servers.deploy()
+            servers.new_tracebacks("")  # a start that was tried twice, as on a busy machine, is none of the faults
+            yield servers
+        finally:
+            stop_stack(directory)
