@@ -20,9 +20,11 @@ from flows.on_prefect.flow_run import FlowRun, read_request
 from flows.on_prefect.flow_states import filter_engine_log, outlive_the_worker, state_of
 from flows.on_prefect.prefect_observer import PrefectObserver, suspended_state
 from flows.on_prefect.run_names import descriptive_name, given_name
+from flows.requests.branch_config import resolve_branch
 from flows.requests.evaluation_plan import resolve_evaluate
 from flows.requests.finetune_config import resolve_finetune
 from flows.requests.forms import (
+    BranchRequest,
     CollectGarbageRequest,
     CompareRequest,
     EvaluateRequest,
@@ -129,6 +131,12 @@ def prepare_corpus(request: PrepareRequest) -> State:
 def pretrain_flow(request: PretrainRequest) -> State:
     """Pre-trains a network on a prepared corpus, with one Ray Train job."""
     return run(PretrainRequest, request, lambda r, e, _: run_training(resolve_pretrain(e.root, r), e))
+
+
+@vitline_flow("branch")
+def branch(request: BranchRequest) -> State:
+    """Starts a new run from a kept checkpoint of another training."""
+    return run(BranchRequest, request, lambda r, e, _: run_training(resolve_branch(e.root, r), e))
 
 
 @vitline_flow("finetune")

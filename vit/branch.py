@@ -9,7 +9,7 @@ from typing import Any
 from infra.config import flatten, tree_of
 from infra.names import there_are
 from infra.storage import Store, open_store
-from vit.config import ParentCheckpoint, TrainConfig, TrainRecipe
+from vit.config import ParentCheckpoint, TrainRecipe
 from vit.training.checkpoint_names import FOLDER, find_checkpoints, kept_steps, no_checkpoint, pin_key
 
 BRANCHES = "branches/"
@@ -32,7 +32,11 @@ _OF_SCORES = ("val_split",)
 
 
 def check_branch(
-    parent: ParentCheckpoint, recipe: TrainRecipe, inputs: Mapping[str, str], theirs: TrainRecipe, had: Mapping[str, str]
+    parent: ParentCheckpoint,
+    recipe: TrainRecipe,
+    inputs: Mapping[str, str],
+    theirs: TrainRecipe,
+    had: Mapping[str, str],
 ) -> None:
     """Raises ValueError for what a branch may not change of its parent: fields that `parent.allow` does not name, and those that
     never differ, each with its reason. `theirs` and `had` are recipe and inputs of the parent."""
@@ -40,11 +44,15 @@ def check_branch(
     ours, before = _fields(recipe), _fields(theirs)
     for allowed in parent.allow:
         if not any(_within(field, allowed) for field in ours | before):
-            raise ValueError(f"allow names {allowed!r}, which is no field of a recipe; {there_are(allowed, ours | before)}")
+            raise ValueError(
+                f"allow names {allowed!r}, which is no field of a recipe; {there_are(allowed, ours | before)}"
+            )
     changed = {f: (before.get(f), ours.get(f)) for f in sorted(ours | before) if before.get(f) != ours.get(f)}
     for field, (old, new) in changed.items():
         if why := _why_fixed(field, old, new):
-            raise ValueError(f"{field} of a branch of {key} must stay {old!r}, not {new!r}: {why}. Start a run of its own for it.")
+            raise ValueError(
+                f"{field} of a branch of {key} must stay {old!r}, not {new!r}: {why}. Start a run of its own for it."
+            )
     for name in sorted({*inputs, *had} - {*_OF_SCORES}):
         if inputs.get(name) != had.get(name):
             old, new = str(had.get(name))[:12], str(inputs.get(name))[:12]

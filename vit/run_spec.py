@@ -5,8 +5,8 @@ from typing import NotRequired, TypedDict
 
 from infra.config import FrozenConfig
 from infra.keys import run_key
-from infra.runs.progress import RunProgress
 from infra.records import UnreadableRecord, reading
+from infra.runs.progress import RunProgress
 from infra.storage import Store, open_store
 from vit.branch import check_branch
 from vit.config import ParentCheckpoint, TrainConfig

@@ -5,6 +5,7 @@ from typing import Any
 
 from flows.reports.compare_runs import compare_newest
 from flows.requests import forms
+from flows.requests.branch_config import resolve_branch
 from flows.requests.evaluation_plan import resolve_evaluate
 from flows.requests.finetune_config import resolve_finetune
 from flows.requests.pipeline_plan import resolve_pipeline
@@ -17,6 +18,7 @@ Checks = Mapping[str, tuple[type[FrozenConfig], Callable[[str, Any], object]]]
 REQUEST_CHECKS: Checks = {
     "prepare-corpus": (forms.PrepareRequest, resolve_prepare),
     "pretrain": (forms.PretrainRequest, resolve_pretrain),
+    "branch": (forms.BranchRequest, resolve_branch),
     "finetune": (forms.FinetuneRequest, resolve_finetune),
     "evaluate": (forms.EvaluateRequest, resolve_evaluate),
     "pretrain-then-transfer": (forms.PipelineRequest, resolve_pipeline),

@@ -3,17 +3,45 @@
 from pathlib import Path
 
 from data_prep.shard_format import Manifest, load_manifest
-from flows.catalog import find_corpus
+from flows.catalog import find_corpus, find_model
+from flows.records import list_run_keys
 from flows.requests.forms import PretrainRequest
 from flows.requests.training_draft import check_loss, draft_training, training_name
 from infra.config import replace
+from infra.runs.run_state import NO_STATE, read_state
+from infra.storage import open_store
 from vit.config import MixedCorpus, MixtureConfig, TrainConfig
 from vit.corpora.mixture_classes import NAMES, PREFIXED
 from vit.corpora.training_corpora import open_corpora
+from vit.model_record import published_record
+from vit.models.config import check_same_network, network_config
 
 
 def resolve_pretrain(root: str, request: PretrainRequest) -> TrainConfig:
-    """The config of a pre-training on a prepared corpus, or on a mixture of them."""
+    """The config of a pre-training on a prepared corpus, or on a mixture of them, from random weights or those of a model."""
+    config = _from_random_weights(root, request)
+    if request.init_from is None:
+        return config
+    model = initial_model(root, request.init_from)
+    source = network_config(published_record(open_store(model))["model"])
+    check_same_network(source, config.recipe.model, "trained on as")
+    return replace(config, init_model=model)
+
+
+def initial_model(root: str, reference: str) -> str:
+    """URI of the model of a NAME, NAME/VERSION, NAME@ALIAS, URI, or of the key of a run that has published one."""
+    if reference not in list_run_keys(open_store(root)):
+        return find_model(root, reference)
+    state = read_state(open_store(root).child(f"runs/{reference}")) or NO_STATE
+    if "model" not in state:
+        raise ValueError(
+            f"{reference} has published no model; it is {state['state']}. Wait for its end, or start from one of its checkpoints "
+            "(`vitline pretrain branch`)."
+        )
+    return find_model(root, state["model"])
+
+
+def _from_random_weights(root: str, request: PretrainRequest) -> TrainConfig:
     store = find_corpus(root, request.corpus)
     manifest = load_manifest(store)
     if request.mix_with:

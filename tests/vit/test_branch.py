@@ -216,7 +216,9 @@ def test_the_key_of_a_branch_covers_parent_step_and_recipe(start, branch, parent
 
 def test_a_length_that_ends_before_the_checkpoint_is_refused(start, branch, parent_config):
     parent, _ = start(parent_config)
-    with pytest.raises(ValueError, match=r"recipe.total_steps=10 must be more than 10, the step of the parent's checkpoint"):
+    with pytest.raises(
+        ValueError, match=r"recipe.total_steps=10 must be more than 10, the step of the parent's checkpoint"
+    ):
         branch(parent, **{"recipe.total_steps": 10})
 
 
