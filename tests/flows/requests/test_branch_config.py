@@ -59,7 +59,9 @@ def test_no_cooldown_begins_within_another_one(root, begin_run, parent):
     spec = run.read_json("config.json")
     spec["config"]["recipe"]["optim"]["cooldown_steps"] = 12
     run.write_json("config.json", spec)
-    with pytest.raises(ValueError, match=r"in its cooldown at step 10, which began at step 8\. Branch from a checkpoint up to"):
+    with pytest.raises(
+        ValueError, match=r"in its cooldown at step 10, which began at step 8\. Branch from a checkpoint up to"
+    ):
         branch(root, parent, cooldown_images=64)
 
 
@@ -106,9 +108,7 @@ def weights(root, digits):
 
     def make(classes, network=None):
         network = network or recipe_named("digits").make()[0].model
-        contract = ImageContract(
-            decode=DecodePolicy(), evaluation=AugmentConfig(image_size_px=network.image_size_px)
-        )
+        contract = ImageContract(decode=DecodePolicy(), evaluation=AugmentConfig(image_size_px=network.image_size_px))
         models = open_store(root).child("models")
         return publish(models, "before", "1", build_network(network, len(classes)), contract, classes, {})
 
