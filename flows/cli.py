@@ -197,9 +197,9 @@ def pretrain_branch(
     Example: `vitline pretrain branch birds-0a1b2c3d4e5f --step 60000 --set recipe.optim.peak_lr=3e-4`
     """
     from flows.commands.training import train_and_show
-    from flows.requests.branch_config import resolve_branch
     from flows.requests.forms import BranchRequest
     from flows.requests.overrides import parse_overrides
+    from flows.requests.training_config import resolve_branch
     from flows.requests.training_cost import training_cost
 
     fields = {"parent": parent, "step": step, "cooldown_images": cooldown_images, "name": name}

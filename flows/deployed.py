@@ -20,7 +20,6 @@ from flows.on_prefect.flow_run import FlowRun, read_request
 from flows.on_prefect.flow_states import filter_engine_log, outlive_the_worker, state_of
 from flows.on_prefect.prefect_observer import PrefectObserver, suspended_state
 from flows.on_prefect.run_names import descriptive_name, given_name
-from flows.requests.branch_config import resolve_branch
 from flows.requests.evaluation_plan import resolve_evaluate
 from flows.requests.finetune_config import resolve_finetune
 from flows.requests.forms import (
@@ -36,7 +35,7 @@ from flows.requests.forms import (
 )
 from flows.requests.pipeline_plan import resolve_pipeline
 from flows.requests.prepare_config import resolve_prepare
-from flows.requests.training_config import resolve_pretrain
+from flows.requests.training_config import resolve_branch, resolve_pretrain
 from flows.stages.engines import Engines, Suspended, open_engines
 from flows.stages.heartbeat import beating
 from flows.stages.pretrain import train_model

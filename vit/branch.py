@@ -8,6 +8,7 @@ from typing import Any
 
 from infra.config import flatten, tree_of
 from infra.names import there_are
+from infra.records import reading
 from infra.storage import Store, open_store
 from vit.config import ParentCheckpoint, TrainRecipe
 from vit.training.checkpoint_names import FOLDER, find_checkpoints, kept_steps, no_checkpoint, pin_key
@@ -118,6 +119,9 @@ def unpin_parent(parent: ParentCheckpoint, branch: str) -> None:
 
 
 def branches_of(run: Store) -> dict[str, int]:
-    """The branches of a run: the step of each by its run key."""
-    keys = run.list(BRANCHES)
-    return {key.removeprefix(BRANCHES).removesuffix(".json"): int(run.read_json(key)["step"]) for key in keys}
+    """The branches of a run: the step of each by its run key. Raises UnreadableRecord."""
+    found = {}
+    for key in run.list(BRANCHES):
+        with reading(run.uri_of(key)):
+            found[key.removeprefix(BRANCHES).removesuffix(".json")] = int(run.read_json(key)["step"])
+    return found

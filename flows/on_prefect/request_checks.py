@@ -5,12 +5,11 @@ from typing import Any
 
 from flows.reports.compare_runs import compare_newest
 from flows.requests import forms
-from flows.requests.branch_config import resolve_branch
 from flows.requests.evaluation_plan import resolve_evaluate
 from flows.requests.finetune_config import resolve_finetune
 from flows.requests.pipeline_plan import resolve_pipeline
 from flows.requests.prepare_config import resolve_prepare
-from flows.requests.training_config import resolve_pretrain
+from flows.requests.training_config import resolve_branch, resolve_pretrain
 from infra.config import FrozenConfig
 
 Checks = Mapping[str, tuple[type[FrozenConfig], Callable[[str, Any], object]]]

@@ -5,8 +5,8 @@ import contextlib
 import psutil
 import pytest
 
-from flows.requests.branch_config import resolve_branch
 from flows.requests.forms import BranchRequest
+from flows.requests.training_config import resolve_branch
 from flows.stages.engines import open_engines
 from flows.stages.pretrain import train_model
 from flows.stages.stage import StageFailed, run_store
