@@ -2,6 +2,9 @@
 
 import itertools
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -128,6 +131,27 @@ def test_a_branch_that_is_stopped_resumes_from_its_own_checkpoint(train, start, 
         parent.delete(key)
     train(config)
     assert losses(run) == after(losses(parent), 5)
+
+
+@pytest.mark.slow
+def test_two_workers_branch_as_they_go_on_and_one_goes_on_from_the_checkpoint_of_two(
+    train, start, branch, parent_config, tmp_path
+):
+    changes = {"execution.num_workers": 2, "recipe.model.dropout_rate": 0}
+    parent, _ = start(replace(parent_config, **changes))
+    run, _ = start(branch(parent, **changes))
+    command = [sys.executable, str(Path(__file__).with_name("train_runs_together.py"))]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), "2", str(tmp_path / "meet"), parent.uri, run.uri], stdout=subprocess.PIPE
+        )
+        for rank in range(2)
+    ]
+    assert [process.communicate(timeout=240)[0] for process in ranks] == 2 * [b"finished\nfinished\n"]
+    assert open_checkpoint(run, list_checkpoints(run)[0]).manifest["world_size"] == 2
+    assert losses(run) == after(losses(parent), 10)
+    alone = train(replace(branch(parent, **changes), name="alone", **{"execution.num_workers": 1}))
+    assert losses(alone) == pytest.approx(losses(run), rel=1e-3)
 
 
 def test_a_pinned_checkpoint_stays_until_the_branch_has_one_of_its_own(train, start, branch, parent_config):
