@@ -156,14 +156,10 @@ def checkpoints(runs: Iterable[SeenRun], keep: int, ages: Ages, kept_as: Kept) -
         if not problem:
             continue
         idle = idle_pins(run, known, ages)
-        kept, found = (
-            kept_checkpoints([k for k in run.checkpoints if k not in idle], number),
-            find_checkpoints(run.checkpoints),
-        )
+        needed = [key for key in run.checkpoints if key not in idle]
+        kept, found = kept_checkpoints(needed, number), find_checkpoints(run.checkpoints)
         unknown, lasting = found.unknown, {name.prefix for name in found.lasting}
-        pinned = {
-            n.prefix for branch, names in found.pins.items() for n in names if pin_key(n, branch) not in idle
-        } & kept
+        pinned = {name.prefix for names in find_checkpoints(needed).pins.values() for name in names} & kept
         for prefix in unknown:
             why = "has a name that this version of vitline does not give. Use the version that wrote it."
             kept_as(f"run {run.key}", UnreadableRecord(f"{run.store.uri_of(prefix)} {why}"))

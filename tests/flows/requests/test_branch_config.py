@@ -1,5 +1,7 @@
 """Forms of a branch, and of a pre-training from weights: the config, its plan, and what is refused."""
 
+import json
+
 import pytest
 
 from data_prep.shard_format import load_class_names
@@ -150,3 +152,28 @@ def test_a_network_of_another_architecture_is_refused(root, digits, weights):
     weights(["owl"], other)
     with pytest.raises(ValueError, match="cannot be trained on as the requested one"):
         from_weights(root, digits, init_from="before")
+
+
+def test_a_command_plans_a_branch(root, parent, vitline):
+    code, out, err = vitline(
+        "pretrain", "branch", parent, "--step", 10, "--cooldown-images", 64, "--plan", "--root", root, "--json"
+    )
+    assert code == 0, err
+    plan = json.loads(out)
+    assert plan["steps"] == 14
+    assert plan["start"].endswith(
+        "4 steps are left; changed: recipe.optim.cooldown_steps: 0 -> 4; recipe.optim.decay_steps: None -> 20; "
+        "recipe.total_steps: 20 -> 14"
+    )
+
+
+def test_a_command_publishes_weights_of_another_codebase_and_starts_from_them(root, digits, vitline, tmp_path):
+    from vit.convert.timm import write_timm
+
+    network = recipe_named("digits").make()[0].model
+    write_timm(build_network(network, 3), tmp_path / "weights", ["a", "b", "c"])
+    recipe = ("--corpus", digits.uri, "--recipe", "digits", "--root", root, "--json")
+    code, out, err = vitline("pretrain", "plan", *recipe, "--init-from", tmp_path / "weights")
+    assert code == 0, err
+    assert json.loads(out)["start"].startswith("weights of weights/")
+    assert "with a new head for 10 classes" in json.loads(out)["start"]
