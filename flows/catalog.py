@@ -16,8 +16,10 @@ from infra.runs.journal import read_journal
 from infra.runs.run_state import NO_STATE, read_state
 from infra.settings import Settings
 from infra.storage import Store, open_store
+from vit.branch import branches_of
 from vit.model_names import find_published, is_location
 from vit.model_record import ModelRecord
+from vit.training.checkpoint_names import kept_steps
 
 if TYPE_CHECKING:
     from data_prep.corpus_stats import CorpusStats
@@ -271,7 +273,14 @@ def show_run(root: str, run: Store) -> WorkDetail:
     for record in read_journal(run):
         last[record.key] = record.value
     row = run_row(open_store(root), run, attempts_of(run.list("attempts/")))
-    return {**row, "config": run.read_json("config.json"), "metrics": last}
+    config: RunFile = run.read_json("config.json")
+    shown = cast(WorkDetail, {**row, "config": config, "metrics": last})
+    if "config" in config:
+        shown["checkpoints"] = kept_steps(run)
+        shown["branches"] = [f"{key} at step {step}" for key, step in branches_of(run).items()]
+        if "parent" in config["inputs"]:
+            shown["branch_of"] = config["inputs"]["parent"]
+    return shown
 
 
 def show_work(root: str, key: str) -> WorkDetail:

@@ -116,11 +116,21 @@ Corpora = Annotated[
 ]
 
 
+InitFrom = Annotated[
+    str | None,
+    typer.Option(
+        help="Weights to start from: a published model (NAME, NAME/VERSION, NAME@ALIAS, URI), the key of a finished run, a .npz file, "
+        "or a folder of timm or Hugging Face. The head is new where the classes differ."
+    ),
+]
+
+
 @pretrain_app.command("plan")
 def pretrain_plan(
     corpus: Corpora,
     recipe: Annotated[str, typer.Option(help="Recipe; `vitline pretrain recipes` lists them.")],
     class_map: ClassMap = None,
+    init_from: InitFrom = None,
     set_: Set = None,
     root: Root = None,
     json: Json = False,
@@ -132,7 +142,9 @@ def pretrain_plan(
     from flows.commands.training import requested_training
     from flows.requests.training_cost import training_cost
 
-    show_one(training_cost(requested_training(settings(root).root, corpus, recipe, set_ or [], class_map)), json)
+    show_one(
+        training_cost(requested_training(settings(root).root, corpus, recipe, set_ or [], class_map, init_from)), json
+    )
 
 
 @pretrain_app.command("recipes")
@@ -149,6 +161,7 @@ def pretrain_run(
     corpus: Corpora,
     recipe: Annotated[str, typer.Option(help="Recipe; `vitline pretrain recipes` lists them.")],
     class_map: ClassMap = None,
+    init_from: InitFrom = None,
     set_: Set = None,
     root: Root = None,
     json: Json = False,
@@ -160,7 +173,43 @@ def pretrain_run(
     from flows.commands.training import requested_training, train_and_show
 
     chosen = settings(root)
-    train_and_show(chosen, requested_training(chosen.root, corpus, recipe, set_ or [], class_map), as_json=json)
+    config = requested_training(chosen.root, corpus, recipe, set_ or [], class_map, init_from)
+    train_and_show(chosen, config, as_json=json)
+
+
+@pretrain_app.command("branch")
+def pretrain_branch(
+    parent: Annotated[str, typer.Argument(help="Key of the parent run, or its first characters")],
+    step: Annotated[int, typer.Option(min=1, help="Step of its checkpoint; `vitline runs show` lists those kept.")],
+    cooldown_images: Annotated[
+        int | None,
+        typer.Option(min=1, help="Train on so many images more, in which the learning rate falls linearly to zero."),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="First part of the run's name. Default: PARENT-branch.")] = None,
+    set_: Set = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Show what it would cost, without starting it.")] = False,
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """Start a new run from a kept checkpoint of another: with its network, optimizer, averages and position in the reading order,
+    and its config but for what `--set` names. The parent may go on meanwhile.
+
+    Example: `vitline pretrain branch birds-0a1b2c3d4e5f --step 60000 --set recipe.optim.peak_lr=3e-4`
+    """
+    from flows.commands.training import train_and_show
+    from flows.requests.forms import BranchRequest
+    from flows.requests.overrides import parse_overrides
+    from flows.requests.training_config import resolve_branch
+    from flows.requests.training_cost import training_cost
+
+    fields = {"parent": parent, "step": step, "cooldown_images": cooldown_images, "name": name}
+    request = BranchRequest.model_validate(fields | {"overrides": parse_overrides(set_ or [])})
+    chosen = settings(root)
+    config = resolve_branch(chosen.root, request)
+    if plan:
+        show_one(training_cost(config), json)
+    else:
+        train_and_show(chosen, config, as_json=json)
 
 
 @finetune_app.command("run")

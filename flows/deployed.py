@@ -23,6 +23,7 @@ from flows.on_prefect.run_names import descriptive_name, given_name
 from flows.requests.evaluation_plan import resolve_evaluate
 from flows.requests.finetune_config import resolve_finetune
 from flows.requests.forms import (
+    BranchRequest,
     CollectGarbageRequest,
     CompareRequest,
     EvaluateRequest,
@@ -34,7 +35,7 @@ from flows.requests.forms import (
 )
 from flows.requests.pipeline_plan import resolve_pipeline
 from flows.requests.prepare_config import resolve_prepare
-from flows.requests.training_config import resolve_pretrain
+from flows.requests.training_config import resolve_branch, resolve_pretrain
 from flows.stages.engines import Engines, Suspended, open_engines
 from flows.stages.heartbeat import beating
 from flows.stages.pretrain import train_model
@@ -129,6 +130,12 @@ def prepare_corpus(request: PrepareRequest) -> State:
 def pretrain_flow(request: PretrainRequest) -> State:
     """Pre-trains a network on a prepared corpus, with one Ray Train job."""
     return run(PretrainRequest, request, lambda r, e, _: run_training(resolve_pretrain(e.root, r), e))
+
+
+@vitline_flow("branch")
+def branch(request: BranchRequest) -> State:
+    """Starts a new run from a kept checkpoint of another training."""
+    return run(BranchRequest, request, lambda r, e, _: run_training(resolve_branch(e.root, r), e))
 
 
 @vitline_flow("finetune")

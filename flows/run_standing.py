@@ -63,6 +63,12 @@ class WorkDetail(WorkRow):
     config: NotRequired[RunFile]
     metrics: dict[str, float]
     """The last value of every metric."""
+    checkpoints: NotRequired[list[int]]
+    """Steps of the kept checkpoints that are not marked as damaged; `vitline pretrain branch` starts from them."""
+    branch_of: NotRequired[str]
+    """Of a branch: run key and step of its parent's checkpoint."""
+    branches: NotRequired[list[str]]
+    """The branches of a run, each as `<run key> at step <step>`."""
 
 
 def attempts_of(keys: Iterable[str]) -> int:

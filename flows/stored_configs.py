@@ -20,6 +20,13 @@ class StoredMixture(TypedDict):
     class_map: str
 
 
+class StoredParent(TypedDict):
+    """`vit.config.ParentCheckpoint` as JSON."""
+
+    run: str
+    step: int
+
+
 class StoredTraining(TypedDict):
     """The config of a training, `vit.config.TrainConfig` as JSON."""
 
@@ -30,6 +37,7 @@ class StoredTraining(TypedDict):
     split: str
     val_split: str | None
     init_model: str | None
+    parent: NotRequired[StoredParent]
     recipe: JSON
     execution: JSON
 

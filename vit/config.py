@@ -43,6 +43,11 @@ class OptimConfig(FrozenConfig):
     """Fractions of the training after which the staircase schedule falls (BiT: 0.3, 0.6, 0.9)."""
     end_lr: NonNegativeFloat = 0.0
     """Learning rate at the last step of a cosine or linear schedule (1e-5 in the paper's code for linear)."""
+    decay_steps: PositiveInt | None = added(None)
+    """Steps that the schedule is made for, where the training has another length. None: `total_steps`."""
+    cooldown_steps: NonNegativeInt = added(0)
+    """Last steps of the training, in which the learning rate falls linearly to zero from where the schedule has it when they begin.
+    0: the schedule goes on to the end."""
     beta1: float = Field(0.9, ge=0, lt=1)
     """Decay of AdamW's first moment, or the momentum of SGD."""
     beta2: float = Field(0.999, ge=0, lt=1)
@@ -94,6 +99,16 @@ class TrainRecipe(FrozenConfig):
             raise ValueError(
                 f"optim.warmup_steps={self.optim.warmup_steps} must be less than total_steps={self.total_steps}; "
                 "otherwise the learning rate does not reach its peak before the end."
+            )
+        if self.optim.warmup_steps + self.optim.cooldown_steps > self.total_steps:
+            raise ValueError(
+                f"optim.cooldown_steps={self.optim.cooldown_steps} with optim.warmup_steps={self.optim.warmup_steps} are more than "
+                f"total_steps={self.total_steps}, so the cooldown would begin within the warmup. Use fewer steps for them."
+            )
+        if self.optim.decay_steps is not None and self.optim.decay_steps <= self.optim.warmup_steps:
+            raise ValueError(
+                f"optim.decay_steps={self.optim.decay_steps} must be more than optim.warmup_steps={self.optim.warmup_steps}: it "
+                "counts from the first step."
             )
         if self.input.augment.image_size_px != self.model.image_size_px:
             raise ValueError(
@@ -196,6 +211,17 @@ class MixtureConfig(FrozenConfig):
     of every corpus is one of its own, named CORPUS/CLASS. Else the URI of a class table."""
 
 
+class ParentCheckpoint(FrozenConfig):
+    """The checkpoint of another run that a training goes on from: with its network, optimizer, averages and position."""
+
+    run: str
+    """URI of the parent's folder, `<root>/runs/<run key>`."""
+    step: PositiveInt
+    """Step of the checkpoint."""
+    allow: tuple[str, ...] = ()
+    """Fields, or groups of fields, in which the recipe may differ from the parent's, such as `recipe.optim.peak_lr`."""
+
+
 class TrainConfig(FrozenConfig):
     """One training run."""
 
@@ -213,6 +239,8 @@ class TrainConfig(FrozenConfig):
     """Split that is scored at the end, and every `execution.evaluate_every_steps`, in all corpora that have it; None scores nothing."""
     init_model: str | None = None
     """URI of the published model to start from; None starts from random weights."""
+    parent: ParentCheckpoint | None = added(None)
+    """The checkpoint of another run to go on from; None starts at step 0."""
     recipe: TrainRecipe
     """Settings that results depend on."""
     execution: ExecutionConfig = ExecutionConfig()
@@ -223,6 +251,11 @@ class TrainConfig(FrozenConfig):
         if self.mixture is not None and self.mixture.corpora[0].corpus != self.corpus:
             raise ValueError(
                 f"corpus={self.corpus!r} must be the first corpus of the mixture, which is {self.mixture.corpora[0].corpus!r}."
+            )
+        if self.parent is not None and self.parent.step >= self.recipe.total_steps:
+            raise ValueError(
+                f"recipe.total_steps={self.recipe.total_steps} must be more than {self.parent.step}, the step of the parent's "
+                "checkpoint: it counts from the first step of the parent. Set a larger one."
             )
         if self.execution.num_workers > self.recipe.input.num_lanes:
             raise ValueError(

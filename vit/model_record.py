@@ -38,6 +38,8 @@ class ModelProvenance(TypedDict, total=False):
     steps: int
     images_seen: int
     """Images that the network was trained on, counting repeats."""
+    parent: str
+    """Of a branch: run key and step of the checkpoint that it started from, as `<run key>@<step>`."""
     mixture: list[MixtureEntry]
     """The corpora of a mixture; `corpus_digest` is then a digest over them, their weights and classes."""
     class_map: str

@@ -48,7 +48,7 @@ from vit.model_record import (
     read_contract,
 )
 from vit.models.build import build_network, network_with
-from vit.models.config import NetworkConfig, TransformerConfig, network_config
+from vit.models.config import NetworkConfig, TransformerConfig, check_same_network, network_config
 from vit.models.limits import check_limits
 from vit.models.network import Network
 from vit.models.pos_embed import resample_positions
@@ -57,10 +57,6 @@ from vit.training.tensor_file import raw_bytes, read_tensors, write_tensors
 
 log = logging.getLogger(__name__)
 HEAD = ("head.weight", "head.bias")
-# Settings that fine-tuning may change: they have no weights but the head's, or weights that can be resampled.
-ADAPTABLE = {
-    "image_size_px", "pre_logits", "head_bias_init", "dropout_rate", "stochastic_depth_rate", "pos_embed_resample"
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -345,14 +341,7 @@ def adapt(source: Network, config: NetworkConfig, num_classes: int, head_bias_in
     fine-tuning cannot change.
     """
     config = config.for_transfer(head_bias_init=head_bias_init)
-    theirs, ours = source.config.model_dump(exclude=ADAPTABLE), config.model_dump(exclude=ADAPTABLE)
-    differ = [key for key in theirs | ours if theirs.get(key) != ours.get(key)]
-    if differ:
-        changed = "; ".join(f"{key}: {theirs.get(key)} -> {ours.get(key)}" for key in differ)
-        raise ValueError(
-            f"The pre-trained network cannot be fine-tuned as the requested one: {changed}. "
-            "Request the settings of the pre-trained network."
-        )
+    check_same_network(source.config, config, "fine-tuned as")
     network = build_network(config, num_classes)
     weights: dict[str, Tensor] = {
         key: value
@@ -364,6 +353,28 @@ def adapt(source: Network, config: NetworkConfig, num_classes: int, head_bias_in
     missing, unexpected = network.load_state_dict(weights, strict=False)
     assert set(missing) == set(HEAD), missing
     assert not unexpected, unexpected
+    return network
+
+
+def initialised(source: PublishedModel, config: NetworkConfig, classes: Sequence[str]) -> Network:
+    """A network of `config` with the weights of a published model, to pre-train from. The head, with its pre-logits layer, is kept
+    where the model has the same classes in the same order and the same such layer; else it is new. Position embeddings are
+    resampled. Raises ValueError naming each setting that differs and has weights."""
+    check_same_network(source.network.config, config, "started from")
+    network = build_network(config, len(classes))
+    same_layer = getattr(source.network.config, "pre_logits", False) == getattr(config, "pre_logits", False)
+    kept = tuple(classes) == source.classes and same_layer
+    weights: dict[str, Tensor] = {
+        key: value
+        for key, value in source.network.state_dict().items()
+        if kept or (key not in HEAD and not key.startswith("pre_logits."))
+    }
+    if isinstance(config, TransformerConfig):
+        weights = resample_positions(weights, config)
+    missing, unexpected = network.load_state_dict(weights, strict=False)
+    assert kept or all(key in HEAD or key.startswith("pre_logits.") for key in missing), missing
+    assert not unexpected, unexpected
+    assert not (kept and missing), missing
     return network
 
 

@@ -18,6 +18,7 @@ from infra.runs.run_state import RunState, StateDetail, write_state
 from infra.runs.stopping import StopPoller
 from infra.runs.watchdog import Watchdog
 from infra.storage import Store, open_store
+from vit.branch import unpin_parent
 from vit.corpora.training_corpora import TrainingCorpora, TrainingCorpus, open_corpora
 from vit.corpora.training_sources import sources_of
 from vit.devices import devices_text
@@ -28,10 +29,10 @@ from vit.input.prefetch import Prefetcher
 from vit.inspection.first_inputs import save_first_inputs
 from vit.inspection.inspect_run import inspect_run
 from vit.models.network import Network
-from vit.published import adapt, load_model, publish
-from vit.run_spec import MIXTURE_KEY, RunSpec, StartRecord, WorkerError
+from vit.published import adapt, initialised, load_model, publish
+from vit.run_spec import MIXTURE_KEY, RunSpec, StartRecord, WorkerError, parent_spec
 from vit.training.bad_examples import BadExamples
-from vit.training.checkpoint import CannotResume, CheckpointSaver, RunIdentity, list_checkpoints, resume
+from vit.training.checkpoint import CannotResume, CheckpointSaver, RunIdentity, list_checkpoints, resume, start_from
 from vit.training.checkpoint_names import lasts
 from vit.training.evaluate import Evaluation, evaluate
 from vit.training.reporter import Reporter, system_metrics
@@ -53,6 +54,7 @@ class TrainingRun:
         self.spec = RunSpec.model_validate(self.run.read_json("config.json"))
         self.config, self.recipe = self.spec.config, self.spec.config.recipe
         self.claim = ClaimHolder(self.run, self.attempt)
+        self._parent_let_go = False
         execution = self.config.execution
         self.loading = Loading(
             self.world.rank,
@@ -135,15 +137,20 @@ class TrainingRun:
         return corpora
 
     def _newest_state(self) -> TrainState:
-        """The state of the newest checkpoint, or the initial one."""
-        meta = self._meta()
+        """The state of the newest checkpoint, or the initial one: of a branch that of its parent's checkpoint."""
+        meta, parent = self._meta(), self.config.parent
         state = self._initial()
         if (restored := resume(self.run, state, meta, self.world, self.claim.check)) is not None:
             log.info("resumed at step=%d from %s", state.step, restored.prefix)
+        elif parent is not None:
+            theirs = parent_spec(parent)
+            of_parent: RunIdentity = {**meta, "recipe": theirs.config.recipe.model_dump(mode="json")}
+            started = start_from(open_store(parent.run), parent.step, state, of_parent, self.world)
+            log.info("branched at step=%d from %s of %s", state.step, started.prefix, theirs.run_key)
         return state
 
     def _initial(self) -> TrainState:
-        if self.config.init_model is None:
+        if self.config.init_model is None or self.config.parent is not None:
             return initial_state(self.recipe, self.corpora.num_classes, self.world.device)
         source = load_model(self.config.init_model)
         if source.digest != self.spec.inputs["init_model"]:
@@ -152,7 +159,12 @@ class TrainingRun:
                 f"{self.spec.inputs['init_model'][:12]}. The model was replaced; start a new run."
             )
         torch.manual_seed(torch_seed(self.recipe.seed, "init"))
-        network = adapt(source.network, self.recipe.model, self.corpora.num_classes, self.recipe.model.head_bias_init)
+        if self.config.stage == "pretrain":
+            network = initialised(source, self.recipe.model, self.corpora.class_names())
+        else:
+            network = adapt(
+                source.network, self.recipe.model, self.corpora.num_classes, self.recipe.model.head_bias_init
+            )
         return with_optimizer(network.to(self.world.device).train(), self.recipe)
 
     def _train(self, state: TrainState, stop: StopPoller, reporter: Reporter, bad: BadExamples) -> RunState:
@@ -171,6 +183,7 @@ class TrainingRun:
             ),
             check_claim=self.claim.check,
             before_commit=reporter.seal,
+            after_commit=self._let_parent_go,
             progress=self.watchdog.progress,
         )
         # Distinguishes the saves of this start from unfinished saves of an earlier start of the worker group.
@@ -188,7 +201,7 @@ class TrainingRun:
             batches = self.watchdog.watched(loaded)
             outcome = train(
                 state,
-                save_first_inputs(self.run, batches) if state.step == 0 and self.world.rank == 0 else batches,
+                save_first_inputs(self.run, batches) if self._is_first(state) and self.world.rank == 0 else batches,
                 self.recipe,
                 execution,
                 self.world,
@@ -201,6 +214,16 @@ class TrainingRun:
             )
         saver.wait()
         return outcome
+
+    def _is_first(self, state: TrainState) -> bool:
+        """Whether the state is the one that the run began with."""
+        return state.step == (self.config.parent.step if self.config.parent else 0)
+
+    def _let_parent_go(self) -> None:
+        """A branch that has a checkpoint of its own needs that of its parent no longer. Called once it is committed."""
+        if self.config.parent is not None and not self._parent_let_go:
+            unpin_parent(self.config.parent, self.spec.run_key)
+            self._parent_let_go = True
 
     def _train_batches(self, start_step: int) -> Prefetcher[list[Batch]]:
         execution = self.config.execution
@@ -303,6 +326,7 @@ class TrainingRun:
                 "corpus_digest": self.corpora.digest,
                 "steps": state.step,
                 "images_seen": self._images(state),
+                **({"parent": self.spec.inputs["parent"]} if self.config.parent else {}),
                 **self.corpora.provenance(),
             },
             self.claim.check,

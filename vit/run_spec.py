@@ -5,9 +5,11 @@ from typing import NotRequired, TypedDict
 
 from infra.config import FrozenConfig
 from infra.keys import run_key
+from infra.records import UnreadableRecord, reading
 from infra.runs.progress import RunProgress
 from infra.storage import Store, open_store
-from vit.config import TrainConfig
+from vit.branch import check_branch
+from vit.config import ParentCheckpoint, TrainConfig
 from vit.corpora.training_corpora import open_corpora
 from vit.model_record import published_record
 
@@ -25,7 +27,8 @@ class RunSpec(FrozenConfig):
     """<name>-<12 hex>, see `make_spec`."""
     config: TrainConfig
     inputs: dict[str, str]
-    """Digests of corpus (of a mixture also of each of its corpora), decode policy and initial model; the names of the splits."""
+    """Digests of corpus (of a mixture also of each of its corpora), decode policy and initial model; the names of the splits; of a
+    branch `parent`, run key and step of the checkpoint that it starts from."""
     models: str
     """URI of the folder in which the model is published."""
     night: date | None = None
@@ -33,15 +36,38 @@ class RunSpec(FrozenConfig):
 
 
 def make_spec(config: TrainConfig, root: str, night: date | None = None) -> RunSpec:
-    """The spec of a run. Its key covers config, corpus and initial model; FileNotFoundError if one of them is missing."""
+    """The spec of a run. Its key covers config, corpus, and initial model or parent; FileNotFoundError if one of them is missing.
+
+    Raises ValueError for a branch that changes what its parent does not allow.
+    """
     # The corpus digest does not cover the names of the splits, but the results of the run depend on them.
     inputs = {"split": config.split, "val_split": config.val_split or "", **open_corpora(config).inputs()}
-    if config.init_model is not None:
+    if config.parent is not None:
+        parent = parent_spec(config.parent)
+        if "init_model" in parent.inputs:  # the weights come from it by way of the parent, even if it was deleted since
+            inputs["init_model"] = parent.inputs["init_model"]
+        ours = {name: value for name, value in parent.inputs.items() if name != "parent"}
+        check_branch(config.parent, config.recipe, inputs, parent.config.recipe, ours)
+        inputs["parent"] = f"{parent.run_key}@{config.parent.step}"
+    elif config.init_model is not None:
         inputs["init_model"] = published_record(open_store(config.init_model))["digest"]
     key = run_key(config.name, config.stage, config.config_digest, inputs, night)
     return RunSpec(
         run_key=key, config=config, inputs=inputs, models=f"{open_store(root).uri.rstrip('/')}/models", night=night
     )
+
+
+def parent_spec(parent: ParentCheckpoint) -> RunSpec:
+    """The spec of the run that a branch starts from. Raises ValueError if there is none."""
+    run = open_store(parent.run)
+    found = run.read_json_or_none("config.json")
+    if found is None:
+        raise ValueError(f"There is no run at {run.uri}; `vitline runs ls` lists them.")
+    try:
+        with reading(run.uri_of("config.json")):
+            return RunSpec.model_validate(found)
+    except UnreadableRecord as odd:
+        raise ValueError(f"{odd} A branch needs a training that this version of vitline can read.") from odd
 
 
 def read_progress(run: Store) -> RunProgress | None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from flows import console
 from flows.commands.command_line import show_one
+from flows.records import list_run_keys
 from flows.requests.forms import PretrainRequest
 from flows.requests.overrides import parse_overrides
 from flows.requests.training_config import resolve_pretrain
@@ -20,14 +21,33 @@ from vit.recipes import recipe_named
 
 
 def requested_training(
-    root: str, corpora: Sequence[str], recipe: str, overrides: Sequence[str], class_map: str | None = None
+    root: str,
+    corpora: Sequence[str],
+    recipe: str,
+    overrides: Sequence[str],
+    class_map: str | None = None,
+    init_from: str | None = None,
 ) -> TrainConfig:
-    """The config of a command line. Raises ValueError for a corpus, recipe, field or value that does not exist."""
+    """The config of a command line. Raises ValueError for a corpus, recipe, field or value that does not exist.
+
+    Weights of another codebase are published below the root first.
+    """
     recipe_named(recipe)  # raises with a list of the recipes
     fields = {"recipe": recipe, "overrides": parse_overrides(overrides), **weighted(corpora)}
     if class_map is not None:
         fields["class_map"] = class_map
+    if init_from is not None:
+        fields["init_from"] = _published(root, init_from)
     return resolve_pretrain(root, PretrainRequest.model_validate(fields))
+
+
+def _published(root: str, source: str) -> str:
+    """A published model or run as it was named; of a file or folder of another codebase the URI under which it is published."""
+    if "@" in source or source in list_run_keys(open_store(root)):
+        return source
+    from flows.commands.models import published_uri
+
+    return published_uri(root, source)
 
 
 def weighted(corpora: Sequence[str]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows.requests.forms import (
+    BranchRequest,
     CollectGarbageRequest,
     CompareRequest,
     EvaluateRequest,
@@ -83,6 +84,7 @@ PIPELINE = "pretrain_then_transfer_flow"
 DEPLOYMENTS = (
     Deployment("prepare_corpus", "default", PrepareRequest, {}, "prepare"),
     Deployment("pretrain_flow", "default", PretrainRequest, {"corpus": "noto-emoji", "recipe": "emoji"}, "pretrain"),
+    Deployment("branch", "default", BranchRequest, {"parent": "emoji", "step": 1000}, "pretrain"),
     Deployment("finetune", "default", FinetuneRequest, {"model": "emoji", "corpus": "digits"}, "finetune"),
     Deployment("evaluate", "default", EvaluateRequest, {"model": "emoji", "tasks": ["digits"]}, "evaluate"),
     Deployment(PIPELINE, "default", PipelineRequest, {}, "pipeline", purpose="With your own choice of corpus and tasks."),

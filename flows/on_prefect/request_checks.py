@@ -9,7 +9,7 @@ from flows.requests.evaluation_plan import resolve_evaluate
 from flows.requests.finetune_config import resolve_finetune
 from flows.requests.pipeline_plan import resolve_pipeline
 from flows.requests.prepare_config import resolve_prepare
-from flows.requests.training_config import resolve_pretrain
+from flows.requests.training_config import resolve_branch, resolve_pretrain
 from infra.config import FrozenConfig
 
 Checks = Mapping[str, tuple[type[FrozenConfig], Callable[[str, Any], object]]]
@@ -17,6 +17,7 @@ Checks = Mapping[str, tuple[type[FrozenConfig], Callable[[str, Any], object]]]
 REQUEST_CHECKS: Checks = {
     "prepare-corpus": (forms.PrepareRequest, resolve_prepare),
     "pretrain": (forms.PretrainRequest, resolve_pretrain),
+    "branch": (forms.BranchRequest, resolve_branch),
     "finetune": (forms.FinetuneRequest, resolve_finetune),
     "evaluate": (forms.EvaluateRequest, resolve_evaluate),
     "pretrain-then-transfer": (forms.PipelineRequest, resolve_pipeline),

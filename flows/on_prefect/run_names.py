@@ -24,8 +24,12 @@ def given_name(name: str | None) -> str | None:
 
 
 def descriptive_name(flow: str, request: Mapping[str, Any], now: datetime) -> str:
-    """`emoji-noto-emoji-s0-1121-030000`: name, recipe, corpus, model and preset of the request, seed, and UTC time."""
-    parts = [str(request.get(field)) for field in ("name", "recipe", "corpus", "model", "preset") if request.get(field)]
+    """`emoji-noto-emoji-s0-1121-030000`: name, parent, recipe, corpus, model and preset of the request, seed, and UTC time."""
+    parts = [
+        str(request.get(field))
+        for field in ("name", "parent", "recipe", "corpus", "model", "preset")
+        if request.get(field)
+    ]
     what = "-".join(dict.fromkeys(part.rsplit("/", 1)[-1] for part in parts))[:60] or flow
     seed = f"-s{request['seed']}" if request.get("seed") is not None else ""
     return f"{what}{seed}-{now:%m%d-%H%M%S}"

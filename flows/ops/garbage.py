@@ -23,7 +23,7 @@ from infra.runs.run_state import NO_STATE, RunStateRecord, read_state
 from infra.runs.segments import journal_keys, merge_journal
 from infra.storage import Keys, Store, open_store
 from vit.model_record import CONFIG, PUBLISHING, WEIGHTS, file_key, published_record
-from vit.training.checkpoint_names import find_checkpoints, kept_checkpoints
+from vit.training.checkpoint_names import find_checkpoints, kept_checkpoints, pin_key
 
 FOLDERS = (
     "chaos", "claims", "corpora", "doctor", "features", "flow-runs", "mlflow-artifacts", "models", "ops", "pipelines", "reports", "runs",
@@ -142,7 +142,10 @@ def read_runs(root: Store, kept: Kept) -> list[SeenRun]:
 
 def checkpoints(runs: Iterable[SeenRun], keep: int, ages: Ages, kept_as: Kept) -> Iterator[Heap]:
     """Of finished runs all checkpoints but the newest, and those whose save was interrupted; of runs that never finished and
-    have long been silent, all. One that is marked as damaged is kept only where too few others are there, a lasting one always."""
+    have long been silent, all. One that is marked as damaged is kept only where too few others are there, a lasting one always, and
+    one that a branch needs while that may still begin."""
+    runs = list(runs)
+    known = {run.key: run for run in runs}
     for run in runs:
         number, problem = keep, ""
         if run.finished_at is not None and run.last_life < ages.finished_before:
@@ -152,8 +155,11 @@ def checkpoints(runs: Iterable[SeenRun], keep: int, ages: Ages, kept_as: Kept) -
             problem = f"{state}, without a sign of life since {utc(run.last_life)}: the same request would start anew"
         if not problem:
             continue
-        kept, found = kept_checkpoints(run.checkpoints, number), find_checkpoints(run.checkpoints)
+        idle = idle_pins(run, known, ages)
+        needed = [key for key in run.checkpoints if key not in idle]
+        kept, found = kept_checkpoints(needed, number), find_checkpoints(run.checkpoints)
         unknown, lasting = found.unknown, {name.prefix for name in found.lasting}
+        pinned = {name.prefix for names in find_checkpoints(needed).pins.values() for name in names} & kept
         for prefix in unknown:
             why = "has a name that this version of vitline does not give. Use the version that wrote it."
             kept_as(f"run {run.key}", UnreadableRecord(f"{run.store.uri_of(prefix)} {why}"))
@@ -161,9 +167,38 @@ def checkpoints(runs: Iterable[SeenRun], keep: int, ages: Ages, kept_as: Kept) -
         if garbage:
             # Manifests are deleted first, so that no reader ever sees half a checkpoint.
             garbage.sort(key=lambda key: (not key.endswith("/manifest.json"), key))
-            problem += f"; newest {len(kept - lasting)} checkpoints are kept" if run.finished_at is not None else ""
+            newest = len(kept - lasting - pinned)
+            problem += f"; newest {newest} checkpoints are kept" if run.finished_at is not None else ""
             problem += f"; {len(lasting)} lasting checkpoints are kept" if lasting else ""
-            yield Heap(f"run {run.key}", problem, run.store, garbage, run.life)
+            problem += f"; {len(pinned)} checkpoints are kept for branches" if pinned else ""
+            yield Heap(f"run {run.key}", problem, run.store, garbage, partial(_life_and_pins, run))
+
+
+def _life_and_pins(run: SeenRun) -> object:
+    """Changes also when a branch pins a checkpoint."""
+    pins = sorted(find_checkpoints(run.store.list("checkpoints/")).pins)
+    return [run.life(), pins] if pins else run.life()
+
+
+def idle_pins(run: SeenRun, runs: Mapping[str, SeenRun], ages: Ages) -> set[str]:
+    """The marks of branches that need the checkpoint no longer: they have one of their own, have finished, or showed no life since
+    `unfinished_before`. A mark that cannot be read is none of them."""
+    idle = set[str]()
+    for key, names in find_checkpoints(run.checkpoints).pins.items():
+        branch = runs.get(key)
+        for mark in (pin_key(name, key) for name in names):
+            try:
+                with reading(run.store.uri_of(mark)):
+                    pinned_at = float((run.store.read_json_or_none(mark) or {"at": 0.0})["at"])
+            except UnreadableRecord:
+                continue
+            silent = max(pinned_at, branch.last_life if branch else 0.0) < ages.unfinished_before
+            begun = branch is not None and (
+                branch.finished_at is not None or bool(find_checkpoints(branch.checkpoints).committed)
+            )
+            if silent or begun:
+                idle.add(mark)
+    return idle
 
 
 def journals(root: Store, runs: Iterable[SeenRun], ages: Ages) -> Iterator[Heap]:

@@ -138,12 +138,36 @@ class PretrainRequest(FrozenConfig):
     """Budget in images, counting repeats. Empty: the recipe's own. Warmup is shortened in proportion."""
     peak_lr: PositiveFloat | None = None
     """Learning rate at the end of warmup. Empty: the recipe's own."""
+    init_from: Reference | None = None
+    """Weights to start from: a published model (NAME, NAME/VERSION, URI) or the key of a finished run. The head is kept for the
+    same classes and new for others; the optimizer starts anew. Empty: random weights."""
     num_workers: Count | None = None
     """Ray Train workers, with one GPU each if the cluster has GPUs or can add some (`execution.device`). Empty: the recipe's
     own. Results do not depend on it."""
     overrides: Overrides = Field(default={})
     """Any other field by its dotted name, as in {"recipe.optim.weight_decay": 0.1, "execution.save_every_steps": 500}. A
     cancelled run writes a checkpoint, unless {"execution.on_cancel": "discard"} is set. The deployment's description lists the
+    fields."""
+
+
+class BranchRequest(FrozenConfig):
+    """Starts a new run from a kept checkpoint of another training: with its network, optimizer, averages and position in the reading
+    order, and its config but for what is named here. The parent may go on meanwhile."""
+
+    parent: Reference
+    """Key of the parent run, or its first characters."""
+    step: Count
+    """Step of the checkpoint; `vitline runs show` lists those that are kept."""
+    cooldown_images: Count | None = None
+    """Train on so many images more, in which the learning rate falls linearly to zero. Empty: to the end of the parent's schedule."""
+    name: Name | None = None
+    """First part of the run's name: lower case letters, digits and '-', a letter or digit first; at most 40. Empty: the parent's name
+    and `-branch`."""
+    num_workers: Count | None = None
+    """Ray Train workers. Empty: as the parent. Results do not depend on it."""
+    overrides: Overrides = Field(default={})
+    """Fields in which the branch differs from the parent by their dotted names, as in {"recipe.optim.peak_lr": 0.0003,
+    "recipe.total_steps": 90000}. Network, batch, lanes, seed and kind of optimizer stay. The deployment's description lists the
     fields."""
 
 

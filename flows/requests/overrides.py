@@ -48,6 +48,7 @@ def override_paths(flow: str) -> list[str]:
     paths = {
         "prepare-corpus": prepared,
         "pretrain": trained,
+        "branch": trained,
         "finetune": trained,
         "evaluate": protocol,
         "pretrain-then-transfer": trained + protocol,

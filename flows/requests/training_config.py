@@ -1,21 +1,53 @@
-"""A form for a pre-training and its corpora -> the config, or a refusal in one sentence (ValueError). Starts nothing."""
+"""A form for a pre-training and its corpora, or for a branch -> the config, or a refusal in one sentence (ValueError). Starts
+nothing."""
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from data_prep.shard_format import Manifest, load_manifest
-from flows.catalog import find_corpus
-from flows.requests.forms import PipelineRequest, PretrainRequest
+from flows.catalog import find_corpus, find_model, find_run
+from flows.records import list_run_keys
+from flows.requests.forms import BranchRequest, PipelineRequest, PretrainRequest
+from flows.requests.overrides import refuse_form_fields
 from flows.requests.training_draft import check_loss, draft_training, training_name
 from infra.config import replace
+from infra.runs.run_state import NO_STATE, read_state
 from infra.storage import open_store
-from vit.config import MixedCorpus, MixtureConfig, TrainConfig
+from vit.config import MixedCorpus, MixtureConfig, ParentCheckpoint, TrainConfig
 from vit.corpora.mixture_classes import NAMES, PREFIXED
 from vit.corpora.training_corpora import open_corpora
+from vit.model_record import published_record
+from vit.models.config import check_same_network, network_config
+from vit.run_spec import RunSpec, make_spec, parent_spec
+from vit.training.checkpoint_names import kept_steps, newest_step, no_checkpoint
 
 
 def resolve_pretrain(root: str, request: PretrainRequest) -> TrainConfig:
-    """The config of a pre-training on a prepared corpus, or on a mixture of them."""
+    """The config of a pre-training on a prepared corpus, or on a mixture of them, from random weights or those of a model."""
+    config = _from_random_weights(root, request)
+    if request.init_from is None:
+        return config
+    model = initial_model(root, request.init_from)
+    source = network_config(published_record(open_store(model))["model"])
+    check_same_network(source, config.recipe.model, "trained on as")
+    return replace(config, init_model=model)
+
+
+def initial_model(root: str, reference: str) -> str:
+    """URI of the model of a NAME, NAME/VERSION, NAME@ALIAS, URI, or of the key of a run that has published one."""
+    if reference not in list_run_keys(open_store(root)):
+        return find_model(root, reference)
+    state = read_state(open_store(root).child(f"runs/{reference}")) or NO_STATE
+    if "model" not in state:
+        raise ValueError(
+            f"{reference} has published no model; it is {state['state']}. Wait for its end, or start from one of its checkpoints "
+            "(`vitline pretrain branch`)."
+        )
+    return find_model(root, state["model"])
+
+
+def _from_random_weights(root: str, request: PretrainRequest) -> TrainConfig:
     check_mixture_fields(request)
     uris = [find_corpus(root, name).uri for name in (request.corpus, *(each.corpus for each in request.mix_with))]
     name = request.name or training_name(_together([load_manifest(open_store(uri)) for uri in uris]), request.recipe)
@@ -70,3 +102,47 @@ def _together(manifests: Sequence[Manifest]) -> str:
     if not others:
         return first
     return f"{first}-and-{others[0] if len(others) == 1 else f'{len(others)}-more'}"
+
+
+def resolve_branch(root: str, request: BranchRequest) -> TrainConfig:
+    """The config of a run that goes on from a kept checkpoint: that of its parent but for what the request names, which is what
+    `allow` of the parent lists. A request whose run has begun needs the checkpoint no longer."""
+    run = find_run(root, request.parent)
+    parent = ParentCheckpoint(run=run.uri, step=request.step)
+    spec = parent_spec(parent)
+    changes: dict[str, Any] = dict(request.overrides)
+    refuse_form_fields({path for path in changes if path.partition(".")[0] not in ("recipe", "execution", "val_split")})
+    if request.cooldown_images is not None:
+        changes = _cooldown(spec, request) | changes
+    if request.num_workers is not None:
+        changes["execution.num_workers"] = request.num_workers
+    allow = tuple(sorted(path for path in changes if path.startswith("recipe.")))
+    name = request.name or f"{spec.config.name}-branch"[:63]
+    config = replace(spec.config, name=name, parent=replace(parent, allow=allow).model_dump(), **changes)
+    key = make_spec(config, root).run_key  # raises for what a branch may not change
+    own = run.uri.rpartition("/")[0]
+    if request.step not in kept_steps(run) and newest_step(open_store(f"{own}/{key}")) is None:
+        raise ValueError(no_checkpoint(run, request.step))
+    return config
+
+
+def _cooldown(spec: RunSpec, request: BranchRequest) -> dict[str, Any]:
+    """The changes for a cooldown: the schedule stays that of the parent up to the checkpoint, and then falls to zero."""
+    recipe = spec.config.recipe
+    steps = int(request.cooldown_images or 0) // recipe.input.global_batch_size
+    if steps < 1:
+        raise ValueError(
+            f"cooldown_images={request.cooldown_images:,} is less than one batch of {recipe.input.global_batch_size:,} images. Set it "
+            "to at least that number."
+        )
+    begun = recipe.total_steps - recipe.optim.cooldown_steps
+    if recipe.optim.cooldown_steps and request.step > begun:
+        raise ValueError(
+            f"{spec.run_key} is in its cooldown at step {request.step:,}, which began at step {begun:,}. Branch from a checkpoint up "
+            "to there, or without cooldown_images."
+        )
+    return {
+        "recipe.total_steps": request.step + steps,
+        "recipe.optim.cooldown_steps": steps,
+        "recipe.optim.decay_steps": recipe.optim.decay_steps or recipe.total_steps,
+    }

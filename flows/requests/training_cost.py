@@ -5,6 +5,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from infra.html.page import num_bytes
+from infra.storage import open_store
 from vit.config import Loss, TrainConfig
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ class TrainingCost(TypedDict):
     """What a worker reads ahead, and in how many threads it reads and decodes."""
     bandwidth: str
     """What the store must send so that no GPU waits."""
+    start: NotRequired[str]
+    """What is taken from where, unless the training starts from random weights."""
     mixture: NotRequired[dict[str, MixedCorpusCost]]
     """The corpora of a mixture by name."""
 
@@ -110,6 +113,8 @@ def training_cost(config: TrainConfig) -> TrainingCost:
         ),
         "bandwidth": bandwidth_text(config, corpora.num_classes, _bytes_per_image(config.split, corpora)),
     }
+    if start := start_text(config, corpora):
+        cost["start"] = start
     if corpora.classes is not None:
         cost["mixture"] = {
             part.title: {
@@ -124,6 +129,31 @@ def training_cost(config: TrainConfig) -> TrainingCost:
             for part, share, num_rows in zip(corpora.parts, corpora.shares, rows, strict=True)
         }
     return cost
+
+
+def start_text(config: TrainConfig, corpora: "TrainingCorpora") -> str:
+    """What a training takes from its parent or initial model, and what is new; empty where it starts from random weights."""
+    if config.parent is not None:
+        from vit.branch import differences
+        from vit.run_spec import parent_spec
+
+        theirs, step = parent_spec(config.parent), config.parent.step
+        changed = differences(theirs.config.recipe, config.recipe)
+        return (
+            f"network, optimizer, averages and position in the reading order from step {step:,} of {theirs.run_key}; "
+            f"{config.recipe.total_steps - step:,} steps are left; {f'changed: {changed}' if changed else 'nothing is changed'}"
+        )
+    if config.init_model is None:
+        return ""
+    from vit.model_record import published_record, read_classes
+
+    store = open_store(config.init_model)
+    record = published_record(store)
+    title = f"{'/'.join(store.uri.rstrip('/').split('/')[-2:])} (digest {record['digest'][:12]})"
+    same = config.stage == "pretrain" and read_classes(store, record) == corpora.class_names()
+    same &= record["model"].get("pre_logits", False) == getattr(config.recipe.model, "pre_logits", False)
+    head = "with its head" if same else f"with a new head for {corpora.num_classes:,} classes"
+    return f"weights of {title}, {head}; optimizer, averages and reading order begin anew"
 
 
 def loss_text(loss: Loss, *, single_label: bool) -> str:

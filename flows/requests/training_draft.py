@@ -10,6 +10,8 @@ from infra.config import replace
 from vit.config import TrainConfig, TrainRecipe
 from vit.recipes import recipe_named
 
+_OF_THE_FORM = ("corpus", "mixture", "name", "stage", "init_model", "parent")
+
 
 def draft_training(name: str, request: PretrainRequest | PipelineRequest) -> TrainConfig:
     """The config of a pre-training whose corpus is not known yet; refuses what would be wrong with any corpus."""
@@ -31,7 +33,7 @@ def draft_training(name: str, request: PretrainRequest | PipelineRequest) -> Tra
         overrides = {k: v for k, v in overrides.items() if not k.startswith("protocol.")}
     elif request.peak_lr is not None:
         overrides = {"recipe.optim.peak_lr": request.peak_lr, **overrides}
-    refuse_form_fields({path for path in overrides if path.partition(".")[0] in ("corpus", "mixture", "name", "stage")})
+    refuse_form_fields({path for path in overrides if path.partition(".")[0] in _OF_THE_FORM})
     return replace(config, **overrides)
 
 

@@ -6,8 +6,9 @@ from flows.catalog import corpus_stats
 from flows.stages.engines import Engines
 from flows.stages.prepare_corpus import leak_lines
 from flows.stages.stage import StageResult, run_stage, run_store
-from infra.runs.run_state import read_state
+from infra.runs.run_state import NO_STATE, read_state
 from infra.storage import open_store
+from vit.branch import pin_parent
 from vit.config import TrainConfig
 from vit.run_spec import START_TRY_S, RunSpec, make_spec, read_progress
 from vit.training.checkpoint_names import newest_step
@@ -16,7 +17,7 @@ from vit.training.checkpoint_names import newest_step
 def train_model(config: TrainConfig, engines: Engines, night: date | None = None) -> tuple[RunSpec, StageResult]:
     """Trains the config's network, or returns the finished run of the same key; also fine-tunes on a whole corpus.
 
-    Raises ValueError for a config that does not fit its corpus, before a job is submitted; StageFailed, Skipped.
+    Raises ValueError for a config that does not fit its corpus or parent, before a job is submitted; StageFailed, Skipped.
     """
     spec = make_spec(config, engines.root, night)
     run = run_store(engines.root, spec.run_key)
@@ -24,6 +25,11 @@ def train_model(config: TrainConfig, engines: Engines, night: date | None = None
         engines.observer.say("looking for leakage in the corpora of the mixture")
         for line in mixture_leaks(config, engines.root):
             engines.observer.say(f"warning: {line}")
+    if config.parent is not None and newest_step(run) is None and (read_state(run) or NO_STATE)["state"] != "finished":
+        pin_parent(config.parent, spec.run_key)  # before anything is submitted: the parent may be at work
+        engines.observer.say(
+            f"step {config.parent.step:,} of {spec.inputs['parent'].partition('@')[0]} is kept for {spec.run_key}"
+        )
     execution = config.execution
     result = run_stage(
         engines,

@@ -139,6 +139,10 @@ class RunSnapshot:
     """The models that this run reads: run key of the training by digest of the model."""
     pipeline: str | None = None
     """Key of the pipeline that this run was made for."""
+    branch_of: str | None = None
+    """Run key of the parent of a branch."""
+    related: Mapping[str, str] = field(default_factory=dict)
+    """Lines of the description about other runs by their keys: `{run}` becomes a link."""
     total_steps: int = 0
     """Number of steps of the curves."""
     facts: list[str] = field(default_factory=list)

@@ -82,7 +82,11 @@ class Sender:
         )
         if run is None:
             return "deleted"
-        segments, digest = list_segments(store), digest_of([snapshot.digest, parent and parent.run_id])[:16]
+        if snapshot.branch_of:  # now that this run has a page, that of its parent can link to it
+            self.send_run(snapshot.branch_of)
+        related = self._related(snapshot)
+        content = [snapshot.digest, parent and parent.run_id, *related]
+        segments, digest = list_segments(store), digest_of(content)[:16]
         curves = self._curves_of(key, run, store, segments, snapshot.total_steps)
         fresh = [s for s in segments if s.number >= curves.done.get(s.journal, 0)]
         if not fresh and shipped(run).get("view") == digest:
@@ -94,7 +98,7 @@ class Sender:
         self.tracking.put_files(run, snapshot.files)
         models = self._models(makers)
         self._send_values(run, snapshot, [model_id for model_id, _ in models])
-        facts = [*snapshot.facts, *(link for _, link in models)]
+        facts = [*snapshot.facts, *related, *(link for _, link in models)]
         if snapshot.model:
             ref = self.tracking.publish(run, ids, self._model(snapshot.model, store, segments))
             facts.append(f"**Model:** [{snapshot.model.name} version {ref.version}]({ref.url}), `{snapshot.model.uri}`")
@@ -222,6 +226,14 @@ class Sender:
                 url = self.tracking.version_url(name, version)
                 found.append((model_id, f"**Model:** [{name} version {version}]({url}) of [{maker}]({names['url']})"))
         return found
+
+    def _related(self, snapshot: RunSnapshot) -> list[str]:
+        """The lines about other runs, with links to the pages that these have in MLflow."""
+        lines = []
+        for key, text in snapshot.related.items():
+            url = TrackingIds(self.root.child(f"runs/{key}"), self.tracking.uri).read().get("url")
+            lines.append(text.format(run=f"[{key}]({url})" if url else key))
+        return lines
 
     def _send_values(self, run: TrackedRun, snapshot: RunSnapshot, models: list[str]) -> None:
         at = snapshot.end_ms or int(time.time() * 1000)

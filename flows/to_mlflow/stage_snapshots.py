@@ -25,6 +25,7 @@ from infra.config import canonical_json, digest_of, flatten
 from infra.runs.run_state import NO_STATE, RunStateRecord, read_state
 from infra.runs.segments import list_segments, read_segments
 from infra.storage import Store, json_bytes, open_store
+from vit.branch import branches_of
 from vit.corpora.training_corpora import MixtureRecord
 from vit.model_record import CARD, CONFIG, file_key, model_record, published_record, read_contract
 from vit.run_spec import MIXTURE_KEY, StartRecord, read_starts
@@ -179,6 +180,13 @@ def show_training(snapshot: RunSnapshot, run: Store, spec: TrainingFile, state: 
         snapshot.files = {**snapshot.files, MIXTURE_KEY: json_bytes(mixture)}
     if config["init_model"]:
         snapshot.model_inputs = makers([model_record(config["init_model"])])
+    if parent := spec["inputs"].get("parent"):
+        snapshot.branch_of = parent.rpartition("@")[0]
+        snapshot.tags["vitline.parent"] = parent
+        snapshot.related = {snapshot.branch_of: f"**Branch of:** {{run}} at step {config['parent']['step']:,}"}
+    snapshot.related = {**snapshot.related} | {
+        key: f"**Branched into:** {{run}} at step {step:,}" for key, step in branches_of(run).items()
+    }
     if run.exists("inputs.png"):
         snapshot.files = {**snapshot.files, "inputs.png": run.read("inputs.png")}
     # Figures and their page; their numbers are large and stay in the store.

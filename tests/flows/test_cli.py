@@ -15,7 +15,7 @@ from infra.storage import open_store
 from vit.run_spec import make_spec
 
 COMMANDS = """demo, run, data prep, data ls, data show, data verify, data stats, data diff, data take, data shuffle-report,
-data bench, pretrain run, pretrain plan, finetune run, vtab run, vtab report, runs ls, runs show, runs compare, runs sync,
+data bench, pretrain run, pretrain plan, pretrain branch, finetune run, vtab run, vtab report, runs ls, runs show, runs compare, runs sync,
 model ls, model show, model variants,
 model convert, model forward, model predict, model verify, model inspect, model bench, ops doctor, ops reconcile,
 ops collect-garbage, ops preempt, stack up, stack down, stack status, stack restart""".replace("\n", " ").split(", ")

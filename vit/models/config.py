@@ -10,6 +10,11 @@ from infra.config import FrozenConfig
 
 TAGS = ("vit", "hybrid", "bit")
 N = TypeVar("N", bound="NetworkConfig")
+# Settings that may differ from those of the weights that a training starts from: they have no weights but the head's, or weights
+# that can be resampled.
+ADAPTABLE = {
+    "image_size_px", "pre_logits", "head_bias_init", "dropout_rate", "stochastic_depth_rate", "pos_embed_resample"
+}  # fmt: skip
 
 ResampleMethod = Literal["bilinear-align-corners", "bilinear", "bicubic", "bicubic-antialias"]
 
@@ -215,6 +220,18 @@ _ANY: TypeAdapter[ViTConfig | HybridConfig | BiTConfig] = TypeAdapter(AnyNetwork
 def network_config(tree: Any) -> ViTConfig | HybridConfig | BiTConfig:
     """The network config from JSON data or from a config of any architecture. Raises ValueError naming the field."""
     return _ANY.validate_python(tree)
+
+
+def check_same_network(source: NetworkConfig, config: NetworkConfig, use: str) -> None:
+    """Raises ValueError naming each setting in which a pre-trained network differs and that other weights cannot have."""
+    theirs, ours = source.model_dump(exclude=ADAPTABLE), config.model_dump(exclude=ADAPTABLE)
+    differ = [key for key in theirs | ours if theirs.get(key) != ours.get(key)]
+    if differ:
+        changed = "; ".join(f"{key}: {theirs.get(key)} -> {ours.get(key)}" for key in differ)
+        raise ValueError(
+            f"The pre-trained network cannot be {use} the requested one: {changed}. "
+            "Request the settings of the pre-trained network."
+        )
 
 
 def field_path(loc: Sequence[str | int]) -> str:

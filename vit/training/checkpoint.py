@@ -34,6 +34,7 @@ from vit.training.checkpoint_names import (
     checkpoint_prefix,
     find_checkpoints,
     kept_checkpoints,
+    no_checkpoint,
     parse_prefix,
 )
 from vit.training.checkpoint_names import list_checkpoints as list_checkpoints
@@ -178,7 +179,8 @@ class CheckpointSaver:
     """Saves in the background. At most one save is in flight; the next call raises its error.
 
     Every rank calls `check_claim` before it writes. Before the commit, rank 0 calls it again, then `before_commit` (which
-    seals the journal up to the step of the checkpoint), then `check_claim` once more, and before it deletes older files.
+    seals the journal up to the step of the checkpoint), then `check_claim` once more. After the commit it calls `check_claim`, then
+    `after_commit`, and deletes older files.
     An attempt that has lost its claim raises there and writes nothing more. `progress` is called as bytes are written. A step
     that `lasts` is never deleted.
     """
@@ -194,12 +196,13 @@ class CheckpointSaver:
         lasts: Callable[[int], bool] = lambda step: False,
         check_claim: Callable[[], object] = lambda: None,
         before_commit: Callable[[], None] = lambda: None,
+        after_commit: Callable[[], None] = lambda: None,
         progress: Callable[[], None] = lambda: None,
         peer_timeout_s: float = 600.0,
     ):
         self.run, self.attempt, self.rank, self.world_size, self.keep = run, attempt, rank, world_size, keep
         self.check_claim, self.before_commit, self.peer_timeout_s = check_claim, before_commit, peer_timeout_s
-        self.progress, self.lasts = progress, lasts
+        self.progress, self.lasts, self.after_commit = progress, lasts, after_commit
         self.buffers: dict[str, Tensor] = {}
         self.thread: threading.Thread | None = None
         self.error: BaseException | None = None
@@ -268,6 +271,7 @@ class CheckpointSaver:
                 )
             commit(self.run, prefix, {**manifest, "world_size": self.world_size, "files": files})
             self.check_claim()
+            self.after_commit()
             prune(self.run, self.keep, newest=prefix)
 
     def _free_prefix(self, step: int) -> str:
@@ -436,10 +440,28 @@ def resume(
     version of vitline or has another recipe, corpus or class map than `meta`. Before something is marked, rank 0 calls
     `check_claim`, which raises in an attempt that has lost its claim.
     """
+    return _restore(run, state, world, lambda: _resumable(run, meta, check_claim))
+
+
+def start_from(run: Store, step: int, state: TrainState, meta: RunIdentity, world: World) -> CheckpointRef:
+    """Restores `state` from an undamaged checkpoint of `step` of another run, the same one on every rank. Writes nothing there.
+
+    Raises CannotResume on every rank if there is none, or it has another recipe, corpus or class map than `meta`, which is that of
+    the other run.
+    """
+    found = _restore(run, state, world, lambda: _of_step(run, step, meta))
+    assert found is not None
+    return found
+
+
+def _restore(
+    run: Store, state: TrainState, world: World, find: Callable[[], tuple[CheckpointRef, dict[str, Tensor]] | None]
+) -> CheckpointRef | None:
+    """Loads on every rank the checkpoint that `find()` returns on rank 0. Every rank raises CannotResume where it does."""
     found, refusal = None, None
     if world.rank == 0:
         try:
-            found = _resumable(run, meta, check_claim)
+            found = find()
         except CannotResume as error:
             refusal = error
     if world.agree(int(refusal is not None)):
@@ -471,6 +493,23 @@ def _resumable(
             check_claim()
             run.delete(f"{ref.prefix}/{MARK}")
     return found
+
+
+def _of_step(run: Store, step: int, meta: RunIdentity) -> tuple[CheckpointRef, dict[str, Tensor]]:
+    """The newest undamaged checkpoint of a step. Raises CannotResume if there is none."""
+    reasons = []
+    for name in find_checkpoints(run.list(FOLDER)).unmarked:
+        if name.step == step:
+            try:
+                ref, tensors = read_again(run, name, tries=2)
+            except CannotResume:
+                raise
+            except CheckpointError as error:
+                reasons.append(f"{name.prefix}: {error}")
+                continue
+            check_same_run(run.uri_of(ref.prefix), ref.manifest, meta)
+            return ref, tensors
+    raise CannotResume("; ".join([no_checkpoint(run, step), *reasons]))
 
 
 def _name(ref: CheckpointRef) -> CheckpointName:
@@ -505,12 +544,17 @@ def prune(run: Store, keep: int, newest: str) -> None:
     """
     keys = run.list(FOLDER)
     kept, found, last = kept_checkpoints(keys, keep) | {newest}, find_checkpoints(keys), parse_prefix(newest)
-    old = [name.prefix for name in found.committed if name.prefix not in kept]
+    old = [
+        name.prefix
+        for name in found.committed
+        # A branch may have pinned it since.
+        if name.prefix not in kept and not find_checkpoints(run.list(f"{name.prefix}/")).pins
+    ]
     for prefix in old:
         run.delete(f"{prefix}/{MANIFEST}")
     for key in keys:
         prefix = key.rsplit("/", 1)[0]
         name = parse_prefix(prefix)
-        left = name and last and name < last and name.attempt <= last.attempt
+        left = name and last and name < last and name.attempt <= last.attempt and name not in found.committed
         if prefix not in kept and (prefix in old or left):
             run.delete(key)

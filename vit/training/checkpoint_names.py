@@ -13,6 +13,8 @@ FOLDER = "checkpoints/"
 MANIFEST, MARK = "manifest.json", "rejected.json"
 LASTING = "lasting.json"
 """Marks a checkpoint that is never deleted (`execution.keep_every_images`)."""
+_PIN = re.compile(r"^pinned-(.+)\.json$")
+"""Marks a checkpoint that a branch, a run of this key, needs until it has one of its own (docs/design.md, "Branches")."""
 _PREFIX = re.compile(r"^checkpoints/step-(\d{9})-a(\d+)(?:-r([1-9]\d*))?$")
 
 
@@ -39,6 +41,8 @@ class Found(NamedTuple):
     """Those that were found to be damaged. Earlier versions of vitline deleted their manifests."""
     lasting: list[CheckpointName]
     """Those that are never deleted, while nobody deletes their mark."""
+    pins: dict[str, list[CheckpointName]]
+    """Those that a branch needs, by the run key of the branch."""
     unknown: list[str]
     """Prefixes of manifests whose names this version of vitline does not give."""
 
@@ -60,18 +64,26 @@ def parse_prefix(prefix: str) -> CheckpointName | None:
 def find_checkpoints(keys: Iterable[str]) -> Found:
     """The checkpoints that some keys of a run belong to."""
     files: dict[str, list[CheckpointName]] = {MANIFEST: [], MARK: [], LASTING: []}
+    pins: dict[str, list[CheckpointName]] = {}
     unknown = []
     for key in keys:
         prefix, _, file = key.rpartition("/")
         name = parse_prefix(prefix)
         if name and file in files:
             files[file].append(name)
+        elif name and (pin := _PIN.match(file)):
+            pins.setdefault(pin[1], []).append(name)
         elif file == MANIFEST and prefix.startswith(FOLDER):
             unknown.append(prefix)
     committed, marked, lasting = (sorted(files[file], reverse=True) for file in (MANIFEST, MARK, LASTING))
     return Found(
-        committed, marked, [name for name in lasting if name in committed and name not in marked], sorted(unknown)
+        committed, marked, [name for name in lasting if name in committed and name not in marked], pins, sorted(unknown)
     )
+
+
+def pin_key(name: CheckpointName, branch: str) -> str:
+    """Key of the mark by which a branch, a run of this key, keeps a checkpoint."""
+    return f"{name.prefix}/pinned-{branch}.json"
 
 
 def list_checkpoints(run: Store) -> list[str]:
@@ -82,6 +94,21 @@ def list_checkpoints(run: Store) -> list[str]:
 def newest_step(run: Store) -> int | None:
     """The step of the newest checkpoint of a run that is not marked as damaged; None if there is none."""
     return max((name.step for name in find_checkpoints(run.list(FOLDER)).unmarked), default=None)
+
+
+def kept_steps(run: Store) -> list[int]:
+    """The steps of the checkpoints of a run that are not marked as damaged, from old to new."""
+    return sorted({name.step for name in find_checkpoints(run.list(FOLDER)).unmarked})
+
+
+def no_checkpoint(run: Store, step: int) -> str:
+    """A sentence: there is no such checkpoint, and which there are."""
+    key, steps = run.uri.rstrip("/").rpartition("/")[2], kept_steps(run)
+    kept = f"it keeps those of steps {', '.join(f'{s:,}' for s in steps)}" if steps else "it keeps none"
+    return (
+        f"{key} has no checkpoint of step {step:,}; {kept} (`vitline runs show {key}`). Name one of them; "
+        "`execution.keep_every_images` keeps some for ever."
+    )
 
 
 def lasts(step: int, *, save_every_steps: int, global_batch_size: int, keep_every_images: int | None) -> bool:
@@ -95,11 +122,12 @@ def lasts(step: int, *, save_every_steps: int, global_batch_size: int, keep_ever
 
 def kept_checkpoints(keys: Iterable[str], keep: int) -> set[str]:
     """Prefixes of the checkpoints to keep: the newest `keep` that are not marked as damaged, marked ones that are newer than all
-    but these, and lasting ones. Where there are fewer, the newest marked ones make up the number."""
+    but these, lasting ones, and those that a branch needs. Where there are fewer, the newest marked ones make up the number."""
     found = find_checkpoints(keys)
     kept = found.unmarked[:keep]
     if len(kept) < keep:
         kept += found.marked[: keep - len(kept)]
     elif kept:
         kept += [name for name in found.marked if name > kept[keep - 1]]
-    return {name.prefix for name in [*kept, *found.lasting]}
+    pinned = [name for names in found.pins.values() for name in names if name in found.unmarked]
+    return {name.prefix for name in [*kept, *found.lasting, *pinned]}

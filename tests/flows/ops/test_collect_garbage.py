@@ -553,3 +553,57 @@ def test_journal_with_an_invalid_segment_is_named_and_stays(root, collect):
     action = actions(collect())["journal of birds-0123456789ab"]
     assert "journal/a1/segment-000001.jsonl is not a valid journal segment" in action
     assert run.list("journal/") == before
+
+
+def branched(root, branch, days):
+    """The checkpoint of step 10 of a finished run, which was pinned for a branch so many days ago."""
+    run, pinned = checkpointed(root, "birds-0123456789ab"), "checkpoints/step-000000010-a1"
+    at = time.time() - days * DAY_S
+    run.write_json(f"{pinned}/pinned-{branch}.json", {"schema_version": 1, "branch": branch, "at": at})
+    return run, pinned
+
+
+BRANCH = "branch-0123456789ab"
+
+
+@pytest.mark.parametrize(("days", "kept"), [(80, True), (100, False)])
+def test_a_checkpoint_stays_while_a_branch_may_begin_from_it(root, collect, days, kept):
+    run, pinned = branched(root, BRANCH, days)
+    (finding,) = collect()
+    assert ("; 1 checkpoints are kept for branches" in finding.problem) == kept
+    assert (pinned in list_checkpoints(run)) == kept
+    assert not kept or collect() == []
+
+
+@pytest.mark.parametrize(("checkpoint", "kept"), [(False, True), (True, False)])
+def test_a_branch_at_work_keeps_its_parents_checkpoint_until_it_has_its_own(root, collect, checkpoint, kept):
+    run, pinned = branched(root, BRANCH, days=100)
+    branch = open_store(root).child(f"runs/{BRANCH}")
+    take_claim(branch, BRANCH, job_state=lambda job: None, owner="someone")
+    if checkpoint:
+        branch.write_json("checkpoints/step-000000011-a1/manifest.json", {})
+    collect()
+    assert (pinned in list_checkpoints(run)) == kept
+
+
+def test_a_mark_of_a_branch_that_cannot_be_read_keeps_the_checkpoint(root, collect):
+    run, pinned = branched(root, BRANCH, days=100)
+    run.write(f"{pinned}/pinned-{BRANCH}.json", b"{")
+    collect()
+    assert pinned in list_checkpoints(run)
+
+
+def test_a_checkpoint_that_is_pinned_after_it_was_listed_stays(root, collect, monkeypatch):
+    run, pinned = branched(root, BRANCH, days=0)
+    run.delete(f"{pinned}/pinned-{BRANCH}.json")
+    treat = collecting.treat
+
+    def pin_first(heap, *others):
+        branched_again = {"schema_version": 1, "branch": BRANCH, "at": time.time()}
+        run.write_json(f"{pinned}/pinned-{BRANCH}.json", branched_again)
+        return treat(heap, *others)
+
+    monkeypatch.setattr(collecting, "treat", pin_first)
+    (finding,) = collect()
+    assert finding.action == "kept: it has changed meanwhile"
+    assert pinned in list_checkpoints(run)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from infra.config import replace
 from vit.config import OptimConfig
 from vit.models.build import meta_network
 from vit.models.config import BiTConfig, HybridConfig, ViTConfig
@@ -34,6 +35,28 @@ def test_staircase_schedule_divides_by_ten_after_each_milestone():
         OptimConfig(schedule="staircase")
     with pytest.raises(ValueError, match="milestones"):
         OptimConfig(milestones=(0.5,))
+
+
+def test_a_cooldown_falls_to_zero_from_where_the_schedule_of_the_old_length_is():
+    config = OptimConfig(peak_lr=1.0, warmup_steps=10, decay_steps=110, cooldown_steps=20)
+    # Half way from 10 to 110 the cosine is at 0.5; from there to zero in 20 steps.
+    steps = {10: 1.0, 60: 0.5, 65: 0.375, 70: 0.25, 80: 0.0}
+    assert {step: lr_at(step, config, total_steps=80) for step in steps} == pytest.approx(steps)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            {"optim.cooldown_steps": 11},
+            "optim.cooldown_steps=11 with optim.warmup_steps=2 are more than total_steps=12",
+        ),
+        ({"optim.decay_steps": 2}, "optim.decay_steps=2 must be more than optim.warmup_steps=2"),
+    ],
+)
+def test_a_schedule_that_does_not_fit_is_refused(tiny_recipe, changes, says):
+    with pytest.raises(ValueError, match=says):
+        replace(tiny_recipe, **changes)
 
 
 def test_only_kernels_decay():

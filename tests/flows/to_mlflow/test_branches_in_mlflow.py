@@ -1,0 +1,42 @@
+"""Both runs of a branch in MLflow, each with a link to the other."""
+
+import pytest
+from mlflow import MlflowClient
+
+from flows.to_mlflow.shipper import sync_runs
+from infra.config import replace
+from infra.runs.claims import take_claim
+from infra.runs.run_state import write_state
+from infra.settings import Settings
+from infra.storage import open_store
+from vit.branch import pin_parent
+from vit.run_spec import make_spec
+
+
+@pytest.mark.stack
+def test_a_branch_and_its_parent_link_to_each_other(stack, root, begin_run, train_config):
+    settings = Settings(root=root, mlflow_tracking_uri=stack.env["MLFLOW_TRACKING_URI"])
+    parent, parent_key, attempt = begin_run(root)
+    parent.write_json("checkpoints/step-000000010-a1/manifest.json", {})
+    write_state(parent, "finished", attempt, step=20)
+    sync_runs(settings)
+    name = parent_key.rpartition("-")[0]
+    config = replace(train_config(name), parent={"run": parent.uri, "step": 10})
+    spec = make_spec(config, root)
+    pin_parent(config.parent, spec.run_key)
+    run = open_store(root).child(f"runs/{spec.run_key}")
+    take_claim(run, spec.run_key, job_state=lambda job: "failed", owner="test")
+    run.write_json("config.json", spec.model_dump(mode="json"))
+    write_state(run, "running", 1)
+    sync_runs(settings, [spec.run_key])
+    client = MlflowClient(settings.mlflow_tracking_uri, settings.mlflow_tracking_uri)
+
+    def shown(store):
+        (ids,) = store.read_json("mlflow.json")["servers"].values()
+        return ids["url"], client.get_run(ids["run"]).data.tags
+
+    (theirs, parent_tags), (ours, tags) = shown(parent), shown(run)
+    assert tags["vitline.parent"] == f"{parent_key}@10"
+    assert f"**Branch of:** [{parent_key}]({theirs}) at step 10" in tags["mlflow.note.content"]
+    assert f"**Branched into:** [{spec.run_key}]({ours}) at step 10" in parent_tags["mlflow.note.content"]
+    assert "vitline.parent" not in parent_tags
