@@ -187,7 +187,7 @@ def trainer_class() -> type[Any]:
 
         def _initialize_and_run_controller(self, **given: Any) -> Any:
             if Settings().one_node_ray:
-                given["scaling_policy"] = OneNode(self.scaling_config)
+                given["scaling_policy"] = OneNode(self.scaling_config)  # type: ignore[arg-type]  # annotated as that of Train v1
             return super()._initialize_and_run_controller(**given)  # type: ignore[misc]
 
     return Trainer

@@ -13,9 +13,10 @@ users and hashes the password anew for each request.
 import argparse
 import hmac
 from copy import deepcopy
+from typing import Any
 
 import uvicorn
-from mlflow import server as known
+from mlflow import server
 from mlflow.server.fastapi_app import app as mlflow_app
 from mlflow.server.handlers import initialize_backend_stores
 from starlette.responses import PlainTextResponse
@@ -23,6 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from infra.settings import Settings, basic_authorization, inherited_environment
 
+known: Any = server  # names that MLflow does not export for type checkers
 _OPEN = ("/health", "/version")
 
 
