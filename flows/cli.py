@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from flows import console
-from flows.commands import chaos_commands, data_commands, model_commands, stack_commands, vtab_commands
+from flows.commands import chaos_commands, data_commands, model_commands, night_commands, stack_commands, vtab_commands
 from flows.commands.command_line import ClassMap, Json, Root, Set, cell, settings, show_one, show_rows
 
 app = typer.Typer(
@@ -57,6 +57,7 @@ pretrain_app = group("pretrain", "Pre-training: plan and run.")
 finetune_app = group("finetune", "Fine-tune a published model on a whole corpus.")
 app.add_typer(vtab_commands.app, name="vtab")
 runs = group("runs", "Runs: list, show, compare.")
+app.add_typer(night_commands.app, name="nights")
 flows_app = group("flows", "Flows in Prefect: register, list, start.")
 app.add_typer(model_commands.app, name="model")
 app.add_typer(stack_commands.app, name="stack")

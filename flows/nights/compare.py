@@ -186,7 +186,7 @@ def image_variance(ours: Sequence[TaskScore], theirs: Sequence[TaskScore]) -> Va
     if all(len(right) > 1 for right in both):  # what seeds make of single images is in the variance of seeds
         variance -= sum(float((right.var(axis=0, ddof=1) / len(right)).mean()) for right in both)
     # Where few images differ, the variance is as uncertain as they are few.
-    return Variance(max(variance, 0.0) / n, max(np.count_nonzero(difference) - 1, 1))
+    return Variance(max(variance, 0.0) / n, max(int(np.count_nonzero(difference)) - 1, 1))
 
 
 def is_paired(ours: Sequence[TaskScore], theirs: Sequence[TaskScore]) -> bool:

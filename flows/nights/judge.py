@@ -66,7 +66,11 @@ def judge(
         references.append(("last night", last_night))
     known = {"wanted_difference": wanted, "noise_nights": tuple(one.key for one in earlier)}
     if not references:
-        return Verdict(word="not compared", sentence="Not compared: there is neither a champion nor an earlier whole night.", **known)
+        return Verdict(
+            word="not compared",
+            sentence="Not compared: there is neither a champion nor an earlier whole night.",
+            **known,
+        )
     against = tuple(
         Against(
             who=who,
@@ -85,7 +89,9 @@ def judge(
 def not_whole(state: RunState, reason: str) -> Verdict:
     """The verdict of a night that did not finish: broken, or cut and not compared."""
     if state in CUT:
-        return Verdict(word="not compared", sentence=f"Not compared: the night was cut, because {CUT[state]}. {reason}".strip())
+        return Verdict(
+            word="not compared", sentence=f"Not compared: the night was cut, because {CUT[state]}. {reason}".strip()
+        )
     return Verdict(word="broken", sentence=f"Broken: the night {state}. {reason}".strip())
 
 
@@ -145,9 +151,14 @@ def _blind(against: Against, wanted: float) -> str:
 
 def _changed(against: Against) -> str:
     """What has changed since that night, in one sentence."""
-    names = [name if _long(pair) else f"{name} {_value(pair[0])} to {_value(pair[1])}" for name, pair in against.changes.items()]
+    names = [
+        name if _long(pair) else f"{name} {_value(pair[0])} to {_value(pair[1])}"
+        for name, pair in against.changes.items()
+    ]
     if not names:
-        return "Nothing else is known to have changed." if not against.identical else "Nothing is known to have changed."
+        return (
+            "Nothing else is known to have changed." if not against.identical else "Nothing is known to have changed."
+        )
     more = f" and {len(names) - NAMED_CHANGES} more" if len(names) > NAMED_CHANGES else ""
     return f"Changed since: {', '.join(names[:NAMED_CHANGES])}{more}."
 
@@ -159,4 +170,3 @@ def _value(value: Any) -> str:
 
 def _long(pair: tuple[Any, Any]) -> bool:
     return any(len(_value(value)) > 30 for value in pair)
-

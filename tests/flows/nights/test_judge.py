@@ -1,40 +1,16 @@
 """The statistics of verdicts: how often noise is called a difference, and that real differences are seen."""
 
-from datetime import date, timedelta
+from datetime import date
 
 import numpy as np
 import pytest
 
 from flows.nights.compare import MEAN, compare, image_variance
 from flows.nights.judge import FALSE_ALARMS, judge, not_whole
-from flows.nights.night_scores import NightScores, TaskScore
+from flows.nights.night_scores import NightScores
 from flows.nights.student_t import quantile, two_sided_p
 
-DIFFICULTY = {"tasks/digits/top1": 300, "tasks/emoji/top1": 200}
-
-
-class Nights:
-    """Nights by the model of `compare.py`: hard and easy test images, and seeds that shift whole trainings."""
-
-    def __init__(self, seed, *, seeds_sd=0.6, noise=0.8):
-        self.rng = np.random.default_rng(seed)
-        self.images = {name: self.rng.normal(1, 1.5, n) for name, n in DIFFICULTY.items()}
-        self.seeds_sd, self.noise, self.num = seeds_sd, noise, 0
-
-    def night(self, num_seeds=3, shift=0.0, facts=None):
-        self.num += 1
-        pretrained = self.rng.normal(0, self.seeds_sd, num_seeds)
-        tasks = {}
-        for name, images in self.images.items():
-            logits = images + shift + pretrained[:, None] + self.rng.normal(0, self.noise, (num_seeds, len(images)))
-            tasks[name] = tuple(score(right) for right in logits > 0)
-        models = tuple(f"{self.num}-{i}" for i in range(num_seeds))
-        return NightScores(f"night-{self.num}", date(2026, 1, 1) + timedelta(self.num), models, tasks, facts or {})
-
-
-def score(right, split="same"):
-    right = np.asarray(right)
-    return TaskScore(float(right.mean()), len(right), 0.1, split, right)
+from .simulated import DIFFICULTY, Nights, score
 
 
 def called(nights, num, **night):
@@ -55,7 +31,9 @@ def called(nights, num, **night):
 )
 def test_of_fifty_nights_of_noise_no_more_are_called_better_or_worse_than_stated(seeds_sd, noise, num_seeds):
     words = [
-        word for seed in range(3) for word in called(Nights(seed, seeds_sd=seeds_sd, noise=noise), 50, num_seeds=num_seeds)
+        word
+        for seed in range(3)
+        for word in called(Nights(seed, seeds_sd=seeds_sd, noise=noise), 50, num_seeds=num_seeds)
     ]
     assert len(words) == 3 * 49
     assert sum(word in ("better", "worse") for word in words) <= FALSE_ALARMS * len(words)
