@@ -12,6 +12,7 @@ from flows.nights.judge import FALSE_ALARMS
 from flows.nights.night_record import read_night, write_night
 from flows.nights.not_run import note_missed, note_not_run
 from flows.nights.plan import plan_text
+from flows.nights.promote import promote
 from flows.nights.settings import NightSettings
 from flows.records import Origin, write_pipeline
 from flows.stages.stage import Skipped
@@ -91,24 +92,20 @@ def test_missed_late_cut_and_failed_nights_are_said_so_and_never_compared(store)
 def test_the_champion_of_the_store_is_compared_with(store):
     nights = Nights(3, seeds_sd=0.1)
     champion, *_ = [judged(store, nights.night()) for _ in range(3)]
-    store.write_json(
-        "champions/nightly.json",
-        {
-            "name": "nightly",
-            "pipeline": champion.pipeline,
-            "model": "m",
-            "model_digest": "1-0",
-            "by": "a@b",
-            "why": "first",
-            "at": 1.0,
-        },
-    )
+    promoted = promote(store, champion.pipeline, why="the first", by="a@b")
     after = judged(store, nights.night(shift=2.0))
     assert [(one.who, one.night) for one in after.verdict.against] == [
         ("champion", champion.night),
         ("last night", champion.night + timedelta(2)),
     ]
     assert after.verdict.word == "better"
+    again = promote(store, after.pipeline, why="better", by="a@b")
+    assert (again.replaces, again.counter, promoted.counter) == (champion.pipeline, 2, 1)
+    assert judge_again(store, after) == after.verdict  # with the champion of its time
+    with pytest.raises(ValueError, match="ended as failed, so it is no champion"):
+        promote(store, judged(store, nights.night(), state="failed").pipeline, why="x", by="a@b")
+    with pytest.raises(ValueError, match="'none' is the key of no pipelines; available: "):
+        promote(store, "none", why="x", by="a@b")
 
 
 def test_nights_of_older_versions_have_no_record_and_are_shown(store, root):
@@ -135,13 +132,13 @@ def test_where_predictions_are_gone_the_test_is_not_paired(store):
 
 def test_the_plan_says_which_difference_can_be_seen_and_which_number_of_seeds_it_takes(store):
     nights, next_night = Nights(6, seeds_sd=0.05, noise=0.3), date(2026, 3, 1)
-    settings = NightSettings(num_seeds=3, wanted_difference=0.02)
+    settings = NightSettings(num_seeds=3, wanted_difference=0.03)
     assert plan_text(store, "nightly", next_night, settings).endswith("is not known from earlier nights yet")
     for _ in range(8):
         store_night(store, nights.night())
     text = plan_text(store, "nightly", next_night, settings)
     assert "by the noise of earlier nights, a difference of " in text
-    assert "the wanted 2.0 take nights.num_seeds=" in text
+    assert "the wanted 3.0 take nights.num_seeds=" in text
     assert plan_text(store, "nightly", next_night, config.replace(settings, wanted_difference=0.5)).endswith(
         "four times in five"
     )
