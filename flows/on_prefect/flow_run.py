@@ -8,7 +8,7 @@ from uuid import UUID
 
 from prefect import runtime
 from prefect.utilities.asyncutils import run_coro_as_sync
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from flows.on_prefect.prefect_observer import client
 from flows.on_prefect.run_names import given_name
@@ -75,11 +75,16 @@ class FlowRun:
 
     def due_between(self, after: date) -> list[date]:
         """The UTC dates after this one and before this night on which the schedules had a run due."""
+        if self.night is None or self.night - after <= timedelta(days=1):
+            return []
+        from prefect.server.schemas.schedules import SCHEDULE_TYPES  # the client's schedules compute no dates
+
         start, dates = datetime.combine(after, datetime.min.time(), UTC) + timedelta(days=1), set[date]()
         for schedule in self.schedules:
-            due = run_coro_as_sync(schedule.get_dates(n=MOST_MISSED, start=start, end=self.due)) or []
+            known = TypeAdapter[Any](SCHEDULE_TYPES).validate_python(schedule.model_dump())
+            due = run_coro_as_sync(known.get_dates(n=MOST_MISSED, start=start, end=self.due)) or []
             dates |= {moment.astimezone(UTC).date() for moment in due}
-        return sorted(day for day in dates if self.night is not None and after < day < self.night)
+        return sorted(day for day in dates if after < day < self.night)
 
     def late_hours(self) -> float:
         return ((self.began or datetime.now(UTC)) - self.due).total_seconds() / 3600

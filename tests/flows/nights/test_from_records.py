@@ -16,6 +16,7 @@ from flows.nights.promote import promote
 from flows.nights.settings import NightSettings
 from flows.records import Origin, write_pipeline
 from flows.stages.stage import Skipped
+from flows.to_mlflow.stage_snapshots import pipeline_snapshot
 from infra import config
 from infra.storage import open_store
 
@@ -142,6 +143,20 @@ def test_the_plan_says_which_difference_can_be_seen_and_which_number_of_seeds_it
     assert plan_text(store, "nightly", next_night, config.replace(settings, wanted_difference=0.5)).endswith(
         "four times in five"
     )
+
+
+def test_mlflow_gets_word_sentence_differences_and_page(store):
+    nights = Nights(9, seeds_sd=0.1)
+    for _ in range(4):
+        judged(store, nights.night())
+    worse = judged(store, nights.night(shift=-1.0))
+    snapshot, _ = pipeline_snapshot(store, worse.pipeline)
+    assert snapshot.tags["vitline.verdict"] == snapshot.tags["vitline.verdict.last_night"] == "worse"
+    assert snapshot.tags["vitline.verdict.sentence"] == worse.sentence
+    assert snapshot.values["night/last_night/difference"] == (worse.verdict.against[0].whole.value, 0)
+    page = snapshot.files["verdict.md"].decode()
+    assert page.startswith(f"**{worse.sentence}**")
+    assert "| digits | " in page
 
 
 @pytest.mark.slow
