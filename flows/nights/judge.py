@@ -106,6 +106,11 @@ def short_name(metric: str) -> str:
     return " ".join(metric.split("/")[1:-1]) or metric
 
 
+def and_list(names: Sequence[str]) -> str:
+    """`digits, emoji and pets`"""
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
 def points(fraction: float) -> str:
     """A difference in percentage points: `+1.2`, `-0.3`."""
     return f"{100 * fraction:+.1f}"
@@ -124,8 +129,10 @@ def _clause(against: Against, wanted: float) -> str:
     whole, num = against.whole, sum(d.name != against.whole.name for d in against.differences)
     scope = f"over {num} tasks" if num else f"on {short_name(whole.name)}"
     if against.collapsed:
-        names = ", ".join(map(short_name, against.collapsed))
-        return f"Broken: {names} is no better than the majority class, unlike in {who}; {points(whole.value)} points {scope}"
+        names = and_list([short_name(name) for name in against.collapsed])
+        return (
+            f"Broken: no better than the majority class on {names}, unlike {who}; {points(whole.value)} points {scope}"
+        )
     if against.identical:
         return f"The same models as {who}, bit for bit"
     if whole.half_width is None:
@@ -135,7 +142,9 @@ def _clause(against: Against, wanted: float) -> str:
         )
     text = f"{points(whole.value)} points {scope} (±{100 * whole.half_width:.1f})"
     apart = [d for d in against.differences if d.word in ("better", "worse") and d is not whole]
-    tasks = "".join(f", {d.word} on {short_name(d.name)} {points(d.value)}" for d in apart)
+    tasks = ""
+    for word in dict.fromkeys(d.word for d in apart):
+        tasks += f", {word} on {and_list([f'{short_name(d.name)} {points(d.value)}' for d in apart if d.word == word])}"
     if against.word != "same":
         return f"{against.word.capitalize()} than {who}: {text}{tasks}"
     return f"The same as {who}: {text}{_blind(against, wanted)}"
@@ -145,8 +154,8 @@ def _blind(against: Against, wanted: float) -> str:
     """What this comparison could not see, where it is more than the wanted difference."""
     if against.visible is None or against.visible <= wanted:
         return ""
-    needed = f"; the wanted {100 * wanted:.1f} take {against.seeds_needed} seeds" if against.seeds_needed else ""
-    return f", of which only {100 * against.visible:.1f} or more would be seen{needed}"
+    needed = f", and the wanted {100 * wanted:.1f} with {against.seeds_needed} seeds" if against.seeds_needed else ""
+    return f"; a difference of {100 * against.visible:.1f} or more would be seen{needed}"
 
 
 def _changed(against: Against) -> str:

@@ -87,7 +87,7 @@ def test_a_task_at_its_majority_class_is_broken_even_where_noise_is_not_known():
     good, bad = nights.night(num_seeds=1), nights.night(num_seeds=1, shift=-9)
     verdict = judge(bad, good, None, wanted=0.01)
     assert verdict.word == "broken"
-    assert "digits, emoji is no better than the majority class" in verdict.sentence
+    assert "Broken: no better than the majority class on digits and emoji, unlike the champion" in verdict.sentence
 
 
 def test_cut_nights_are_said_so_and_failed_ones_are_broken():
