@@ -12,8 +12,13 @@ from infra.names import there_are
 from infra.storage import Store
 
 
-def chosen_night(root: Store, night: date | None, name: str | None) -> NightRecord:
-    """The night of a date (None: the newest one) and series. Raises ValueError if there is none, or several series have one."""
+def chosen_night(root: Store, text: str, name: str | None) -> NightRecord:
+    """The night of a date as text, such as `2026-11-23` (`last`: the newest one), and series. Raises ValueError if there is none, or
+    several series have one."""
+    try:
+        night = None if text == "last" else date.fromisoformat(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r} is not a date; write it as 2026-11-23, or `last`.") from error
     every = known_nights(root, say_unreadable)
     found = [each for each in every if night in (None, each.night) and name in (None, each.name)]
     if night is None and found:
