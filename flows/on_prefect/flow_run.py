@@ -82,7 +82,7 @@ class FlowRun:
         start, dates = datetime.combine(after, datetime.min.time(), UTC) + timedelta(days=1), set[date]()
         for schedule in self.schedules:
             known = TypeAdapter[Any](SCHEDULE_TYPES).validate_python(schedule.model_dump())
-            due = run_coro_as_sync(known.get_dates(n=MOST_MISSED, start=start, end=self.due)) or []
+            due: Any = run_coro_as_sync(known.get_dates(n=MOST_MISSED, start=start, end=self.due)) or []
             dates |= {moment.astimezone(UTC).date() for moment in due}
         return sorted(day for day in dates if after < day < self.night)
 
