@@ -57,6 +57,7 @@ pretrain_app = group("pretrain", "Pre-training: plan and run.")
 finetune_app = group("finetune", "Fine-tune a published model on a whole corpus.")
 app.add_typer(vtab_commands.app, name="vtab")
 runs = group("runs", "Runs: list, show, compare.")
+nights = group("nights", "Nights: their verdicts.")
 flows_app = group("flows", "Flows in Prefect: register, list, start.")
 app.add_typer(model_commands.app, name="model")
 app.add_typer(stack_commands.app, name="stack")
@@ -107,6 +108,9 @@ def run(
     run_own_pictures(settings(root), source, name, steps=steps, confirm=not yes, as_json=json)
 
 
+Series = Annotated[
+    str | None, typer.Option("--name", help="Name in the request of the nights, where there are several series.")
+]
 Corpora = Annotated[
     list[str],
     typer.Option(
@@ -332,6 +336,43 @@ def runs_sync(
             console.say(f"not sent: {', '.join(key for key, reason in report.left.items() if reason == why)}: {why}")
     if report.left:
         raise typer.Exit(1)
+
+
+@nights.command("list")
+def nights_list(name: Series = None, root: Root = None, json: Json = False) -> None:
+    """List the nights, newest first, each with its verdict in one sentence. Example: `vitline nights list`"""
+    from flows.nights.from_records import known_nights
+    from flows.nights.night_page import NIGHT_COLUMNS, night_row
+    from infra.records import UnreadableRecord
+    from infra.storage import open_store
+
+    odd: list[UnreadableRecord] = []
+    chosen = settings(root).root
+    rows = [night_row(night) for night in known_nights(open_store(chosen), odd.append) if name in (None, night.name)]
+    empty = f"No night below {chosen} yet; the schedule of pretrain-then-transfer/nightly starts one."
+    show_rows("nights", rows, list(NIGHT_COLUMNS), json, empty, odd)
+
+
+@nights.command("show")
+def nights_show(
+    night: Annotated[str, typer.Argument(help="UTC date of the night, such as 2026-11-23, or `last`.")],
+    name: Series = None,
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """Show the verdict of a night, made again from the records: differences, noise, and what has changed.
+
+    Example: `vitline nights show last`
+    """
+    from flows.nights.show import chosen_night, made_again, print_night
+    from infra.storage import open_store
+
+    store = open_store(settings(root).root)
+    shown = made_again(store, chosen_night(store, night, name))
+    if json:
+        console.emit(shown.model_dump(mode="json"))
+    else:
+        print_night(shown)
 
 
 @flows_app.command("deploy")

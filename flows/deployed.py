@@ -85,8 +85,9 @@ def vitline_flow(name: str) -> Callable[[Callable[[Any], State]], Any]:
     )
 
 
-def run(model: type[R], given: Mapping[str, Any] | R, body: Callable[[R, Engines, FlowRun], str]) -> State:
-    """Validates the form, runs `body`, and returns the final state; the sentence that `body` returns is its message."""
+def run(model: type[R], given: Mapping[str, Any] | R, body: Callable[[R, Engines, FlowRun], str | State]) -> State:
+    """Validates the form, runs `body`, and returns the final state; the sentence that `body` returns is its message. `body` may
+    return a state of a name of its own."""
     this = FlowRun.current()
     fields = given.model_dump(exclude_unset=True) if isinstance(given, FrozenConfig) else given
     with PrefectObserver(this.id) as observer, contextlib.ExitStack() as heartbeat:
@@ -94,7 +95,8 @@ def run(model: type[R], given: Mapping[str, Any] | R, body: Callable[[R, Engines
             request = read_request(model, fields, this.defaults)
             heartbeat.enter_context(beating(open_store(Settings().root), str(this.id)))
             with open_engines(Settings(), observer, this.origin) as engines:
-                state = State(type=StateType.COMPLETED, message=body(request, engines, this))
+                done = body(request, engines, this)
+                state = done if isinstance(done, State) else State(type=StateType.COMPLETED, message=done)
         except Suspended as suspended:  # keeps the state that the user set when suspending the run
             raise Pause(state=suspended_state()) from suspended
         except BaseException as error:
@@ -171,7 +173,11 @@ def evaluate(request: EvaluateRequest) -> State:
 def pretrain_then_transfer_flow(request: PipelineRequest) -> State:
     """Prepares, pre-trains and evaluates. Finished stages are reused. A scheduled run is a night, with its date in the keys."""
 
-    def body(request: PipelineRequest, engines: Engines, this: FlowRun) -> str:
+    def body(request: PipelineRequest, engines: Engines, this: FlowRun) -> str | State:
+        with night_on_record(request, engines, this):
+            return night_or_pipeline(request, engines, this)
+
+    def night_or_pipeline(request: PipelineRequest, engines: Engines, this: FlowRun) -> str | State:
         skip_if_late(request, this)
         plan = resolve_pipeline(engines.root, request, this.night)
         from flows.end_to_end import pretrain_then_transfer
@@ -180,13 +186,24 @@ def pretrain_then_transfer_flow(request: PipelineRequest) -> State:
         engines.observer.say(f"pipeline {plan.key}: {check_deadline(engines.root, plan)}")
         if plan.note:
             engines.observer.say(plan.note)
+        if this.night is not None:
+            with unless_it_fails(engines):
+                from flows.nights.plan import plan_text
+
+                engines.observer.say(plan_text(open_store(engines.root), request.name, this.night, plan.nights))
         with one_at_a_time(engines, this):
             if request.deadline_hours is not None and isinstance(engines.observer, PrefectObserver):
                 engines.observer.deadline = time.monotonic() + 3600 * request.deadline_hours
             result = pretrain_then_transfer(plan, engines)
         show_pipeline(result, engines)
         reused = all(stage.reused for stage in result.record.stages)
-        return sentence(result.record.metrics) + (" (every stage finished before)" if reused else "")
+        scores = sentence(result.record.metrics) + (" (every stage finished before)" if reused else "")
+        verdict = result.night.verdict if result.night else None
+        if verdict is None:
+            return scores
+        # By this name, automations of Prefect can send an alert.
+        name = verdict.word.capitalize() if verdict.word in ("worse", "broken") else None
+        return State(type=StateType.COMPLETED, name=name, message=f"{verdict.sentence} ({scores})")
 
     return run(PipelineRequest, request, body)
 
@@ -271,6 +288,43 @@ def skip_if_late(request: PipelineRequest, this: FlowRun) -> None:
     limit, late = request.max_late_hours, this.late_hours()
     if this.scheduled and limit is not None and late > limit:
         raise Skipped(f"due {this.due:%Y-%m-%d %H:%M} UTC, {late:.1f} h ago; max_late_hours is {limit:g}.")
+
+
+@contextlib.contextmanager
+def night_on_record(request: PipelineRequest, engines: Engines, this: FlowRun) -> Iterator[None]:
+    """Notes the nights before that were missed. At the end, shows the verdict; of a night that was late, skipped or refused, notes
+    why. Nothing of it fails the night."""
+    if (night := this.night) is None:
+        yield
+        return
+    from flows.nights.night_page import night_markdown
+    from flows.nights.night_record import read_night
+    from flows.nights.not_run import note_missed, note_not_run
+
+    root = open_store(engines.root)
+    with unless_it_fails(engines):
+        note_missed(root, request.name, night, this.due_between)
+    try:
+        yield
+    except (Skipped, ValueError) as error:
+        with unless_it_fails(engines):
+            late = this.late_hours() > (request.max_late_hours or float("inf"))
+            note_not_run(root, request.name, night, this.origin, error, late=late)
+        raise
+    finally:
+        with unless_it_fails(engines):
+            record = read_night(root, request.name, night)
+            if record is not None and isinstance(engines.observer, PrefectObserver):
+                engines.observer.page("verdict", f"Verdict of {night}", lambda: night_markdown(record))
+
+
+@contextlib.contextmanager
+def unless_it_fails(engines: Engines) -> Iterator[None]:
+    """Whatever is wrong with the record of a night is logged."""
+    try:
+        yield
+    except Exception as error:
+        engines.observer.say(f"the record of this night could not be written or shown: {error}")
 
 
 @contextlib.contextmanager

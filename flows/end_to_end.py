@@ -5,13 +5,17 @@ Each stage is a Ray job under a claim and has a run key, so that a second run re
 """
 
 import contextlib
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from data_prep.config import CorpusConfig
 from data_prep.shard_format import load_manifest
+from flows.nights.from_records import night_of
+from flows.nights.night_record import NightRecord, write_night
 from flows.records import PipelineRecord, StageRecord, write_pipeline
 from flows.reports.pipeline_report import write_report
 from flows.requests.evaluation_plan import EvaluationPlan
@@ -29,19 +33,23 @@ from infra.runs.claims import ClaimHolder
 from infra.runs.run_state import RunState
 from infra.storage import open_store
 from vit.model_record import published_record
-from vit.vtab.evaluate import Score, TaskRef
+from vit.vtab.evaluate import EvaluationSpec, Score, TaskRef
 from vit.vtab.protocols import over_seeds
 from vit.vtab.published.report import group_means
 from vit.vtab.tasks import VTAB_TASKS
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class PipelineResult:
-    """The record of a finished pipeline, with the corpora and scores that its tables and report show."""
+    """The record of a finished pipeline, with the corpora and the scores of all seeds that its tables and report show."""
 
     record: PipelineRecord
     corpora: list[PreparedCorpus]
     scores: list[Score]
+    night: NightRecord | None = None
+    """The night with its verdict, if it was one."""
 
 
 def pretrain_then_transfer(plan: PipelinePlan, engines: Engines) -> PipelineResult:
@@ -53,19 +61,22 @@ def pretrain_then_transfer(plan: PipelinePlan, engines: Engines) -> PipelineResu
     with exclusively(engines, plan.key) as claim, PipelineRecorder(plan, engines, claim) as recorder:
         corpora = part(engines, "prepare-corpus", plan, lambda: prepare_stage(plan, engines, recorder))
         trained_on, transferred_to = corpora[: len(plan.sources)], corpora[len(plan.sources) :]
-        model = part(engines, "pretrain", plan, lambda: pretrain_stage(plan, trained_on, engines, recorder))
         tasks = [TaskRef(name=corpus.manifest.name, corpus=corpus.uri) for corpus in transferred_to]
-        evaluation, scores = part(
-            engines, "evaluate", plan, lambda: transfer_stage(plan, model, tasks, engines, recorder)
-        )
-        report = write_report(engines.root, recorder.record, trained_on, transferred_to, scores, evaluation)
+        evaluations, scores = list[EvaluationSpec](), list[Score]()
+        for nth in range(plan.nights.num_seeds):
+            train = partial(pretrain_stage, plan, nth, trained_on, engines, recorder)
+            model = part(engines, "pretrain", plan, train, nth)
+            transfer = partial(transfer_stage, plan, nth, model, tasks, engines, recorder, scores)
+            evaluations.append(part(engines, "evaluate", plan, transfer, nth))
+        report = write_report(engines.root, recorder.record, trained_on, transferred_to, scores, evaluations[0])
         recorder.note(report=report)
         recorder.end("finished")
-    return PipelineResult(recorder.record, corpora, scores)
+    return PipelineResult(recorder.record, corpora, scores, recorder.night)
 
 
-def part(engines: Engines, name: str, plan: PipelinePlan, body: Any) -> Any:
-    return engines.observer.part(name, plan.key, {"pipeline": plan.key}, body)
+def part(engines: Engines, name: str, plan: PipelinePlan, body: Any, nth_seed: int = 0) -> Any:
+    title = f"{plan.key}, seed {plan.request.seed + nth_seed}" if nth_seed else plan.key
+    return engines.observer.part(name, title, {"pipeline": plan.key}, body)
 
 
 def prepare_stage(plan: PipelinePlan, engines: Engines, recorder: "PipelineRecorder") -> list[PreparedCorpus]:
@@ -100,43 +111,53 @@ def prepared_before(uri: str) -> PreparedCorpus:
 
 
 def pretrain_stage(
-    plan: PipelinePlan, corpora: Sequence[PreparedCorpus], engines: Engines, recorder: "PipelineRecorder"
+    plan: PipelinePlan, nth_seed: int, corpora: Sequence[PreparedCorpus], engines: Engines, recorder: "PipelineRecorder"
 ) -> str:
-    """URI of the published model."""
-    config = on_corpora(plan.training, plan.request, [corpus.uri for corpus in corpora])
-    spec, trained = train_model(config, engines, plan.night)
+    """URI of the published model of the n-th seed. The record names that of the first."""
+    training = on_corpora(plan.training, plan.request, [corpus.uri for corpus in corpora])
+    training = replace(training, **{"recipe.seed": training.recipe.seed + nth_seed})
+    spec, trained = train_model(training, engines, plan.night)
     state = trained.state
     what = f"{state['images_seen']:,} images in {state['step']:,} steps"
     if "val_top1" in state:
         what += f", val {100 * state['val_top1']:.1f} %"
-        recorder.note(metrics={"val/top1": state["val_top1"]})
+        before = recorder.record.metrics.get("val/top1", 0.0)
+        recorder.note(metrics={"val/top1": before + (state["val_top1"] - before) / (nth_seed + 1)})  # mean over seeds
     where = run_store(engines.root, spec.run_key).uri
     recorder.stage("pretrain", spec.run_key, trained.reused, trained.wall_s, what, where)
     model: str = state["model"]
-    digest = published_record(open_store(model))["digest"]
-    recorder.note(model=model, model_digest=digest, images_seen=state["images_seen"])
+    if not nth_seed:
+        digest = published_record(open_store(model))["digest"]
+        recorder.note(model=model, model_digest=digest, images_seen=state["images_seen"])
     return model
 
 
 def transfer_stage(
-    plan: PipelinePlan, model: str, tasks: Sequence[TaskRef], engines: Engines, recorder: "PipelineRecorder"
-) -> tuple[Any, list[Score]]:
-    """The evaluation and its scores."""
+    plan: PipelinePlan,
+    nth_seed: int,
+    model: str,
+    tasks: Sequence[TaskRef],
+    engines: Engines,
+    recorder: "PipelineRecorder",
+    scores: list[Score],
+) -> EvaluationSpec:
+    """The evaluation of the model of the n-th seed. Its scores are added to `scores`, which holds those of the seeds before."""
     evaluation = EvaluationPlan(
         models=(model, None) if plan.request.from_scratch else (model,),
         tasks=tuple(tasks),
         architecture=plan.training.recipe.model,
         protocol=plan.protocol,
-        seed=plan.request.seed,
+        seed=plan.request.seed + nth_seed,
     )
-    spec, scored, scores = evaluate_tasks(f"{plan.request.name}-transfer", evaluation, engines)
-    trainings = sum(len(score.trials) for score in scores)
+    spec, scored, new = evaluate_tasks(f"{plan.request.name}-transfer", evaluation, engines)
+    scores += new
+    trainings = sum(len(score.trials) for score in new)
     how = f"{trainings} trainings" if trainings else "frozen features"
     what = f"{len(tasks)} tasks x {len(evaluation.models)} inits, {how}"
     where = run_store(engines.root, spec.run_key).uri
     recorder.stage("evaluate", spec.run_key, scored.reused, scored.wall_s, what, where)
     recorder.note(metrics=headline(scores))
-    return spec, scores
+    return spec
 
 
 def headline(scores: Sequence[Score]) -> dict[str, float]:
@@ -155,6 +176,7 @@ class PipelineRecorder:
 
     def __init__(self, plan: PipelinePlan, engines: Engines, claim: ClaimHolder):
         self._root, self._engines, self._claim = open_store(engines.root), engines, claim
+        self.night: NightRecord | None = None
         now = time.time()
         self.record = PipelineRecord(
             key=plan.key,
@@ -190,7 +212,21 @@ class PipelineRecorder:
         self.note(stages=tuple(r.model_dump() for r in (*self.record.stages, row)))
 
     def end(self, state: RunState, reason: str = "") -> None:
-        self.note(state=state, reason=cleaned(reason)[:2000])
+        reason = cleaned(reason)[:2000]
+        if self.record.night is not None:  # before the end, so that whoever sees the end finds the verdict
+            self._judge(state, reason)
+        self.note(state=state, reason=reason)
+
+    def _judge(self, state: RunState, reason: str) -> None:
+        """Writes the night with its verdict. Whatever is wrong with a verdict, the night ends as it would without one."""
+        try:
+            self.night = night_of(self._root, self.record, state, reason)
+            self._claim.check()
+            write_night(self._root, self.night)
+            self._engines.observer.say(self.night.sentence)
+        except Exception as error:
+            log.exception("no verdict of %s", self.record.key)
+            self._engines.observer.say(f"the verdict of this night could not be made: {cleaned(str(error))}")
 
 
 def ended_as(error: BaseException) -> RunState:

@@ -94,6 +94,14 @@ class PipelineRecord(StoredRecord):
     report: str | None = None
     """URI of the HTML report."""
 
+    @property
+    def first_stages(self) -> dict[str, StageRecord]:
+        """The stages by name; of several seeds the first, whose model the record names."""
+        first: dict[str, StageRecord] = {}
+        for stage in self.stages:
+            first.setdefault(stage.stage, stage)
+        return first
+
 
 def attempt_records(run: Store) -> list[AttemptRecord]:
     """The attempts of a run, oldest first. Raises UnreadableRecord."""

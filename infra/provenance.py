@@ -3,6 +3,7 @@
 import contextlib
 import json
 import platform
+import re
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -24,6 +25,15 @@ def versions() -> dict[str, str]:
             continue
     commit = checkout_commit(Path(__file__).resolve().parents[1])
     return found | ({"commit": commit} if commit else {})
+
+
+def cpu_model() -> str:
+    """The model of this machine's processor, as Linux names it: kinds of processors round differently."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        if found:
+            return found[1].strip()
+    return platform.processor() or platform.machine()
 
 
 def compared_versions() -> dict[str, str]:

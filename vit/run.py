@@ -12,7 +12,7 @@ from functools import cached_property, partial
 
 import torch
 
-from infra.provenance import versions
+from infra.provenance import cpu_model, versions
 from infra.runs.claims import ClaimHolder, ClaimLost
 from infra.runs.run_state import RunState, StateDetail, write_state
 from infra.runs.stopping import StopPoller
@@ -374,9 +374,14 @@ class TrainingRun:
             "at": time.time(),
             "world_size": self.world.size,
             "versions": versions(),
+            "hardware": self._hardware(),
         }
         self.run.write_json(f"{prefix}{len(starts):03d}.json", note)
         return int(len(starts) > self.config.execution.max_restarts_without_progress)
+
+    def _hardware(self) -> str:
+        device = self.world.device
+        return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_model()
 
     def _prefix_of_starts(self) -> str:
         """What the keys of this attempt's starts from the newest checkpoint begin with."""

@@ -7,6 +7,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from data_prep.config import CorpusConfig
+from flows.nights.settings import NightSettings
 from flows.on_prefect.deployments import DEPLOYMENTS, Deployment
 from flows.requests.prepare_config import SOURCES
 from vit.config import TrainConfig
@@ -69,6 +70,9 @@ def fields_page() -> str:
         "## Protocols",
         text(Protocol.__doc__ or ""),
         fields_table(Protocol, "protocol.", without=("kind", "name")),
+        "## Nights",
+        text(NightSettings.__doc__ or ""),
+        fields_table(NightSettings, "nights."),
     ]
     return joined(parts)
 

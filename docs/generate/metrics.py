@@ -56,7 +56,8 @@ METRICS = {
         "time/trials_s": "Seconds of all trials of the scores.",
     },
     "Pipelines": {
-        "time/<stage>_s": "Seconds of a stage that was not reused: prepare, pretrain, evaluate.",
+        "time/<stage>_s": "Seconds of a stage that was not reused, over all seeds: prepare, pretrain, evaluate.",
+        "night/<other>/difference": "Of a night: its mean over tasks less that of the champion or of last_night.",
     },
     "Machines": {
         "system/node<k>/cpu_fraction": "Share of all CPUs in use.",

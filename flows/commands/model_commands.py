@@ -192,6 +192,27 @@ def model_verify(
     show_one(verify_model(find_model(settings(root).root, name)), json)
 
 
+@app.command("promote")
+def model_promote(
+    pipeline: Annotated[str, typer.Argument(help="Key of a finished pipeline, or its first characters.")],
+    why: Annotated[str, typer.Option(help="Why it becomes the champion, in a sentence.")],
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """Make the model of a pipeline the champion, which later nights of the same name are compared with.
+
+    Example: `vitline model promote nightly-0a1b2c3d4e5f --why "two points better on all tasks"`
+    """
+    import getpass
+    import platform
+
+    from flows.nights.promote import promote
+    from infra.storage import open_store
+
+    by = f"{getpass.getuser()}@{platform.node()}"
+    show_one(promote(open_store(settings(root).root), pipeline, why=why, by=by).model_dump(mode="json"), json)
+
+
 @app.command("inspect")
 def model_inspect(
     model: Model,

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from typing import Any, TypeVar
 from uuid import UUID
 
 from prefect import runtime
-from pydantic import ValidationError
+from prefect.utilities.asyncutils import run_coro_as_sync
+from pydantic import TypeAdapter, ValidationError
 
 from flows.on_prefect.prefect_observer import client
 from flows.on_prefect.run_names import given_name
@@ -16,6 +17,8 @@ from flows.requests.refusals import problem_text
 from infra.config import FrozenConfig
 
 R = TypeVar("R", bound=FrozenConfig)
+MOST_MISSED = 60
+"""So many missed nights are looked for at most."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,8 @@ class FlowRun:
     """When it first started, also if it was suspended and resumed since; None: now."""
     name: str | None = None
     """Its name, if a person chose one."""
+    schedules: tuple[Any, ...] = ()
+    """The active schedules of its deployment, as Prefect's client knows them."""
 
     @classmethod
     def current(cls) -> "FlowRun":
@@ -50,6 +55,7 @@ class FlowRun:
             name=given_name(run.name),
             defaults=(deployment.parameters or {}).get("request", {}) if deployment else {},
             began=run.start_time,
+            schedules=tuple(s.schedule for s in deployment.schedules if s.active) if deployment else (),
         )
 
     @property
@@ -66,6 +72,19 @@ class FlowRun:
             deployment=self.deployment,
             name=self.name,
         )
+
+    def due_between(self, after: date) -> list[date]:
+        """The UTC dates after this one and before this night on which the schedules had a run due."""
+        if self.night is None or self.night - after <= timedelta(days=1):
+            return []
+        from prefect.server.schemas.schedules import SCHEDULE_TYPES  # the client's schedules compute no dates
+
+        start, dates = datetime.combine(after, datetime.min.time(), UTC) + timedelta(days=1), set[date]()
+        for schedule in self.schedules:
+            known = TypeAdapter[Any](SCHEDULE_TYPES).validate_python(schedule.model_dump())
+            due: Any = run_coro_as_sync(known.get_dates(n=MOST_MISSED, start=start, end=self.due)) or []
+            dates |= {moment.astimezone(UTC).date() for moment in due}
+        return sorted(day for day in dates if after < day < self.night)
 
     def late_hours(self) -> float:
         return ((self.began or datetime.now(UTC)) - self.due).total_seconds() / 3600

@@ -26,8 +26,8 @@ from vit.model_record import CONFIG, PUBLISHING, WEIGHTS, file_key, published_re
 from vit.training.checkpoint_names import find_checkpoints, kept_checkpoints, pin_key
 
 FOLDERS = (
-    "chaos", "claims", "corpora", "doctor", "features", "flow-runs", "mlflow-artifacts", "models", "ops", "pipelines", "reports", "runs",
-    "scores", "sources", "tracking", "trials",
+    "champions", "chaos", "claims", "corpora", "doctor", "features", "flow-runs", "mlflow-artifacts", "models", "nights",
+    "ops", "pipelines", "reports", "runs", "scores", "sources", "tracking", "trials",
 )  # fmt: skip
 """The folders of vitline below a root (docs/design.md, "Store layout"). What lies beside them belongs to others."""
 # The folder of one publication of a model (docs/design.md, "Published models").

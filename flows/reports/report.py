@@ -12,6 +12,7 @@ from flows.records import StageRecord
 from infra.html.page import render as render_page
 from infra.html.plots import Plot
 from vit.vtab.evaluate import Score
+from vit.vtab.protocols import over_seeds
 
 
 @dataclass(frozen=True)
@@ -41,18 +42,20 @@ SCORE_COLUMNS = (
 
 
 def score_rows(scores: Sequence[Score]) -> list[list[str]]:
-    """One row per task: scores of model and control, of always predicting the majority class, and chance."""
+    """One row per task: scores of model and control over the seeds, of always predicting the majority class, and chance."""
     rows = []
     for task in dict.fromkeys(score.task for score in scores):
-        model = next((s for s in scores if s.task == task and s.model_digest is not None), None)
-        scratch = next((s for s in scores if s.task == task and s.model_digest is None), None)
-        any_score = model or scratch
-        assert any_score is not None
-        difference = f"{100 * (model.value - scratch.value):+.1f}" if model and scratch else "-"
+        named = next(score.metric_name for score in scores if score.task == task)  # of several shots the first
+        own = [score for score in scores if score.metric_name == named]
+        model, scratch = (
+            mean_value([s for s in own if (s.model_digest is None) == control]) for control in (False, True)
+        )
+        any_score = own[0]
+        difference = f"{100 * (model - scratch):+.1f}" if model is not None and scratch is not None else "-"
         rows.append(
             [
                 task,
-                *(percent(s.value) if s else "-" for s in (model, scratch)),
+                *("-" if value is None else percent(value) for value in (model, scratch)),
                 difference,
                 percent(any_score.majority_fraction),
                 percent(1 / any_score.num_classes),
@@ -61,6 +64,11 @@ def score_rows(scores: Sequence[Score]) -> list[list[str]]:
             ]
         )
     return rows
+
+
+def mean_value(scores: Sequence[Score]) -> float | None:
+    """The score over seeds; None without scores."""
+    return over_seeds(scores[0].protocol, [score.value for score in scores]) if scores else None
 
 
 def stage_time(stage: StageRecord) -> str:

@@ -45,13 +45,14 @@ def check_deadline(root: str, plan: PipelinePlan) -> str:
     hours = plan.request.deadline_hours
     if hours is None:
         return "no deadline"
-    images = plan.training.recipe.total_steps * plan.training.recipe.input.global_batch_size
+    each = plan.training.recipe.total_steps * plan.training.recipe.input.global_batch_size
+    images = each * plan.nights.num_seeds
     rate = known_images_per_s(root, plan.training)
     if rate is None:
         return f"deadline of {hours:g} h: no earlier run of this network has a known rate; the run is stopped at the deadline"
     needed = images / rate / 3600
     if needed > hours:
-        fits = int(hours * 3600 * rate)
+        fits = int(hours * 3600 * rate / plan.nights.num_seeds)
         raise ValueError(
             f"{images:,} images take {needed:.2f} h at the {rate:,.0f} images/s of the last run of this network, "
             f"but deadline_hours is {hours:g}. Set train_images to at most {fits:,}, or a larger deadline_hours."

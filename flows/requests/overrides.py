@@ -36,6 +36,7 @@ def override_paths(flow: str) -> list[str]:
     """The paths that `overrides` of a flow's form accepts, in the order of the configs; empty if the form has no overrides.
     Fields of other architectures and kinds of sources are not listed."""
     from data_prep.corpora.presets import digits
+    from flows.nights.settings import PREFIX, NightSettings
     from vit.config import TrainConfig
     from vit.recipes import recipe_named
     from vit.vtab.protocols import protocol_named
@@ -51,7 +52,7 @@ def override_paths(flow: str) -> list[str]:
         "branch": trained,
         "finetune": trained,
         "evaluate": protocol,
-        "pretrain-then-transfer": trained + protocol,
+        "pretrain-then-transfer": trained + protocol + [f"{PREFIX}{name}" for name in NightSettings.model_fields],
     }
     fixed = ("protocol.name", "protocol.kind", "recipe.model.architecture", "recipe.seed")
     return [path for path in paths.get(flow, []) if path not in fixed]

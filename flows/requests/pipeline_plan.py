@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
+from flows.nights.settings import NightSettings, night_settings
 from flows.requests.forms import PipelineRequest
 from flows.requests.named_corpora import CorpusChoice, choose_corpus, corpus_identity, named_tasks
 from flows.requests.requested_protocol import requested_protocol
@@ -32,6 +33,7 @@ class PipelinePlan:
     training: TrainConfig
     """The pre-training without its corpora, which may not be prepared yet."""
     protocol: Protocol | Probe
+    nights: NightSettings
     night: date | None = None
     note: str | None = None
     """What the user should know of the tasks, as a sentence; None if there is nothing to say."""
@@ -51,8 +53,11 @@ def resolve_pipeline(root: str, request: PipelineRequest, night: date | None = N
     if request.mix_with:
         identity.append(_check_mixture(training, request, sources))
         inputs |= {f"mixed.{i}": corpus_identity(open_store(root), choice) for i, choice in enumerate(sources[1:])}
+    nights = night_settings(request.overrides)
+    if nights.num_seeds > 1:  # with one seed, keys are those of versions that knew no more
+        identity.append(nights.num_seeds)
     key = run_key(request.name, "pipeline", digest_of(identity), inputs, night)
-    return PipelinePlan(key, request, tuple(sources), tuple(tasks), training, protocol, night, note)
+    return PipelinePlan(key, request, tuple(sources), tuple(tasks), training, protocol, nights, night, note)
 
 
 def recorded_request(request: PipelineRequest) -> dict[str, Any]:

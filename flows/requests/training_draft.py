@@ -30,7 +30,7 @@ def draft_training(name: str, request: PretrainRequest | PipelineRequest) -> Tra
     config = TrainConfig(name=name, corpus="not prepared yet", recipe=replace(recipe, **changes), execution=execution)
     overrides: dict[str, Any] = dict(request.overrides)
     if isinstance(request, PipelineRequest):
-        overrides = {k: v for k, v in overrides.items() if not k.startswith("protocol.")}
+        overrides = {k: v for k, v in overrides.items() if not k.startswith(("protocol.", "nights."))}
     elif request.peak_lr is not None:
         overrides = {"recipe.optim.peak_lr": request.peak_lr, **overrides}
     refuse_form_fields({path for path in overrides if path.partition(".")[0] in _OF_THE_FORM})

@@ -152,11 +152,12 @@ class Sender:
         run = self._tracked_parent(snapshot)
         if run is None:
             return "deleted"
-        links = {s.stage: TrackingIds(self.root.child(f"runs/{s.run_key}"), self.tracking.uri).read() for s in stages}
+        links = {s.run_key: TrackingIds(self.root.child(f"runs/{s.run_key}"), self.tracking.uri).read() for s in stages}
         digest = digest_of([snapshot.digest, links, [s.model_dump(mode="json") for s in record.stages]])[:16]
         if shipped(run).get("view") == digest:
             return "unchanged"
-        runs = {f"vitline.run.{stage}": found[RUN] for stage, found in links.items() if RUN in found}
+        first = {name: links.get(stage.run_key, {}) for name, stage in record.first_stages.items()}
+        runs = {f"vitline.run.{stage}": found[RUN] for stage, found in first.items() if RUN in found}
         self.tracking.put_tags(run, snapshot.tags | runs)
         self.tracking.put_params(run, snapshot.params)
         self.tracking.put_data(run, [DataUse(**vars(corpus)) for corpus in snapshot.corpora])
@@ -164,7 +165,7 @@ class Sender:
         self._send_values(run, snapshot, [])
         table = ["| stage | run | what | |", "|---|---|---|---|"]
         for stage in record.stages:
-            url = links.get(stage.stage, {}).get("url")
+            url = links.get(stage.run_key, {}).get("url")
             name = f"[{stage.run_key}]({url})" if url else stage.run_key or ""
             time_spent = "reused" if stage.reused else f"{stage.wall_s:,.0f} s"
             table.append(f"| {stage.stage} | {name} | {stage.what} | {time_spent} |")

@@ -8,6 +8,8 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 
+from flows.nights.night_page import night_markdown
+from flows.nights.night_record import read_night
 from flows.records import AttemptRecord, Origin, PipelineRecord, attempt_records, read_pipeline
 from flows.stored_configs import JSON, PreparationFile, RunFile, StoredTraining, TrainingFile, stage_of
 from flows.to_mlflow.evaluation_snapshot import show_evaluation
@@ -362,11 +364,13 @@ def pipeline_snapshot(root: Store, key: str) -> tuple[RunSnapshot, PipelineRecor
         files={"request.json": json_bytes(record.request)},
         facts=origin_facts(record.origin),
     )
-    snapshot.values = {name: (value, step) for name, value in record.metrics.items()} | {
-        f"time/{stage.stage}_s": (stage.wall_s, 0) for stage in record.stages if not stage.reused
-    }
-    for stage in record.stages:
+    snapshot.values = {name: (value, step) for name, value in record.metrics.items()}
+    for name in record.first_stages:
+        if worked := [stage.wall_s for stage in record.stages if stage.stage == name and not stage.reused]:
+            snapshot.values |= {f"time/{name}_s": (sum(worked), 0)}
+    for stage in record.first_stages.values():
         add_stage(snapshot, root, stage.stage, stage.run_key)
+    add_verdict(snapshot, root, record)
     # Params of the stages are not repeated.
     fields = {k: v if isinstance(v, dict) else plain(v) for k, v in record.request.items() if k not in snapshot.params}
     shown = {k: canonical_json(v) if isinstance(v, dict) else v for k, v in fields.items() if v not in ({}, "")}
@@ -379,6 +383,22 @@ def pipeline_snapshot(root: Store, key: str) -> tuple[RunSnapshot, PipelineRecor
     snapshot.tags = {name: str(value) for name, value in snapshot.tags.items() if value not in (None, "")}
     snapshot.params = {name: value for name, value in snapshot.params.items() if value is not None}
     return snapshot, record
+
+
+def add_verdict(snapshot: RunSnapshot, root: Store, record: PipelineRecord) -> None:
+    """Adds the verdict of a night: its word and sentence as tags, the differences as metrics, the page as a file."""
+    night = read_night(root, record.name, record.night) if record.night else None
+    if night is None or night.verdict is None or night.pipeline != record.key:
+        return
+    snapshot.tags |= {"vitline.verdict": night.verdict.word, "vitline.verdict.sentence": night.sentence}
+    snapshot.facts.insert(0, f"**Verdict:** {night.sentence}")
+    snapshot.files = {**snapshot.files, "verdict.md": night_markdown(night).encode()}
+    step = record.images_seen or 0
+    for against in night.verdict.against:
+        snapshot.tags[f"vitline.verdict.{against.who.replace(' ', '_')}"] = against.word
+        if against.differences:
+            name = f"night/{against.who.replace(' ', '_')}/difference"
+            snapshot.values = {**snapshot.values, name: (against.whole.value, step)}
 
 
 def user_of(root: Store, record: PipelineRecord) -> str | None:

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from flows.nights.night_record import read_night
 from flows.requests.forms import PipelineRequest
 from flows.worker import refusal
 from infra.ray_jobs import RayJobs
@@ -173,6 +174,10 @@ class TestNights:
         assert (state.type, state.name) == ("COMPLETED", "Skipped")
         assert "5.0 h ago; max_late_hours is 3." in state.message
         assert left_in(in_stack) == before
+        due = (datetime.now(UTC) - timedelta(hours=5)).date()
+        night = read_night(open_store(in_stack.root), "emoji", due)
+        assert (night.outcome, night.pipeline) == ("late", None)
+        assert night.sentence.startswith("Not compared: the night was late. due ")
 
     def test_one_never_overlaps_another_or_its_jobs(self, in_stack, scheduled):
         from flows.deployed import one_at_a_time

@@ -21,7 +21,8 @@ def key(root, night=None, **changes):
 
 
 def test_equal_pipelines_have_equal_keys_and_different_ones_different_keys(digits_root):
-    same = [{}, {"num_workers": 1}, {"deadline_hours": 2}, {"overrides": {"execution.log_every_steps": 1}}]
+    same = [{}, {"num_workers": 1}, {"deadline_hours": 2}, {"overrides": {"execution.log_every_steps": 1}},
+            {"overrides": {"nights.num_seeds": 1, "nights.wanted_difference": 0.02}}]  # fmt: skip
     assert len({key(digits_root, **changes) for changes in same}) == 1
     others = [
         {},
@@ -32,6 +33,7 @@ def test_equal_pipelines_have_equal_keys_and_different_ones_different_keys(digit
         {"corpus": "digits-0-to-4"},
         {"overrides": {"recipe.optim.peak_lr": 0.5}},
         {"overrides": {"protocol.total_steps": 70}},
+        {"overrides": {"nights.num_seeds": 3}},
     ]
     keys = [key(digits_root, **changes) for changes in others] + [key(digits_root, NIGHT)]
     assert len(set(keys)) == len(keys)
@@ -44,6 +46,13 @@ def test_the_keys_of_a_pipeline_and_its_training_depend_on_the_night(digits_root
     config = resolve_pretrain(digits_root, PretrainRequest(corpus="digits", recipe="digits"))
     keys = {make_spec(config, digits_root, night).run_key for night in (None, NIGHT, date(2026, 11, 22))}
     assert len(keys) == 3
+
+
+def test_settings_of_nights_are_checked_by_name_and_value(digits_root):
+    with pytest.raises(ValueError, match=r"no field 'nights.num_seed'; .* Did you mean 'nights.num_seeds'\?"):
+        key(digits_root, overrides={"nights.num_seed": 3})
+    with pytest.raises(ValueError, match=r"nights.num_seeds: Input should be greater than or equal to 1, not 0\."):
+        key(digits_root, overrides={"nights.num_seeds": 0})
 
 
 def test_a_changed_protocol_has_another_name(digits_root):

@@ -1,0 +1,187 @@
+"""The verdict of a night from what the store holds: records of pipelines, scores, predictions and starts of trainings.
+
+The same records give the same verdict: `judge_again` uses the nights that the stored verdict names.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import date
+from typing import Any
+
+from flows.catalog import list_pipelines
+from flows.nights.judge import Verdict, judge, not_whole
+from flows.nights.night_record import NightRecord, read_champion
+from flows.nights.night_scores import NightScores, TaskScore
+from flows.nights.settings import night_settings
+from flows.records import PipelineRecord, read_pipeline
+from infra.config import flatten
+from infra.records import UnreadableRecord, reading
+from infra.runs.run_state import RunState
+from infra.storage import Store
+from vit.run_spec import read_starts
+from vit.training.predictions import Predictions
+from vit.vtab.evaluate import Score
+from vit.vtab.trained.trials import TrialResult
+
+NOISE_NIGHTS = 30
+"""The noise of seeds is estimated from so many earlier nights at most."""
+# Fields of a request that say when or how fast it runs, which no score depends on.
+_NO_RESULT = ("deadline_hours", "max_late_hours", "num_workers", "name")
+_READERS = 8
+
+
+def night_of(root: Store, record: PipelineRecord, state: RunState, reason: str = "") -> NightRecord:
+    """The record of a night whose pipeline ends in this state, with its verdict. Raises if the verdict cannot be made."""
+    assert record.night is not None
+    verdict = not_whole(state, reason)
+    if state == "finished":
+        pipelines = earlier_nights(root, record.name, record.night)
+        champion = read_champion(root, record.name)
+        verdict = verdict_of(
+            root,
+            record,
+            champion.pipeline if champion else None,
+            pipelines[-1].key if pipelines else None,
+            [each.key for each in pipelines[-NOISE_NIGHTS:]],
+        )
+    return NightRecord(
+        name=record.name,
+        night=record.night,
+        outcome=state,
+        reason=reason,
+        pipeline=record.key,
+        origin=record.origin,
+        at=time.time(),
+        verdict=verdict,
+    )
+
+
+def judge_again(root: Store, night: NightRecord) -> Verdict:
+    """The verdict of a night, made again from the records that its stored verdict names."""
+    assert night.pipeline is not None
+    record, stored = read_pipeline(root, night.pipeline), night.verdict
+    if stored is None:
+        again = night_of(root, record, record.state, record.reason).verdict
+        assert again is not None
+        return again
+    if record.state != "finished":
+        return not_whole(record.state, record.reason)
+    keys: dict[str, str] = {one.who: one.key for one in stored.against}
+    return verdict_of(root, record, keys.get("champion"), keys.get("last night"), stored.noise_nights)
+
+
+def verdict_of(
+    root: Store, record: PipelineRecord, champion: str | None, last_night: str | None, noise_nights: Iterable[str]
+) -> Verdict:
+    """The verdict of a whole night. Other nights are named by the keys of their pipelines; those that are gone are left out."""
+    ours = scores_of(root, record, predictions=True)
+    if ours is None:
+        return not_whole("failed", "It has no scores.")
+
+    def read(key: str | None, predictions: bool) -> NightScores | None:
+        with contextlib.suppress(FileNotFoundError, UnreadableRecord):
+            return scores_of(root, read_pipeline(root, key), predictions) if key else None
+        return None
+
+    with ThreadPoolExecutor(_READERS) as pool:
+        earlier = [one for one in pool.map(lambda key: read(key, False), noise_nights) if one]
+    wanted = night_settings(record.request.get("overrides", {})).wanted_difference
+    return judge(ours, read(champion, True), read(last_night, True), earlier, wanted=wanted)
+
+
+def earlier_nights(root: Store, name: str, night: date) -> list[PipelineRecord]:
+    """The whole nights of the same series before this date, oldest first. Missed, late and cut ones are not among them."""
+    nights = [
+        (each.night, each.started_at, each)
+        for each in list_pipelines(root.uri)
+        if each.night and each.name == name and each.state == "finished" and each.night < night
+    ]
+    return [each for *_, each in sorted(nights, key=lambda night: night[:2])]
+
+
+def scores_of(root: Store, record: PipelineRecord, predictions: bool) -> NightScores | None:
+    """The scores of a pipeline's models, with or without their predictions; None if it has none."""
+    by_model: dict[str, dict[str, Score]] = {}
+    for stage in record.stages:
+        if stage.stage == "evaluate" and stage.run_key:
+            state = root.child(f"runs/{stage.run_key}").read_json_or_none("state.json") or {}
+            with reading(root.uri_of(f"runs/{stage.run_key}/state.json")):
+                for score in map(Score.model_validate, state.get("scores") or ()):
+                    if score.model_digest is not None:
+                        by_model.setdefault(score.model_digest, {})[score.metric_name] = score
+    if not by_model:
+        return None
+    everywhere = set.intersection(*({*scores} for scores in by_model.values()))
+    names = [name for name in next(iter(by_model.values())) if name in everywhere]
+    tasks = {name: tuple(task_score(root, scores[name], predictions) for scores in by_model.values()) for name in names}
+    return NightScores(record.key, record.night, tuple(by_model), tasks, facts_of(root, record))
+
+
+def task_score(root: Store, score: Score, predictions: bool) -> TaskScore:
+    found = read_predictions(root, score) if predictions else None
+    right = None if found is None else found.right
+    return TaskScore(score.value, score.num_examples, score.majority_fraction, score.split_digest, right)
+
+
+def read_predictions(root: Store, score: Score) -> Predictions | None:
+    """The predictions of the final trial; None for a probe, or if they were deleted."""
+    found = root.read_json_or_none(f"trials/{score.trials[-1]}.json") if score.trials else None
+    if found is None or not (files := TrialResult.model_validate(found).files):
+        return None
+    with contextlib.suppress(FileNotFoundError):
+        return Predictions.from_parquet(root.read(f"trials/{files[0]}"))
+    return None
+
+
+def facts_of(root: Store, record: PipelineRecord) -> dict[str, Any]:
+    """What the scores may depend on: request, corpora, code, versions and hardware, by dotted name."""
+    request = {name: value for name, value in record.request.items() if name not in _NO_RESULT}
+    overrides: Mapping[str, Any] = request.pop("overrides", {})
+    facts: dict[str, Any] = {
+        **{f"request.{name}": value for name, value in flatten(request).items()},
+        **{
+            f"request.{name}": value
+            for name, value in overrides.items()
+            if not name.startswith(("execution.", "nights."))
+        },
+        **{f"corpora.{name}": digest[:12] for name, digest in record.corpora.items()},
+    }
+    for stage in record.stages:
+        if stage.stage == "pretrain" and stage.run_key:
+            starts = sorted(read_starts(root.child(f"runs/{stage.run_key}")), key=lambda start: start["at"])
+            for start in starts[-1:]:
+                versions = dict(start.get("versions", {}))
+                facts |= {"commit": versions.pop("commit", None), "hardware": start.get("hardware")}
+                facts |= {f"versions.{name}": version for name, version in versions.items()}
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def newest_first(records: Sequence[NightRecord]) -> list[NightRecord]:
+    return sorted(records, key=lambda record: (record.night, record.name), reverse=True)
+
+
+def known_nights(root: Store, report: Callable[[UnreadableRecord], None]) -> list[NightRecord]:
+    """Every night, newest first: those with a record, and those of pipelines that older versions of vitline have run."""
+    found: dict[tuple[str, Any], NightRecord] = {}
+    for record in reversed(list_pipelines(root.uri)):
+        if record.night is not None:
+            found[record.name, record.night] = NightRecord(
+                name=record.name,
+                night=record.night,
+                outcome=record.state,
+                reason=record.reason,
+                pipeline=record.key,
+                origin=record.origin,
+                at=record.updated_at,
+            )
+    for key in root.list("nights/"):
+        try:
+            with reading(root.uri_of(key)):
+                night = NightRecord.model_validate(root.read_json(key))
+        except UnreadableRecord as odd:
+            report(odd)
+            continue
+        found[night.name, night.night] = night
+    return newest_first(list(found.values()))

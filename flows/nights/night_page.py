@@ -1,0 +1,107 @@
+"""A night as Markdown, for its page in Prefect and MLflow, and as rows for a terminal."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from flows.nights.compare import Difference
+from flows.nights.judge import Against, other_night, points, short_name
+from flows.nights.night_record import NightRecord
+
+COLUMNS = ("", "this night", "before", "difference", "±", "noise: seeds", "noise: images", "verdict")
+NIGHT_COLUMNS = ("night", "name", "verdict", "sentence")
+
+
+def night_markdown(night: NightRecord) -> str:
+    """The sentence, a table for each comparison, and what has changed."""
+    parts = [f"**{night.sentence}**"]
+    if night.verdict is not None:
+        parts += [_against_markdown(one) for one in night.verdict.against]
+        parts.append(footnote(night))
+    return "\n\n".join(filter(None, parts))
+
+
+def difference_rows(against: Against) -> list[list[str]]:
+    """Rows of COLUMNS: percent, and differences in percentage points."""
+    return [_row(difference) for difference in against.differences]
+
+
+def change_rows(against: Against) -> list[list[str]]:
+    """What has changed: name, there, here."""
+    return [[name, *map(_value, pair)] for name, pair in against.changes.items()]
+
+
+def title(against: Against) -> str:
+    text = f"Against {other_night(against)}: {against.word}"
+    return f"{text}, the same models bit for bit" if against.identical else text
+
+
+def notes(against: Against) -> list[str]:
+    """What the numbers of a comparison do not say."""
+    lines = []
+    if against.noise_of and not against.identical:
+        lines.append(f"Noise of seeds from {against.noise_of}.")
+    if against.visible is not None and not against.identical:
+        needed = f" The wanted difference takes {against.seeds_needed} seeds a night." if against.seeds_needed else ""
+        lines.append(f"A difference of {100 * against.visible:.1f} points is seen four times in five.{needed}")
+    other = [short_name(d.name) for d in against.differences if not d.paired and d.name != "mean over tasks"]
+    if other:
+        lines.append(f"Not paired, as there are no predictions for the same test images: {', '.join(other)}.")
+    for names, where in ((against.only_ours, "this night"), (against.only_theirs, "the other night")):
+        if names:
+            lines.append(f"Only in {where}, so not in the mean: {', '.join(map(short_name, names))}.")
+    return lines
+
+
+def footnote(night: NightRecord) -> str:
+    if night.verdict is None or not night.verdict.against:
+        return ""
+    return (
+        f"Percent and percentage points. Where nothing changes, one night in {1 / night.verdict.false_alarms:.0f} is called "
+        f"better or worse; differences below {100 * night.verdict.wanted_difference:.1f} are called the same. "
+        f"`vitline nights show {night.night} --name {night.name}` makes this again from the records."
+    )
+
+
+def night_row(night: NightRecord) -> dict[str, Any]:
+    """A row of `vitline nights list`."""
+    word = night.verdict.word if night.verdict else "not compared" if night.pipeline is None else "no verdict"
+    return {
+        "night": night.night.isoformat(),
+        "name": night.name,
+        "outcome": night.outcome,
+        "verdict": word,
+        "pipeline": night.pipeline,
+        "sentence": night.sentence,
+    }
+
+
+def _against_markdown(against: Against) -> str:
+    parts = [f"### {title(against)}"]
+    if against.differences:
+        parts.append(_table(COLUMNS, difference_rows(against)))
+    if lines := notes(against):
+        parts.append(" ".join(lines))
+    if rows := change_rows(against):
+        parts.append(_table(("changed", "there", "here"), rows))
+    return "\n\n".join(parts)
+
+
+def _row(difference: Difference) -> list[str]:
+    def half(value: float | None) -> str:
+        return "-" if value is None else f"{100 * value:.1f}"
+
+    name = short_name(difference.name) if "/" in difference.name else difference.name
+    return [
+        name, f"{100 * difference.ours:.1f}", f"{100 * difference.theirs:.1f}", points(difference.value),
+        half(difference.half_width), half(difference.seeds_se), half(difference.images_se), difference.word,
+    ]  # fmt: skip
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [list(columns), ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') or ' ' for cell in line)} |" for line in lines)
+
+
+def _value(value: Any) -> str:
+    text = "-" if value is None else str(value)
+    return text[:12] if len(text) in (40, 64) and " " not in text else text

@@ -1,0 +1,102 @@
+"""What the store keeps of nights: one record for each, and the champion that they are compared with."""
+
+import time
+from datetime import date
+from typing import Literal
+
+from flows.nights.judge import Verdict
+from flows.records import Origin
+from infra.records import StoredRecord, reading
+from infra.runs.run_state import RunState
+from infra.storage import PreconditionFailed, Store
+
+NIGHTS, CHAMPIONS = "nights", "champions"
+
+
+class NightRecord(StoredRecord):
+    """`nights/<name>/<date>.json`. A night that was not run has no pipeline."""
+
+    schema_version: int = 1
+    name: str
+    """Name in the request, which the nights of one series share."""
+    night: date
+    outcome: RunState | Literal["late", "skipped", "missed"]
+    """The end of its pipeline; or `late`, `skipped` because the night before was still running, `missed` because nothing started."""
+    reason: str = ""
+    pipeline: str | None = None
+    """Key of the pipeline."""
+    origin: Origin = Origin()
+    at: float = 0.0
+    """When this was written, in Unix seconds."""
+    verdict: Verdict | None = None
+    """None where it could not be made."""
+
+    @property
+    def sentence(self) -> str:
+        if self.verdict is not None:
+            return self.verdict.sentence
+        if self.outcome in ("late", "skipped", "missed"):
+            return f"Not compared: the night was {self.outcome}. {self.reason}".strip()
+        return f"No verdict: {self.reason or self.outcome}"
+
+
+class ChampionRecord(StoredRecord):
+    """`champions/<name>.json`: the model that nights are compared with. It is only created and swapped."""
+
+    schema_version: int = 1
+    name: str
+    pipeline: str
+    """Key of the pipeline that made the model."""
+    model: str
+    """URI of the published model; of a night with several seeds, that of the first."""
+    model_digest: str
+    by: str
+    """Who promoted it, user@host."""
+    why: str
+    at: float
+    """Unix seconds."""
+    replaces: str | None = None
+    """Pipeline of the champion before."""
+    counter: int = 1
+
+
+def night_key(name: str, night: date) -> str:
+    return f"{NIGHTS}/{name}/{night.isoformat()}.json"
+
+
+def read_night(root: Store, name: str, night: date) -> NightRecord | None:
+    """The record of a night, or None. Raises UnreadableRecord."""
+    found = root.read_json_or_none(night_key(name, night))
+    if found is None:
+        return None
+    with reading(root.uri_of(night_key(name, night))):
+        return NightRecord.model_validate(found)
+
+
+def write_night(root: Store, record: NightRecord) -> None:
+    root.write_json(night_key(record.name, record.night), record.model_dump(mode="json"))
+
+
+def note_night(root: Store, record: NightRecord) -> None:
+    """Notes a night that was not run, unless something is known of it already."""
+    record = record.model_copy(update={"at": time.time()})
+    try:
+        root.create(night_key(record.name, record.night), record.model_dump_json(indent=1).encode())
+    except PreconditionFailed:
+        return
+
+
+def night_dates(root: Store, name: str) -> list[date]:
+    """The nights of a series of which there is a record, oldest first."""
+    keys = [key.rpartition("/")[2] for key in root.list(f"{NIGHTS}/{name}/")]
+    return sorted(date.fromisoformat(key.removesuffix(".json")) for key in keys if key.endswith(".json"))
+
+
+def read_champion(root: Store, name: str) -> ChampionRecord | None:
+    """The champion of a series, or None. Raises UnreadableRecord."""
+    key = f"{CHAMPIONS}/{name}.json"
+    found = root.read_json_or_none(key)
+    if found is None:
+        return None
+    with reading(root.uri_of(key)):
+        return ChampionRecord.model_validate(found)

@@ -1,0 +1,58 @@
+"""`vitline model promote`: makes a night, or another pipeline, the champion that later nights are compared with."""
+
+import time
+
+from flows.catalog import list_pipelines
+from flows.nights.night_record import CHAMPIONS, ChampionRecord
+from infra.names import there_are
+from infra.records import reading
+from infra.storage import PreconditionFailed, Store
+
+
+def promote(root: Store, key: str, *, why: str, by: str) -> ChampionRecord:
+    """The record of the new champion of its series. `key` is that of a finished pipeline, or its first characters.
+
+    Raises ValueError for a key of no or several pipelines, one without a model or a reason that is empty, RuntimeError if somebody
+    else has promoted another pipeline meanwhile.
+    """
+    if not why.strip():
+        raise ValueError("--why is empty; say in a sentence why this model becomes the champion.")
+    every = list_pipelines(root.uri)
+    found = [record for record in every if record.key.startswith(key)]
+    if len(found) != 1:
+        known = there_are(key, (record.key for record in found or every))
+        raise ValueError(
+            f"{key!r} is the key of {len(found) or 'no'} pipelines; {known} `vitline nights list` lists those of nights."
+        )
+    (record,) = found
+    if record.state != "finished" or record.model is None or record.model_digest is None:
+        raise ValueError(
+            f"{record.key} has ended as {record.state}, so it is no champion; promote a finished pipeline."
+        )
+    name = f"{CHAMPIONS}/{record.name}.json"
+    try:
+        data, tag = root.read_tagged(name)
+    except FileNotFoundError:
+        before = None
+    else:
+        with reading(root.uri_of(name)):
+            before = ChampionRecord.model_validate_json(data)
+    champion = ChampionRecord(
+        name=record.name,
+        pipeline=record.key,
+        model=record.model,
+        model_digest=record.model_digest,
+        by=by,
+        why=why.strip(),
+        at=time.time(),
+        replaces=before.pipeline if before else None,
+        counter=before.counter + 1 if before else 1,
+    )
+    new = champion.model_dump_json(indent=1).encode()
+    try:
+        root.create(name, new) if before is None else root.compare_and_swap(name, new, tag)
+    except PreconditionFailed as error:
+        raise RuntimeError(
+            f"Another champion of {record.name} was promoted at the same time. Look at it, and try again."
+        ) from error
+    return champion

@@ -1,0 +1,37 @@
+"""What a nightly pipeline says of its nights, by overrides that begin with `nights.`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from infra.config import FrozenConfig
+from infra.names import did_you_mean
+
+PREFIX = "nights."
+
+
+class NightSettings(FrozenConfig):
+    """How often a pipeline trains, and which difference between two nights is of interest."""
+
+    num_seeds: int = Field(1, ge=1, le=20)
+    """Number of pre-trainings, each with its own evaluation, with consecutive seeds from `seed` on. The noise between seeds is
+    only known from several: 3 are a good start."""
+    wanted_difference: float = Field(0.01, ge=0, lt=1)
+    """The smallest difference between two nights that is of interest, as a fraction: 0.01 is one point. Smaller ones are called
+    the same."""
+
+
+def night_settings(overrides: Mapping[str, Any]) -> NightSettings:
+    """The settings in the overrides of a form. Raises ValueError that names a wrong field."""
+    given = {name.removeprefix(PREFIX): value for name, value in overrides.items() if name.startswith(PREFIX)}
+    known = NightSettings.model_fields.keys()
+    if unknown := next((name for name in given if name not in known), None):
+        names = [f"{PREFIX}{name}" for name in known]
+        hint = did_you_mean(f"{PREFIX}{unknown}", names)
+        raise ValueError(f"There is no field '{PREFIX}{unknown}'; its fields are: {', '.join(names)}.{hint}")
+    try:
+        return NightSettings(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{PREFIX}{first['loc'][0]}: {first['msg']}, not {first['input']!r}.") from error

@@ -1,0 +1,128 @@
+"""How a pipeline ends its night: the verdict is written first, under its claim, and changes nothing in how it ends."""
+
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import date
+from statistics import fmean
+from types import SimpleNamespace
+
+import pytest
+
+from flows import end_to_end
+from flows.end_to_end import PipelineRecorder
+from flows.nights.from_records import scores_of
+from flows.nights.night_record import read_night
+from flows.records import read_pipeline
+from flows.requests.forms import PipelineRequest
+from flows.requests.pipeline_plan import resolve_pipeline
+from flows.stages.engines import open_engines
+from flows.stages.stage import StageFailed, StageResult, exclusively
+from infra.settings import Settings
+from infra.storage import open_store
+from vit.vtab.evaluate import Score
+
+from .simulated import Nights, store_night
+
+NIGHT = date(2026, 11, 23)
+
+
+@pytest.fixture
+def store(root):
+    return open_store(root)
+
+
+@pytest.fixture
+def recorder(root, store):
+    """recorder(): that of a night with scores, as its pipeline has it before the end."""
+    with ExitStack() as contexts:
+        engines = contexts.enter_context(open_engines(Settings(root=root)))
+
+        def begin():
+            request = PipelineRequest(name="nightly", corpus="digits-0-to-4", recipe="digits", tasks=("digits-5-to-9",))
+            plan = resolve_pipeline(root, request, NIGHT)
+            stages = store_night(store, replace(Nights(0).night(), key=plan.key, night=NIGHT)).stages
+            begun = PipelineRecorder(plan, engines, contexts.enter_context(exclusively(engines, plan.key)))
+            begun.__enter__()
+            begun.note(stages=tuple(stage.model_dump() for stage in stages))
+            return begun
+
+        yield begin
+
+
+def test_a_finished_night_has_its_verdict_before_its_record_ends(store, recorder):
+    begun = recorder()
+    begun.end("finished")
+    night = read_night(store, "nightly", NIGHT)
+    assert (night.outcome, night.pipeline) == ("finished", begun.record.key)
+    assert night.sentence == "Not compared: there is neither a champion nor an earlier whole night."
+    assert night == begun.night
+    assert night.at <= read_pipeline(store, begun.record.key).updated_at
+
+
+def test_a_failed_night_is_broken(store, recorder):
+    begun = recorder()
+    error = StageFailed("the training diverged", "diverged")
+    begun.__exit__(type(error), error, None)
+    assert read_pipeline(store, begun.record.key).state == "diverged"
+    assert read_night(store, "nightly", NIGHT).sentence == "Broken: the night diverged. the training diverged"
+
+
+def test_a_verdict_that_cannot_be_made_fails_no_night(store, recorder, monkeypatch, capsys):
+    def fail(*_):
+        raise KeyError("scores")
+
+    monkeypatch.setattr(end_to_end, "night_of", fail)
+    begun = recorder()
+    begun.end("finished")
+    assert read_pipeline(store, begun.record.key).state == "finished"
+    assert read_night(store, "nightly", NIGHT) is None
+    assert "the verdict of this night could not be made: 'scores'" in capsys.readouterr().err
+
+
+def test_a_night_of_several_seeds_trains_and_evaluates_each_and_records_means(root, store, digits, monkeypatch):
+    """Training and evaluation are replaced; tests/end_to_end has them."""
+    scores = Nights(0).night(num_seeds=3)
+    record = store_night(store, replace(scores, key="made"), name="other")
+    trained = [stage.run_key for stage in record.stages if stage.stage == "pretrain"]
+    evaluated = [stage.run_key for stage in record.stages if stage.stage == "evaluate"]
+    seeds = []
+
+    def train_model(config, engines, night):
+        nth = config.recipe.seed - 5
+        seeds.append((config.recipe.seed, night))
+        state = {
+            "images_seen": 16,
+            "step": 1,
+            "val_top1": 0.5 + 0.1 * nth,
+            "model": f"{root}/models/{scores.models[nth]}",
+        }
+        return SimpleNamespace(run_key=trained[nth]), StageResult(state, False, 1.0)
+
+    def evaluate_tasks(name, plan, engines):
+        nth = plan.seed - 5
+        assert plan.models == (f"{root}/models/{scores.models[nth]}",)
+        found = store.read_json(f"runs/{evaluated[nth]}/state.json")["scores"]
+        return (
+            SimpleNamespace(run_key=evaluated[nth]),
+            StageResult({}, False, 1.0),
+            [Score.model_validate(s) for s in found],
+        )
+
+    monkeypatch.setattr(end_to_end, "train_model", train_model)
+    monkeypatch.setattr(end_to_end, "evaluate_tasks", evaluate_tasks)
+    monkeypatch.setattr(end_to_end, "published_record", lambda store: {"digest": store.uri.rpartition("/")[2]})
+    monkeypatch.setattr(end_to_end, "write_report", lambda *_: "report")
+    request = PipelineRequest(
+        name="nightly", corpus=digits.uri, recipe="digits", tasks=(digits.uri,), seed=5, from_scratch=False,
+        overrides={"nights.num_seeds": 3},
+    )  # fmt: skip
+    with open_engines(Settings(root=root)) as engines:
+        done = end_to_end.pretrain_then_transfer(resolve_pipeline(root, request, NIGHT), engines)
+    assert seeds == [(5, NIGHT), (6, NIGHT), (7, NIGHT)]
+    assert [stage.stage for stage in done.record.stages] == ["prepare", *3 * ["pretrain", "evaluate"]]
+    assert done.record.model_digest == scores.models[0]
+    assert done.record.metrics["val/top1"] == pytest.approx(0.6)
+    expected = {name: fmean(score.value for score in of) for name, of in scores.tasks.items()}
+    assert {name: done.record.metrics[name] for name in expected} == pytest.approx(expected)
+    assert scores_of(store, done.record, predictions=False).models == scores.models
+    assert done.night.sentence == "Not compared: there is neither a champion nor an earlier whole night."

@@ -1,0 +1,176 @@
+"""Verdicts of nights from what the store holds, and the commands that show them."""
+
+import json
+from dataclasses import replace
+from datetime import date, timedelta
+
+import pytest
+
+from flows.nights import from_records
+from flows.nights.from_records import judge_again, known_nights, night_of
+from flows.nights.judge import FALSE_ALARMS
+from flows.nights.night_record import read_night, write_night
+from flows.nights.not_run import note_missed, note_not_run
+from flows.nights.plan import plan_text
+from flows.nights.promote import promote
+from flows.nights.settings import NightSettings
+from flows.records import Origin, write_pipeline
+from flows.stages.stage import Skipped
+from flows.to_mlflow.stage_snapshots import pipeline_snapshot
+from infra import config
+from infra.storage import open_store
+
+from .simulated import Nights, store_night
+
+
+@pytest.fixture
+def store(root):
+    return open_store(root)
+
+
+def judged(store, night, state="finished", reason="", **kept):
+    """The night's record, as the end of its pipeline writes it."""
+    record = store_night(store, night, state=state, **kept)
+    found = night_of(store, record, state, reason)
+    write_night(store, found)
+    return found
+
+
+def run(*arguments):
+    from typer.testing import CliRunner
+
+    from flows.cli import app
+
+    return CliRunner().invoke(app, arguments)
+
+
+def test_a_worse_night_says_so_and_the_command_says_the_same(store, root):
+    nights = Nights(1, seeds_sd=0.1)
+    first = judged(store, nights.night())
+    assert first.sentence == "Not compared: there is neither a champion nor an earlier whole night."
+    for _ in range(4):
+        judged(store, nights.night())
+    worse = judged(store, nights.night(shift=-1.0), corpora={"birds": 64 * "b"})
+    assert worse.verdict.word == "worse"
+    assert worse.sentence.startswith("Worse than last night (night of 2026-01-06): -")
+    assert worse.sentence.endswith("Changed since: corpora.birds aaaaaaaaaaaa to bbbbbbbbbbbb.")
+    assert all(difference.paired for difference in worse.verdict.against[0].differences)
+    judged(store, nights.night())  # what comes later changes nothing
+    assert judge_again(store, worse) == worse.verdict
+    shown = run("nights", "show", "2026-01-07", "--root", root)
+    assert shown.exit_code == 0, shown.output
+    assert worse.sentence in shown.output
+    as_json = json.loads(run("nights", "show", "2026-01-07", "--root", root, "--json").output)
+    assert as_json == json.loads(worse.model_dump_json())
+    rows = json.loads(run("nights", "list", "--root", root, "--json").output)["nights"]
+    assert [row["night"] for row in rows] == [f"2026-01-0{day}" for day in range(8, 1, -1)]
+    assert rows[1]["verdict"] == "worse"
+
+
+def test_missed_late_cut_and_failed_nights_are_said_so_and_never_compared(store):
+    nights = Nights(2)
+    whole = judged(store, nights.night())
+    cut = judged(store, nights.night(shift=-3), state="out_of_time", reason="the deadline has passed")
+    assert cut.sentence == "Not compared: the night was cut, because it reached its deadline. the deadline has passed"
+    failed = judged(store, nights.night(shift=-3), state="failed", reason="no room")
+    assert (failed.verdict.word, failed.sentence) == ("broken", "Broken: the night failed. no room")
+    late, refused, last = (whole.night + timedelta(days) for days in (3, 4, 8))
+    note_not_run(store, "nightly", late, Origin(), Skipped("due 3.5 h ago."), late=True)
+    note_not_run(store, "nightly", refused, Origin(), ValueError("no corpus 'birds'."), late=False)
+    assert read_night(store, "nightly", late).sentence == "Not compared: the night was late. due 3.5 h ago."
+    assert read_night(store, "nightly", refused).verdict.word == "broken"
+
+    def due(after):
+        return [after + timedelta(1 + day) for day in range((last - after).days - 1)]
+
+    assert note_missed(store, "nightly", last, due) == [refused + timedelta(1 + day) for day in range(3)]
+    assert read_night(store, "nightly", last - timedelta(1)).outcome == "missed"
+    assert note_missed(store, "other", last, due) == []
+    after = judged(store, replace(nights.night(), night=last))
+    assert [one.night for one in after.verdict.against] == [whole.night]
+
+
+def test_the_champion_of_the_store_is_compared_with(store):
+    nights = Nights(3, seeds_sd=0.1)
+    champion, *_ = [judged(store, nights.night()) for _ in range(3)]
+    promoted = promote(store, champion.pipeline, why="the first", by="a@b")
+    after = judged(store, nights.night(shift=2.0))
+    assert [(one.who, one.night) for one in after.verdict.against] == [
+        ("champion", champion.night),
+        ("last night", champion.night + timedelta(2)),
+    ]
+    assert after.verdict.word == "better"
+    again = promote(store, after.pipeline, why="better", by="a@b")
+    assert (again.replaces, again.counter, promoted.counter) == (champion.pipeline, 2, 1)
+    assert judge_again(store, after) == after.verdict  # with the champion of its time
+    with pytest.raises(ValueError, match="ended as failed, so it is no champion"):
+        promote(store, judged(store, nights.night(), state="failed").pipeline, why="x", by="a@b")
+    with pytest.raises(ValueError, match="'none' is the key of no pipelines; available: "):
+        promote(store, "none", why="x", by="a@b")
+
+
+def test_nights_of_older_versions_have_no_record_and_are_shown(store, root):
+    nights = Nights(4)
+    for _ in range(2):
+        store_night(store, nights.night())
+    (newest, _) = known_nights(store, print)
+    assert newest.verdict is None
+    shown = run("nights", "show", "last", "--root", root)
+    assert "The same as last night (night of 2026-01-02)" in shown.output, shown.output
+
+
+def test_where_predictions_are_gone_the_test_is_not_paired(store):
+    nights = Nights(5)
+    judged(store, nights.night())
+    second = nights.night()
+    record = store_night(store, second)
+    for key in store.list("trials/"):
+        if key.endswith(".parquet"):
+            store.delete(key)
+    verdict = night_of(store, record, "finished").verdict
+    assert not any(difference.paired for difference in verdict.against[0].differences)
+
+
+def test_the_plan_says_which_difference_can_be_seen_and_which_number_of_seeds_it_takes(store):
+    nights, next_night = Nights(6, seeds_sd=0.05, noise=0.3), date(2026, 3, 1)
+    settings = NightSettings(num_seeds=3, wanted_difference=0.03)
+    assert plan_text(store, "nightly", next_night, settings).endswith("is not known from earlier nights yet")
+    for _ in range(8):
+        store_night(store, nights.night())
+    text = plan_text(store, "nightly", next_night, settings)
+    assert "by the noise of earlier nights, a difference of " in text
+    assert "the wanted 3.0 take nights.num_seeds=" in text
+    assert plan_text(store, "nightly", next_night, config.replace(settings, wanted_difference=0.5)).endswith(
+        "four times in five"
+    )
+
+
+def test_mlflow_gets_word_sentence_differences_and_page(store):
+    nights = Nights(9, seeds_sd=0.1)
+    for _ in range(4):
+        judged(store, nights.night())
+    worse = judged(store, nights.night(shift=-1.0))
+    snapshot, _ = pipeline_snapshot(store, worse.pipeline)
+    assert snapshot.tags["vitline.verdict"] == snapshot.tags["vitline.verdict.last_night"] == "worse"
+    assert snapshot.tags["vitline.verdict.sentence"] == worse.sentence
+    assert snapshot.values["night/last_night/difference"] == (worse.verdict.against[0].whole.value, 0)
+    page = snapshot.files["verdict.md"].decode()
+    assert page.startswith(f"**{worse.sentence}**")
+    assert "| digits | " in page
+
+
+@pytest.mark.slow
+def test_of_fifty_nights_of_noise_no_more_than_stated_are_called_different_through_records(store):
+    nights = Nights(7)
+    words = [judged(store, nights.night()).verdict.word for _ in range(50)]
+    assert words[0] == "not compared"
+    assert sum(word in ("better", "worse", "broken") for word in words) <= FALSE_ALARMS * 50
+    assert from_records.NOISE_NIGHTS == 30
+
+
+def test_a_record_of_another_night_changes_nothing(store):
+    nights = Nights(8)
+    first = judged(store, nights.night())
+    write_pipeline(store, config.replace(store_night(store, nights.night(), name="other"), state="finished"))
+    second = judged(store, nights.night())
+    assert [one.key for one in second.verdict.against] == [first.pipeline]
