@@ -5,7 +5,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from infra.html.page import num_bytes
-from vit.config import Loss, TrainConfig
+from vit.config import Loss, SpikeGuardConfig, TrainConfig
 
 if TYPE_CHECKING:
     from vit.corpora.training_corpora import TrainingCorpora
@@ -64,6 +64,8 @@ class TrainingCost(TypedDict):
     """The fields of `vit.input.plan.OrderPlan`."""
     loading: str
     """What a worker reads ahead, and in how many threads it reads and decodes."""
+    spike_guard: NotRequired[str]
+    """What the training does at a spike, where its recipe has a guard."""
     bandwidth: str
     """What the store must send so that no GPU waits."""
     mixture: NotRequired[dict[str, MixedCorpusCost]]
@@ -110,6 +112,8 @@ def training_cost(config: TrainConfig) -> TrainingCost:
         ),
         "bandwidth": bandwidth_text(config, corpora.num_classes, _bytes_per_image(config.split, corpora)),
     }
+    if recipe.spike_guard.action != "off":
+        cost["spike_guard"] = guard_text(recipe.spike_guard)
     if corpora.classes is not None:
         cost["mixture"] = {
             part.title: {
@@ -128,6 +132,18 @@ def training_cost(config: TrainConfig) -> TrainingCost:
 
 def loss_text(loss: Loss, *, single_label: bool) -> str:
     return f"{loss}, for {'one label' if single_label else 'several labels'} per image"
+
+
+def guard_text(guard: SpikeGuardConfig) -> str:
+    """The spike guard of a recipe in words."""
+    done = "leaves the update out"
+    if guard.action == "rewind":
+        done = f"goes back and leaves out the updates of {guard.rewind_steps:,} steps before and after"
+    slower = f", then {guard.lr_factor:g} of the learning rate for {guard.lr_steps:,} steps" if guard.lr_steps else ""
+    return (
+        f"{guard.action}: where loss or gradient norm stands {guard.threshold:g} spreads above the median of {guard.window_steps:,} steps, "
+        f"the training {done}{slower}; more than {guard.max_spikes:,} spikes in {guard.max_spikes_steps:,} steps end it"
+    )
 
 
 def reading_plan(config: TrainConfig, corpora: "TrainingCorpora") -> dict[str, Any]:

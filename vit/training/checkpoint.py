@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypedDict, cast
+from typing import Any, NotRequired, TypedDict, cast
 
 import torch
 from torch import Tensor
@@ -37,6 +37,7 @@ from vit.training.checkpoint_names import (
     parse_prefix,
 )
 from vit.training.checkpoint_names import list_checkpoints as list_checkpoints
+from vit.training.spike_guard import GuardRecord
 from vit.training.tensor_file import TensorPiece, read_tensors, write_tensors
 from vit.training.train import TrainState
 from vit.training.world import World
@@ -78,6 +79,8 @@ class PendingManifest(SaveIdentity):
     schema_version: int
     step: int
     attempt: int
+    guard: NotRequired[GuardRecord]
+    """The spike guard, where the recipe has one."""
 
 
 class CheckpointFile(TypedDict):
@@ -180,7 +183,7 @@ class CheckpointSaver:
     Every rank calls `check_claim` before it writes. Before the commit, rank 0 calls it again, then `before_commit` (which
     seals the journal up to the step of the checkpoint), then `check_claim` once more, and before it deletes older files.
     An attempt that has lost its claim raises there and writes nothing more. `progress` is called as bytes are written. A step
-    that `lasts` is never deleted.
+    that `lasts` is never deleted. With `rewind_steps` one checkpoint is kept that is so many steps older than the newest.
     """
 
     def __init__(
@@ -191,6 +194,7 @@ class CheckpointSaver:
         rank: int = 0,
         world_size: int = 1,
         keep: int = 2,
+        rewind_steps: int = 0,
         lasts: Callable[[int], bool] = lambda step: False,
         check_claim: Callable[[], object] = lambda: None,
         before_commit: Callable[[], None] = lambda: None,
@@ -199,7 +203,7 @@ class CheckpointSaver:
     ):
         self.run, self.attempt, self.rank, self.world_size, self.keep = run, attempt, rank, world_size, keep
         self.check_claim, self.before_commit, self.peer_timeout_s = check_claim, before_commit, peer_timeout_s
-        self.progress, self.lasts = progress, lasts
+        self.progress, self.lasts, self.rewind_steps = progress, lasts, rewind_steps
         self.buffers: dict[str, Tensor] = {}
         self.thread: threading.Thread | None = None
         self.error: BaseException | None = None
@@ -218,6 +222,8 @@ class CheckpointSaver:
             "attempt": self.attempt,
             **meta,
         }
+        if state.guard.is_on:
+            manifest["guard"] = state.guard.record()
         self.thread = threading.Thread(target=self._run, args=(mine, manifest), name="checkpoint-saver", daemon=True)
         self.thread.start()
 
@@ -268,7 +274,7 @@ class CheckpointSaver:
                 )
             commit(self.run, prefix, {**manifest, "world_size": self.world_size, "files": files})
             self.check_claim()
-            prune(self.run, self.keep, newest=prefix)
+            prune(self.run, self.keep, newest=prefix, rewind_steps=self.rewind_steps)
 
     def _free_prefix(self, step: int) -> str:
         """Where this attempt saves a step: beside its checkpoints of the step that are marked as damaged. Marks appear only
@@ -448,9 +454,15 @@ def resume(
     if name.step < 0:
         return None
     ref, tensors = found or read_again(run, name, tries=2)
+    restore(state, ref, tensors)
+    return ref
+
+
+def restore(state: TrainState, ref: CheckpointRef, tensors: Mapping[str, Tensor]) -> None:
+    """Makes `state` that of a checkpoint."""
     load_state_tensors(state, tensors)
     state.step = ref.step
-    return ref
+    state.guard.load(ref.manifest.get("guard"))
 
 
 def _resumable(
@@ -496,7 +508,7 @@ def check_same_run(uri: str, manifest: Mapping[str, object], meta: Mapping[str, 
 SAME = ("recipe", "corpus_digest", "class_map_digest")
 
 
-def prune(run: Store, keep: int, newest: str) -> None:
+def prune(run: Store, keep: int, newest: str, rewind_steps: int = 0) -> None:
     """Deletes all but the newest `keep` checkpoints, and files that killed saves left for steps before `newest`.
 
     Unfinished saves of later attempts stay: an attempt that is suspended here may have a successor when it wakes. Checkpoints
@@ -504,7 +516,11 @@ def prune(run: Store, keep: int, newest: str) -> None:
     manifest of a checkpoint is deleted first, so that a partly deleted checkpoint is invisible.
     """
     keys = run.list(FOLDER)
-    kept, found, last = kept_checkpoints(keys, keep) | {newest}, find_checkpoints(keys), parse_prefix(newest)
+    kept, found, last = (
+        kept_checkpoints(keys, keep, rewind_steps) | {newest},
+        find_checkpoints(keys),
+        parse_prefix(newest),
+    )
     old = [name.prefix for name in found.committed if name.prefix not in kept]
     for prefix in old:
         run.delete(f"{prefix}/{MANIFEST}")
