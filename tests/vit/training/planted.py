@@ -8,6 +8,7 @@ saw these steps. KILLED_AT is the step at which the process kills itself; 0 for 
 import os
 import signal
 import sys
+import traceback
 
 import vit.training.train as loop
 from vit.training.spike_guard import SpikeGuard
@@ -47,8 +48,13 @@ def main(rank, world_size, meet, uri, killed_at, left_out):
     if left_out:
         first, last = map(int, left_out.split("-"))
         SpikeGuard.leaves_out = lambda self, step: first <= step <= last
-    print(TrainingRun(open_store(uri), 1, World(rank, world_size)).execute(), flush=True)
-    os._exit(0)  # as in `train_together.py`
+    try:
+        print(TrainingRun(open_store(uri), 1, World(rank, world_size)).execute(), flush=True)
+        os._exit(0)  # as in `train_together.py`
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # as Ray ends a worker: a shutdown of Python would wait for the rank that is gone
 
 
 if __name__ == "__main__":
