@@ -32,14 +32,14 @@ from vit.inspection.inspect_run import inspect_run
 from vit.inspection.spikes import spike_text, worst_examples, write_spike
 from vit.models.network import Network
 from vit.published import adapt, load_model, publish
+from vit.rewind import rewind
 from vit.run_spec import MIXTURE_KEY, RunSpec, StartRecord, WorkerError
 from vit.training.bad_examples import BadExamples
 from vit.training.checkpoint import CannotResume, CheckpointSaver, RunIdentity, list_checkpoints, resume
 from vit.training.checkpoint_names import lasts
 from vit.training.evaluate import Evaluation, evaluate
+from vit.training.guard.spike_guard import Spike
 from vit.training.reporter import Reporter, system_metrics
-from vit.training.rewind import rewind
-from vit.training.spike_guard import Spike
 from vit.training.train import Hook, TrainState, initial_state, torch_seed, train, with_optimizer
 from vit.training.world import World
 

@@ -22,7 +22,7 @@ from infra.storage import Store, open_store
 from vit.config import ExecutionConfig, SpikeGuardConfig, TrainRecipe
 from vit.input.batches import Loading, train_batches
 from vit.recipes import recipe_named
-from vit.training.spike_guard import SpikeGuard
+from vit.training.guard.spike_guard import SpikeGuard
 from vit.training.train import initial_state, train
 from vit.training.world import World
 

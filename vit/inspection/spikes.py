@@ -18,7 +18,7 @@ from vit.corpora.training_sources import sources_of
 from vit.input.batches import Batch, SeveralLabels, order_of_training
 from vit.input.decoded_cache import DecodedCache
 from vit.input.read_shards import SplitReader
-from vit.training.spike_guard import Spike
+from vit.training.guard.spike_guard import Spike
 from vit.training.world import World
 
 FOLDER = "spikes"
@@ -32,7 +32,7 @@ class Worst(NamedTuple):
 
     loss: float
     rank: int
-    index: int
+    number: int
     """Its place among the examples of the rank in this step."""
     labels: list[int]
     mixed_with: list[int]
@@ -93,8 +93,8 @@ def write_spike(
         title=f"{title}, step {spike['step']:,}",
         text=spike_text(spike, recipe.spike_guard.action),
         cards=[
-            (e, _names(e["classes"]), _names(e["mixed_with"]), f"data:image/png;base64,{each.png}")
-            for e, each in zip(examples, worst, strict=True)
+            (example, _shown(names, each.labels), _shown(names, each.mixed_with), f"data:image/png;base64,{each.png}")
+            for example, each in zip(examples, worst, strict=True)
         ],
         small=recipe.model.image_size_px < _MAX_SIDE_PX // 2,
         batch=recipe.input.global_batch_size,
@@ -160,7 +160,7 @@ def _places(
     places = []
     for each in worst:
         share = shares[each.rank]
-        source, row = int(share.source[each.index]), int(share.rows.row[each.index])
+        source, row = int(share.source[each.number]), int(share.rows.row[each.number])
         manifest = sources[source].manifest
         places.append(
             {
@@ -174,6 +174,7 @@ def _places(
     return places
 
 
-def _names(classes: Sequence[str]) -> str:
-    more = f" and {len(classes) - _MAX_NAMES} more" if len(classes) > _MAX_NAMES else ""
-    return ", ".join(classes[:_MAX_NAMES]) + more
+def _shown(names: Sequence[str], ids: Sequence[int]) -> str:
+    """Names of the first classes."""
+    more = f" and {len(ids) - _MAX_NAMES} more" if len(ids) > _MAX_NAMES else ""
+    return ", ".join(names[i] for i in ids[:_MAX_NAMES]) + more

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NotRequired, TypedDict, cast
+from typing import Any, TypedDict, cast
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ from vit.training.checkpoint_names import (
     parse_prefix,
 )
 from vit.training.checkpoint_names import list_checkpoints as list_checkpoints
-from vit.training.spike_guard import GuardRecord
+from vit.training.guard.spike_guard import GuardRecord
 from vit.training.tensor_file import TensorPiece, read_tensors, write_tensors
 from vit.training.train import TrainState
 from vit.training.world import World
@@ -79,8 +79,8 @@ class PendingManifest(SaveIdentity):
     schema_version: int
     step: int
     attempt: int
-    guard: NotRequired[GuardRecord]
-    """The spike guard, where the recipe has one."""
+    guard: GuardRecord | None
+    """The spike guard, where the recipe has one. Manifests of earlier versions lack it."""
 
 
 class CheckpointFile(TypedDict):
@@ -220,10 +220,9 @@ class CheckpointSaver:
             "schema_version": SCHEMA_VERSION,
             "step": state.step,
             "attempt": self.attempt,
+            "guard": state.guard.record() if state.guard.is_on else None,
             **meta,
         }
-        if state.guard.is_on:
-            manifest["guard"] = state.guard.record()
         self.thread = threading.Thread(target=self._run, args=(mine, manifest), name="checkpoint-saver", daemon=True)
         self.thread.start()
 

@@ -23,10 +23,10 @@ from vit.models.flops import forward_flops
 from vit.models.network import Network
 from vit.training.bad_examples import BadExamples
 from vit.training.device_peak import maker_peak
+from vit.training.guard.spike_guard import Spike, SpikeGuard
 from vit.training.input_waits import wait_fractions
 from vit.training.loss import LOSSES, mixed_targets, num_correct, targets_of
 from vit.training.optim import build_optimizer, lr_at, set_lr
-from vit.training.spike_guard import Spike, SpikeGuard
 from vit.training.to_device.device_batches import DeviceBatches
 from vit.training.world import World
 

@@ -6,8 +6,8 @@ import torch
 from infra.config import replace
 from infra.runs.claims import ClaimLost
 from infra.storage import open_store
+from vit.rewind import rewind
 from vit.training.checkpoint import CannotResume, CheckpointSaver, list_checkpoints, state_tensors
-from vit.training.rewind import rewind
 from vit.training.train import initial_state, train_step
 from vit.training.world import World
 
