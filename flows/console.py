@@ -123,6 +123,8 @@ def line(title: str, p: "RunProgress | None", elapsed_s: float) -> str:
         parts.append(f"loss {loss:.3f}")
     if p.get("validation"):
         parts.append(p["validation"])
+    if p.get("spikes"):
+        parts.append(p["spikes"])
     if p.get("devices"):
         parts.append(f"on {p['devices']}")
     if p.get("input_wait"):

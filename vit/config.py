@@ -71,6 +71,48 @@ class OptimConfig(FrozenConfig):
         return self
 
 
+class SpikeGuardConfig(FrozenConfig):
+    """Leaves out the updates of steps whose loss or gradient norm stands far above their own recent values."""
+
+    action: Literal["off", "skip", "rewind"] = "off"
+    """`skip`: the update of such a step is left out. `rewind`: the training also goes back to a checkpoint before the spike and
+    leaves out the updates around it, as in PaLM. `off`: every finite update is applied."""
+    threshold: PositiveFloat = 10.0
+    """Loss or gradient norm is a spike above the median of the window plus so many times its spread (1.4826 times the median
+    absolute deviation, and at least 2 % of the median)."""
+    window_steps: int = Field(128, ge=8)
+    """Number of latest applied updates whose losses and gradient norms are compared with. Nothing is a spike before half of them
+    were applied."""
+    rewind_steps: PositiveInt = 100
+    """With `rewind`: updates to leave out before the spike, and as many after it."""
+    lr_factor: float = Field(1.0, gt=0, le=1)
+    """Factor of the learning rate in the `lr_steps` steps after a spike."""
+    lr_steps: NonNegativeInt = 0
+    """Number of steps after the updates that a spike leaves out in which `lr_factor` applies."""
+    max_spikes: PositiveInt = 10
+    """Most spikes in `max_spikes_steps` steps. One more ends the run as diverged."""
+    max_spikes_steps: PositiveInt = 1_000
+    """Number of latest steps in which `max_spikes` are allowed."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        unused = {"off": type(self).model_fields.keys() - {"action"}, "skip": {"rewind_steps"}, "rewind": set[str]()}[
+            self.action
+        ]
+        for name in sorted(unused):
+            if (value := getattr(self, name)) != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"spike_guard.{name}={value!r} has no effect with spike_guard.action={self.action!r}. Leave it out, or set the "
+                    f"action to {'skip or rewind' if self.action == 'off' else 'rewind'}."
+                )
+        if (self.lr_factor < 1) != (self.lr_steps > 0):
+            raise ValueError(
+                f"spike_guard.lr_factor={self.lr_factor:g} with spike_guard.lr_steps={self.lr_steps} has no effect. Set both, such as "
+                "0.5 for 200 steps, or neither."
+            )
+        return self
+
+
 class TrainRecipe(FrozenConfig):
     """All settings that can change a weight by more than rounding. They are part of the run key."""
 
@@ -92,6 +134,8 @@ class TrainRecipe(FrozenConfig):
     """Precision of matrix products; weights, softmax, norms and loss stay float32."""
     average_decay: float | None = Field(None, gt=0, lt=1)
     """Decay of the Polyak average of the weights (0.9999 in the paper). If set, the average is scored and published."""
+    spike_guard: SpikeGuardConfig = added(SpikeGuardConfig())
+    """What happens at a spike of the loss or the gradient norm."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

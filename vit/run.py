@@ -6,11 +6,13 @@ It works the same in a Ray Train worker and in a plain process (a `World()` of s
 import logging
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import Literal
 
 import torch
+from torch import Tensor
 
 from infra.provenance import cpu_model, versions
 from infra.runs.claims import ClaimHolder, ClaimLost
@@ -28,13 +30,16 @@ from vit.input.image_contract import ImageContract
 from vit.input.prefetch import Prefetcher
 from vit.inspection.first_inputs import save_first_inputs
 from vit.inspection.inspect_run import inspect_run
+from vit.inspection.spikes import spike_text, worst_examples, write_spike
 from vit.models.network import Network
 from vit.published import adapt, initialised, load_model, publish
+from vit.rewind import rewind
 from vit.run_spec import MIXTURE_KEY, RunSpec, StartRecord, WorkerError, parent_spec
 from vit.training.bad_examples import BadExamples
 from vit.training.checkpoint import CannotResume, CheckpointSaver, RunIdentity, list_checkpoints, resume, start_from
-from vit.training.checkpoint_names import lasts
+from vit.training.checkpoint_names import kept_steps, lasts
 from vit.training.evaluate import Evaluation, evaluate
+from vit.training.guard.spike_guard import Spike
 from vit.training.reporter import Reporter, system_metrics
 from vit.training.train import Hook, TrainState, initial_state, torch_seed, train, with_optimizer
 from vit.training.world import World
@@ -107,8 +112,15 @@ class TrainingRun:
         ):
             epoch = sum(part.num_rows(self.config.split) for part in self.corpora.parts)
             bad = BadExamples(self.config.execution.max_bad_fraction, epoch)
-            outcome = self._train(state, stop, reporter, bad)
+            try:
+                while (outcome := self._train(state, stop, reporter, bad)) == "rewind":
+                    rewind(self.run, state, self._begun, self.world, self.claim.check)
+            except CannotResume as error:
+                log.error("%s", error)
+                return self._end("failed", {"reason": str(error)[:4000]})
             detail: StateDetail = {"step": state.step, "images_seen": self._images(state)}
+            if state.guard.spikes:
+                detail["spikes"] = [spike["step"] for spike in state.guard.spikes]
             if outcome == "finished":
                 network = state.evaluation_model()
                 detail |= self._score(network, state.step, reporter)
@@ -116,6 +128,8 @@ class TrainingRun:
                     detail |= self._publish(network, state)
             elif outcome == "failed":  # without an error, because a restart of the worker group would not help
                 detail["reason"] = bad.reason(self.world)
+            elif outcome == "diverged" and state.guard.too_many(state.step):
+                detail["reason"] = state.guard.reason(state.step)
             elif outcome != "diverged" and stop.by:
                 detail["reason"] = stop.by
         return self._end(outcome, detail)
@@ -137,17 +151,28 @@ class TrainingRun:
         return corpora
 
     def _newest_state(self) -> TrainState:
-        """The state of the newest checkpoint, or the initial one: of a branch that of its parent's checkpoint."""
-        meta, parent = self._meta(), self.config.parent
+        """The state of the newest checkpoint, or the one that the run begins with."""
         state = self._initial()
-        if (restored := resume(self.run, state, meta, self.world, self.claim.check)) is not None:
+        if (restored := resume(self.run, state, self._meta(), self.world, self.claim.check)) is not None:
             log.info("resumed at step=%d from %s", state.step, restored.prefix)
-        elif parent is not None:
-            theirs = parent_spec(parent)
-            of_parent: RunIdentity = {**meta, "recipe": theirs.config.recipe.model_dump(mode="json")}
-            started = start_from(open_store(parent.run), parent.step, state, of_parent, self.world)
-            log.info("branched at step=%d from %s of %s", state.step, started.prefix, theirs.run_key)
+        else:
+            self._go_on_from_parent(state)
         return state
+
+    def _begun(self) -> TrainState:
+        """The state that the run begins with: of a branch that of its parent's checkpoint."""
+        state = self._initial()
+        self._go_on_from_parent(state)
+        return state
+
+    def _go_on_from_parent(self, state: TrainState) -> None:
+        """Makes `state` that of the parent's checkpoint, if the run is a branch. Raises CannotResume."""
+        if (parent := self.config.parent) is None:
+            return
+        theirs = parent_spec(parent)
+        of_parent: RunIdentity = {**self._meta(), "recipe": theirs.config.recipe.model_dump(mode="json")}
+        started = start_from(open_store(parent.run), parent.step, state, of_parent, self.world)
+        log.info("branched at step=%d from %s of %s", state.step, started.prefix, theirs.run_key)
 
     def _initial(self) -> TrainState:
         if self.config.init_model is None or self.config.parent is not None:
@@ -167,14 +192,17 @@ class TrainingRun:
             )
         return with_optimizer(network.to(self.world.device).train(), self.recipe)
 
-    def _train(self, state: TrainState, stop: StopPoller, reporter: Reporter, bad: BadExamples) -> RunState:
-        execution = self.config.execution
+    def _train(
+        self, state: TrainState, stop: StopPoller, reporter: Reporter, bad: BadExamples
+    ) -> RunState | Literal["rewind"]:
+        execution, guard = self.config.execution, self.recipe.spike_guard
         saver = CheckpointSaver(
             self.run,
             attempt=self.attempt,
             rank=self.world.rank,
             world_size=self.world.size,
             keep=execution.keep_checkpoints,
+            rewind_steps=guard.rewind_steps if guard.action == "rewind" else 0,
             lasts=partial(
                 lasts,
                 save_every_steps=execution.save_every_steps,
@@ -211,6 +239,7 @@ class TrainingRun:
                 bad=bad,
                 input_waits=lambda: loaded.waits,
                 input_ready=lambda: loaded.is_ready,
+                seen_spike=self._show_spike,
             )
         saver.wait()
         return outcome
@@ -220,10 +249,37 @@ class TrainingRun:
         return state.step == (self.config.parent.step if self.config.parent else 0)
 
     def _let_parent_go(self) -> None:
-        """A branch that has a checkpoint of its own needs that of its parent no longer. Called once it is committed."""
-        if self.config.parent is not None and not self._parent_let_go:
+        """A branch that has a checkpoint of its own to go back to needs that of its parent no longer. Called after each commit."""
+        if self.config.parent is None or self._parent_let_go:
+            return
+        steps, guard = kept_steps(self.run), self.recipe.spike_guard
+        if max(steps) - min(steps) >= (guard.rewind_steps if guard.action == "rewind" else 0):
             unpin_parent(self.config.parent, self.spec.run_key)
             self._parent_let_go = True
+
+    def _show_spike(self, spike: Spike, batches: Sequence[Batch], example_losses: Sequence[Tensor]) -> None:
+        """Logs a spike and leaves its record and the pictures of its batch in the folder `spikes` of the run."""
+        worst = worst_examples(batches, example_losses, self.world)
+        if self.world.rank != 0:
+            return
+        log.warning("%s", spike_text(spike, self.recipe.spike_guard.action))
+        try:
+            self.claim.check()
+            write_spike(
+                self.run,
+                spike,
+                self.recipe,
+                worst,
+                self.corpora,
+                self.config.split,
+                world_size=self.world.size,
+                micro_batch_size=self.config.execution.micro_batch_size,
+                title=self.spec.run_key,
+            )
+        except ClaimLost:
+            raise
+        except Exception:  # a picture must not end a training
+            log.warning("the pictures of the spike at step %d could not be written", spike["step"], exc_info=True)
 
     def _train_batches(self, start_step: int) -> Prefetcher[list[Batch]]:
         execution = self.config.execution

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from infra.html.page import num_bytes
 from infra.storage import open_store
-from vit.config import Loss, TrainConfig
+from vit.config import Loss, SpikeGuardConfig, TrainConfig
 
 if TYPE_CHECKING:
     from vit.corpora.training_corpora import TrainingCorpora
@@ -65,6 +65,8 @@ class TrainingCost(TypedDict):
     """The fields of `vit.input.plan.OrderPlan`."""
     loading: str
     """What a worker reads ahead, and in how many threads it reads and decodes."""
+    spike_guard: NotRequired[str]
+    """What the training does at a spike, where its recipe has a guard."""
     bandwidth: str
     """What the store must send so that no GPU waits."""
     start: NotRequired[str]
@@ -115,6 +117,8 @@ def training_cost(config: TrainConfig) -> TrainingCost:
     }
     if start := start_text(config, corpora):
         cost["start"] = start
+    if recipe.spike_guard.action != "off":
+        cost["spike_guard"] = guard_text(recipe.spike_guard)
     if corpora.classes is not None:
         cost["mixture"] = {
             part.title: {
@@ -158,6 +162,18 @@ def start_text(config: TrainConfig, corpora: "TrainingCorpora") -> str:
 
 def loss_text(loss: Loss, *, single_label: bool) -> str:
     return f"{loss}, for {'one label' if single_label else 'several labels'} per image"
+
+
+def guard_text(guard: SpikeGuardConfig) -> str:
+    """The spike guard of a recipe in words."""
+    done = "leaves the update out"
+    if guard.action == "rewind":
+        done = f"goes back and leaves out the updates of {guard.rewind_steps:,} steps before and after"
+    slower = f", then {guard.lr_factor:g} of the learning rate for {guard.lr_steps:,} steps" if guard.lr_steps else ""
+    return (
+        f"{guard.action}: where loss or gradient norm stands {guard.threshold:g} spreads above the median of {guard.window_steps:,} steps, "
+        f"the training {done}{slower}; more than {guard.max_spikes:,} spikes in {guard.max_spikes_steps:,} steps end it"
+    )
 
 
 def reading_plan(config: TrainConfig, corpora: "TrainingCorpora") -> dict[str, Any]:

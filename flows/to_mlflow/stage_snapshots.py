@@ -65,8 +65,11 @@ TRAIN_PARAMS = [
     "seed",
     "precision",
     "average_decay",
+    "spike_guard.action",
 ]
 EXECUTION_PARAMS = ("num_workers", "micro_batch_size", "compile")
+MAX_SPIKE_PAGES = 20
+"""Newest pages of spikes that are sent; the store has all."""
 # Limit of the params of one request: a form has at most 15 fields, but `overrides` may hold many.
 MAX_REQUEST_PARAMS = 20
 
@@ -166,6 +169,7 @@ def show_training(snapshot: RunSnapshot, run: Store, spec: TrainingFile, state: 
         "vitline.night": spec.get("night"),
         "vitline.checkpoint_uri": run.uri_of("checkpoints"),
         "vitline.model_uri": state.get("model"),
+        "vitline.spikes": len(state.get("spikes", ())) or None,
         "mlflow.source.name": f"vitline {config['stage']}",
         "mlflow.source.git.commit": code_commit(run),
     }
@@ -191,6 +195,10 @@ def show_training(snapshot: RunSnapshot, run: Store, spec: TrainingFile, state: 
     }
     if run.exists("inputs.png"):
         snapshot.files = {**snapshot.files, "inputs.png": run.read("inputs.png")}
+    if spikes := [key for key in run.list("spikes/") if key.endswith(".html")]:
+        snapshot.files = {**snapshot.files, **{key: run.read(key) for key in spikes[-MAX_SPIKE_PAGES:]}}
+    if state.get("spikes"):
+        snapshot.facts += [spikes_fact(state["spikes"])]
     # Figures and their page; their numbers are large and stay in the store.
     figures = [key for key in state.get("inspection", ()) if key.endswith((".png", ".html"))]
     snapshot.files = {**snapshot.files, **{key: run.read(key) for key in figures}}
@@ -201,6 +209,12 @@ def show_training(snapshot: RunSnapshot, run: Store, spec: TrainingFile, state: 
     ]
     if state["state"] == "finished" and state.get("model"):
         snapshot.model = published(state, snapshot)
+
+
+def spikes_fact(steps: Sequence[int]) -> str:
+    """The steps of the spikes, the newest ten, as a line of the description."""
+    shown = ", ".join(f"{step:,}" for step in steps[-10:])
+    return f"**Spikes:** {len(steps)}, at step{'s' * (len(steps) > 1)} {'... ' * (len(steps) > 10)}{shown}; pictures in `spikes/`"
 
 
 def trained_on(config: StoredTraining) -> dict[str, StoredManifest | None]:

@@ -22,6 +22,8 @@ class RunProgress(TypedDict, total=False):
     loss: float | None
     validation: str
     """The newest scores of the validation split, and their step; missing before the first."""
+    spikes: str
+    """How many spikes the spike guard has left out, and the newest step; missing before the first."""
     devices: str
     """The devices that train."""
     input_wait: str

@@ -56,6 +56,8 @@ class StateDetail(TypedDict, total=False):
     step: int
     images_seen: int
     """Images that the network was trained on, counting repeats."""
+    spikes: list[int]
+    """The steps at which the spike guard of a training found a spike."""
     val_top1: float
     val_mean_average_precision: float
     val_examples: int

@@ -9,18 +9,21 @@ from pathlib import Path
 import pytest
 import torch
 
+import vit.training.train as loop
 from infra.config import replace
 from infra.runs.claims import take_claim
 from infra.runs.journal import read_journal
 from infra.runs.run_state import read_state
 from infra.runs.stopping import StopPoller
 from infra.storage import open_store
+from tests.vit.training.planted import plant
 from vit.branch import branches_of, pin_parent
 from vit.published import adapt, load_model
 from vit.run import TrainingRun
 from vit.run_spec import make_spec
 from vit.training.checkpoint import list_checkpoints, open_checkpoint, prune, read_checkpoint
-from vit.training.checkpoint_names import kept_steps
+from vit.training.checkpoint_names import find_checkpoints, kept_steps
+from vit.training.guard.spike_guard import SpikeGuard
 from vit.training.world import World
 
 AVERAGED = {"recipe.average_decay": 0.9}
@@ -281,3 +284,25 @@ def test_fine_tuning_from_a_model_has_a_new_head_as_before(start, train_config, 
     found = initial(start, config).model.state_dict()["head.weight"]
     assert not torch.equal(found, pretrained.network.state_dict()["head.weight"])
     assert found.equal(adapt(pretrained.network, config.recipe.model, 10).state_dict()["head.weight"])
+
+
+def test_a_branch_goes_back_to_its_parents_checkpoint_which_stays_pinned_until_then(
+    train, branch, parent_config, monkeypatch
+):
+    """The spike at step 17 leaves out the updates from 15 on; the branch's only checkpoint before it is that of step 15."""
+    parent = train(parent_config)
+    guard = {"action": "rewind", "rewind_steps": 2, "window_steps": 8}
+    config = branch(parent, allow=("recipe.spike_guard",), **{"recipe.spike_guard": guard})
+    key = make_spec(config, parent.uri.rpartition("/runs/")[0]).run_key
+    pin_parent(config.parent, key)
+    monkeypatch.setattr(loop, "batch_targets", plant({17}))
+    run = train(config)
+    state = read_state(run)
+    assert (state["state"], state["spikes"]) == ("finished", [17])
+    pins = find_checkpoints(parent.list("checkpoints/")).pins
+    assert not pins, "the checkpoint of step 20 can be gone back from to 15"
+
+    monkeypatch.setattr(SpikeGuard, "leaves_out", lambda self, step: 15 <= step <= 19)
+    other = train(replace(config, name="never-saw-it"))
+    ours, theirs = (tensors(each, list_checkpoints(each)[0]) for each in (run, other))
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())

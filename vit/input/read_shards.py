@@ -79,6 +79,7 @@ class SplitReader:
         self._map, self._kept = labels, labels.kept if labels else None
         self.groups = self._kept.groups if self._kept else RowGroups.of(self.info)
         self._single_label, self._has_weights = manifest.single_label, manifest.has_weights
+        self._label_columns = ["label" if self._single_label else "labels", *(["weights"] if self._has_weights else [])]
         self._reader = ShardReader(corpus, manifest, split, cache=shard_cache)
         self.groups_per_load = 1
         """Neighbouring row groups that are read at a time where rows are read in order."""
@@ -96,7 +97,7 @@ class SplitReader:
 
     def load_neighbours(self, row_groups: range) -> list[RowGroup]:
         """Reads neighbouring row groups, those of a shard with one request. Raises as `load`."""
-        columns = ["image", "label" if self._single_label else "labels", *(["weights"] if self._has_weights else [])]
+        columns = ["image", *self._label_columns]
         if self._kept is None:
             return [self._row_group(table) for table in self._reader.row_groups(row_groups, columns)]
         return [self._row_group(self._reader.row_group(self._stored(group), columns)) for group in row_groups]
@@ -107,6 +108,15 @@ class SplitReader:
             here = kept_indices(labels, self._map.label_map)
             images, labels = images.take(pa.array(here, pa.int64())), [labels[i] for i in here]
         return RowGroup(images, labels, images.nbytes)
+
+    def example_id(self, row: int) -> str:
+        """The id of the example in a row. Reads the row group without its images; raises like `load`."""
+        group = int(self.groups.group_of(np.array(row)))
+        table = self._reader.row_group(self._stored(group), columns=["example_id", *self._label_columns])
+        ids: list[str] = table.column("example_id").to_pylist()
+        if self._kept is not None and self._map is not None:
+            ids = [ids[i] for i in kept_indices(self._labels(table), self._map.label_map)]
+        return ids[row - int(self.groups.first_row(np.array(group)))]
 
     def decode(self, row: int, encoded: bytes) -> np.ndarray:
         """Pixels (height, width, 3) uint8 of a row. Raises ValueError naming shard and row if decoding fails."""

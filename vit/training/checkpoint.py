@@ -38,6 +38,7 @@ from vit.training.checkpoint_names import (
     parse_prefix,
 )
 from vit.training.checkpoint_names import list_checkpoints as list_checkpoints
+from vit.training.guard.spike_guard import GuardRecord
 from vit.training.tensor_file import TensorPiece, read_tensors, write_tensors
 from vit.training.train import TrainState
 from vit.training.world import World
@@ -79,6 +80,8 @@ class PendingManifest(SaveIdentity):
     schema_version: int
     step: int
     attempt: int
+    guard: GuardRecord | None
+    """The spike guard, where the recipe has one. Manifests of earlier versions lack it."""
 
 
 class CheckpointFile(TypedDict):
@@ -182,7 +185,7 @@ class CheckpointSaver:
     seals the journal up to the step of the checkpoint), then `check_claim` once more. After the commit it calls `check_claim`, then
     `after_commit`, and deletes older files.
     An attempt that has lost its claim raises there and writes nothing more. `progress` is called as bytes are written. A step
-    that `lasts` is never deleted.
+    that `lasts` is never deleted. With `rewind_steps` one checkpoint is kept that is so many steps older than the newest.
     """
 
     def __init__(
@@ -193,6 +196,7 @@ class CheckpointSaver:
         rank: int = 0,
         world_size: int = 1,
         keep: int = 2,
+        rewind_steps: int = 0,
         lasts: Callable[[int], bool] = lambda step: False,
         check_claim: Callable[[], object] = lambda: None,
         before_commit: Callable[[], None] = lambda: None,
@@ -202,7 +206,7 @@ class CheckpointSaver:
     ):
         self.run, self.attempt, self.rank, self.world_size, self.keep = run, attempt, rank, world_size, keep
         self.check_claim, self.before_commit, self.peer_timeout_s = check_claim, before_commit, peer_timeout_s
-        self.progress, self.lasts, self.after_commit = progress, lasts, after_commit
+        self.progress, self.lasts, self.after_commit, self.rewind_steps = progress, lasts, after_commit, rewind_steps
         self.buffers: dict[str, Tensor] = {}
         self.thread: threading.Thread | None = None
         self.error: BaseException | None = None
@@ -219,6 +223,7 @@ class CheckpointSaver:
             "schema_version": SCHEMA_VERSION,
             "step": state.step,
             "attempt": self.attempt,
+            "guard": state.guard.record() if state.guard.is_on else None,
             **meta,
         }
         self.thread = threading.Thread(target=self._run, args=(mine, manifest), name="checkpoint-saver", daemon=True)
@@ -272,7 +277,7 @@ class CheckpointSaver:
             commit(self.run, prefix, {**manifest, "world_size": self.world_size, "files": files})
             self.check_claim()
             self.after_commit()
-            prune(self.run, self.keep, newest=prefix)
+            prune(self.run, self.keep, newest=prefix, rewind_steps=self.rewind_steps)
 
     def _free_prefix(self, step: int) -> str:
         """Where this attempt saves a step: beside its checkpoints of the step that are marked as damaged. Marks appear only
@@ -470,9 +475,15 @@ def _restore(
     if name.step < 0:
         return None
     ref, tensors = found or read_again(run, name, tries=2)
+    restore(state, ref, tensors)
+    return ref
+
+
+def restore(state: TrainState, ref: CheckpointRef, tensors: Mapping[str, Tensor]) -> None:
+    """Makes `state` that of a checkpoint."""
     load_state_tensors(state, tensors)
     state.step = ref.step
-    return ref
+    state.guard.load(ref.manifest.get("guard"))
 
 
 def _resumable(
@@ -535,7 +546,7 @@ def check_same_run(uri: str, manifest: Mapping[str, object], meta: Mapping[str, 
 SAME = ("recipe", "corpus_digest", "class_map_digest")
 
 
-def prune(run: Store, keep: int, newest: str) -> None:
+def prune(run: Store, keep: int, newest: str, rewind_steps: int = 0) -> None:
     """Deletes all but the newest `keep` checkpoints, and files that killed saves left for steps before `newest`.
 
     Unfinished saves of later attempts stay: an attempt that is suspended here may have a successor when it wakes. Checkpoints
@@ -543,7 +554,11 @@ def prune(run: Store, keep: int, newest: str) -> None:
     manifest of a checkpoint is deleted first, so that a partly deleted checkpoint is invisible.
     """
     keys = run.list(FOLDER)
-    kept, found, last = kept_checkpoints(keys, keep) | {newest}, find_checkpoints(keys), parse_prefix(newest)
+    kept, found, last = (
+        kept_checkpoints(keys, keep, rewind_steps) | {newest},
+        find_checkpoints(keys),
+        parse_prefix(newest),
+    )
     old = [
         name.prefix
         for name in found.committed

@@ -120,14 +120,17 @@ def lasts(step: int, *, save_every_steps: int, global_batch_size: int, keep_ever
     return step * global_batch_size // keep_every_images > before * global_batch_size // keep_every_images
 
 
-def kept_checkpoints(keys: Iterable[str], keep: int) -> set[str]:
+def kept_checkpoints(keys: Iterable[str], keep: int, rewind_steps: int = 0) -> set[str]:
     """Prefixes of the checkpoints to keep: the newest `keep` that are not marked as damaged, marked ones that are newer than all
-    but these, lasting ones, and those that a branch needs. Where there are fewer, the newest marked ones make up the number."""
+    but these, lasting ones, and those that a branch needs. Where there are fewer, the newest marked ones make up the number. With
+    `rewind_steps` also the newest that is so many steps older than the newest of all: a spike at any later step can go back to it."""
     found = find_checkpoints(keys)
     kept = found.unmarked[:keep]
     if len(kept) < keep:
         kept += found.marked[: keep - len(kept)]
     elif kept:
         kept += [name for name in found.marked if name > kept[keep - 1]]
+    if rewind_steps and found.unmarked:
+        kept += [name for name in found.unmarked if name.step <= found.unmarked[0].step - rewind_steps][:1]
     pinned = [name for names in found.pins.values() for name in names if name in found.unmarked]
     return {name.prefix for name in [*kept, *found.lasting, *pinned]}

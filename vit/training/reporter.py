@@ -49,7 +49,9 @@ class Reporter:
         self.writing: Future[None] | None = None
         self.lost = False
         self.noted = ""
-        self.validation = ""
+        self.validation = self.spikes = ""
+        self.last_spike: int | None = None
+        self.newest = -1
 
     def __enter__(self) -> "Reporter":
         return self
@@ -68,9 +70,14 @@ class Reporter:
         if "val/loss" in metrics:
             self.validation = validation_text(step, metrics)
             log.info("%s", self.validation)
+        if count := int(metrics.get("guard/spikes", 0)):
+            self.last_spike = step if "guard/loss" in metrics else self.last_spike
+            self.spikes = spikes_text(count, self.last_spike)
         now = time.monotonic()
-        if self.first_step is None:
+        # After a rewind the rate counts from the step that the training has gone back to.
+        if self.first_step is None or step < self.newest:
             self.first_step, self.started = step, now
+        self.newest = step
         if "train/loss" in metrics and (now - self.shown > PROGRESS_EVERY_S or step == self.total_steps):
             self.shown = now
             done, loss = step - self.first_step, metrics["train/loss"]
@@ -80,6 +87,7 @@ class Reporter:
                 "loss": loss if math.isfinite(loss) else None,  # JSON has no NaN; the journal keeps it
                 "images_per_s": metrics["throughput/images_per_s"],
                 "validation": self.validation,
+                "spikes": self.spikes,
                 "devices": self.devices,
                 "input_wait": wait_reason(metrics),
                 "remaining_s": (self.total_steps - step) * (now - self.started) / done if done else None,
@@ -118,6 +126,11 @@ def validation_text(step: int, metrics: Metrics) -> str:
     several = "val/mean_average_precision" in metrics
     name, score = ("mAP", metrics["val/mean_average_precision"]) if several else ("top-1", metrics["val/top1"])
     return f"val loss {metrics['val/loss']:.3f}, {name} {100 * score:.1f} % at step {step:,}"
+
+
+def spikes_text(count: int, last: int | None) -> str:
+    """`2 spikes left out, the last at step 1,234`; without the step where these workers have not seen it."""
+    return f"{count:,} spike{'s' * (count > 1)} left out" + (f", the last at step {last:,}" if last else "")
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from infra.runs.run_state import RunState
-from vit.config import ExecutionConfig, TrainRecipe
+from vit.config import ExecutionConfig, SpikeGuardConfig, TrainRecipe
 from vit.input.batches import Batch
 from vit.input.keyed import derive_key
 from vit.input.prefetch import Waits
@@ -23,6 +23,7 @@ from vit.models.flops import forward_flops
 from vit.models.network import Network
 from vit.training.bad_examples import BadExamples
 from vit.training.device_peak import maker_peak
+from vit.training.guard.spike_guard import Spike, SpikeGuard
 from vit.training.input_waits import wait_fractions
 from vit.training.loss import LOSSES, mixed_targets, num_correct, targets_of
 from vit.training.optim import build_optimizer, lr_at, set_lr
@@ -43,6 +44,7 @@ class TrainState:
     optimizer: torch.optim.Optimizer
     step: int = 0
     average: dict[str, Tensor] | None = None
+    guard: SpikeGuard = field(default_factory=lambda: SpikeGuard(SpikeGuardConfig()))
 
     def evaluation_model(self) -> Network:
         """The network to score and publish: the averaged weights where the recipe keeps an average."""
@@ -63,7 +65,8 @@ def initial_state(recipe: TrainRecipe, num_classes: int, device: torch.device) -
 def with_optimizer(model: Network, recipe: TrainRecipe) -> TrainState:
     """Step 0 of a run that starts from the weights of `model`."""
     average = {n: p.detach().clone() for n, p in model.state_dict().items()} if recipe.average_decay else None
-    return TrainState(model, build_optimizer(model, recipe.optim), average=average)
+    optimizer = build_optimizer(model, recipe.optim)
+    return TrainState(model, optimizer, average=average, guard=SpikeGuard(recipe.spike_guard))
 
 
 def torch_seed(seed: int, *purpose: str | int) -> int:
@@ -73,13 +76,16 @@ def torch_seed(seed: int, *purpose: str | int) -> int:
 
 @dataclass(frozen=True)
 class StepResult:
-    """Sums over this rank's examples; `grad_norm` is over all ranks. `applied` is False for a non-finite step."""
+    """Sums over this rank's examples; `grad_norm` is over all ranks. `applied` is False for a non-finite step and for a spike."""
 
     loss_sum: Tensor
     correct: Tensor
     num_valid: int
     grad_norm: float
     applied: bool
+    spike: Spike | None = None
+    example_losses: Sequence[Tensor] = ()
+    """With a spike: the loss of each example of each micro-batch, float32 (n,), 0 where it is masked."""
 
 
 def train_step(
@@ -96,13 +102,15 @@ def train_step(
 
     `network` is `state.model` as `wrap` returns it. Padding is masked, so the split into micro-batches and workers
     changes the result by rounding only. A bad example is masked, too: it has no loss, and each other keeps its weight of
-    1 / global batch. A non-finite gradient is not applied (docs/design.md, "Training guarantees").
+    1 / global batch. A non-finite gradient is not applied, nor is one that `state.guard` finds to be a spike (docs/design.md,
+    "Training guarantees").
     """
     step, overlapped = state.step + 1, isinstance(network, DistributedDataParallel)
     # The loss is the sum over examples divided by B for every number of workers; DDP averages over ranks.
     scale = (world.size if overlapped else 1) / recipe.input.global_batch_size
     loss_sum = torch.zeros((), device=world.device)
     correct = torch.zeros((), dtype=torch.int64, device=world.device)
+    example_losses: list[Tensor] = []
     for index, batch in enumerate(micro_batches):
         # no_sync must cover both the forward and the backward pass; otherwise ranks diverge without an error.
         last = index == len(micro_batches) - 1
@@ -112,9 +120,12 @@ def train_step(
                 torch.manual_seed(torch_seed(recipe.seed, "dropout", step, batch.first_slot))
             logits = forward(network, batch.images, recipe.precision)
             targets = batch_targets(batch, recipe, state.model.num_classes)
-            loss = (LOSSES[recipe.loss](logits, targets) * batch.valid).sum()
+            of_examples = LOSSES[recipe.loss](logits, targets) * batch.valid
+            loss = of_examples.sum()
             (loss * scale).backward()
         loss_sum += loss.detach()
+        if state.guard.is_on:
+            example_losses.append(of_examples.detach())
         correct += num_correct(logits.detach(), batch.labels, batch.valid)
 
     queued()
@@ -122,14 +133,25 @@ def train_step(
         sum_gradients(state.model, world)
     clip = recipe.optim.clip_norm or math.inf
     grad_norm = float(nn.utils.clip_grad_norm_(state.model.parameters(), clip))
-    applied = math.isfinite(grad_norm)
+    applied, spike, num_valid = math.isfinite(grad_norm), None, sum(b.num_valid for b in micro_batches)
+    if applied and state.guard.is_on:
+        # The host has waited for the gradient norm, so that the loss is there; other ranks add one message of 16 bytes.
+        of_rank = torch.tensor([float(loss_sum), num_valid], dtype=torch.float64)
+        all_losses, all_valid = world.sum(of_rank).tolist()
+        spike = state.guard.judge(step, all_losses / (all_valid or math.nan), grad_norm)
+        applied = spike is None
     if applied:
-        set_lr(state.optimizer, lr_at(step, recipe.optim, recipe.total_steps))
+        set_lr(state.optimizer, learning_rate(step, state, recipe))
         state.optimizer.step()
         update_average(state, recipe)
     state.optimizer.zero_grad(set_to_none=True)
     state.step = step
-    return StepResult(loss_sum, correct, sum(b.num_valid for b in micro_batches), grad_norm, applied)
+    return StepResult(loss_sum, correct, num_valid, grad_norm, applied, spike, example_losses if spike else ())
+
+
+def learning_rate(step: int, state: TrainState, recipe: TrainRecipe) -> float:
+    """That of the schedule, lowered for some steps after a spike where the recipe says so."""
+    return lr_at(step, recipe.optim, recipe.total_steps) * state.guard.lr_factor(step)
 
 
 def batch_targets(batch: Batch, recipe: TrainRecipe, num_classes: int) -> Tensor:
@@ -209,13 +231,16 @@ def train(
     bad: BadExamples | None = None,
     input_waits: Callable[[], Waits] = Waits,
     input_ready: Callable[[], bool] = lambda: False,
-) -> RunState:
+    seen_spike: Callable[[Spike, Sequence[Batch], Sequence[Tensor]], None] = lambda *_: None,
+) -> RunState | Literal["rewind"]:
     """Trains from `state.step` to the last step. Returns finished, diverged, preempted, out_of_time or cancelled; failed if
-    `bad` has counted too many bad examples, at once and without the hooks.
+    `bad` has counted too many bad examples, at once and without the hooks. `rewind` where the spike guard wants to go back:
+    the caller restores a state from before the first update that the last spike leaves out, and calls again.
 
     `batches` yields this rank's micro-batches of each step after `state.step`, in memory. `input_waits()` tells for what it has waited
     so far, and `input_ready()` whether it has the next step. Every rank calls `report(step, metrics)`
-    with the same numbers: the training metrics every `log_every_steps`, and each skipped step. After every step rank 0
+    with the same numbers: the training metrics every `log_every_steps`, and each skipped step. Every rank calls `seen_spike` with
+    its micro-batches and the losses of their examples. After every step rank 0
     calls `stop_requested`, which must return immediately, and all ranks follow its answer. Then the due hooks run, in
     the order given. Evaluation, checkpoints and other periodic work are hooks; only the training metrics are not,
     because the loop measures them.
@@ -227,19 +252,32 @@ def train(
     ideal_s = ideal_seconds(state.model, recipe, world.device)
     while state.step < total:
         micro_batches = clock.measured("data_wait", lambda: next(on_device))
-        update = partial(train_step, state, network, micro_batches, recipe, world, on_device.copy_ahead)
-        result = clock.measured("step", update)
-        clock.steps += 1
-        nonfinite = 0 if result.applied else nonfinite + 1
-        if not result.applied:
-            report(state.step, {"guard/nonfinite_steps": nonfinite})
-        if nonfinite > execution.max_nonfinite_steps:
-            return "diverged"
-        stop, num_bad = exchanged(stop_requested, bad.name(micro_batches), world)
+        num_bad = bad.name(micro_batches)
+        if state.guard.leaves_out(state.step + 1):
+            state.step += 1
+            result = None
+        else:
+            update = partial(train_step, state, network, micro_batches, recipe, world, on_device.copy_ahead)
+            result = clock.measured("step", update)
+            clock.steps += 1
+            if (spike := result.spike) is not None:
+                report(state.step, spike_metrics(state.guard, spike))
+                clock.measured("hooks", partial(seen_spike, spike, micro_batches, result.example_losses))
+                if state.guard.too_many(state.step):
+                    return "diverged"
+                if state.guard.config.action == "rewind":
+                    return "rewind"
+            nonfinite = 0 if result.applied or spike else nonfinite + 1
+            if nonfinite:
+                report(state.step, {"guard/nonfinite_steps": nonfinite})
+            if nonfinite > execution.max_nonfinite_steps:
+                return "diverged"
+        stop, num_bad = exchanged(stop_requested, num_bad, world)
         bad.add(num_bad, recipe.input.global_batch_size)
-        if due(state.step, every=execution.log_every_steps, total=total):
-            measured = measure(state.step, result, recipe, world, clock, ideal_s, input_waits().since(waits))
-            report(state.step, measured | {"input/bad_examples": float(bad.count)})
+        if result is not None and due(state.step, every=execution.log_every_steps, total=total):
+            lr = learning_rate(state.step, state, recipe)
+            measured = measure(state.step, result, recipe, lr, world, clock, ideal_s, input_waits().since(waits))
+            report(state.step, measured | guard_metrics(state.guard) | {"input/bad_examples": float(bad.count)})
             clock.restart()
             waits = input_waits()
         if bad.too_many:
@@ -252,6 +290,20 @@ def train(
         if stop is not None and state.step < total:
             return stop
     return "finished"
+
+
+def spike_metrics(guard: SpikeGuard, spike: Spike) -> dict[str, float]:
+    """The metrics of a spike, at its step."""
+    return {"guard/loss": spike["loss"], "guard/grad_norm": spike["grad_norm"]} | guard_metrics(guard)
+
+
+def guard_metrics(guard: SpikeGuard) -> dict[str, float]:
+    """The number of spikes so far and, once there are some, the limits for the next step; none without a guard."""
+    if not guard.is_on:
+        return {}
+    loss, grad_norm = guard.limits()
+    limits = {"guard/loss_limit": loss, "guard/grad_norm_limit": grad_norm} if math.isfinite(loss) else {}
+    return {"guard/spikes": float(len(guard.spikes)), **limits}
 
 
 # The possible answers to "is a stop requested?"; ranks exchange the index.
@@ -278,6 +330,7 @@ def measure(
     step: int,
     result: StepResult,
     recipe: TrainRecipe,
+    lr: float,
     world: World,
     clock: Clock,
     ideal_s: float | None,
@@ -295,7 +348,7 @@ def measure(
         some["train/top1"] = correct / valid
     return some | {
         "train/loss": loss / valid,
-        "optim/lr": lr_at(step, recipe.optim, recipe.total_steps),
+        "optim/lr": lr,
         "optim/grad_norm": result.grad_norm,
         "progress/images_seen": float(step * batch),
         **wait_fractions(waited, store, decode, elapsed),

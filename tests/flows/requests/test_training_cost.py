@@ -2,7 +2,7 @@
 
 import pytest
 
-from flows.requests.training_cost import bandwidth_text, loading_text
+from flows.requests.training_cost import bandwidth_text, loading_text, training_cost
 from infra.config import replace
 
 
@@ -53,3 +53,13 @@ def test_bandwidth_is_that_of_the_gpus_of_one_node(train_config):
         "measures it"
     )
     assert bandwidth_text(replace(config, **{"execution.device": "cpu"}), 10, 1000) == "1 kB an image"
+
+
+def test_a_plan_says_what_the_spike_guard_does(train_config):
+    config = train_config("cost")
+    assert "spike_guard" not in training_cost(config)
+    guard = {"action": "rewind", "rewind_steps": 50, "lr_factor": 0.5, "lr_steps": 200}
+    assert training_cost(replace(config, **{"recipe.spike_guard": guard}))["spike_guard"] == (
+        "rewind: where loss or gradient norm stands 10 spreads above the median of 128 steps, the training goes back and leaves out the "
+        "updates of 50 steps before and after, then 0.5 of the learning rate for 200 steps; more than 10 spikes in 1,000 steps end it"
+    )
