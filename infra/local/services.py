@@ -25,15 +25,6 @@ _OTHERS = ("AWS_", "MLFLOW_", "_MLFLOW_", "PREFECT_")  # settings that may belon
 _SILENT_S = 600.0  # the shipper works every few seconds, but sending much may take minutes
 # By default Prefect's log lines have the time of day only; this adds the date.
 _DATED = {f"PREFECT_LOGGING_FORMATTERS_{name}_DATEFMT": "%Y-%m-%d %H:%M:%S" for name in ("STANDARD", "FLOW_RUNS")}
-# Each of these looks into Prefect's database every 5 s by default, also while nothing happens. None of them starts or cancels a
-# flow run. The runs of a new schedule are shown after up to 15 s.
-_SLOWER = {
-    "PREFECT_SERVER_EVENTS_PROACTIVE_GRANULARITY": "PT30S",  # automations that notice that something did not happen
-    "PREFECT_SERVER_SERVICES_CLEANUP_RECONCILER_LOOP_SECONDS": "60",
-    "PREFECT_SERVER_SERVICES_LATE_RUNS_LOOP_SECONDS": "30",
-    "PREFECT_SERVER_SERVICES_PAUSE_EXPIRATIONS_LOOP_SECONDS": "60",
-    "PREFECT_SERVER_SERVICES_SCHEDULER_RECENT_DEPLOYMENTS_LOOP_SECONDS": "15",
-}
 _PROBE = "/api/2.0/mlflow-artifacts/artifacts/.stack/probe"
 
 
@@ -194,7 +185,6 @@ def _prefect_environment(config: StackConfig) -> dict[str, str]:
     port = config.ports["prefect"]
     return (
         _DATED
-        | _SLOWER
         | {
             # Otherwise every web page, and every user of this machine, could register a flow and run it.
             "PREFECT_SERVER_API_AUTH_STRING": config.user_and_password(),
