@@ -48,7 +48,7 @@ def lr_at(step: int, config: OptimConfig, total_steps: int) -> float:
     where it was when they began (arXiv:2106.04560, Sec. 3.5; arXiv:2405.18392).
     The learning rate depends only on the step, so there is no scheduler state to save and restore.
     """
-    if step > (begin := total_steps - config.cooldown_steps):
+    if config.cooldown_steps and step > (begin := total_steps - config.cooldown_steps):
         return _scheduled(begin, config, total_steps) * (total_steps - step) / config.cooldown_steps
     return _scheduled(step, config, total_steps)
 
