@@ -1,0 +1,59 @@
+"""A branch on a real Ray with two workers: what it equals, and a kill of its driver and workers."""
+
+import contextlib
+
+import psutil
+import pytest
+
+from flows.requests.forms import BranchRequest
+from flows.requests.training_config import resolve_branch
+from flows.stages.engines import open_engines
+from flows.stages.pretrain import train_model
+from flows.stages.stage import StageFailed, run_store
+from infra.config import replace
+from infra.runs.journal import read_journal
+from infra.runs.run_state import read_state
+from infra.settings import Settings
+from vit.run_spec import make_spec
+from vit.training.checkpoint_names import FOLDER, find_checkpoints, kept_steps
+
+pytestmark = [pytest.mark.slow, pytest.mark.servers, pytest.mark.timeout(1800)]
+
+
+def losses(run):
+    return {record.step: record.value for record in read_journal(run) if record.key == "train/loss"}
+
+
+def test_a_branch_of_two_workers_survives_a_kill_and_the_loss_of_its_parents_checkpoints(
+    root, tmp_path, train_config, processes, monkeypatch
+):
+    config = train_config("parent", workers=2, steps=60, save_every_steps=10, keep_checkpoints=6)
+    size = {"embed_dim": 128, "depth": 6, "num_heads": 4, "mlp_dim": 512}
+    config = replace(config, **{f"recipe.model.{name}": value for name, value in size.items()})
+    with open_engines(Settings(root=root, home=tmp_path)) as engines:
+        spec, _ = train_model(config, engines)
+        parent = run_store(root, spec.run_key)
+        branch = resolve_branch(root, BranchRequest(parent=spec.run_key, step=20))
+        run = run_store(root, make_spec(branch, root).run_key)
+        killed = list[dict]()
+
+        def kill_once():
+            pins = find_checkpoints(parent.list(FOLDER)).pins
+            if not kept_steps(run):
+                assert pins or not read_state(run), "the checkpoint is pinned until the branch has one"
+            elif not killed:
+                for process in processes("vit.ray_train", run.uri):
+                    for each in [process, *process.children(recursive=True)]:
+                        with contextlib.suppress(psutil.NoSuchProcess):
+                            each.kill()
+                killed.append(pins)
+
+        monkeypatch.setattr(engines.observer, "check", kill_once)
+        with pytest.raises(StageFailed, match="ended without a result"):
+            train_model(branch, engines)
+        for key in parent.list(FOLDER):
+            parent.delete(key)
+        train_model(branch, engines)
+    assert read_state(run)["state"] == "finished"
+    assert read_state(run)["attempt"] == 2
+    assert losses(run) == {step: loss for step, loss in losses(parent).items() if step > 20}
