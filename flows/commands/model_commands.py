@@ -199,7 +199,8 @@ def model_promote(
     root: Root = None,
     json: Json = False,
 ) -> None:
-    """Make the model of a pipeline the champion, which later nights of the same name are compared with.
+    """Make the model of a pipeline the champion, which later nights of the same name are compared with. In MLflow's registry it gets
+    the alias `champion`. Promote the pipeline before, to go back.
 
     Example: `vitline model promote nightly-0a1b2c3d4e5f --why "two points better on all tasks"`
     """
@@ -207,10 +208,20 @@ def model_promote(
     import platform
 
     from flows.nights.promote import promote
+    from flows.to_mlflow import outbox
+    from flows.to_mlflow.shipper import sync_runs
     from infra.storage import open_store
 
-    by = f"{getpass.getuser()}@{platform.node()}"
-    show_one(promote(open_store(settings(root).root), pipeline, why=why, by=by).model_dump(mode="json"), json)
+    chosen = settings(root)
+    store, by = open_store(chosen.root), f"{getpass.getuser()}@{platform.node()}"
+    champion = promote(store, pipeline, why=why, by=by)
+    outbox.put(store, outbox.OutboxEntry("pipeline", champion.pipeline))
+    show_one(champion.model_dump(mode="json"), json)
+    if chosen.mlflow_tracking_uri:
+        for reason in sync_runs(chosen, [champion.pipeline]).left.values():
+            console.say(
+                f"MLflow lacks the alias: {reason}. Next: `vitline ops reconcile` sends it once MLflow answers."
+            )
 
 
 @app.command("inspect")

@@ -59,6 +59,10 @@ class ChampionRecord(StoredRecord):
     """Pipeline of the champion before."""
     counter: int = 1
 
+    @property
+    def reason(self) -> str:
+        return f"{self.by}, {time.strftime('%Y-%m-%d', time.gmtime(self.at))}: {self.why}"
+
 
 def night_key(name: str, night: date) -> str:
     return f"{NIGHTS}/{name}/{night.isoformat()}.json"

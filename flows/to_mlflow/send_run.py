@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypedDict
 
+from flows.nights.night_record import read_champion
+from flows.records import PipelineRecord
 from flows.to_mlflow import outbox
 from flows.to_mlflow.outbox import Kind, OutboxEntry
 from flows.to_mlflow.run_snapshot import Child, Published, RunSnapshot
@@ -149,6 +151,7 @@ class Sender:
         stages = [stage for stage in record.stages if stage.run_key]
         for stage in stages:
             self.send_run(str(stage.run_key))
+        self._send_champion(record)
         run = self._tracked_parent(snapshot)
         if run is None:
             return "deleted"
@@ -173,6 +176,13 @@ class Sender:
         self._offer_columns(run, snapshot)
         self._finish(run, snapshot, facts, digest, None, "\n".join(table) if record.stages else "")
         return "sent"
+
+    def _send_champion(self, record: PipelineRecord) -> None:
+        """The alias of the registry, if the pipeline is the champion of its series."""
+        champion = read_champion(self.root, record.name)
+        if champion is not None and champion.pipeline == record.key:
+            name = champion.model.rstrip("/").split("/")[-2]
+            self.tracking.put_champion(name, champion.model_digest, champion.counter, champion.reason)
 
     def _parent(self, pipeline: str | None) -> TrackedRun | None:
         if pipeline is None:

@@ -39,9 +39,13 @@ _MAX_RACES = 20
 _MAX_POINTS_A_CALL, _MAX_TAG, _MAX_PARAM, _MAX_DIGEST = 1000, 5000, 500, 36
 _ABOUT_MODELS = (
     "Published by vitline. A version loads as a pyfunc and can be served. Its weights are in the store: the artifact "
-    "`pointer.json` has their URI. `candidate` is the version whose training ended last."
+    "`pointer.json` has their URI. `candidate` is the version whose training ended last, `champion` the one that "
+    "`vitline model promote` chose."
 )
 CANDIDATE_BY = "vitline.candidate_by"
+CHAMPION, CHAMPION_BY = "champion", "vitline.champion_by"
+"""The alias, and the tag of a version that says who promoted it and why."""
+_CHAMPION_NUMBER = "vitline.champion_number"
 _RULE = "its training ended last of all versions"
 _OF_RULE = f"; `{CANDIDATE}`, because {_RULE}"
 # Without this tag MLflow's pages show every experiment as one of a chat model, with other menus.
@@ -320,6 +324,18 @@ class Tracking:
                 return
             self._raced(partial(self._client.set_registered_model_alias, name, CANDIDATE, newest.version))
         raise MlflowException(f"the alias {CANDIDATE!r} of {name} moved {_MAX_RACES} times in a row. Try again later.")
+
+    def put_champion(self, name: str, digest: str, number: int, reason: str) -> None:
+        """Moves the alias `champion` to the version of a model, and tags the version with the reason, once for each `number` of a
+        champion. So an alias that a person moves in MLflow stays there until the next promotion. Does nothing before the model
+        is in the registry."""
+        versions = [v for v in self._versions(name) if v.tags.get("vitline.model_digest") == digest]
+        if not versions or self._client.get_registered_model(name).tags.get(_CHAMPION_NUMBER) == str(number):
+            return
+        version = min((v.version for v in versions), key=int)
+        self._client.set_model_version_tag(name, version, CHAMPION_BY, self._clean(reason))
+        self._client.set_registered_model_alias(name, CHAMPION, version)
+        self._client.set_registered_model_tag(name, _CHAMPION_NUMBER, str(number))
 
     def _describe_candidate(self, name: str, versions: Sequence[Any], candidate: Any) -> None:
         """Writes the reason why a version is the candidate into its description and a tag, and removes it from others."""

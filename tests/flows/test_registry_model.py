@@ -17,13 +17,18 @@ import pytest
 import torch
 from mlflow import MlflowClient
 from pyarrow import BufferReader
+from typer.testing import CliRunner
 
 from flows.catalog import find_model
+from flows.cli import app
+from flows.records import PipelineRecord, StageRecord, list_run_keys, write_pipeline
 from flows.to_mlflow import ship_runs
+from flows.to_mlflow.shipper import sync_runs
 from infra.local.processes import free_ports
 from infra.mlflow.tracking import Tracking
 from infra.runs.claims import take_claim
 from infra.runs.run_state import read_state
+from infra.settings import Settings
 from infra.storage import open_store
 from vit.published import load_model
 from vit.run import TrainingRun
@@ -120,6 +125,38 @@ def test_a_model_is_found_by_its_alias_and_reported(stack, candidate, s3_uri, mo
         ValueError, match=rf"has no '{candidate.name}@champion'; the models published below .* are: {candidate.name}/"
     ):
         find_model(s3_uri, f"{candidate.name}@champion", messages.append)
+
+
+def test_a_promotion_gives_the_alias_champion_which_people_may_move(stack, candidate, s3_uri, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", stack.env["MLFLOW_TRACKING_URI"])
+    monkeypatch.setenv("VITLINE_ROOT", s3_uri)
+    root, client, name = open_store(s3_uri), candidate.client, candidate.name
+    (run_key,) = [key for key in list_run_keys(root) if key.startswith(name)]
+    trained = StageRecord(stage="pretrain", run_key=run_key, reused=False, wall_s=1.0, what="", where="")
+    digest = open_store(candidate.model).read_json("config.json")["digest"]
+    for number in (1, 2):
+        record = PipelineRecord(
+            key=f"{name}-{number:012d}", name=name, request={"name": name}, state="finished", started_at=1.0, updated_at=2.0,
+            stages=(trained,), model=candidate.model, model_digest=digest,
+        )  # fmt: skip
+        write_pipeline(root, record)
+
+    def promote(number):
+        done = CliRunner().invoke(app, ["model", "promote", f"{name}-{number:012d}", "--why", f"reason {number}"])
+        assert done.exit_code == 0, done.output
+        assert "lacks" not in done.output
+
+    promote(1)
+    version = client.get_model_version_by_alias(name, "champion")
+    assert version.tags["vitline.champion_by"].endswith(": reason 1")
+    assert find_model(s3_uri, f"{name}@champion", print) == candidate.model
+    client.delete_registered_model_alias(name, "champion")
+    report = sync_runs(Settings(), [name])
+    assert not report.left
+    assert "champion" not in client.get_registered_model(name).aliases, "what a person changes in the page stays"
+    promote(2)
+    version = client.get_model_version_by_alias(name, "champion")
+    assert version.tags["vitline.champion_by"].endswith(": reason 2")
 
 
 @pytest.mark.slow
