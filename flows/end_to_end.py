@@ -15,7 +15,8 @@ from typing import Any
 from data_prep.config import CorpusConfig
 from data_prep.shard_format import load_manifest
 from flows.nights.from_records import night_of
-from flows.nights.night_record import NightRecord, write_night
+from flows.nights.night_record import THE_GATE, NightRecord, write_night
+from flows.nights.promote import make_champion
 from flows.records import PipelineRecord, StageRecord, write_pipeline
 from flows.reports.pipeline_report import write_report
 from flows.requests.evaluation_plan import EvaluationPlan
@@ -177,6 +178,7 @@ class PipelineRecorder:
     def __init__(self, plan: PipelinePlan, engines: Engines, claim: ClaimHolder):
         self._root, self._engines, self._claim = open_store(engines.root), engines, claim
         self.night: NightRecord | None = None
+        self._promotes = plan.nights.promote
         now = time.time()
         self.record = PipelineRecord(
             key=plan.key,
@@ -224,6 +226,11 @@ class PipelineRecorder:
             self._claim.check()
             write_night(self._root, self.night)
             self._engines.observer.say(self.night.sentence)
+            if (gate := self.night.gate) is not None:
+                self._engines.observer.say(gate.reason)
+                if gate.passed and self._promotes:
+                    self._claim.check()
+                    make_champion(self._root, self.record, why=gate.reason, by=THE_GATE)
         except Exception as error:
             log.exception("no verdict of %s", self.record.key)
             self._engines.observer.say(f"the verdict of this night could not be made: {cleaned(str(error))}")

@@ -11,8 +11,9 @@ from datetime import date
 from typing import Any
 
 from flows.catalog import list_pipelines
+from flows.nights.gate import gate
 from flows.nights.judge import Verdict, judge, not_whole
-from flows.nights.night_record import NightRecord, read_champion
+from flows.nights.night_record import ChampionRecord, GateResult, NightRecord, read_champion
 from flows.nights.night_scores import NightScores, TaskScore
 from flows.nights.settings import night_settings
 from flows.records import PipelineRecord, read_pipeline
@@ -35,7 +36,7 @@ _READERS = 8
 def night_of(root: Store, record: PipelineRecord, state: RunState, reason: str = "") -> NightRecord:
     """The record of a night whose pipeline ends in this state, with its verdict. Raises if the verdict cannot be made."""
     assert record.night is not None
-    verdict = not_whole(state, reason)
+    verdict, gate_result = not_whole(state, reason), None
     if state == "finished":
         pipelines = earlier_nights(root, record.name, record.night)
         champion = read_champion(root, record.name)
@@ -46,6 +47,7 @@ def night_of(root: Store, record: PipelineRecord, state: RunState, reason: str =
             pipelines[-1].key if pipelines else None,
             [each.key for each in pipelines[-NOISE_NIGHTS:]],
         )
+        gate_result = tried_gate(root, record, verdict, champion)
     return NightRecord(
         name=record.name,
         night=record.night,
@@ -55,7 +57,16 @@ def night_of(root: Store, record: PipelineRecord, state: RunState, reason: str =
         origin=record.origin,
         at=time.time(),
         verdict=verdict,
+        gate=gate_result,
     )
+
+
+def tried_gate(root: Store, record: PipelineRecord, verdict: Verdict, champion: ChampionRecord | None) -> GateResult:
+    """The gate's result; where records are gone that it reads, a refusal that says so."""
+    try:
+        return gate(root, record, verdict, champion)
+    except (FileNotFoundError, UnreadableRecord) as error:
+        return GateResult(passed=False, reason=f"The champion stays: the gate needs records that are gone ({error}).")
 
 
 def judge_again(root: Store, night: NightRecord) -> Verdict:

@@ -15,6 +15,7 @@ def night_markdown(night: NightRecord) -> str:
     """The sentence, a table for each comparison, and what has changed."""
     parts = [f"**{night.sentence}**"]
     if night.verdict is not None:
+        parts += [night.gate.reason] if night.gate else []
         parts += [_against_markdown(one) for one in night.verdict.against]
         parts.append(footnote(night))
     return "\n\n".join(filter(None, parts))

@@ -11,6 +11,15 @@ from infra.runs.run_state import RunState
 from infra.storage import PreconditionFailed, Store
 
 NIGHTS, CHAMPIONS = "nights", "champions"
+THE_GATE = "the gate"
+
+
+class GateResult(StoredRecord):
+    """Whether a whole night may become the champion (`gate.py`)."""
+
+    passed: bool
+    reason: str
+    """A sentence."""
 
 
 class NightRecord(StoredRecord):
@@ -30,6 +39,8 @@ class NightRecord(StoredRecord):
     """When this was written, in Unix seconds."""
     verdict: Verdict | None = None
     """None where it could not be made."""
+    gate: GateResult | None = None
+    """None for a night that is not whole."""
 
     @property
     def sentence(self) -> str:
@@ -51,13 +62,17 @@ class ChampionRecord(StoredRecord):
     """URI of the published model; of a night with several seeds, that of the first."""
     model_digest: str
     by: str
-    """Who promoted it, user@host."""
+    """Who promoted it: user@host, or `the gate`."""
     why: str
     at: float
     """Unix seconds."""
     replaces: str | None = None
     """Pipeline of the champion before."""
     counter: int = 1
+
+    @property
+    def by_hand(self) -> bool:
+        return self.by != THE_GATE
 
     @property
     def reason(self) -> str:

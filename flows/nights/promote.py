@@ -4,6 +4,7 @@ import time
 
 from flows.catalog import list_pipelines
 from flows.nights.night_record import CHAMPIONS, ChampionRecord
+from flows.records import PipelineRecord
 from infra.names import there_are
 from infra.records import reading
 from infra.storage import PreconditionFailed, Store
@@ -29,6 +30,14 @@ def promote(root: Store, key: str, *, why: str, by: str) -> ChampionRecord:
         raise ValueError(
             f"{record.key} has ended as {record.state}, so it is no champion; promote a finished pipeline."
         )
+    return make_champion(root, record, why=why, by=by)
+
+
+def make_champion(root: Store, record: PipelineRecord, *, why: str, by: str) -> ChampionRecord:
+    """Makes a pipeline that has published a model the champion of its series. Raises RuntimeError if somebody else has promoted
+    another pipeline meanwhile."""
+    assert record.model is not None
+    assert record.model_digest is not None
     name = f"{CHAMPIONS}/{record.name}.json"
     try:
         data, tag = root.read_tagged(name)

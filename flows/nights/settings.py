@@ -20,6 +20,8 @@ class NightSettings(FrozenConfig):
     wanted_difference: float = Field(0.01, ge=0, lt=1)
     """The smallest difference between two nights that is of interest, as a fraction: 0.01 is one point. Smaller ones are called
     the same."""
+    promote: bool = True
+    """Whether a night that passes the gate becomes the champion. If not, only `vitline model promote` moves it."""
 
 
 def night_settings(overrides: Mapping[str, Any]) -> NightSettings:

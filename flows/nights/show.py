@@ -52,6 +52,8 @@ def made_again(root: Store, night: NightRecord) -> NightRecord:
 def print_night(night: NightRecord) -> None:
     console.print_result(f"{night.night}  {night.name}  {night.pipeline or ''}".rstrip())
     console.print_result(night.sentence)
+    if night.gate is not None:
+        console.print_result(night.gate.reason)
     for against in night.verdict.against if night.verdict else ():
         if against.differences:
             console.table(title(against), list(COLUMNS), difference_rows(against), right=tuple(range(1, 7)))

@@ -159,6 +159,8 @@ class Sender:
         digest = digest_of([snapshot.digest, links, [s.model_dump(mode="json") for s in record.stages]])[:16]
         if shipped(run).get("view") == digest:
             return "unchanged"
+        if record.model and record.model_digest and (reason := snapshot.tags.get("vitline.gate")):
+            self.tracking.put_gate(registered_name(record.model), record.model_digest, reason)
         first = {name: links.get(stage.run_key, {}) for name, stage in record.first_stages.items()}
         runs = {f"vitline.run.{stage}": found[RUN] for stage, found in first.items() if RUN in found}
         self.tracking.put_tags(run, snapshot.tags | runs)
@@ -181,8 +183,8 @@ class Sender:
         """The alias of the registry, if the pipeline is the champion of its series."""
         champion = read_champion(self.root, record.name)
         if champion is not None and champion.pipeline == record.key:
-            name = champion.model.rstrip("/").split("/")[-2]
-            self.tracking.put_champion(name, champion.model_digest, champion.counter, champion.reason)
+            name, digest = registered_name(champion.model), champion.model_digest
+            self.tracking.put_champion(name, digest, champion.counter, champion.reason, champion.by_hand)
 
     def _parent(self, pipeline: str | None) -> TrackedRun | None:
         if pipeline is None:
@@ -282,6 +284,11 @@ class Sender:
         self.tracking.put_status(run, snapshot.status, snapshot.end_ms)
         note: ShippedNote = {"segments": curves.done, "view": digest} if curves else {"view": digest}
         self.tracking.put_tags(run, {SHIPPED: json.dumps(note, sort_keys=True)})
+
+
+def registered_name(model: str) -> str:
+    """The name in MLflow's registry of a model's URI, `.../models/<name>/<version>`."""
+    return model.rstrip("/").split("/")[-2]
 
 
 def children_table(snapshot: RunSnapshot, pages: Sequence[str | None]) -> str:

@@ -405,6 +405,8 @@ def add_verdict(snapshot: RunSnapshot, root: Store, record: PipelineRecord) -> N
     if night is None or night.verdict is None or night.pipeline != record.key:
         return
     snapshot.tags |= {"vitline.verdict": night.verdict.word, "vitline.verdict.sentence": night.sentence}
+    if night.gate is not None:
+        snapshot.tags |= {"vitline.gate": night.gate.reason}
     snapshot.facts.insert(0, f"**Verdict:** {night.sentence}")
     snapshot.files = {**snapshot.files, "verdict.md": night_markdown(night).encode()}
     step = record.images_seen or 0

@@ -45,7 +45,8 @@ _ABOUT_MODELS = (
 CANDIDATE_BY = "vitline.candidate_by"
 CHAMPION, CHAMPION_BY = "champion", "vitline.champion_by"
 """The alias, and the tag of a version that says who promoted it and why."""
-_CHAMPION_NUMBER = "vitline.champion_number"
+GATE = "vitline.gate"
+_CHAMPION_NUMBER, _CHAMPION_VERSION = "vitline.champion_number", "vitline.champion_version"
 _RULE = "its training ended last of all versions"
 _OF_RULE = f"; `{CANDIDATE}`, because {_RULE}"
 # Without this tag MLflow's pages show every experiment as one of a chat model, with other menus.
@@ -325,17 +326,30 @@ class Tracking:
             self._raced(partial(self._client.set_registered_model_alias, name, CANDIDATE, newest.version))
         raise MlflowException(f"the alias {CANDIDATE!r} of {name} moved {_MAX_RACES} times in a row. Try again later.")
 
-    def put_champion(self, name: str, digest: str, number: int, reason: str) -> None:
+    def put_champion(self, name: str, digest: str, number: int, reason: str, by_hand: bool) -> None:
         """Moves the alias `champion` to the version of a model, and tags the version with the reason, once for each `number` of a
-        champion. So an alias that a person moves in MLflow stays there until the next promotion. Does nothing before the model
-        is in the registry."""
-        versions = [v for v in self._versions(name) if v.tags.get("vitline.model_digest") == digest]
-        if not versions or self._client.get_registered_model(name).tags.get(_CHAMPION_NUMBER) == str(number):
+        champion. So an alias that a person moves in MLflow stays there until somebody promotes another model by hand. Does nothing
+        before the model is in the registry."""
+        version = self._version_of(name, digest)
+        if version is None:
             return
-        version = min((v.version for v in versions), key=int)
+        model = self._client.get_registered_model(name)
+        if model.tags.get(_CHAMPION_NUMBER) == str(number):
+            return
         self._client.set_model_version_tag(name, version, CHAMPION_BY, self._clean(reason))
-        self._client.set_registered_model_alias(name, CHAMPION, version)
+        if by_hand or str(model.aliases.get(CHAMPION)) == str(model.tags.get(_CHAMPION_VERSION)):
+            self._client.set_registered_model_tag(name, _CHAMPION_VERSION, version)
+            self._client.set_registered_model_alias(name, CHAMPION, version)
         self._client.set_registered_model_tag(name, _CHAMPION_NUMBER, str(number))
+
+    def put_gate(self, name: str, digest: str, reason: str) -> None:
+        """Tags the version of a model with what the gate says of it. Does nothing before the model is in the registry."""
+        if (version := self._version_of(name, digest)) is not None:
+            self._client.set_model_version_tag(name, version, GATE, self._clean(reason))
+
+    def _version_of(self, name: str, digest: str) -> str | None:
+        found = [str(v.version) for v in self._versions(name) if v.tags.get("vitline.model_digest") == digest]
+        return min(found, key=int) if found else None
 
     def _describe_candidate(self, name: str, versions: Sequence[Any], candidate: Any) -> None:
         """Writes the reason why a version is the candidate into its description and a tag, and removes it from others."""

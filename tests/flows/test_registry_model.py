@@ -21,7 +21,9 @@ from typer.testing import CliRunner
 
 from flows.catalog import find_model
 from flows.cli import app
-from flows.records import PipelineRecord, StageRecord, list_run_keys, write_pipeline
+from flows.nights.night_record import THE_GATE
+from flows.nights.promote import make_champion
+from flows.records import PipelineRecord, StageRecord, list_run_keys, read_pipeline, write_pipeline
 from flows.to_mlflow import ship_runs
 from flows.to_mlflow.shipper import sync_runs
 from infra.local.processes import free_ports
@@ -153,10 +155,13 @@ def test_a_promotion_gives_the_alias_champion_which_people_may_move(stack, candi
     client.delete_registered_model_alias(name, "champion")
     report = sync_runs(Settings(), [name])
     assert not report.left
+    make_champion(root, read_pipeline(root, f"{name}-{2:012d}"), why="better", by=THE_GATE)
+    report = sync_runs(Settings(), [name])
+    assert not report.left
     assert "champion" not in client.get_registered_model(name).aliases, "what a person changes in the page stays"
-    promote(2)
+    promote(1)
     version = client.get_model_version_by_alias(name, "champion")
-    assert version.tags["vitline.champion_by"].endswith(": reason 2")
+    assert version.tags["vitline.champion_by"].endswith(": reason 1")
 
 
 @pytest.mark.slow

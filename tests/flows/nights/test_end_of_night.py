@@ -11,7 +11,7 @@ import pytest
 from flows import end_to_end
 from flows.end_to_end import PipelineRecorder
 from flows.nights.from_records import scores_of
-from flows.nights.night_record import read_night
+from flows.nights.night_record import THE_GATE, read_champion, read_night
 from flows.records import read_pipeline
 from flows.requests.forms import PipelineRequest
 from flows.requests.pipeline_plan import resolve_pipeline
@@ -126,3 +126,5 @@ def test_a_night_of_several_seeds_trains_and_evaluates_each_and_records_means(ro
     assert {name: done.record.metrics[name] for name in expected} == pytest.approx(expected)
     assert scores_of(store, done.record, predictions=False).models == scores.models
     assert done.night.sentence == "Not compared: there is neither a champion nor an earlier whole night."
+    champion = read_champion(store, "nightly")
+    assert (champion.pipeline, champion.by) == (done.record.key, THE_GATE)
