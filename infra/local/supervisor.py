@@ -298,7 +298,7 @@ class Supervisor:
     def _clear(self, running: Running) -> None:
         """Ends all processes of a service, so that its ports are free for the next process."""
         children = self._children()
-        family = {*running.family, *self._orphans_of(running.program.name)}
+        family = {*running.family, *self._orphans_of(running)}
         if running.process and running.process.returncode is None:
             family.add(psutil.Process(running.process.pid))
         if family:
@@ -312,11 +312,15 @@ class Supervisor:
         except OSError as error:
             say(f"could not clean up after {running.program.name}: {error}")
 
-    def _orphans_of(self, name: str) -> set[psutil.Process]:
+    def _orphans_of(self, running: Running) -> set[psutil.Process]:
+        """Processes of a service whose parent has ended: of the session that the service was started in, or with its mark. The agents
+        of Ray name themselves, which overwrites their environment; workers of Ray have sessions of their own."""
+        session = running.process.pid if running.process else None
         found = set()
         for process in psutil.Process().children():
-            with contextlib.suppress(psutil.Error):
-                if process.environ().get(MARK) == f"{self.config.id}/{name}":
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
+                marked = process.environ().get(MARK) == f"{self.config.id}/{running.program.name}"
+                if marked or os.getsid(process.pid) == session:
                     found.add(process)
         return found
 

@@ -38,7 +38,7 @@ def test_a_request_that_the_form_or_the_flow_would_refuse_is_not_submitted(trigg
         assert err.count("\n") == 1
     code, _, err = trigger("pretrain-then-transfer/dem")
     assert code == 2
-    assert "no deployment 'pretrain-then-transfer/dem'; available: collect-garbage/default, " in err
+    assert "no deployment 'pretrain-then-transfer/dem'; available: branch/default, collect-garbage/default, " in err
     assert "Did you mean 'pretrain-then-transfer/demo'?" in err
     assert flows.api.post("/flow_runs/count", json={}).json() == before
 
