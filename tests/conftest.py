@@ -271,13 +271,9 @@ def s3_uri(request, monkeypatch) -> str:
     VITLINE_TEST_S3_URI, with the AWS variables, where a service is to be tested; else in the stack's SeaweedFS."""
     uri = os.environ.get("VITLINE_TEST_S3_URI")
     if uri is None:
-        env = request.getfixturevalue("stack").env
-        uri = env["VITLINE_ROOT"]
-        if not uri.startswith("s3://"):
-            pytest.skip("SeaweedFS is not installed (its wheel is for Linux on x86-64)")
-        for name, value in env.items():
-            if name.startswith("AWS_"):
-                monkeypatch.setenv(name, value)
+        from .servers import use_s3
+
+        uri = use_s3(request.getfixturevalue("stack").env, monkeypatch)
     return f"{uri}/{uuid.uuid4().hex}"
 
 

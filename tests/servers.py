@@ -23,6 +23,16 @@ class RunningStack(NamedTuple):
         return self.env["MLFLOW_TRACKING_USERNAME"], self.env["MLFLOW_TRACKING_PASSWORD"]
 
 
+def use_s3(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """The store of a stack, which this process and its children then can reach; skips the test where it is no SeaweedFS."""
+    if not env["VITLINE_ROOT"].startswith("s3://"):
+        pytest.skip("SeaweedFS is not installed (its wheel is for Linux on x86-64)")
+    for name, value in env.items():
+        if name.startswith("AWS_"):
+            monkeypatch.setenv(name, value)
+    return env["VITLINE_ROOT"]
+
+
 class Patient(httpx.HTTPTransport):
     """Asks again after a 503, by which Prefect says that its SQLite was busy; as Prefect's own client does."""
 

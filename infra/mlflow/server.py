@@ -69,7 +69,7 @@ def main() -> None:
     if missing := needed - given.keys():
         raise RuntimeError(
             f"MLflow {known.VERSION} reads {', '.join(sorted(missing))}, which infra/local/services.py does not set. "
-            "Install the version of constraints.txt: make install."
+            "Install the version of requirements.lock: make install."
         )
     database = given[known.BACKEND_STORE_URI_ENV_VAR]
     initialize_backend_stores(database, database, given[known.ARTIFACT_ROOT_ENV_VAR])  # now, not at the first request

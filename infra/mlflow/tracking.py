@@ -40,7 +40,7 @@ _MAX_POINTS_A_CALL, _MAX_TAG, _MAX_PARAM, _MAX_DIGEST = 1000, 5000, 500, 36
 _ABOUT_MODELS = (
     "Published by vitline. A version loads as a pyfunc and can be served. Its weights are in the store: the artifact "
     "`pointer.json` has their URI. `candidate` is the version whose training ended last, `champion` the one that "
-    "`vitline model promote` chose."
+    "later nights are compared with."
 )
 CANDIDATE_BY = "vitline.candidate_by"
 CHAMPION, CHAMPION_BY = "champion", "vitline.champion_by"

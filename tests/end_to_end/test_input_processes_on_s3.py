@@ -11,6 +11,7 @@ import pytest
 from infra.config import replace
 from infra.local.stack import stack_environment, start_stack, stop_stack
 from infra.storage import open_store
+from tests.servers import use_s3
 from vit.run_spec import make_spec
 
 from .test_kills import KilledTraining, Session, result_of, slow_config, training_workers, wait_until  # noqa: F401
@@ -25,14 +26,9 @@ def on_s3(tmp_path_factory):
     directory = tmp_path_factory.mktemp("stack")
     try:
         start_stack(directory, log_dir=directory / "logs", services=("s3",), announce=print)
-        env = stack_environment(directory)
-        if not env["VITLINE_ROOT"].startswith("s3://"):
-            pytest.skip("SeaweedFS is not installed (its wheel is for Linux on x86-64)")
         with pytest.MonkeyPatch.context() as patch:
-            for name, value in env.items():
-                if name.startswith("AWS_"):
-                    patch.setenv(name, value)
-            session = Session(env["VITLINE_ROOT"], tmp_path_factory.mktemp("logs"))
+            root = use_s3(stack_environment(directory), patch)
+            session = Session(root, tmp_path_factory.mktemp("logs"))
             try:
                 yield session
             finally:

@@ -85,6 +85,8 @@ def test_schedules_start_reconcile_and_a_night_which_the_comparison_shows(work, 
     record = next(r for r in list_pipelines(in_stack.root) if r.origin.flow_run_id == run["id"])
     assert (record.origin.trigger, record.night, record.state) == ("schedule", due.date(), "finished")
 
+    day = work.start("pretrain-then-transfer/tiny", name="day")
+    assert work.flows.wait(day)["state"]["message"].startswith("val/top1 "), "only a night has a verdict"
     morning = work.start("compare-runs/default", newest=2)
     assert work.flows.wait(morning)["state_name"] == "Completed"
     rows = json.loads(work.flows.artifacts(morning)["comparison"]["data"])

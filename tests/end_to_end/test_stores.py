@@ -22,6 +22,7 @@ from infra.runs.run_state import read_state, request_stop
 from infra.runs.stopping import StopPoller
 from infra.storage import StoreFailed, open_store
 from infra.stores import s3_store
+from tests.servers import use_s3
 from vit.config import TrainConfig
 from vit.published import load_model
 from vit.run import TrainingRun
@@ -46,13 +47,7 @@ def own_store(tmp_path_factory):
 
 @pytest.fixture
 def own_uri(own_store, monkeypatch, request):
-    env = stack_environment(own_store)
-    if not env["VITLINE_ROOT"].startswith("s3://"):
-        pytest.skip("SeaweedFS is not installed (its wheel is for Linux on x86-64)")
-    for name, value in env.items():
-        if name.startswith("AWS_"):
-            monkeypatch.setenv(name, value)
-    return f"{env['VITLINE_ROOT']}/{request.node.name}"
+    return f"{use_s3(stack_environment(own_store), monkeypatch)}/{request.node.name}"
 
 
 def kill_store(directory):
