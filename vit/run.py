@@ -266,15 +266,7 @@ class TrainingRun:
         try:
             self.claim.check()
             write_spike(
-                self.run,
-                spike,
-                self.recipe,
-                worst,
-                self.corpora,
-                self.config.split,
-                world_size=self.world.size,
-                micro_batch_size=self.config.execution.micro_batch_size,
-                title=self.spec.run_key,
+                self.run, spike, self.config, worst, self.corpora, world_size=self.world.size, title=self.spec.run_key
             )
         except ClaimLost:
             raise

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from infra.html.page import render
 from infra.storage import Store
-from vit.config import TrainRecipe
+from vit.config import TrainConfig
 from vit.corpora.training_corpora import TrainingCorpora
 from vit.corpora.training_sources import sources_of
 from vit.input.batches import Batch, SeveralLabels, order_of_training
@@ -60,17 +60,15 @@ def worst_examples(
 def write_spike(
     run: Store,
     spike: Spike,
-    recipe: TrainRecipe,
+    config: TrainConfig,
     worst: Sequence[Worst],
     corpora: TrainingCorpora,
-    split: str,
     *,
     world_size: int,
-    micro_batch_size: int,
     title: str,
 ) -> None:
     """Writes `spikes/step-<9 digits>.json` and the page of the same name. Raises ShardError and errors of the store."""
-    places = _places(spike["step"], recipe, worst, corpora, split, world_size, micro_batch_size)
+    places, action = _places(spike["step"], config, worst, corpora, world_size), config.recipe.spike_guard.action
     names = corpora.class_names()
     examples = [
         {
@@ -86,18 +84,18 @@ def write_spike(
     name = f"{FOLDER}/step-{spike['step']:09d}"
     run.write_json(
         f"{name}.json",
-        {"schema_version": 1, "action": recipe.spike_guard.action, **spike, "split": split, "examples": examples},
+        {"schema_version": 1, "action": action, **spike, "split": config.split, "examples": examples},
     )
     page = render(
         "vit/inspection/spike.html.j2",
         title=f"{title}, step {spike['step']:,}",
-        text=spike_text(spike, recipe.spike_guard.action),
+        text=spike_text(spike, action),
         cards=[
             (example, _shown(names, each.labels), _shown(names, each.mixed_with), f"data:image/png;base64,{each.png}")
             for example, each in zip(examples, worst, strict=True)
         ],
-        small=recipe.model.image_size_px < _MAX_SIDE_PX // 2,
-        batch=recipe.input.global_batch_size,
+        small=config.recipe.model.image_size_px < _MAX_SIDE_PX // 2,
+        batch=config.recipe.input.global_batch_size,
     )
     run.write(f"{name}.html", page.encode())
 
@@ -133,16 +131,10 @@ def _labels(labels: Tensor | SeveralLabels, i: int) -> list[int]:
 
 
 def _places(
-    step: int,
-    recipe: TrainRecipe,
-    worst: Sequence[Worst],
-    corpora: TrainingCorpora,
-    split: str,
-    world_size: int,
-    micro_batch_size: int,
+    step: int, config: TrainConfig, worst: Sequence[Worst], corpora: TrainingCorpora, world_size: int
 ) -> list[dict[str, object]]:
     """Corpus, row and id of the examples, by the reading order."""
-    sources = sources_of(corpora, split)
+    recipe, sources = config.recipe, sources_of(corpora, config.split)
     readers = [SplitReader(s.corpus, s.manifest, s.split, DecodedCache(0), s.labels) for s in sources]
     shares = {
         rank: next(
@@ -152,7 +144,7 @@ def _places(
                 recipe.seed,
                 rank=rank,
                 world_size=world_size,
-                most_examples=micro_batch_size,
+                most_examples=config.execution.micro_batch_size,
             ).shares(step - 1, step)
         )
         for rank in sorted({each.rank for each in worst})

@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 
 import numpy as np
 import pytest
@@ -98,6 +99,9 @@ def test_a_run_equals_one_that_never_saw_the_spike_also_after_a_kill(begin, neve
     if killed_at:
         with pytest.raises(KeyboardInterrupt):
             execute(run)
+        for thread in threading.enumerate():  # a killed process would have ended it
+            if thread.name == "checkpoint-saver":
+                thread.join()
     assert execute(run) == "finished"
     assert_same_end(run, reference)
     assert read_state(run)["spikes"] == [25]
