@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flows.catalog import corpus_stats
-from flows.nights.judge import Verdict, and_list, other_night, short_name
+from flows.nights.judge import Verdict, and_list, short_name
 from flows.nights.night_record import ChampionRecord, GateResult
 from flows.records import PipelineRecord, read_pipeline
 from infra.storage import Store, open_store
@@ -37,7 +37,7 @@ def _against_champion(root: Store, record: PipelineRecord, verdict: Verdict, cha
     if against is None:
         return [f"its records ({champion.pipeline}) are gone, so nothing can be compared with it"]
     if against.word != "better":
-        return [f"the verdict against {other_night(against)} is {against.word!r}, not 'better'"]
+        return [f"this night is not better ({against.word})"]
     refusals = []
     if worse := [short_name(difference.name) for difference in against.differences if difference.word == "worse"]:
         refusals.append(f"this night is worse on {and_list(worse)}")

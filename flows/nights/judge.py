@@ -165,9 +165,7 @@ def _changed(against: Against) -> str:
         for name, pair in against.changes.items()
     ]
     if not names:
-        return (
-            "Nothing else is known to have changed." if not against.identical else "Nothing is known to have changed."
-        )
+        return "Nothing is known to have changed."
     more = f" and {len(names) - NAMED_CHANGES} more" if len(names) > NAMED_CHANGES else ""
     return f"Changed since: {', '.join(names[:NAMED_CHANGES])}{more}."
 
