@@ -107,9 +107,9 @@ class OwnServers:
                     process.kill()
             psutil.wait_procs([process for process in processes if is_running(process)], _KILLED_S)
             yield
-        finally:
+        finally:  # also for the next scenario, which uses the same servers
             supervisor.resume()
-        wait_until(lambda: not any(check_services(self.directory).values()), f"{service} works again", _BACK_S)
+            wait_until(lambda: not any(check_services(self.directory).values()), f"{service} works again", _BACK_S)
 
     @contextlib.contextmanager
     def locked(self, service: str) -> Iterator[None]:
@@ -117,8 +117,7 @@ class OwnServers:
         file = database_file(self.directory, service)
         with contextlib.closing(sqlite3.connect(file, timeout=_LOCK_S, isolation_level=None)) as connection:
             connection.execute("BEGIN EXCLUSIVE")
-            yield
-            connection.execute("ROLLBACK")
+            yield  # closing the connection releases the lock
 
     def new_tracebacks(self, explained: str) -> list[str]:
         """Those in the logs of the servers since the last call whose text does not match a pattern."""

@@ -10,6 +10,7 @@ from flows.chaos.bench import Bench, Training
 from flows.chaos.own_servers import OwnServers
 from flows.chaos.promises import NotTried, PromiseBroken, require, wait_until
 from flows.chaos.scenario import scenario
+from flows.records import attempt_records
 from infra.runs.journal import read_journal
 from infra.runs.run_state import NO_STATE, read_state
 from infra.storage import Store
@@ -40,25 +41,25 @@ def prefect_away_at_start(bench: Bench) -> str:
     return f"due for {LATE_S:g} s without Prefect, trained once"
 
 
-@scenario("Prefect is killed at the start of a training, and comes back after its end", NEEDS, about_s=60)
+@scenario("Prefect is killed as a training is submitted, and comes back after its end", NEEDS, about_s=60)
 def prefect_away(bench: Bench) -> str:
     """A training goes on while Prefect is away, and its flow run ends as completed once Prefect is back."""
     return through(bench, "prefect-away", lambda servers: servers.away("prefect"), AWAY)
 
 
-@scenario("MLflow is killed at the start of a training, and comes back after its end", NEEDS, about_s=60)
+@scenario("MLflow is killed as a training is submitted, and comes back after its end", NEEDS, about_s=60)
 def mlflow_away(bench: Bench) -> str:
     """A training and its flow end while MLflow is away; afterwards MLflow has every point of its curves once."""
     return through(bench, "mlflow-away", lambda servers: servers.away("mlflow"), AWAY)
 
 
-@scenario("the database of Prefect is locked from the start of a training to its end", NEEDS, about_s=60)
+@scenario("the database of Prefect is locked from the submission of a training to its end", NEEDS, about_s=60)
 def prefect_locked(bench: Bench) -> str:
     """A training goes on while nothing can be written to Prefect, and its flow run ends as completed once that works again."""
     return through(bench, "prefect-locked", lambda servers: servers.locked("prefect"), LOCKED)
 
 
-@scenario("the database of MLflow is locked from the start of a training to its end", NEEDS, about_s=60)
+@scenario("the database of MLflow is locked from the submission of a training to its end", NEEDS, about_s=60)
 def mlflow_locked(bench: Bench) -> str:
     """A training and its flow end while nothing can be written to MLflow; afterwards MLflow has every point of its curves
     once."""
@@ -86,11 +87,11 @@ def request(bench: Bench, name: str) -> dict[str, Any]:
 def through(
     bench: Bench, name: str, fault: Callable[[OwnServers], AbstractContextManager[None]], explained: str
 ) -> str:
-    """A flow run whose training suffers the fault from its first start to its end."""
+    """A flow run whose training suffers the fault from its submission, seconds before its first step, to its end."""
     servers = bench.servers
     flow_run = servers.start("pretrain/default", request(bench, name))
     try:
-        wait_until(lambda: began(bench, name), "the training starts", _STARTED_S)
+        wait_until(lambda: is_submitted(bench, name), "the training is submitted", _STARTED_S)
     except PromiseBroken as late:  # as on a busy machine: there was no fault yet
         raise NotTried(str(late)) from late
     run = run_of(bench, name)
@@ -134,9 +135,9 @@ def run_of(bench: Bench, name: str) -> Store | None:
     return bench.place.child(f"runs/{found[0]}") if found else None
 
 
-def began(bench: Bench, name: str) -> bool:
+def is_submitted(bench: Bench, name: str) -> bool:
     run = run_of(bench, name)
-    return run is not None and bool(read_starts(run))
+    return run is not None and bool(attempt_records(run))
 
 
 def has_ended(run: Store) -> bool:
