@@ -15,7 +15,7 @@ from infra.records import UnreadableRecord, and_unreadable, read_each, readable,
 from infra.runs.journal import read_journal
 from infra.runs.run_state import NO_STATE, read_state
 from infra.settings import Settings
-from infra.storage import Store, open_store
+from infra.storage import Store, listed_records, open_store
 from vit.branch import branches_of
 from vit.model_names import find_published, is_location
 from vit.model_record import ModelRecord
@@ -167,20 +167,22 @@ def corpus_stats(corpus: Store) -> FoundStats | None:
 
 def list_pipelines(root: str) -> list[PipelineRecord]:
     """Every pipeline, newest first."""
-    store = open_store(root)
-    records = readable(list_pipeline_keys(store), lambda key: read_pipeline(store, key), say_unreadable)
+    with listed_records(open_store(root), "pipelines/") as store:
+        records = list(readable(list_pipeline_keys(store), lambda key: read_pipeline(store, key), say_unreadable))
     return sorted(records, key=lambda record: record.started_at, reverse=True)
 
 
 def list_runs(root: str) -> list[WorkRow]:
     """Every run, active ones first, then newest first: key, stage, state, progress, score, URI. A run of which a record cannot
     be read has the state `unreadable`, and why as its reason."""
-    store = open_store(root)
-    keys: dict[str, list[str]] = {}
-    for key in store.list("runs/"):
-        keys.setdefault(key.split("/")[1], []).append(key)
-    runs = [run for run, found in keys.items() if f"runs/{run}/config.json" in found]
-    rows = read_each(runs, lambda run: run_row_or_why(store, store.child(f"runs/{run}"), run, attempts_of(keys[run])))
+    store, keys = open_store(root), dict[str, list[str]]()
+    with listed_records(store, "runs/") as records:
+        for key in records.list("runs/"):
+            keys.setdefault(key.split("/")[1], []).append(key)
+        runs = [run for run, found in keys.items() if f"runs/{run}/config.json" in found]
+        rows = read_each(
+            runs, lambda run: run_row_or_why(store, records.child(f"runs/{run}"), run, attempts_of(keys[run]))
+        )
     return sorted(rows, key=active_then_newest)
 
 

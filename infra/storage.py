@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable
 
 from infra.stores.disk_cache import DiskCache, disk_cache
+from infra.stores.listed_records import listed_records
 from infra.stores.store import (
     Keys,
     Listed,
@@ -36,6 +37,7 @@ __all__ = [
     "checked_key",
     "disk_cache",
     "json_bytes",
+    "listed_records",
     "open_store",
     "probe_conditional_writes",
     "raising_unwritable",

@@ -181,8 +181,9 @@ def _life_and_pins(run: SeenRun) -> object:
 
 
 def idle_pins(run: SeenRun, runs: Mapping[str, SeenRun], ages: Ages) -> set[str]:
-    """The marks of branches that need the checkpoint no longer: they have one of their own, have finished, or showed no life since
-    `unfinished_before`. A mark that cannot be read is none of them."""
+    """The marks of branches that need the checkpoint no longer: they have finished, or showed no life since `unfinished_before`. A
+    branch takes its mark away itself once it has checkpoints of its own to resume from and to go back to. A mark that cannot be
+    read is none of them."""
     idle = set[str]()
     for key, names in find_checkpoints(run.checkpoints).pins.items():
         branch = runs.get(key)
@@ -193,10 +194,7 @@ def idle_pins(run: SeenRun, runs: Mapping[str, SeenRun], ages: Ages) -> set[str]
             except UnreadableRecord:
                 continue
             silent = max(pinned_at, branch.last_life if branch else 0.0) < ages.unfinished_before
-            begun = branch is not None and (
-                branch.finished_at is not None or bool(find_checkpoints(branch.checkpoints).committed)
-            )
-            if silent or begun:
+            if silent or (branch is not None and branch.finished_at is not None):
                 idle.add(mark)
     return idle
 

@@ -37,7 +37,7 @@ from infra.runs.run_state import (
     write_reconciled_state,
 )
 from infra.runs.watching import Watch, moving
-from infra.storage import Store, open_store
+from infra.storage import Store, listed_records, open_store
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -112,6 +112,12 @@ class SeenRun(NamedTuple):
     state: RunStateRecord | None
 
 
+def read_run(root: Store, key: str) -> SeenRun:
+    run = root.child(f"runs/{key}")
+    read_stop(run)  # what the reconciled state of a silent attempt follows from
+    return SeenRun(key, read_claim(run), read_state(run))
+
+
 def reconcile(request: ReconcileRequest, engines: Engines, prefect: FlowRuns) -> list[Inconsistency]:
     """Finds inconsistencies between Prefect, Ray, the store and MLflow, and repairs each unless `dry_run`.
 
@@ -149,8 +155,11 @@ class Reconciler:
         self.alive: set[str] = set()
         self.pipeline_claims: dict[str, Claim | None] = {}
         self.beats = beats(self.root, partial(self._keep, "flow run"))
-        self.runs = self._read_known("run", list_run_keys(self.root), self._read_run)
-        self.pipelines = self._read_known("pipeline", list_pipeline_keys(self.root), self._read_pipeline)
+        with listed_records(self.root, "runs/", "pipelines/", "claims/") as records:
+            self.runs = self._read_known("run", list_run_keys(records), partial(read_run, records))
+            self.pipelines = self._read_known(
+                "pipeline", list_pipeline_keys(records), partial(self._read_pipeline, records)
+            )
         ids = {job.metadata.get("flow_run_id") for job in self._active_jobs()}
         ids |= {record.origin.flow_run_id for record in self.pipelines if record.state == "running"}
         ids |= {run.parent for run in self.unfinished.values()}
@@ -450,14 +459,9 @@ class Reconciler:
 
     # Reading the store.
 
-    def _read_run(self, key: str) -> SeenRun:
-        store = run_store(self.engines.root, key)
-        read_stop(store)  # what the reconciled state of a silent attempt follows from
-        return SeenRun(key, read_claim(store), read_state(store))
-
-    def _read_pipeline(self, key: str) -> PipelineRecord:
-        self.pipeline_claims[key] = read_claim(self.root.child(f"claims/{key}"))
-        return read_pipeline(self.root, key)
+    def _read_pipeline(self, records: Store, key: str) -> PipelineRecord:
+        self.pipeline_claims[key] = read_claim(records.child(f"claims/{key}"))
+        return read_pipeline(records, key)
 
     def _read_known(self, kind: str, keys: Iterable[str], read: Callable[[str], T]) -> list[T]:
         """What `read` makes of each key. One that cannot be read is a finding and stays as it is."""

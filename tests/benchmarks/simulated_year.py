@@ -120,7 +120,7 @@ def copy_flow_runs(database: Path, number: int) -> None:
         rows = [dict(row) for row in file.execute("select * from flow_run")]
         states = {row["flow_run_id"]: dict(row) for row in file.execute("select * from flow_run_state")}
         for age in range(len(rows), number):
-            row, new, state_id = rows[age % len(rows)], str(uuid4()), str(uuid4())
+            row, new, state_id = {**rows[age % len(rows)], "idempotency_key": None}, str(uuid4()), str(uuid4())
             ended = str((datetime.now(UTC) - timedelta(minutes=15 * age)).replace(tzinfo=None))
             times = dict.fromkeys(
                 ("created", "expected_start_time", "start_time", "end_time", "state_timestamp"), ended
@@ -217,7 +217,7 @@ def flow_run_year(num_flow_runs: int, database: Path | None, by_api: int) -> Non
 
 def lists(num_runs: int, num_models: int) -> None:
     """Times the lists of a store with finished runs, a pipeline for every tenth, and models."""
-    settings = Settings()
+    settings = Settings(ray_address=None, mlflow_tracking_uri=None)  # neither jobs nor MLflow, for reconcile
     root, now = open_store(settings.root), real_time()
 
     def add(number: int) -> None:
