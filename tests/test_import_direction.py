@@ -15,7 +15,7 @@ ROOMS = ("infra", "data_prep", "vit", "flows")
 # A room may import itself and rooms to its left; vit imports only three modules of data_prep.
 VIT_MAY_IMPORT = {"data_prep.shard_format", "data_prep.decode", "data_prep.examine.decode_apart"}
 IMPORTERS = {
-    "ray": {"data_prep/prepare.py", "vit/ray_train.py", "vit/ray_workers.py"},
+    "ray": {"data_prep/prepare.py", "vit/ray_train.py", "vit/ray_input.py", "vit/ray_workers.py"},
     "prefect": {"flows/"},
     "mlflow": {"infra/mlflow/server.py", "infra/mlflow/tracking.py"},
     "s3fs": {"infra/stores/s3_store.py"},

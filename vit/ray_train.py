@@ -25,6 +25,7 @@ from infra.settings import Settings
 from infra.storage import Store, open_store
 from vit.config import TrainConfig
 from vit.devices import choose_devices, most_gpus
+from vit.ray_input import decoded_on_ray
 from vit.run import TrainingRun
 from vit.run_spec import RunSpec
 from vit.training.world import World
@@ -248,7 +249,7 @@ def train_worker(job: dict[str, Any]) -> None:
     try:
         world = World.current(context.get_node_rank(), context.get_local_rank(), job["device"])
         with drain_followed(run, job["attempt"]):
-            TrainingRun(run, job["attempt"], world).execute()
+            TrainingRun(run, job["attempt"], world, decoded_on_ray).execute()
     except ClaimLost:
         raise
     except Exception as error:

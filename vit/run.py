@@ -24,7 +24,7 @@ from vit.branch import unpin_parent
 from vit.corpora.training_corpora import TrainingCorpora, TrainingCorpus, open_corpora
 from vit.corpora.training_sources import sources_of
 from vit.devices import devices_text
-from vit.input.batches import Batch, Loading, eval_batches, source_batches
+from vit.input.batches import Batch, Decoded, Loading, eval_batches, source_batches
 from vit.input.decoding.how_many import decode_processes
 from vit.input.image_contract import ImageContract
 from vit.input.prefetch import Prefetcher
@@ -54,6 +54,8 @@ class TrainingRun:
     run: Store
     attempt: int
     world: World
+    decoded_on_cluster: Decoded | None = None
+    """Decodes batches on other nodes, for trainings that want it (`execution.decode_on`)."""
 
     def __post_init__(self) -> None:
         self.spec = RunSpec.model_validate(self.run.read_json("config.json"))
@@ -275,6 +277,18 @@ class TrainingRun:
 
     def _train_batches(self, start_step: int) -> Prefetcher[list[Batch]]:
         execution = self.config.execution
+        processes = decode_processes(
+            execution.decode_processes,
+            threads=execution.decode_threads,
+            lanes=self.recipe.input.num_lanes // self.world.size,
+            in_memory=any(part.store.uri.startswith("memory://") for part in self.corpora.parts),
+        )
+        on_cluster = execution.decode_on == "cluster"
+        if on_cluster and self.decoded_on_cluster is None:
+            raise ValueError(
+                "execution.decode_on=cluster needs a training on Ray workers, but this one runs in one process. Set "
+                "execution.decode_on=worker."
+            )
         return source_batches(
             sources_of(self.corpora, self.config.split),
             self.recipe.input,
@@ -285,15 +299,11 @@ class TrainingRun:
             mask_bad=True,
             loading=replace(
                 self.loading,
-                processes=decode_processes(
-                    execution.decode_processes,
-                    threads=execution.decode_threads,
-                    lanes=self.recipe.input.num_lanes // self.world.size,
-                    in_memory=any(part.store.uri.startswith("memory://") for part in self.corpora.parts),
-                ),
+                processes=max(1, processes) if on_cluster else processes,
                 decoded_cache_bytes=execution.decoded_cache_bytes,
                 read_ahead_bytes=execution.read_ahead_bytes,
             ),
+            decoded=self.decoded_on_cluster if on_cluster else None,
         )
 
     def _eval_batches(self, part: TrainingCorpus, split: str, batch_size: int, loading: Loading) -> Prefetcher[Batch]:

@@ -1,4 +1,4 @@
-"""A training on Ray whose input processes read shards from S3: kills of one of them, and of the worker, change no loss.
+"""A training on Ray whose input processes, or input actors, read shards from S3: kills of them and of the worker change no loss.
 
 CPU float32, compared bit for bit with a training that reads files and has no input processes.
 """
@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from infra.config import replace
+from infra.local.processes import processes_with
 from infra.local.stack import stack_environment, start_stack, stop_stack
 from infra.storage import open_store
 from tests.servers import use_s3
@@ -66,19 +67,65 @@ class ReadingProcesses(KilledTraining):
         return before
 
 
-def test_kills_of_input_processes_and_worker_change_no_loss(on_s3, slow_config, digits, tmp_path):  # noqa: F811
-    alone = replace(slow_config, **{"execution.num_workers": 1})
-    expected = result_of(train_undisturbed(make_spec(alone, str(tmp_path)), str(tmp_path)))
+class ReadingActor(KilledTraining):
+    """A training of one worker with an input actor."""
+
+    def input_actors(self):
+        found = []
+        for process in processes_with("RAY_AUTH_TOKEN_PATH", self.session.tokens[-1]):
+            with contextlib.suppress(psutil.Error):
+                if "_InputActor" in " ".join(process.cmdline()):
+                    found.append(process)
+        return found
+
+    def kill_input_actor(self):
+        (actor,) = before = self.input_actors()
+        actor.kill()
+        self.wait_for_checkpoint(after="the kill of the input actor")
+        (error,) = (self.run.read_json(key) for key in self.run.list("errors/"))
+        assert "Input actor 1 of 1 has ended" in str(error)
+        return before
+
+
+@pytest.fixture
+def alone(slow_config):  # noqa: F811
+    return replace(slow_config, **{"execution.num_workers": 1})
+
+
+@pytest.fixture
+def corpus_on_s3(on_s3, digits):
     corpus = open_store(f"{on_s3.root}/corpora/{'/'.join(digits.uri.split('/')[-2:])}")
     for key in digits.list():
         corpus.write(key, digits.read(key))
+    return corpus.uri
 
-    training = ReadingProcesses(
-        on_s3, replace(alone, corpus=corpus.uri, **{"execution.decode_processes": 2}), expected.losses
-    )
+
+@pytest.fixture
+def expected(alone, tmp_path):
+    return result_of(train_undisturbed(make_spec(alone, str(tmp_path)), str(tmp_path)))
+
+
+def have_ended(processes):
+    return not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
+
+
+def test_kills_of_input_processes_and_worker_change_no_loss(on_s3, alone, corpus_on_s3, expected):
+    config = replace(alone, corpus=corpus_on_s3, **{"execution.decode_processes": 2})
+    training = ReadingProcesses(on_s3, config, expected.losses)
     training.start_attempt(1)
     training.wait_for_checkpoint(after="nothing")
     killed = [*training.kill_input_process(), *training.kill_worker(), *training.input_processes()]
     assert training.finish() == expected
     assert len(training.run.list("starts/")) == 3
-    wait_until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in killed), "their end")
+    wait_until(lambda: have_ended(killed), "their end")
+
+
+def test_the_kill_of_an_input_actor_on_the_cluster_changes_no_loss(on_s3, alone, corpus_on_s3, expected):
+    config = replace(alone, name="actors", corpus=corpus_on_s3, **{"execution.decode_on": "cluster"})
+    training = ReadingActor(on_s3, config, expected.losses)
+    training.start_attempt(1)
+    training.wait_for_checkpoint(after="nothing")
+    killed = [*training.kill_input_actor(), *training.input_actors()]
+    assert len(killed) == 2
+    assert training.finish() == expected
+    wait_until(lambda: have_ended(killed), "their end")

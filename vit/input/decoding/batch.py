@@ -79,6 +79,11 @@ class BatchShape:
         """Memory of one micro-batch."""
         return sum(_aligned(dtype.itemsize * prod(shape)) for dtype, shape in self._tensors().values())
 
+    @property
+    def names(self) -> list[str]:
+        """The names of these tensors in `Batch`."""
+        return [*self._tensors()]
+
     def new(self) -> dict[str, Tensor]:
         """The tensors of one micro-batch by the names of `Batch`, each in memory of its own that is not filled."""
         return {name: torch.empty(shape, dtype=dtype) for name, (dtype, shape) in self._tensors().items()}

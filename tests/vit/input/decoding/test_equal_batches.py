@@ -2,6 +2,7 @@
 
 import errno
 import os
+import pickle
 import socket
 from dataclasses import fields, replace
 from itertools import chain
@@ -18,9 +19,11 @@ from infra.stores.disk_cache import disk_cache
 from vit.input.batches import Batch, Loading, SeveralLabels, Source, source_batches, train_batches
 from vit.input.config import AugmentConfig, InputConfig
 from vit.input.decoded_cache import DecodedCache
+from vit.input.decoding.parts import assembled, filled_parts
+from vit.input.decoding.processes import check_parts
 from vit.input.decoding.shared_memory import Link, Slots, new_memory
 from vit.input.mapped_labels import MappedLabels, find_kept_rows
-from vit.input.prefetch import Waits
+from vit.input.prefetch import Prefetcher, Waits
 
 from ..conftest import make_corpus
 from ..test_shard_cache import DistantStore
@@ -57,8 +60,9 @@ def corpora(tmp_path_factory):
 
 def steps_of(sources, config=CONFIG, **changes):
     loading = Loading(**{f.name: changes.pop(f.name) for f in fields(Loading) if f.name in changes})
+    decoded = changes.pop("decoded", None)
     asked = {"seed": 11, "num_steps": 9, "micro_batch_size": 5, "mask_bad": True} | changes
-    with source_batches(sources, config, **asked, loading=loading) as batches:
+    with source_batches(sources, config, **asked, loading=loading, decoded=decoded) as batches:
         return list(batches)  # which keeps them all while later ones are made
 
 
@@ -99,7 +103,23 @@ def test_batches_do_not_depend_on_processes(corpora, data):
         "threads": data.draw(st.sampled_from((1, 4)), "threads"),
         "decoded_cache_bytes": data.draw(st.sampled_from((0, 20_000, 10**7)), "cache"),
     }
-    assert_equal(steps_of(sources, config, **asked, **resources), steps_of(sources, config, **asked))
+    expected = steps_of(sources, config, **asked)
+    assert_equal(steps_of(sources, config, **asked, **resources), expected)
+    assert_equal(steps_of(sources, config, **asked, **resources, decoded=in_sent_parts), expected)
+
+
+def in_sent_parts(asked):
+    """As actors on other machines decode: parts that are pickled, and put together where the training is."""
+    check_parts(asked)
+    count = asked.loading.processes
+    streams = [filled_parts(replace(asked, loading=asked.loading.of_process(n)), (n, count)) for n in range(count)]
+
+    def collect():
+        return [pickle.loads(pickle.dumps(next(stream))) for stream in streams]
+
+    return Prefetcher(
+        assembled(asked, collect), threads=1, depth=1, on_close=lambda: [stream.close() for stream in streams]
+    )
 
 
 def input_config(lanes, augment):
