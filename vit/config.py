@@ -10,7 +10,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from infra.config import FrozenConfig, added, digest_of, renamed
 from vit.input.config import InputConfig
-from vit.models.config import AnyNetworkConfig, ViTConfig
+from vit.models.config import ActivationCheckpointing, AnyNetworkConfig, ViTConfig
 
 Loss = Literal["softmax", "sigmoid"]
 
@@ -194,6 +194,9 @@ class ExecutionConfig(FrozenConfig):
     """Most bytes in that folder, for all workers of a machine together."""
     compile: bool = False
     """Compile the model with torch.compile. Worth it on GPUs only."""
+    activation_checkpointing: ActivationCheckpointing = added("none")
+    """What is computed again in the backward pass to save memory: nothing, all of each block but its input (`full`), or what costs
+    little, all but matrix products, convolutions and attention (`selective`). For networks or micro-batches that do not fit."""
     log_every_steps: PositiveInt = 10
     """Steps between two reports of metrics."""
     save_every_steps: PositiveInt = 1_000

@@ -18,6 +18,9 @@ ADAPTABLE = {
 
 ResampleMethod = Literal["bilinear-align-corners", "bilinear", "bicubic", "bicubic-antialias"]
 
+ActivationCheckpointing = Literal["none", "selective", "full"]
+"""What is computed again in the backward pass, see `recompute.py`."""
+
 
 class NetworkConfig(FrozenConfig):
     """The settings that all networks have."""

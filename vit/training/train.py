@@ -21,6 +21,7 @@ from vit.input.prefetch import Waits
 from vit.models.build import build_network
 from vit.models.flops import forward_flops
 from vit.models.network import Network
+from vit.models.recompute import recompute_blocks
 from vit.training.bad_examples import BadExamples
 from vit.training.device_peak import maker_peak
 from vit.training.guard.spike_guard import Spike, SpikeGuard
@@ -357,10 +358,12 @@ def measure(
 
 
 def wrap(model: nn.Module, execution: ExecutionConfig, world: World) -> nn.Module:
-    """The model as this world trains it: compiled if `execution.compile` is set, and with the weights of rank 0.
+    """The model as this world trains it: with activation checkpointing and compiled as `execution` says, and with the weights of
+    rank 0.
 
     Several GPU ranks train under DDP. On CPU ranks `train_step` sums the gradients with `sum_gradients` instead.
     """
+    recompute_blocks(model, execution.activation_checkpointing)
     if execution.compile:
         model.compile()  # in place, so the tensor names in checkpoints do not change
     if world.size == 1:
