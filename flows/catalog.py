@@ -10,7 +10,7 @@ from flows import console
 from flows.records import PipelineRecord, list_pipeline_keys, list_run_keys, read_pipeline
 from flows.run_standing import AT_WORK, PROGRESS, WorkDetail, WorkRow, attempts_of, standing
 from flows.stored_configs import RunFile, stage_of
-from infra.names import there_are
+from infra.names import matching, there_are
 from infra.records import UnreadableRecord, and_unreadable, read_each, readable, reading
 from infra.runs.journal import read_journal
 from infra.runs.run_state import NO_STATE, read_state
@@ -260,8 +260,7 @@ def run_row(root: Store, run: Store, attempts: int) -> WorkRow:
 
 def find_run(root: str, key: str) -> Store:
     """The run whose key is, or begins with, `key`. Raises ValueError if there is none or several."""
-    matching = [run for run in list_run_keys(open_store(root)) if run.startswith(key)]
-    found = [run for run in matching if run == key] or matching
+    found = matching(list_run_keys(open_store(root)), key)
     if not found:
         raise ValueError(f"There is no run {key!r} below {root}; `vitline runs ls` lists them.")
     if len(found) > 1:
@@ -287,10 +286,11 @@ def show_run(root: str, run: Store) -> WorkDetail:
 
 def show_work(root: str, key: str) -> WorkDetail:
     """The run or pipeline whose key is, or begins with, `key`. Raises ValueError if there is none or several."""
-    pipelines = [record for record in list_pipelines(root) if record.key.startswith(key)]
-    if len(pipelines) != 1 or key in list_run_keys(open_store(root)):
+    pipelines = {record.key: record for record in list_pipelines(root)}
+    found = matching(pipelines, key)
+    if len(found) != 1 or key in list_run_keys(open_store(root)):
         return show_run(root, find_run(root, key))
-    record = pipelines[0]
+    record = pipelines[found[0]]
     row = next(row for row in list_work(root) if row["run"] == record.key and row["stage"] == "pipeline")
     return cast(WorkDetail, {**row, **record.model_dump(mode="json", exclude={"schema_version", "key"})})
 

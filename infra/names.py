@@ -5,6 +5,12 @@ from collections.abc import Iterable
 MOST = 20
 
 
+def matching(names: Iterable[str], wanted: str) -> list[str]:
+    """The name that is `wanted`, else those that begin with it."""
+    found = [name for name in names if name.startswith(wanted)]
+    return [name for name in found if name == wanted] or found
+
+
 def there_are(wanted: str, names: Iterable[str]) -> str:
     """`available: birds, digits and 3 more. Did you mean 'birds'?`"""
     known = sorted(set(names))

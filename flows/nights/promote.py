@@ -5,7 +5,7 @@ import time
 from flows.catalog import list_pipelines
 from flows.nights.night_record import CHAMPIONS, ChampionRecord
 from flows.records import PipelineRecord
-from infra.names import there_are
+from infra.names import matching, there_are
 from infra.records import reading
 from infra.storage import PreconditionFailed, Store
 
@@ -19,13 +19,14 @@ def promote(root: Store, key: str, *, why: str, by: str) -> ChampionRecord:
     if not why.strip():
         raise ValueError("--why is empty; say in a sentence why this model becomes the champion.")
     every = list_pipelines(root.uri)
-    found = [record for record in every if record.key.startswith(key)]
+    keys = [record.key for record in every]
+    found = matching(keys, key)
     if len(found) != 1:
-        known = there_are(key, (record.key for record in found or every))
+        known = there_are(key, found or keys)
         raise ValueError(
             f"{key!r} is the key of {len(found) or 'no'} pipelines; {known} `vitline nights list` lists those of nights."
         )
-    (record,) = found
+    record = every[keys.index(found[0])]
     if record.state != "finished" or record.model is None or record.model_digest is None:
         raise ValueError(
             f"{record.key} has ended as {record.state}, so it is no champion; promote a finished pipeline."

@@ -7,6 +7,7 @@ from flows.catalog import find_run, list_pipelines, show_run
 from flows.records import PipelineRecord
 from flows.stored_configs import RunFile
 from infra.config import flatten
+from infra.names import matching
 from infra.storage import Store
 from vit.vtab.published.published_scores import ROWS
 from vit.vtab.published.report import published_mean, published_metrics
@@ -80,9 +81,10 @@ def compare_newest(root: str, keys: Sequence[str], newest: int) -> Comparison:
         return compare_pipelines(chosen)
     if len(keys) < 2:
         raise ValueError(f"Comparing takes at least two runs, not {keys[0]!r} alone; `vitline runs ls` lists them.")
-    found = [[record for record in records if record.key.startswith(key)] for key in keys]
+    pipelines = {record.key: record for record in records}
+    found = [matching(pipelines, key) for key in keys]
     if all(len(matches) == 1 for matches in found):
-        return compare_pipelines([matches[0] for matches in found])
+        return compare_pipelines([pipelines[matches[0]] for matches in found])
     return compare_runs(root, [find_run(root, key) for key in keys])
 
 

@@ -22,6 +22,7 @@ from flows.to_mlflow.messages import ParentLine, SyncAnswer
 from flows.to_mlflow.outbox import Kind, OutboxEntry
 from infra.local.service_logs import open_private, shorten
 from infra.mlflow.tracking_ids import IDS_KEY, TrackingIds, pipeline_ids_key
+from infra.names import matching
 from infra.settings import Settings, inherited_environment
 from infra.storage import open_store
 
@@ -173,7 +174,7 @@ def sync_runs(settings: Settings, keys: Sequence[str] | None = None) -> SyncRepo
         return SyncReport([], [], [], {})
     chosen = []
     for key in keys or ():
-        found = [name for name in known if name == key] or [name for name in known if name.startswith(key)]
+        found = matching(known, key)
         if not found:
             raise ValueError(f"There is no run or pipeline {key!r} below {root.uri}; `vitline runs ls` lists them.")
         chosen += found
