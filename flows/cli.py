@@ -339,8 +339,18 @@ def runs_sync(
 
 
 @nights.command("list")
-def nights_list(name: Series = None, root: Root = None, json: Json = False) -> None:
-    """List the nights, newest first, each with its verdict in one sentence. Example: `vitline nights list`"""
+def nights_list(
+    name: Series = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Also write this file: scores over time, with noise, data and cost.")
+    ] = None,
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """List the nights, newest first, each with its verdict in one sentence.
+
+    Example: `vitline nights list --html nights.html`
+    """
     from flows.nights.from_records import known_nights
     from flows.nights.night_page import NIGHT_COLUMNS, night_row
     from infra.records import UnreadableRecord
@@ -350,6 +360,12 @@ def nights_list(name: Series = None, root: Root = None, json: Json = False) -> N
     chosen = settings(root).root
     rows = [night_row(night) for night in known_nights(open_store(chosen), odd.append) if name in (None, night.name)]
     empty = f"No night below {chosen} yet; the schedule of pretrain-then-transfer/nightly starts one."
+    if html is not None and rows:
+        from flows.nights.trend.page import render_trend
+        from flows.nights.trend.trend import all_series
+
+        html.write_text(render_trend(chosen, all_series(open_store(chosen), name, lambda seen: None)))
+        console.say(f"written to {html.absolute()}")
     show_rows("nights", rows, list(NIGHT_COLUMNS), json, empty, odd)
 
 

@@ -33,14 +33,27 @@ class Line:
 
 
 @dataclass(frozen=True)
+class Dot:
+    """A point that links to a place of the page. `kind` is a class of the style sheet: good, bad, plain or none."""
+
+    x: float
+    y: float
+    what: str
+    link: str
+    kind: str
+
+
+@dataclass(frozen=True)
 class Plot:
-    """A plot. `what` is its text for screen readers. Two or more lines get a legend."""
+    """A plot. `what` is its text for screen readers. Two or more lines get a legend. `band` is the outline of an area."""
 
     what: str
     x: Axis
     y: Axis
     bars: Sequence[Bar] = ()
     lines: Sequence[Line] = ()
+    dots: Sequence[Dot] = ()
+    band: Sequence[tuple[float, float]] = ()
 
 
 def line_plot(title: str, x_title: str, curves: Mapping[str, Sequence[tuple[float, float]]]) -> Plot | None:

@@ -1,0 +1,61 @@
+"""The page over all nights: one HTML file."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from flows.nights.judge import short_name
+from flows.nights.trend.trend import KINDS, NightPoint, Series, row_id, trend_plot
+from infra.html.page import duration, render
+
+
+def render_trend(root: str, every: Sequence[Series]) -> str:
+    """The page of some series, newest night first."""
+    return render(
+        "flows/nights/trend/trend.html.j2",
+        title="Nights",
+        root=root,
+        now=datetime.now(UTC),
+        every=[
+            {
+                "name": series.name,
+                "champion": series.champion,
+                "plot": trend_plot(series),
+                "last": series.points[-1].night.sentence,
+                "columns": [
+                    "night",
+                    "verdict",
+                    "mean",
+                    *map(short_name, tasks := _tasks(series)),
+                    "images",
+                    "time",
+                    "",
+                ],
+                "rows": [_row(point, tasks) for point in reversed(series.points)],
+            }
+            for series in every
+        ],
+    )
+
+
+def _tasks(series: Series) -> list[str]:
+    return [*dict.fromkeys(name for point in series.points for name in point.tasks)]
+
+
+def _row(point: NightPoint, tasks: Sequence[str]) -> dict[str, object]:
+    def accuracy(value: float | None) -> str:
+        return "" if value is None else f"{100 * value:.1f} %"
+
+    return {
+        "id": row_id(point.night),
+        "kind": KINDS.get(point.word, ""),
+        "word": point.word,
+        "night": point.night.night.isoformat(),
+        "cells": [
+            accuracy(point.mean),
+            *(accuracy(point.tasks.get(name)) for name in tasks),
+            "" if point.num_images is None else f"{point.num_images:,}",
+            "" if point.wall_s is None else duration(point.wall_s),
+        ],
+        "sentence": point.night.sentence,
+        "page": point.night.origin.flow_run_url,
+    }
