@@ -26,7 +26,7 @@ AWAY = (
     # What watches for cancels in Prefect's worker gives up after a while; flows read their own state.
     r"|prefect-worker\.log: .*(Service exceeded error threshold|NoEventLoopError|CancelledError)"
 )
-LOCKED = "database is locked|503|ReadTimeout"
+LOCKED = "database is locked|503|ReadTimeout|WebSocketDisconnect"  # the last of a client that gave up waiting
 
 
 @scenario("Prefect is killed before a flow run is due, and comes back after that", NEEDS, about_s=60)
