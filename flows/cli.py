@@ -409,22 +409,33 @@ def flows_deploy(
             "Repeatable; other variables stay. Prefect shows them, so they must hold no secrets.",
         ),
     ] = None,
+    notify: Annotated[
+        str | None,
+        typer.Option(
+            "--notify",
+            help="Notification block that new alerts send to, as TYPE/NAME: `--notify slack-webhook/vision-team`. Alerts that were "
+            "created before stay as they are.",
+        ),
+    ] = None,
     root: Root = None,
     json: Json = False,
 ) -> None:
-    """Register every flow with its form at the Prefect server of $PREFECT_API_URL; edits made in Prefect are kept.
+    """Register every flow with its form at the Prefect server of $PREFECT_API_URL, and create the alerts that were never created;
+    edits made in Prefect are kept.
 
     Example: `vitline flows deploy --pool gpus --job-variable namespace=training`
     """
+    from flows.alerts.automations import alert_lines, create_alerts
     from flows.on_prefect.registration import register, registration_lines
     from flows.requests.overrides import parse_assignments
 
     variables = parse_assignments(job_variable or [], "--job-variable", "NAME=VALUE")
     done = register(settings(root), nightly_active=nightly, pool=pool, job_variables=variables)
+    alerts = create_alerts(notify)
     if json:
-        console.emit({"deployments": [deployment.row for deployment in done]})
+        console.emit({"deployments": [deployment.row for deployment in done], "alerts": alerts})
     else:
-        for text in registration_lines(done):
+        for text in [*registration_lines(done), *alert_lines(alerts, notify)]:
             console.print_result(text)
     if any(deployment.problem for deployment in done):
         raise typer.Exit(1)

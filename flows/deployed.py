@@ -46,7 +46,9 @@ from infra.storage import open_store
 from vit.config import TrainConfig
 
 if TYPE_CHECKING:
+    from flows.alerts.problems import Problem
     from flows.end_to_end import PipelineResult
+    from flows.nights.night_record import NightRecord
     from flows.ops.reconcile import Inconsistency
     from flows.stages.prepare_corpus import PreparedCorpus
 
@@ -199,8 +201,10 @@ def pretrain_then_transfer_flow(request: PipelineRequest) -> State:
         reused = all(stage.reused for stage in result.record.stages)
         scores = sentence(result.record.metrics) + (" (every stage finished before)" if reused else "")
         verdict = result.night.verdict if result.night else None
-        if verdict is None:
+        if result.night is None or verdict is None:
             return scores
+        with unless_it_fails(engines, "an alert could not be sent"):
+            alert_better_night(result.night, promotes=plan.nights.promote)
         # By this name, automations of Prefect can send an alert.
         name = verdict.word.capitalize() if verdict.word in ("worse", "broken") else None
         return State(type=StateType.COMPLETED, name=name, message=f"{verdict.sentence} ({scores})")
@@ -232,6 +236,9 @@ def reconcile_flow(request: ReconcileRequest) -> State:
         from flows.ops.reconcile import reconcile
 
         findings = reconcile(request, engines, PrefectFlowRuns(FLOW_NAMES))
+        if not request.dry_run:
+            with unless_it_fails(engines, "an alert could not be sent"):
+                send_alerts(request, engines)
         return show_findings(engines, "reconciled", findings) or NOTHING_TO_DO["reconcile"]
 
     return run(ReconcileRequest, request, body)
@@ -249,6 +256,31 @@ def collect_garbage_flow(request: CollectGarbageRequest) -> State:
         return show_findings(engines, "garbage", findings) or NOTHING_TO_DO["collect-garbage"]
 
     return run(CollectGarbageRequest, request, body)
+
+
+def alert_better_night(night: "NightRecord", *, promotes: bool) -> None:
+    """Sends Prefect an event for a night that is better than the champion and does not become it."""
+    from flows.alerts.automations import emit
+
+    assert night.verdict is not None
+    better = any(one.who == "champion" and one.word == "better" for one in night.verdict.against)
+    if better and night.gate is not None and not (night.gate.passed and promotes):
+        why = night.gate.reason if not night.gate.passed else "It passes the gate, and people promote in this series."
+        emit("gate-refused", night.pipeline or night.name, f"{night.sentence} {why}")
+
+
+def send_alerts(request: ReconcileRequest, engines: Engines) -> None:
+    """Sends Prefect an event for every new problem that needs a person."""
+    from flows.alerts.automations import emit_problem
+    from flows.alerts.problems import tell_new
+
+    def tell(problem: "Problem") -> None:
+        engines.observer.say(problem.text)
+        emit_problem(problem)
+
+    jobs = engines.cluster.jobs.list() if engines.settings.ray_address else []
+    limits = {"stalled_minutes": request.stalled_minutes, "min_free_bytes": 1e9 * request.min_free_gb}
+    tell_new(engines.settings, open_store(engines.root), jobs, tell, **limits)
 
 
 def show_findings(engines: Engines, key: str, findings: "list[Inconsistency]") -> str:
@@ -319,12 +351,14 @@ def night_on_record(request: PipelineRequest, engines: Engines, this: FlowRun) -
 
 
 @contextlib.contextmanager
-def unless_it_fails(engines: Engines) -> Iterator[None]:
-    """Whatever is wrong with the record of a night is logged."""
+def unless_it_fails(
+    engines: Engines, failed: str = "the record of this night could not be written or shown"
+) -> Iterator[None]:
+    """Whatever is wrong with the record or an alert is logged."""
     try:
         yield
     except Exception as error:
-        engines.observer.say(f"the record of this night could not be written or shown: {error}")
+        engines.observer.say(f"{failed}: {error}")
 
 
 @contextlib.contextmanager

@@ -126,12 +126,11 @@ def start_and_join(settings: "Settings", ports: dict[str, int] | None = None) ->
     )
     join(directory)
     joined = settings_of()
-    from flows.on_prefect.registration import (  # after joining, because Prefect reads its settings on import
-        register,
-        registration_lines,
-    )
+    # After joining, because Prefect reads its settings on import.
+    from flows.alerts.automations import alert_lines, create_alerts
+    from flows.on_prefect.registration import register, registration_lines
 
-    for text in registration_lines(register(joined)):
+    for text in [*registration_lines(register(joined)), *alert_lines(create_alerts(), None)]:
         console.say(f"  {text}")
     return joined
 

@@ -1,0 +1,133 @@
+"""The alerts as automations of Prefect: created once, then they belong to whoever uses Prefect.
+
+`vitline flows deploy` creates each automation the first time only. Which ones it has created stands in a variable of Prefect, so one
+that somebody has edited, paused or deleted stays as it is.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from uuid import UUID, uuid4
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import VariableCreate, VariableUpdate
+from prefect.events.actions import DoNothing, SendNotification
+from prefect.events.schemas.automations import AutomationCore, EventTrigger
+from prefect.events.schemas.events import ResourceSpecification
+from prefect.exceptions import ObjectNotFound
+from prefect.types._datetime import now
+
+from flows.alerts.problems import Problem
+from flows.on_prefect.prefect_observer import client
+from infra.names import there_are
+
+CREATED = "vitline_alerts"
+"""The variable that holds the names of the automations that were created."""
+EVENT = "vitline.alert."
+OF_VITLINE = {"prefect.resource.id": "prefect.tag.vitline", "prefect.resource.role": "tag"}
+RUN_TEXT = "{{ flow_run.name }} ({{ flow.name }}): {{ flow_run.state.message }} {{ flow_run|ui_url }}"
+EVENT_TEXT = "{{ event.payload.text }}"
+
+
+@dataclass(frozen=True)
+class Alert:
+    """An automation: the events that it waits for, and the text of its message."""
+
+    name: str
+    events: tuple[str, ...]
+    description: str
+    text: str = EVENT_TEXT
+    of_flow_runs: bool = False
+    """Whether the events are states of flow runs, of which only vitline's count."""
+
+
+def run_states(*names: str) -> tuple[str, ...]:
+    return tuple(f"prefect.flow-run.{name}" for name in names)
+
+
+ALERTS = (
+    Alert("vitline: a run failed", run_states("Failed", "Crashed"), "A flow run of vitline failed, or its process is gone.",
+          RUN_TEXT, of_flow_runs=True),
+    Alert("vitline: a night is worse", run_states("Worse", "Broken"), "A night transfers worse than the champion or the night "
+          "before, or it is broken.", RUN_TEXT, of_flow_runs=True),
+    Alert("vitline: a better night was not promoted", (f"{EVENT}gate-refused",), "The gate refused a night that is better than "
+          "the champion; `vitline model promote` promotes it by hand."),
+    Alert("vitline: a training makes no step", (f"{EVENT}stalled",), "reconcile saw no progress of a job at work for "
+          "`stalled_minutes` of its form."),
+    Alert("vitline: a scheduled run did not start", (f"{EVENT}not-started",), "An active schedule starts nothing, as when no "
+          "worker is up."),
+    Alert("vitline: the disk is nearly full", (f"{EVENT}disk",), "Less than `min_free_gb` of reconcile's form is left on the "
+          "machine where it runs."),
+)  # fmt: skip
+
+
+def create_alerts(notify: str | None = None) -> list[str]:
+    """Creates the automations that were never created at this server; returns their names.
+
+    `notify`: the notification block that they send to, as TYPE/NAME (`slack-webhook/vision-team`). Without one they send nothing
+    until somebody adds an action in Prefect. Raises ValueError for a block that does not exist.
+    """
+    with client() as api:
+        block = None if notify is None else block_id(api, notify)
+        variable = api.read_variable_by_name(CREATED)
+        before = list(variable.value) if variable and isinstance(variable.value, list) else []
+        new = [alert for alert in ALERTS if alert.name not in before]
+        for alert in new:
+            api.create_automation(automation(alert, block))
+        if new:
+            names = [*before, *(alert.name for alert in new)]
+            if variable is None:
+                api.create_variable(VariableCreate(name=CREATED, value=names, tags=["vitline"]))
+            else:
+                api.update_variable(VariableUpdate(name=CREATED, value=names))
+    return [alert.name for alert in new]
+
+
+def alert_lines(created: Iterable[str], notify: str | None) -> list[str]:
+    """What was created, as a line of text."""
+    names = [name.removeprefix("vitline: ") for name in created]
+    if not names:
+        return []
+    to = f"sent to {notify}" if notify else "add an action to each in Prefect, Automations, or deploy with --notify"
+    return [f"{len(names)} alerts created: {', '.join(names)}; {to}"]
+
+
+def block_id(api: SyncPrefectClient, notify: str) -> UUID:
+    kind, _, name = notify.partition("/")
+    known = [
+        f"{block.block_type.slug}/{block.name}" for block in api.read_block_documents(limit=200) if block.block_type
+    ]
+    try:
+        return api.read_block_document_by_name(name, kind).id
+    except ObjectNotFound as error:
+        raise ValueError(
+            f"Prefect has no block {notify!r}; {there_are(notify, known)} Its page Blocks creates one; a name is TYPE/NAME, "
+            "as in slack-webhook/vision-team."
+        ) from error
+
+
+def automation(alert: Alert, block: UUID | None) -> AutomationCore:
+    related = ResourceSpecification.model_validate(OF_VITLINE) if alert.of_flow_runs else ResourceSpecification(root={})
+    trigger = EventTrigger(
+        expect=set(alert.events), match_related=related, for_each={"prefect.resource.id"}, threshold=1
+    )
+    send = SendNotification(block_document_id=block, subject=alert.name, body=alert.text) if block else DoNothing()
+    return AutomationCore(
+        name=alert.name, description=alert.description, trigger=trigger, actions=[send], tags=["vitline"]
+    )
+
+
+def emit(kind: str, subject: str, text: str, **labels: str) -> None:
+    """Sends an event to Prefect, for the automations to act on; its page *Event feed* shows it."""
+    event: Mapping[str, object] = {
+        "id": str(uuid4()),
+        "occurred": now("UTC").isoformat(),
+        "event": f"{EVENT}{kind}",
+        "resource": {"prefect.resource.id": f"vitline.{kind}.{subject}", "prefect.resource.name": subject, **labels},
+        "payload": {"text": text},
+    }
+    with client() as api:
+        api.request("POST", "/events", json=[event])
+
+
+def emit_problem(problem: Problem) -> None:
+    emit(problem.kind, problem.subject, problem.text)
