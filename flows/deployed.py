@@ -237,8 +237,10 @@ def reconcile_flow(request: ReconcileRequest) -> State:
 
         findings = reconcile(request, engines, PrefectFlowRuns(FLOW_NAMES))
         if not request.dry_run:
-            with unless_it_fails(engines, "an alert could not be sent"):
-                send_alerts(request, engines)
+            with unless_it_fails(engines, "alerts or the home page could not be written"):
+                from flows.home.prefect_home import write_home
+
+                write_home(engines.settings, send_alerts(request, engines))
         return show_findings(engines, "reconciled", findings) or NOTHING_TO_DO["reconcile"]
 
     return run(ReconcileRequest, request, body)
@@ -269,8 +271,8 @@ def alert_better_night(night: "NightRecord", *, promotes: bool) -> None:
         emit("gate-refused", night.pipeline or night.name, f"{night.sentence} {why}")
 
 
-def send_alerts(request: ReconcileRequest, engines: Engines) -> None:
-    """Sends Prefect an event for every new problem that needs a person."""
+def send_alerts(request: ReconcileRequest, engines: Engines) -> list[str]:
+    """Sends Prefect an event for every new problem that needs a person; returns the sentences of all that are there."""
     from flows.alerts.automations import emit_problem
     from flows.alerts.problems import tell_new
 
@@ -280,7 +282,7 @@ def send_alerts(request: ReconcileRequest, engines: Engines) -> None:
 
     jobs = engines.cluster.jobs.list() if engines.settings.ray_address else []
     limits = {"stalled_minutes": request.stalled_minutes, "min_free_bytes": 1e9 * request.min_free_gb}
-    tell_new(engines.settings, open_store(engines.root), jobs, tell, **limits)
+    return [problem.text for problem in tell_new(engines.settings, open_store(engines.root), jobs, tell, **limits)]
 
 
 def show_findings(engines: Engines, key: str, findings: "list[Inconsistency]") -> str:
@@ -390,6 +392,7 @@ def corpus_links(corpus: "PreparedCorpus", mlflow_url: str | None) -> dict[str, 
 
 def show_pipeline(result: "PipelineResult", engines: Engines) -> None:
     """Shows the tables and links of a finished pipeline."""
+    from flows.home.address import home_url
     from flows.reports.report import SCORE_COLUMNS, score_rows, stage_time
 
     record = result.record
@@ -407,6 +410,8 @@ def show_pipeline(result: "PipelineResult", engines: Engines) -> None:
         for stage in record.stages:
             if stage.run_key and (url := engines.shipper.run_url(stage.run_key)):
                 links[f"MLflow, {stage.stage}"] = f"[{stage.run_key}]({url})"
+        if home := home_url(engines.settings):
+            links["home"] = f"[what needs a person, nights, what is at work]({home})"
         engines.observer.links("links", f"Links of {record.key}", links)
 
 

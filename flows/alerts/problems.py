@@ -120,11 +120,14 @@ def not_started(settings: Settings) -> Iterator[Problem]:
 
 def disk_nearly_full(settings: Settings, min_free_bytes: float) -> Iterator[Problem]:
     """Of the machine where this runs; with the local stack, that is also the disk of its store."""
+    folder, free = free_disk(settings)
+    if free < min_free_bytes:
+        text = f"{free / 1e9:.1f} GB are left on the disk of {folder}; `vitline ops collect-garbage` lists what can go."
+        yield Problem("disk", folder, text)
+
+
+def free_disk(settings: Settings) -> tuple[str, int]:
+    """The folder that vitline uses on this machine, or the first above it that exists, and the free bytes of its disk."""
     where = local_dir(settings)
     existing = next(path for path in (where, *where.parents) if path.exists())
-    free = shutil.disk_usage(existing).free
-    if free < min_free_bytes:
-        text = (
-            f"{free / 1e9:.1f} GB are left on the disk of {existing}; `vitline ops collect-garbage` lists what can go."
-        )
-        yield Problem("disk", str(existing), text)
+    return str(existing), shutil.disk_usage(existing).free

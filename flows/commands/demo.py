@@ -14,6 +14,7 @@ from data_prep.corpora import presets
 from data_prep.corpora.raw import FetchUnavailable
 from flows import console
 from flows.catalog import list_corpora
+from flows.home.address import home_url
 from flows.records import PipelineRecord, read_pipeline
 from flows.reports.recorded_scores import outside
 from flows.reports.report import SCORE_COLUMNS, score_rows, stage_time, standard_error
@@ -133,6 +134,8 @@ def show(settings: Settings, record: PipelineRecord, scores: list[Score], page: 
     console.print_result(f"Model: {record.model}")
     console.print_result(f"Report: {local_copy(settings, record)}")
     console.print_result(f"Prefect: {page}")
+    if home := home_url(settings):
+        console.print_result(f"Home: {home}")
     if settings.mlflow_tracking_uri:
         console.print_result(f"MLflow: {settings.mlflow_tracking_uri}")
     if (login := stack_dir(settings) / "login").exists():

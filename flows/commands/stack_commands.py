@@ -128,10 +128,12 @@ def start_and_join(settings: "Settings", ports: dict[str, int] | None = None) ->
     joined = settings_of()
     # After joining, because Prefect reads its settings on import.
     from flows.alerts.automations import alert_lines, create_alerts
+    from flows.home.prefect_home import write_first_home
     from flows.on_prefect.registration import register, registration_lines
 
     for text in [*registration_lines(register(joined)), *alert_lines(create_alerts(), None)]:
         console.say(f"  {text}")
+    write_first_home(joined)
     return joined
 
 
@@ -185,6 +187,7 @@ def stack_dir(settings: "Settings") -> Path:
 
 def show_stack(settings: "Settings", as_json: bool) -> bool:
     """Prints services, links and open ports; returns whether all services work."""
+    from flows.home.address import home_url
     from infra.local.stack import find_stack, listeners, login_file, memory_bytes, stack_links
 
     directory = stack_dir(settings)
@@ -217,7 +220,8 @@ def show_stack(settings: "Settings", as_json: bool) -> bool:
     for service in services:
         if service["problem"]:
             console.print_result(f"{service['name']}: {service['problem']}\n  log: {service['log']}")
-    for what, url in {"Store": root, **links}.items():
+    home = home_url(settings_of_stack(directory))
+    for what, url in {"Store": root, **({"Home": home} if home else {}), **links}.items():
         console.print_result(f"{what:<14} {url}")
     console.print_result(f"{'Login':<14} user:password in {login}; Prefect asks for the whole line")
     for line in port_lines(open_ports):
@@ -227,18 +231,25 @@ def show_stack(settings: "Settings", as_json: bool) -> bool:
     return works
 
 
+def settings_of_stack(directory: Path) -> "Settings":
+    """The settings of a process that uses the stack."""
+    from infra.local.stack import stack_environment
+    from infra.settings import Settings
+
+    return Settings(**stack_environment(directory))
+
+
 def problems_of(directory: Path, state: "StackState") -> dict[str, str]:
     """The problem of each service: it does not answer, it repeats an error in its log, or its schedules start nothing."""
     from flows.ops.schedule_checks import log_problem, schedule_problems
-    from infra.local.stack import check_services, stack_environment
-    from infra.settings import Settings
+    from infra.local.stack import check_services
 
     found = check_services(directory)
     for service in state.services:
         found[service.name] = found[service.name] or log_problem(service.log)
         if service.name == "prefect" and service.url and not found["prefect"]:
             try:
-                found["prefect"] = "; ".join(schedule_problems(Settings(**stack_environment(directory))))
+                found["prefect"] = "; ".join(schedule_problems(settings_of_stack(directory)))
             except OSError as away:
                 found["prefect"] = str(away)
     return found

@@ -1,6 +1,6 @@
 """A night as Markdown, for its page in Prefect and MLflow, and as rows for a terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from flows.nights.compare import Difference
@@ -79,11 +79,11 @@ def night_row(night: NightRecord) -> dict[str, Any]:
 def _against_markdown(against: Against) -> str:
     parts = [f"### {title(against)}"]
     if against.differences:
-        parts.append(_table(COLUMNS, difference_rows(against)))
+        parts.append(markdown_table(COLUMNS, difference_rows(against)))
     if lines := notes(against):
         parts.append(" ".join(lines))
     if rows := change_rows(against):
-        parts.append(_table(("changed", "there", "here"), rows))
+        parts.append(markdown_table(("changed", "there", "here"), rows))
     return "\n\n".join(parts)
 
 
@@ -98,7 +98,8 @@ def _row(difference: Difference) -> list[str]:
     ]  # fmt: skip
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table; a bar in a cell stays one."""
     lines = [list(columns), ["---"] * len(columns), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') or ' ' for cell in line)} |" for line in lines)
 

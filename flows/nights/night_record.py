@@ -105,6 +105,11 @@ def note_night(root: Store, record: NightRecord) -> None:
         return
 
 
+def night_series(root: Store) -> list[str]:
+    """The names of the series that have a night on record."""
+    return sorted({key.split("/")[1] for key in root.list(f"{NIGHTS}/")})
+
+
 def night_dates(root: Store, name: str) -> list[date]:
     """The nights of a series of which there is a record, oldest first."""
     keys = [key.rpartition("/")[2] for key in root.list(f"{NIGHTS}/{name}/")]

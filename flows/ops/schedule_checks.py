@@ -3,15 +3,13 @@
 Uses plain HTTP, like `service_checks.py`, because a status command must not import Prefect.
 """
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, TypedDict
-from urllib.parse import urlsplit
+from typing import TypedDict
 
 from flows.ops.check import Check
-from flows.ops.service_checks import ask
+from flows.ops.prefect_http import pages_url, post
 from infra.local.service_logs import repeated_errors
 from infra.local.state import StackState
 from infra.settings import Settings
@@ -61,7 +59,7 @@ def schedule_problems(settings: Settings, now: datetime | None = None) -> list[s
     """
     now = now or datetime.now(UTC)
     problems = []
-    pages = f"{_api(settings).removesuffix('/api')}/deployments/deployment"
+    pages = f"{pages_url(settings)}/deployments/deployment"
     for deployment in _active(settings):
         name, page = f"deployment {deployment['name']!r}", f"{pages}/{deployment['id']}"
         if not _count(settings, deployment, after=now) and now - _since(deployment) > GRACE:
@@ -100,7 +98,7 @@ def _active(settings: Settings) -> Iterator[DeploymentAnswer]:
     """Deployments that are not paused and have an active schedule."""
     offset = 0
     while True:
-        page: list[DeploymentAnswer] = _post(settings, "deployments/filter", {"limit": _PAGE, "offset": offset})
+        page: list[DeploymentAnswer] = post(settings, "deployments/filter", {"limit": _PAGE, "offset": offset})
         for deployment in page:
             if not deployment["paused"] and any(schedule["active"] for schedule in deployment["schedules"]):
                 yield deployment
@@ -122,21 +120,5 @@ def _count(settings: Settings, deployment: DeploymentAnswer, **start: datetime) 
         "state": {"type": {"any_": ["SCHEDULED"]}},
         "expected_start_time": {f"{bound}_": time.isoformat() for bound, time in start.items()},
     }
-    count: int = _post(settings, "flow_runs/count", {"flow_runs": wanted})
+    count: int = post(settings, "flow_runs/count", {"flow_runs": wanted})
     return count
-
-
-def _api(settings: Settings) -> str:
-    assert settings.prefect_api_url is not None
-    return settings.prefect_api_url.rstrip("/")
-
-
-def _post(settings: Settings, path: str, form: Mapping[str, object]) -> Any:
-    url = _api(settings)
-    reply = ask(f"{url}/{path}", settings.prefect_headers(), form)
-    if reply.status != 200:
-        raise OSError(f"{urlsplit(url).netloc} answers {path} with status {reply.status}: {reply.text[:120]}")
-    try:
-        return json.loads(reply.text)
-    except ValueError as odd:
-        raise OSError(f"{urlsplit(url).netloc} answers {path} with a body that is not JSON") from odd

@@ -58,7 +58,7 @@ def all_series(root: Store, name: str | None, report: Callable[[UnreadableRecord
     """Every series below a root, or the one of this name. What cannot be read is reported and left out."""
     nights = [night for night in reversed(known_nights(root, report)) if name in (None, night.name)]
     images = {manifest.digest: manifest.counts.num_accepted for _, manifest in prepared_corpora(root, report)}
-    points = read_each(nights, lambda night: _point(root, night, images))
+    points = read_each(nights, lambda night: night_point(root, night, images))
     names = sorted({night.name for night in nights})
     return [Series(each, [p for p in points if p.night.name == each], _champion(root, each, report)) for each in names]
 
@@ -71,7 +71,8 @@ def _champion(root: Store, name: str, report: Callable[[UnreadableRecord], None]
         return None
 
 
-def _point(root: Store, night: NightRecord, images: Mapping[str, int]) -> NightPoint:
+def night_point(root: Store, night: NightRecord, images: Mapping[str, int]) -> NightPoint:
+    """A night with its scores and costs; `images` are the numbers of images by digest of a corpus."""
     word = night_row(night)["verdict"]
     if night.pipeline is None:
         return NightPoint(night, word, {})

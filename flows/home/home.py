@@ -1,0 +1,114 @@
+"""The home page: what needs a person, the nights, what is at work, and what starts next. Made from records, in Markdown."""
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from flows.catalog import list_work
+from flows.nights.night_page import markdown_table
+from flows.nights.night_record import NightRecord, night_dates, night_series, read_champion, read_night
+from flows.nights.trend.trend import night_point
+from flows.run_standing import AT_WORK, progress_text
+from infra.records import UnreadableRecord
+from infra.storage import Store
+
+NIGHTS_SHOWN = 7
+MARKS = {"better": "▲ better", "worse": "▼ worse", "broken": "✕ broken"}
+"""Verdicts with a sign, because a Markdown table has no colours."""
+
+
+class Upcoming(NamedTuple):
+    """The next scheduled run of a deployment."""
+
+    due: datetime
+    name: str
+    """FLOW/DEPLOYMENT."""
+    page: str
+
+
+class SeriesOfNights(NamedTuple):
+    """The last nights of one name, newest first."""
+
+    name: str
+    nights: Sequence[NightRecord]
+
+
+def home_markdown(root: Store, problems: Iterable[str], upcoming: Sequence[Upcoming], disk: str) -> str:
+    """The whole page. `problems` are sentences; `disk` says how much is left of which disk."""
+    every = list(last_nights(root))
+    attention = [*problems, *(line for series in every for line in night_attention(series.nights[0]))]
+    parts = [
+        f"As of {datetime.now(UTC):%Y-%m-%d %H:%M} UTC; `reconcile` writes this page every 15 minutes. {disk}",
+        "## Needs a person\n\n" + ("\n".join(f"- {line}" for line in attention) or "Nothing."),
+        "## At work\n\n" + at_work(root),
+        *(series_markdown(root, series) for series in every),
+        "## Starts next\n\n" + upcoming_markdown(upcoming),
+    ]
+    return "\n\n".join(parts)
+
+
+def last_nights(root: Store) -> Iterable[SeriesOfNights]:
+    for name in night_series(root):
+        nights = []
+        for day in reversed(night_dates(root, name)[-NIGHTS_SHOWN:]):
+            try:
+                night = read_night(root, name, day)
+            except UnreadableRecord:  # `vitline nights list` says why
+                continue
+            nights += [night] if night is not None else []
+        if nights:
+            yield SeriesOfNights(name, nights)
+
+
+def night_attention(night: NightRecord) -> Iterable[str]:
+    """The newest night of a series, if somebody has to act on it."""
+    which = link(f"{night.name}, night of {night.night}", night.origin.flow_run_url)
+    verdict = night.verdict
+    if verdict is None or verdict.word in ("worse", "broken"):
+        yield f"{which}: {night.sentence}"
+    elif night.gate is not None and not night.gate.passed and verdict.word == "better":
+        yield f"{which}: {night.gate.reason}"
+
+
+def series_markdown(root: Store, series: SeriesOfNights) -> str:
+    champion = "no champion yet"
+    try:
+        if (record := read_champion(root, series.name)) is not None:
+            champion = f"champion `{record.pipeline}` ({record.reason})"
+    except UnreadableRecord as odd:
+        champion = str(odd)
+    newest = series.nights[0]
+    rows = []
+    for night in series.nights:
+        point = night_point(root, night, {})
+        mean = "" if point.mean is None else f"{100 * point.mean:.1f} %"
+        word = MARKS.get(point.word, point.word)
+        rows.append([link(night.night.isoformat(), night.origin.flow_run_url), word, mean, night.outcome])
+    return "\n\n".join(
+        [
+            f"## Nights of {series.name}",
+            f"**{newest.sentence}**",
+            f"{champion[0].upper()}{champion[1:]}.",
+            markdown_table(("night", "verdict", "mean over tasks", "ended as"), rows),
+        ]
+    )
+
+
+def at_work(root: Store) -> str:
+    rows = [
+        [f"`{row['run']}`", row["stage"], row["state"], progress_text(row)]
+        for row in list_work(root.uri)
+        if row["state"] in AT_WORK and not (row.get("pipeline") and row["stage"] != "pipeline")
+    ]
+    return markdown_table(("run", "stage", "state", "progress"), rows) if rows else "Nothing."
+
+
+def upcoming_markdown(upcoming: Sequence[Upcoming]) -> str:
+    rows = [[f"{each.due:%a %Y-%m-%d %H:%M} UTC", link(each.name, each.page)] for each in upcoming]
+    if not rows:
+        return "Nothing is scheduled. `vitline flows deploy --nightly`, or the switch on the page of a deployment, starts nights."
+    return markdown_table(("due", "deployment"), rows)
+
+
+def link(text: str, page: str | None) -> str:
+    return f"[{text}]({page})" if page else text

@@ -1,0 +1,73 @@
+"""The home page in Prefect: one artifact, written anew in its place, and what Prefect knows for it."""
+
+from collections.abc import Sequence
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+    FlowRunFilterTags,
+)
+from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.sorting import FlowRunSort
+
+from flows.alerts.problems import free_disk
+from flows.home.address import KEY, find_home
+from flows.home.home import Upcoming, home_markdown
+from flows.on_prefect.prefect_observer import client
+from flows.ops.prefect_http import pages_url
+from infra.settings import Settings
+from infra.storage import open_store
+
+_LOOKED_AT = 200
+HOUSEKEEPING = ("reconcile", "collect-garbage")
+
+
+def write_home(settings: Settings, problems: Sequence[str]) -> None:
+    """Writes the page. `problems` are sentences about what needs a person."""
+    with client() as api:
+        text = _text(api, settings, problems)
+        if found := find_home(settings):
+            api.request("PATCH", "/artifacts/{id}", path_params={"id": found}, json={"data": text})
+        else:
+            _create(api, text)
+
+
+def write_first_home(settings: Settings) -> None:
+    """Writes the page where there is none yet."""
+    with client() as api:
+        if not find_home(settings):
+            _create(api, _text(api, settings, ()))
+
+
+def _create(api: SyncPrefectClient, text: str) -> None:
+    page = {"key": KEY, "type": "markdown", "description": "vitline: home", "data": text}
+    api.request("POST", "/artifacts/", json=page)
+
+
+def _text(api: SyncPrefectClient, settings: Settings, problems: Sequence[str]) -> str:
+    folder, free = free_disk(settings)
+    disk = f"{free / 1e9:,.0f} GB are free on the disk of `{folder}`."
+    return home_markdown(open_store(settings.root), problems, upcoming_runs(api, pages_url(settings)), disk)
+
+
+def upcoming_runs(api: SyncPrefectClient, pages: str) -> list[Upcoming]:
+    """The next run of each deployment of vitline that has one, the next first; not those of housekeeping."""
+    runs = api.read_flow_runs(
+        flow_run_filter=FlowRunFilter(
+            tags=FlowRunFilterTags(all_=["vitline"]),
+            state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED])),
+        ),
+        sort=FlowRunSort.EXPECTED_START_TIME_ASC,
+        limit=_LOOKED_AT,
+    )
+    first = {run.deployment_id: run for run in reversed(runs)}
+    found = []
+    for deployment_id, run in first.items():
+        flow = api.read_flow(run.flow_id).name
+        if flow in HOUSEKEEPING or deployment_id is None or run.expected_start_time is None:
+            continue
+        name = f"{flow}/{api.read_deployment(deployment_id).name}"
+        found.append(Upcoming(run.expected_start_time, name, f"{pages}/deployments/deployment/{deployment_id}"))
+    return sorted(found)

@@ -1,0 +1,55 @@
+"""The home page, from records of nights in a store; in a real Prefect, it is one artifact that `reconcile` writes anew."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from flows.home.address import KEY
+from flows.home.home import Upcoming, home_markdown
+from infra.storage import open_store
+
+from ..nights.test_trend import store  # noqa: F401
+
+DUE = Upcoming(datetime(2026, 11, 26, 2, tzinfo=UTC), "pretrain-then-transfer/nightly", "http://prefect/d")
+
+
+def section(page: str, title: str) -> list[str]:
+    return page.partition(f"## {title}\n\n")[2].partition("\n\n## ")[0].splitlines()
+
+
+def test_nights_champion_and_next_run_are_shown(store):  # noqa: F811
+    page = home_markdown(store, ["The disk is full."], [DUE], "3 GB are free.")
+    assert "3 GB are free." in page.splitlines()[0]
+    nightly = section(page, "Nights of nightly")
+    rows = [line for line in nightly if line.startswith("| 2") or line.startswith("| [2")]
+    assert len(rows) == 7
+    assert sum("▼ worse" in row for row in rows) == 1
+    assert "missed" in rows[0]
+    assert any(line.startswith("Champion `night-1`") and "the first" in line for line in nightly)
+    assert (
+        section(page, "Starts next")[2]
+        == "| Thu 2026-11-26 02:00 UTC | [pretrain-then-transfer/nightly](http://prefect/d) |"
+    )
+    attention = section(page, "Needs a person")
+    assert attention[0] == "- The disk is full."
+    assert "missed" in attention[1]
+    assert section(page, "At work") == ["Nothing."]
+
+
+def test_a_store_without_anything_needs_nobody(root):
+    page = home_markdown(open_store(root), [], [], "")
+    assert section(page, "Needs a person") == ["Nothing."]
+    assert "vitline flows deploy --nightly" in section(page, "Starts next")[0]
+
+
+@pytest.mark.slow
+def test_reconcile_writes_the_page_in_its_place(flows):
+    texts = []
+    for _ in range(2):
+        run = flows.start("reconcile/default", min_free_gb=1e6)
+        assert flows.wait(run)["state_name"] == "Completed", flows.lines(run)
+        wanted = {"artifacts": {"key": {"any_": [KEY]}}}
+        (artifact,) = flows.api.post("/artifacts/filter", json=wanted).raise_for_status().json()
+        texts.append((artifact["id"], artifact["data"]))
+    assert texts[0][0] == texts[1][0]
+    assert "GB are left on the disk" in texts[1][1]
