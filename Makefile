@@ -10,14 +10,14 @@ export PYTHONDONTWRITEBYTECODE :=
 PYTEST := $(BIN)/python -m pytest
 # Two processes. Threads of both would wait for each other at every barrier.
 BY_FILE := -n 2 --dist loadfile
-test test-stack test-slow test-rest test-portable stack-fast stack-slow servers-fast servers-slow slow: export OMP_NUM_THREADS := 1
+test test-stack test-slow test-rest test-portable test-chaos stack-fast stack-slow servers-fast servers-slow slow chaos: export OMP_NUM_THREADS := 1
 # The tests that compute with networks; what else there is has no kernels to choose.
 COMPUTES := $(addprefix tests/vit/,test_published.py test_run.py convert inspection models training vtab)
 test-portable: export ONEDNN_MAX_CPU_ISA := AVX2
 test-portable: export ATEN_CPU_CAPABILITY := avx2
 
-.PHONY: stack-fast stack-slow servers-fast servers-slow slow
-.PHONY: demo up down install test test-stack test-slow test-rest test-portable lint docs lock licences clean
+.PHONY: stack-fast stack-slow servers-fast servers-slow slow chaos
+.PHONY: demo up down install test test-stack test-slow test-rest test-portable test-chaos lint docs lock licences clean
 
 demo: install  ## the main job on real images: prepare, pre-train, fine-tune, evaluate, compare
 	@$(BIN)/vitline demo
@@ -54,10 +54,15 @@ test-rest:  ## both: all that `make test` leaves out
 stack-fast: CHOSEN := stack and not slow
 stack-slow: CHOSEN := stack and slow
 servers-fast: CHOSEN := servers and not stack and not slow
-servers-slow: CHOSEN := servers and slow and not stack
-slow: CHOSEN := slow and not stack and not servers
-stack-fast stack-slow servers-fast servers-slow slow:
+servers-slow: CHOSEN := servers and slow and not stack and not repeats
+slow: CHOSEN := slow and not stack and not servers and not repeats
+chaos: CHOSEN := repeats
+stack-fast stack-slow servers-fast servers-slow slow chaos:
 	@mkdir -p build && set -o pipefail && $(PYTEST) -m "$(CHOSEN)" --timeout 900 --durations 15 2>&1 | tee build/$@.log
+
+test-chaos:  ## scenarios of `vitline ops chaos` whose promise a test of a whole flow keeps as well
+	@$(INSTALL) dev
+	@$(MAKE) --no-print-directory chaos
 
 test-portable:  ## what computes, as on another processor: kernels without AVX-512, products rounded otherwise
 	@$(INSTALL) dev

@@ -6,10 +6,16 @@ import pytest
 
 from flows.chaos.bench import Bench, Outcome
 from flows.chaos.faults import cluster_faults, node_faults
-from flows.chaos.scenario import Scenario
 from infra.settings import Settings
 from infra.storage import open_store
 
+from .repeats import marked_repeats
+
+REPEATED = {
+    "killed-worker": "tests/end_to_end/test_kills.py",
+    "cancelled-job": "tests/end_to_end/test_cancel.py",
+    "preempted-job": "tests/flows/ops/test_reconcile_flows.py",
+}
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
@@ -21,8 +27,7 @@ def bench(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "scenario",
-    [each for family in (cluster_faults, node_faults) for each in vars(family).values() if isinstance(each, Scenario)],
-    ids=lambda each: each.name,
+    marked_repeats([*vars(cluster_faults).values(), *vars(node_faults).values()], REPEATED),
 )
 def test_promise_is_kept_on_ray(scenario, bench):
     result = scenario.run(bench)

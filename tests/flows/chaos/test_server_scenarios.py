@@ -8,11 +8,12 @@ from flows.chaos import own_servers, small_disk
 from flows.chaos.bench import Bench
 from flows.chaos.faults import process_faults, server_faults
 from flows.chaos.promises import NotTried, PromiseBroken
-from flows.chaos.scenario import Scenario
 from infra.config import replace
 from infra.runs.journal import read_journal
 from infra.settings import Settings
 from infra.storage import open_store
+
+from .repeats import marked_repeats
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -31,8 +32,13 @@ def bench(tmp_path_factory):
 @pytest.mark.servers
 @pytest.mark.parametrize(
     "scenario",
-    [each for each in vars(server_faults).values() if isinstance(each, Scenario)],
-    ids=lambda each: each.name,
+    marked_repeats(
+        vars(server_faults).values(),
+        {
+            "prefect-away": "tests/end_to_end/test_servers_away.py",
+            "mlflow-away": "tests/end_to_end/test_servers_away.py",
+        },
+    ),
 )
 def test_promise_is_kept_on_real_servers(scenario, bench):
     result = scenario.run(bench)

@@ -7,8 +7,11 @@ import sys
 import time
 
 import pytest
+from typer.testing import CliRunner
 
+from flows.cli import app
 from flows.commands.ops_commands import reconcile_now
+from flows.ops import reconcile
 from flows.stages.heartbeat import BEAT_S, beats, forget
 from flows.stages.stage import run_store
 from infra.mlflow.tracking_ids import RUN, TrackingIds
@@ -56,9 +59,8 @@ class Servers:
         self.processes = []
 
     def vitline(self, *arguments):
-        command = [sys.executable, "-m", "flows.cli", *arguments, "--json"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-        assert done.returncode == 0, done.stderr
+        done = CliRunner().invoke(app, [*arguments, "--json"])
+        assert done.exit_code == 0, done.output
         return json.loads(done.stdout)
 
     def train(self, name, deployment="pretrain/default", **more):
@@ -133,7 +135,9 @@ class FlowProcess:
 
 
 @pytest.fixture
-def servers(flows, in_stack, digits, http):
+def servers(flows, in_stack, digits, http, monkeypatch):
+    # What is watched here is dead, so it needs no three heartbeats: tests/flows/ops/test_reconcile.py watches what lives.
+    monkeypatch.setattr(reconcile, "WATCH_S", 5.0)
     found = Servers(flows, in_stack, digits.uri, http)
     deployment = flows.api.get("/deployments/name/reconcile/default").raise_for_status().json()
     for schedule in deployment["schedules"]:  # a scheduled run would take the work from the tests
