@@ -194,27 +194,36 @@ def model_verify(
 
 @app.command("promote")
 def model_promote(
-    pipeline: Annotated[str, typer.Argument(help="Key of a finished pipeline, or its first characters.")],
+    pipeline: Annotated[
+        str,
+        typer.Argument(help="Key of a finished pipeline, or its first characters; with --to, the name of a series."),
+    ],
     why: Annotated[str, typer.Option(help="Why it becomes the champion, in a sentence.")],
+    to: Annotated[
+        str | None,
+        typer.Option(help="Go back: `before` is the champion before this one, 2026-11-23 the model of a night."),
+    ] = None,
     root: Root = None,
     json: Json = False,
 ) -> None:
     """Make the model of a pipeline the champion, which later nights of the same name are compared with. In MLflow's registry it gets
-    the alias `champion`. Promote the pipeline before, to go back.
+    the alias `champion`.
 
     Example: `vitline model promote nightly-0a1b2c3d4e5f --why "two points better on all tasks"`
+
+    Example: `vitline model promote nightly --to before --why "it fails on night pictures"`
     """
     import getpass
     import platform
 
-    from flows.nights.promote import promote
+    from flows.nights.promote import pipeline_to, promote
     from flows.to_mlflow import outbox
     from flows.to_mlflow.shipper import sync_runs
     from infra.storage import open_store
 
     chosen = settings(root)
     store, by = open_store(chosen.root), f"{getpass.getuser()}@{platform.node()}"
-    champion = promote(store, pipeline, why=why, by=by)
+    champion = promote(store, pipeline_to(store, pipeline, to) if to else pipeline, why=why, by=by)
     outbox.put(store, outbox.OutboxEntry("pipeline", champion.pipeline))
     show_one(champion.model_dump(mode="json"), json)
     if chosen.mlflow_tracking_uri:

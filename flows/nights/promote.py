@@ -3,7 +3,8 @@
 import time
 
 from flows.catalog import list_pipelines
-from flows.nights.night_record import CHAMPIONS, ChampionRecord
+from flows.nights.night_record import CHAMPIONS, ChampionRecord, read_champion
+from flows.nights.show import chosen_night
 from flows.records import PipelineRecord
 from infra.names import matching, there_are
 from infra.records import reading
@@ -32,6 +33,28 @@ def promote(root: Store, key: str, *, why: str, by: str) -> ChampionRecord:
             f"{record.key} has ended as {record.state}, so it is no champion; promote a finished pipeline."
         )
     return make_champion(root, record, why=why, by=by)
+
+
+def pipeline_to(root: Store, name: str, to: str) -> str:
+    """The key of the pipeline that a series goes back to: that of the champion before (`before`), or of a night by its date.
+
+    Raises ValueError if there is none.
+    """
+    if to != "before":
+        night = chosen_night(root, to, name)
+        if night.pipeline is None:
+            raise ValueError(
+                f"The night of {night.night} was {night.outcome}, so it has no model; choose another with --to."
+            )
+        return night.pipeline
+    champion = read_champion(root, name)
+    if champion is None:
+        raise ValueError(f"The series {name!r} has no champion; `vitline nights list` shows its nights.")
+    if champion.replaces is None:
+        raise ValueError(
+            f"{champion.pipeline} is the first champion of {name}, so none was before; name a night with --to."
+        )
+    return champion.replaces
 
 
 def make_champion(root: Store, record: PipelineRecord, *, why: str, by: str) -> ChampionRecord:

@@ -1,5 +1,6 @@
 """The page over all nights."""
 
+import json
 import re
 from datetime import timedelta
 
@@ -7,7 +8,7 @@ import pytest
 
 from flows.nights.from_records import night_of
 from flows.nights.night_record import NightRecord, note_night, write_night
-from flows.nights.promote import promote
+from flows.nights.promote import pipeline_to, promote
 from flows.nights.trend.trend import all_series, trend_plot
 from flows.records import read_pipeline, write_pipeline
 from infra.storage import open_store
@@ -84,3 +85,19 @@ def test_without_nights_nothing_is_written(root, tmp_path):
     page = tmp_path / "nights.html"
     assert "No night" in run("nights", "list", "--root", root, "--html", str(page)).output
     assert not page.exists()
+
+
+def test_a_series_goes_back_to_the_champion_before_or_to_a_night(store, root):
+    def back(to):
+        done = run("model", "promote", "nightly", "--to", to, "--why", "to look again", "--root", root, "--json")
+        return json.loads(done.stdout)["pipeline"] if done.exit_code == 0 else str(done.exception or done.output)
+
+    assert "first champion of nightly" in back("before")
+    (series,) = all_series(store, "nightly", pytest.fail)
+    second, last = series.points[1].night, series.points[-1].night
+    assert back(second.night.isoformat()) == second.pipeline
+    assert back("before") == "night-1"
+    assert back("before") == second.pipeline
+    assert "was missed, so it has no model" in back(last.night.isoformat())
+    with pytest.raises(ValueError, match="has no champion"):
+        pipeline_to(store, "other", "before")
