@@ -294,13 +294,23 @@ def runs_compare(
         typer.Argument(help="Keys of pipelines or runs, or their first characters. Default: the newest pipelines."),
     ] = None,
     newest: Annotated[int, typer.Option(min=2, help="Number of newest pipelines to compare without keys.")] = 7,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Also write a page of two to six pipelines: scores, noise, changes, curves, pictures."),
+    ] = None,
     root: Root = None,
     json: Json = False,
 ) -> None:
     """Compare the recipes and final metrics of runs. Example: `vitline runs compare emoji-0a1b emoji-9f8e`"""
-    from flows.reports.compare_runs import compare_newest
+    from flows.reports.compare_runs import compare_newest, pipelines_of
 
-    compared = compare_newest(settings(root).root, keys or [], newest)
+    chosen = settings(root).root
+    compared = compare_newest(chosen, keys or [], newest)
+    if html is not None:
+        from flows.reports.comparison.page import render_comparison
+        from infra.storage import open_store
+
+        html.write_text(render_comparison(open_store(chosen), pipelines_of(chosen, keys or [], newest)))
     if json:
         console.emit(compared)
         return

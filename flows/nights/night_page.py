@@ -28,7 +28,7 @@ def difference_rows(against: Against) -> list[list[str]]:
 
 def change_rows(against: Against) -> list[list[str]]:
     """What has changed: name, there, here."""
-    return [[name, *map(_value, pair)] for name, pair in against.changes.items()]
+    return [[name, *map(value_text, pair)] for name, pair in against.changes.items()]
 
 
 def title(against: Against) -> str:
@@ -104,6 +104,7 @@ def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str
     return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') or ' ' for cell in line)} |" for line in lines)
 
 
-def _value(value: Any) -> str:
+def value_text(value: Any) -> str:
+    """A recorded value for a table: a digest by its first characters."""
     text = "-" if value is None else str(value)
     return text[:12] if len(text) in (40, 64) and " " not in text else text

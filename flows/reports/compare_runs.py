@@ -71,6 +71,24 @@ def compare_newest(root: str, keys: Sequence[str], newest: int) -> Comparison:
 
     Raises ValueError for a key that matches none or several, and for fewer than two runs.
     """
+    chosen = _pipelines_or_none(root, keys, newest)
+    if chosen is not None:
+        return compare_pipelines(chosen)
+    return compare_runs(root, [find_run(root, key) for key in keys])
+
+
+def pipelines_of(root: str, keys: Sequence[str], newest: int) -> list[PipelineRecord]:
+    """The same pipelines, for a page. Raises ValueError for keys of runs as well."""
+    chosen = _pipelines_or_none(root, keys, newest)
+    if chosen is None:
+        raise ValueError(
+            f"A page compares pipelines, and {' '.join(keys)} are not all keys of pipelines; `vitline runs ls` lists them."
+        )
+    return chosen
+
+
+def _pipelines_or_none(root: str, keys: Sequence[str], newest: int) -> list[PipelineRecord] | None:
+    """The pipelines of these keys, or the newest; None if a key is not that of one pipeline."""
     records = list_pipelines(root)
     if not keys:
         chosen = records[:newest]
@@ -78,14 +96,12 @@ def compare_newest(root: str, keys: Sequence[str], newest: int) -> Comparison:
             raise ValueError(
                 f"There are {len(chosen)} pipelines below {root}; comparing takes at least two. Give the keys of runs instead."
             )
-        return compare_pipelines(chosen)
+        return chosen
     if len(keys) < 2:
         raise ValueError(f"Comparing takes at least two runs, not {keys[0]!r} alone; `vitline runs ls` lists them.")
     pipelines = {record.key: record for record in records}
     found = [matching(pipelines, key) for key in keys]
-    if all(len(matches) == 1 for matches in found):
-        return compare_pipelines([pipelines[matches[0]] for matches in found])
-    return compare_runs(root, [find_run(root, key) for key in keys])
+    return [pipelines[matches[0]] for matches in found] if all(len(matches) == 1 for matches in found) else None
 
 
 def side_by_side(

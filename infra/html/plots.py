@@ -4,6 +4,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from infra.html.page import short
+
+NUM_COLOURS = 6
+"""Classes c1 to c6 of the style sheet."""
+
 
 @dataclass(frozen=True)
 class Axis:
@@ -25,7 +30,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Line:
-    """A named line. `colour` is a class of the style sheet: train, val, test or c1 to c3."""
+    """A named line. `colour` is a class of the style sheet: train, val, test or c1 to c6."""
 
     name: str
     colour: str
@@ -68,10 +73,10 @@ def line_plot(title: str, x_title: str, curves: Mapping[str, Sequence[tuple[floa
     low, high = y_ticks[0], y_ticks[-1]
     return Plot(
         title,
-        Axis(x_title, [(x / right, f"{x:,.4g}") for x in x_ticks]),
+        Axis(x_title, [(x / right, short(x)) for x in x_ticks]),
         Axis(title, [((y - low) / (high - low), f"{y:.4g}") for y in y_ticks]),
         lines=[
-            Line(name, f"c{i % 3 + 1}", [(x / right, (y - low) / (high - low)) for x, y in points])
+            Line(name, f"c{i % NUM_COLOURS + 1}", [(x / right, (y - low) / (high - low)) for x, y in points])
             for i, (name, points) in enumerate(finite.items())
         ],
     )

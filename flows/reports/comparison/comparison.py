@@ -1,0 +1,192 @@
+"""Pipelines beside each other, for a page: scores with their noise, what changed, curves, cost, and pictures that only one gets right.
+
+The first pipeline is the reference; every other one is compared with it as a night is with the champion (`flows/nights/compare.py`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from data_prep.find_corpus import prepared_corpora
+from data_prep.shard_format import Manifest, load_class_names
+from flows.catalog import say_unreadable
+from flows.nights.compare import MEAN, Compared, Difference, compare
+from flows.nights.from_records import earlier_nights, read_predictions, scores_of
+from flows.nights.judge import FALSE_ALARMS, changes, short_name
+from flows.nights.night_scores import NightScores
+from flows.records import PipelineRecord
+from infra.html.plots import Plot, line_plot
+from infra.records import reading
+from infra.runs.journal import read_journal
+from infra.storage import Store
+from vit.training.predictions import Predictions
+from vit.vtab.evaluate import Score
+from vit.vtab.trained.top_losses import Shown, load_shown
+
+MAX_PIPELINES = 6
+MAX_PICTURES = 12
+"""Pictures in each list of a task."""
+BY_HOURS = "Pre-training loss by hours"
+CURVES = {"train/loss": "Pre-training loss", "val/top1": "Accuracy on held-out images"}
+
+
+@dataclass(frozen=True)
+class Other:
+    """A pipeline beside the reference."""
+
+    key: str
+    compared: Compared | None
+    """None where one of the two has no scores."""
+    changed: Mapping[str, tuple[Any, Any]]
+    """What the scores may depend on and what differs, by dotted name: reference, this one."""
+
+    def difference(self, name: str) -> Difference | None:
+        found = self.compared.differences if self.compared else ()
+        return next((each for each in found if each.name == name), None)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A test image that one pipeline gets right and another wrong."""
+
+    shown: Shown
+    label: str
+    right: str
+    """Key of the pipeline that gets it right."""
+    predicted: str
+    """What the other one predicts."""
+
+
+@dataclass(frozen=True)
+class TaskPictures:
+    """The pictures of one task on which the reference and another pipeline differ."""
+
+    task: str
+    other: str
+    both: int
+    """Test images that both get right."""
+    only_reference: int
+    only_other: int
+    lost: Sequence[Picture]
+    """Right in the reference only."""
+    won: Sequence[Picture]
+
+
+def compare_with_first(root: Store, records: Sequence[PipelineRecord]) -> tuple[list[NightScores | None], list[Other]]:
+    """The scores of every pipeline, and each but the first compared with it."""
+    scores = [scores_of(root, record, predictions=True) for record in records]
+    first = scores[0]
+    others = []
+    for record, ours in zip(records[1:], scores[1:], strict=True):
+        if ours is None or first is None:
+            others.append(Other(record.key, None, {}))
+            continue
+        earlier = noise_of(root, record)
+        compared = compare(ours, first, earlier, level=FALSE_ALARMS / (len(records) - 1), wanted=0.0)
+        others.append(Other(record.key, compared, changes(first.facts, ours.facts)))
+    return scores, others
+
+
+def noise_of(root: Store, record: PipelineRecord) -> list[NightScores]:
+    """Earlier nights of the same series, which tell the noise of seeds; none for a pipeline that was no night."""
+    if record.night is None:
+        return []
+    found = (
+        scores_of(root, night, predictions=False) for night in earlier_nights(root, record.name, record.night)[-30:]
+    )
+    return [one for one in found if one is not None]
+
+
+def curves(root: Store, records: Sequence[PipelineRecord]) -> list[Plot]:
+    """Loss and held-out accuracy of the pre-trainings by images seen, and the loss by hours of training."""
+    drawn: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for record in records:
+        stage = record.first_stages.get("pretrain")
+        if stage is None or stage.run_key is None:
+            continue
+        run = root.child(f"runs/{stage.run_key}")
+        batch = run.read_json("config.json")["config"]["recipe"]["input"]["global_batch_size"]
+        points = [point for point in read_journal(run) if point.key in CURVES]
+        began_ms = min((point.timestamp_ms for point in points), default=0)
+        for point in points:
+            by_images = drawn.setdefault(f"{CURVES[point.key]} by images seen", {})
+            by_images.setdefault(record.key, []).append((point.step * batch, point.value))
+            if point.key == "train/loss":
+                by_hours = drawn.setdefault(BY_HOURS, {})
+                by_hours.setdefault(record.key, []).append(((point.timestamp_ms - began_ms) / 3_600_000, point.value))
+    axes = {title: "hours since the first record" if title == BY_HOURS else "images seen" for title in drawn}
+    drawn = {title: lines for title, lines in drawn.items() if any(len(points) > 1 for points in lines.values())}
+    return [plot for title, lines in drawn.items() if (plot := line_plot(title, axes[title], lines))]
+
+
+def task_pictures(root: Store, records: Sequence[PipelineRecord]) -> list[TaskPictures]:
+    """For every task whose test images are equal, pictures on which the reference and another pipeline differ."""
+    corpora = {manifest.digest: (store, manifest) for store, manifest in prepared_corpora(root, say_unreadable)}
+    known = [scores_by_task(root, record) for record in records]
+    found = []
+    for record, theirs in zip(records[1:], known[1:], strict=True):
+        for name, reference in known[0].items():
+            other = theirs.get(name)
+            if other is None or other.split_digest != reference.split_digest or reference.corpus_digest not in corpora:
+                continue
+            before, now = read_predictions(root, reference), read_predictions(root, other)
+            if before is not None and now is not None and np.array_equal(before.row, now.row):
+                pair = (records[0].key, before), (record.key, now)
+                found.append(
+                    differing(short_name(name), *pair, *corpora[reference.corpus_digest], reference.split_digest)
+                )
+    return found
+
+
+def scores_by_task(root: Store, record: PipelineRecord) -> dict[str, Score]:
+    """The scores of the first seed's model, by name of the metric."""
+    stage = record.first_stages.get("evaluate")
+    if stage is None or stage.run_key is None:
+        return {}
+    state = root.child(f"runs/{stage.run_key}").read_json_or_none("state.json") or {}
+    with reading(root.uri_of(f"runs/{stage.run_key}/state.json")):
+        scores = [Score.model_validate(score) for score in state.get("scores") or ()]
+    return {score.metric_name: score for score in scores if score.model_digest is not None}
+
+
+def differing(
+    task: str,
+    reference: tuple[str, Predictions],
+    other: tuple[str, Predictions],
+    corpus: Store,
+    manifest: Manifest,
+    split_digest: str,
+) -> TaskPictures:
+    """The pictures that only one of two pipelines gets right, those first of which it is surest."""
+    split = next(name for name, info in manifest.splits.items() if info.digest == split_digest)
+    names = load_class_names(corpus)
+    (before_key, before), (now_key, now) = reference, other
+    lost, won = np.flatnonzero(before.right & ~now.right), np.flatnonzero(now.right & ~before.right)
+    surest = {
+        "lost": lost[np.argsort(-before.probability[lost], kind="stable")][:MAX_PICTURES],
+        "won": won[np.argsort(-now.probability[won], kind="stable")][:MAX_PICTURES],
+    }
+    shown = load_shown(corpus, manifest, split, before.row[np.concatenate([*surest.values()])].tolist())
+
+    def pictures(places: np.ndarray, right: str, wrong: Predictions) -> list[Picture]:
+        return [
+            Picture(shown[int(before.row[i])], names[before.label[i]], right, names[wrong.predicted[i]]) for i in places
+        ]
+
+    return TaskPictures(
+        task=task,
+        other=now_key,
+        both=int((before.right & now.right).sum()),
+        only_reference=len(lost),
+        only_other=len(won),
+        lost=pictures(surest["lost"], before_key, now),
+        won=pictures(surest["won"], now_key, before),
+    )
+
+
+def mean_first(scores: Sequence[NightScores | None]) -> list[str]:
+    """The names of the rows: the mean, where there are several tasks, then the tasks of any pipeline."""
+    tasks = list(dict.fromkeys(name for one in scores if one is not None for name in one.tasks))
+    return [MEAN, *tasks] if len(tasks) > 1 else tasks

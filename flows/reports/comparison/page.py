@@ -1,0 +1,113 @@
+"""The page that compares pipelines: one HTML file."""
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from flows.nights.compare import MEAN
+from flows.nights.judge import points, short_name
+from flows.nights.night_page import value_text
+from flows.nights.night_scores import NightScores
+from flows.records import PipelineRecord
+from flows.reports.comparison.comparison import (
+    MAX_PIPELINES,
+    Other,
+    compare_with_first,
+    curves,
+    mean_first,
+    task_pictures,
+)
+from infra.html.page import duration, render
+from infra.storage import Store
+
+
+def render_comparison(root: Store, records: Sequence[PipelineRecord]) -> str:
+    """The page of two to six pipelines, of which the first is the reference. Raises ValueError for more."""
+    if len(records) > MAX_PIPELINES:
+        raise ValueError(
+            f"A page compares at most {MAX_PIPELINES} pipelines, not {len(records)}; name those that matter."
+        )
+    scores, others = compare_with_first(root, records)
+    return render(
+        "flows/reports/comparison/comparison.html.j2",
+        title=" and ".join(record.key for record in records) if len(records) == 2 else f"{len(records)} pipelines",
+        root=root.uri,
+        now=datetime.now(UTC),
+        first=records[0].key,
+        pipelines=[_pipeline_row(record) for record in records],
+        score_columns=["", *(record.key for record in records)],
+        score_rows=[_score_row(name, scores, others) for name in mean_first(scores)],
+        sentences=[sentence for other in others for sentence in _sentences(other)],
+        others=[{"key": other.key, "changed": _changed_rows(other)} for other in others],
+        plots=curves(root, records),
+        time_columns=["", *(record.key for record in records)],
+        time_rows=_time_rows(records),
+        tasks=task_pictures(root, records),
+    )
+
+
+def _pipeline_row(record: PipelineRecord) -> list[str]:
+    images = "-" if record.images_seen is None else f"{record.images_seen:,}"
+    started = time.strftime("%Y-%m-%d %H:%M", time.gmtime(record.started_at))
+    spent = duration(sum(stage.wall_s for stage in record.stages if not stage.reused))
+    return [record.key, record.state, started, images, spent, record.model or "-"]
+
+
+def _score_row(name: str, scores: Sequence[NightScores | None], others: Sequence[Other]) -> list[str]:
+    """A row of the table: percent, with the difference to the first pipeline."""
+    cells = []
+    for place, one in enumerate(scores):
+        value = None if one is None else _value(name, one)
+        if value is None:
+            cells.append("-")
+            continue
+        text = f"{100 * value:.1f}"
+        difference = others[place - 1].difference(name) if place else None
+        if difference is not None:
+            half = "" if difference.half_width is None else f" ±{100 * difference.half_width:.1f}"
+            star = " *" if difference.word in ("better", "worse") else ""
+            text += f" ({points(difference.value)}{half}){star}"
+        cells.append(text)
+    return [name if name == MEAN else short_name(name), *cells]
+
+
+def _value(name: str, one: NightScores) -> float | None:
+    if name == MEAN:
+        every = [score.value for of_task in one.tasks.values() for score in of_task]
+        return sum(every) / len(every) if every else None
+    of_task = one.tasks.get(name, ())
+    return sum(score.value for score in of_task) / len(of_task) if of_task else None
+
+
+def _sentences(other: Other) -> list[str]:
+    if other.compared is None:
+        return [f"{other.key} cannot be compared: one of both has no scores."]
+    found = []
+    if other.compared.identical:
+        found.append(f"{other.key} has the same models, bit for bit.")
+    elif other.compared.noise_of:
+        found.append(f"Noise of seeds for {other.key} from {other.compared.noise_of}.")
+    for names, whose in ((other.compared.only_ours, other.key), (other.compared.only_theirs, "the first")):
+        if names:
+            found.append(
+                f"Only {whose} has scores on {', '.join(map(short_name, names))}; the difference of the mean leaves them out."
+            )
+    return found
+
+
+def _changed_rows(other: Other) -> list[list[str]]:
+    return [[name, *map(value_text, pair)] for name, pair in other.changed.items()]
+
+
+def _time_rows(records: Sequence[PipelineRecord]) -> list[list[str]]:
+    stages = list(dict.fromkeys(name for record in records for name in record.first_stages))
+
+    def spent(record: PipelineRecord, stage: str) -> str:
+        found = [each for each in record.stages if each.stage == stage]
+        if not found:
+            return "-"
+        return (
+            "reused" if all(each.reused for each in found) else duration(sum(s.wall_s for s in found if not s.reused))
+        )
+
+    return [[stage, *(spent(record, stage) for record in records)] for stage in stages]
