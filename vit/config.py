@@ -197,6 +197,9 @@ class ExecutionConfig(FrozenConfig):
     activation_checkpointing: ActivationCheckpointing = added("none")
     """What is computed again in the backward pass to save memory: nothing, all of each block but its input (`full`), or what costs
     little, all but matrix products, convolutions and attention (`selective`). For networks or micro-batches that do not fit."""
+    sharding: Literal["none", "fsdp", "hsdp"] = added("none")
+    """Split weights, gradients and moments over all workers (`fsdp`), or over those of each machine (`hsdp`), for networks that one GPU
+    cannot hold; `none`: each worker holds them whole. Checkpoints are the same, so a run may change it."""
     log_every_steps: PositiveInt = 10
     """Steps between two reports of metrics."""
     save_every_steps: PositiveInt = 1_000

@@ -41,6 +41,7 @@ from vit.training.checkpoint_names import kept_steps, lasts
 from vit.training.evaluate import Evaluation, evaluate
 from vit.training.guard.spike_guard import Spike
 from vit.training.reporter import Reporter, system_metrics
+from vit.training.sharding.fsdp import shard
 from vit.training.train import Hook, TrainState, initial_state, torch_seed, train, with_optimizer
 from vit.training.world import World
 
@@ -177,8 +178,9 @@ class TrainingRun:
         log.info("branched at step=%d from %s of %s", state.step, started.prefix, theirs.run_key)
 
     def _initial(self) -> TrainState:
+        split = partial(shard, execution=self.config.execution, world=self.world)
         if self.config.init_model is None or self.config.parent is not None:
-            return initial_state(self.recipe, self.corpora.num_classes, self.world.device)
+            return initial_state(self.recipe, self.corpora.num_classes, self.world.device, split)
         source = load_model(self.config.init_model)
         if source.digest != self.spec.inputs["init_model"]:
             raise RuntimeError(
@@ -192,7 +194,7 @@ class TrainingRun:
             network = adapt(
                 source.network, self.recipe.model, self.corpora.num_classes, self.recipe.model.head_bias_init
             )
-        return with_optimizer(network.to(self.world.device).train(), self.recipe)
+        return with_optimizer(network.to(self.world.device).train(), self.recipe, split)
 
     def _train(
         self, state: TrainState, stop: StopPoller, reporter: Reporter, bad: BadExamples

@@ -28,11 +28,15 @@ _BLOCKS = (Block, Bottleneck, PreActBottleneck)
 def recompute_blocks(model: nn.Module, mode: ActivationCheckpointing) -> None:
     """Lets each block of the network keep only its input (`full`), or that and the results of its matrix products, convolutions
     and attention (`selective`), for the backward pass. In place; names of parameters stay, and without gradients nothing changes."""
-    blocks = [module for module in model.modules() if isinstance(module, _BLOCKS)]
-    for block in blocks:
+    for block in blocks_of(model):
         vars(block).pop("forward", None)
         if mode != "none":
             vars(block)["forward"] = partial(_recomputed, block.forward, _contexts(mode))
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The blocks of a network, in their order: those of transformers and of ResNets."""
+    return [module for module in model.modules() if isinstance(module, _BLOCKS)]
 
 
 def _contexts(mode: ActivationCheckpointing) -> dict[str, Any]:

@@ -39,6 +39,7 @@ from vit.training.checkpoint_names import (
 )
 from vit.training.checkpoint_names import list_checkpoints as list_checkpoints
 from vit.training.guard.spike_guard import GuardRecord
+from vit.training.sharding.slices import Place, fill, is_first_copy, is_sliced, own_slice, sliced_like
 from vit.training.tensor_file import TensorPiece, read_tensors, write_tensors
 from vit.training.train import TrainState
 from vit.training.world import World
@@ -157,12 +158,12 @@ def load_state_tensors(state: TrainState, tensors: Mapping[str, Tensor]) -> None
                 f"{name} has shape {tuple(tensors[name].shape)} in the checkpoint, but {tuple(target.shape)} in the "
                 "model. The checkpoint belongs to another network; start a new run."
             )
-        target.copy_(tensors[name])
+        fill(target, tensors[name])
     for name, value in optim.items():
         _, parameter_name, moment = name.split("/")
         parameter = parameters[parameter_name]
         # Adam's step counter moves too: a fused optimizer keeps it on the device of the parameter.
-        state.optimizer.state[parameter][moment] = value.to(parameter.device, copy=True)
+        state.optimizer.state[parameter][moment] = sliced_like(parameter, value)
 
 
 def owners(tensors: Mapping[str, Tensor], world_size: int) -> dict[str, int]:
@@ -176,6 +177,15 @@ def owners(tensors: Mapping[str, Tensor], world_size: int) -> dict[str, int]:
         owner[name] = load.index(min(load))
         load[owner[name]] += tensors[name].nbytes
     return owner
+
+
+def share(tensors: Mapping[str, Tensor], rank: int, world_size: int) -> dict[str, Tensor]:
+    """The tensors that a rank writes: of those that every rank holds whole the ones that it owns, of the others its slice, unless
+    another rank writes the same one."""
+    sliced = {name: value for name, value in tensors.items() if is_sliced(value)}
+    owner = owners({name: value for name, value in tensors.items() if name not in sliced}, world_size)
+    writes = {name for name, value in sliced.items() if is_first_copy(value)}
+    return {name: value for name, value in tensors.items() if name in writes or owner.get(name) == rank}
 
 
 class CheckpointSaver:
@@ -215,8 +225,7 @@ class CheckpointSaver:
         """Copies this rank's share to host buffers and returns. A thread does the rest; `wait()` waits for it."""
         self.wait()
         tensors = state_tensors(state)
-        owner = owners(tensors, self.world_size)
-        mine = {name: self._buffered(name, value) for name, value in tensors.items() if owner[name] == self.rank}
+        mine = {name: self._buffered(name, value) for name, value in share(tensors, self.rank, self.world_size).items()}
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         manifest: PendingManifest = {
@@ -242,26 +251,29 @@ class CheckpointSaver:
             error, self.error = self.error, None
             raise error
 
-    def _buffered(self, name: str, value: Tensor) -> Tensor:
+    def _buffered(self, name: str, value: Tensor) -> tuple[Tensor, Place]:
+        """A copy on the host of what this rank holds of a tensor, and its place."""
+        own, place = own_slice(value.detach())
         buffer = self.buffers.get(name)
         if buffer is None:
-            pinned = value.device.type == "cuda"
-            buffer = self.buffers[name] = torch.empty(value.shape, dtype=value.dtype, pin_memory=pinned)
-        return buffer.copy_(value.detach(), non_blocking=True)
+            pinned = own.device.type == "cuda"
+            buffer = self.buffers[name] = torch.empty(own.shape, dtype=own.dtype, pin_memory=pinned)
+        return buffer.copy_(own, non_blocking=True), place
 
-    def _run(self, mine: dict[str, Tensor], manifest: PendingManifest) -> None:
+    def _run(self, mine: dict[str, tuple[Tensor, Place]], manifest: PendingManifest) -> None:
         try:
             self._write(mine, manifest)
         except BaseException as error:  # wait() raises it in the training loop, which ClaimLost must stop
             self.error = error
 
-    def _write(self, mine: dict[str, Tensor], manifest: PendingManifest) -> None:
+    def _write(self, mine: dict[str, tuple[Tensor, Place]], manifest: PendingManifest) -> None:
         self.check_claim()
         prefix = self._free_prefix(manifest["step"])
         if self.run.exists(f"{prefix}/manifest.json"):
             return  # this attempt committed it before its workers were restarted
         name = self._file(prefix, self.rank, manifest["save_id"])
-        pieces = write_tensors(self.run, f"{name}.safetensors", mine, self.progress)
+        values, places = {n: value for n, (value, _) in mine.items()}, {n: place for n, (_, place) in mine.items()}
+        pieces = write_tensors(self.run, f"{name}.safetensors", values, self.progress, places)
         self.run.write_json(f"{name}.json", RankIndex(save=manifest["save_id"], pieces=pieces))
         if self.rank == 0:
             files = self._await_peers(prefix, manifest["save_id"])

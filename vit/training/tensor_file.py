@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from infra.storage import Store
+from vit.training.sharding.slices import Place, own_slice
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -55,11 +56,15 @@ def raw_bytes(tensor: Tensor) -> memoryview:
 
 
 def write_tensors(
-    store: Store, key: str, tensors: Mapping[str, Tensor], progress: Callable[[], None] = lambda: None
+    store: Store,
+    key: str,
+    tensors: Mapping[str, Tensor],
+    progress: Callable[[], None] = lambda: None,
+    places: Mapping[str, Place] | None = None,
 ) -> list[TensorPiece]:
     """Streams CPU tensors to one safetensors file, which becomes visible only when complete. One piece per tensor.
 
-    `progress` is called after each chunk of at most CHUNK_BYTES.
+    `progress` is called after each chunk of at most CHUNK_BYTES. `places` are those of slices in whole tensors.
     """
     header: dict[str, _HeaderEntry] = {}
     position = 0
@@ -84,14 +89,14 @@ def write_tensors(
                 file.write(chunk)
                 progress()
             begin, end = header[name]["data_offsets"]
-            shape = list(tensor.shape)
+            place = (places or {}).get(name) or own_slice(tensor)[1]
             pieces.append(
                 {
                     "name": name,
                     "dtype": NAMES[tensor.dtype],
-                    "global_shape": shape,
-                    "shape": shape,
-                    "offsets": [0] * tensor.ndim,
+                    "global_shape": list(place.shape),
+                    "shape": list(tensor.shape),
+                    "offsets": list(place.offsets),
                     "start": base + begin,
                     "end": base + end,
                     "sha256": digest.hexdigest(),

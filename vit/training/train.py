@@ -21,13 +21,15 @@ from vit.input.prefetch import Waits
 from vit.models.build import build_network
 from vit.models.flops import forward_flops
 from vit.models.network import Network
-from vit.models.recompute import recompute_blocks
+from vit.models.recompute import blocks_of, recompute_blocks
 from vit.training.bad_examples import BadExamples
 from vit.training.device_peak import maker_peak
 from vit.training.guard.spike_guard import Spike, SpikeGuard
 from vit.training.input_waits import wait_fractions
 from vit.training.loss import LOSSES, mixed_targets, num_correct, targets_of
 from vit.training.optim import build_optimizer, lr_at, set_lr
+from vit.training.sharding.fsdp import is_sharded
+from vit.training.sharding.slices import own_slice, whole
 from vit.training.to_device.device_batches import DeviceBatches
 from vit.training.world import World
 
@@ -48,23 +50,29 @@ class TrainState:
     guard: SpikeGuard = field(default_factory=lambda: SpikeGuard(SpikeGuardConfig()))
 
     def evaluation_model(self) -> Network:
-        """The network to score and publish: the averaged weights where the recipe keeps an average."""
-        if self.average is None:
+        """The network to score and publish, whole: the averaged weights where the recipe keeps an average. Every rank must call it."""
+        if self.average is None and not is_sharded(self.model):
             return self.model
         copy = build_network(self.model.config, self.model.num_classes).to(next(self.model.parameters()).device)
-        copy.load_state_dict(self.average)
+        copy.load_state_dict({name: whole(value) for name, value in (self.average or self.model.state_dict()).items()})
         return copy
 
 
-def initial_state(recipe: TrainRecipe, num_classes: int, device: torch.device) -> TrainState:
-    """Step 0: weights from the paper's initial distribution; they depend on the seed only."""
+def initial_state(
+    recipe: TrainRecipe, num_classes: int, device: torch.device, split: Callable[[Network], None] = lambda model: None
+) -> TrainState:
+    """Step 0: weights from the paper's initial distribution; they depend on the seed only. `split` is that of `with_optimizer`."""
     torch.manual_seed(torch_seed(recipe.seed, "init"))
     model = build_network(recipe.model, num_classes).to(device)
-    return with_optimizer(model, recipe)
+    return with_optimizer(model, recipe, split)
 
 
-def with_optimizer(model: Network, recipe: TrainRecipe) -> TrainState:
-    """Step 0 of a run that starts from the weights of `model`."""
+def with_optimizer(
+    model: Network, recipe: TrainRecipe, split: Callable[[Network], None] = lambda model: None
+) -> TrainState:
+    """Step 0 of a run that starts from the weights of `model`. `split(model)` splits it over the ranks, where that is wanted: the
+    moments and the average are split like the weights."""
+    split(model)
     average = {n: p.detach().clone() for n, p in model.state_dict().items()} if recipe.average_decay else None
     optimizer = build_optimizer(model, recipe.optim)
     return TrainState(model, optimizer, average=average, guard=SpikeGuard(recipe.spike_guard))
@@ -106,8 +114,8 @@ def train_step(
     1 / global batch. A non-finite gradient is not applied, nor is one that `state.guard` finds to be a spike (docs/design.md,
     "Training guarantees").
     """
-    step, overlapped = state.step + 1, isinstance(network, DistributedDataParallel)
-    # The loss is the sum over examples divided by B for every number of workers; DDP averages over ranks.
+    step, overlapped = state.step + 1, isinstance(network, DistributedDataParallel) or is_sharded(network)
+    # The loss is the sum over examples divided by B for every number of workers; DDP and FSDP average over ranks.
     scale = (world.size if overlapped else 1) / recipe.input.global_batch_size
     loss_sum = torch.zeros((), device=world.device)
     correct = torch.zeros((), dtype=torch.int64, device=world.device)
@@ -133,7 +141,7 @@ def train_step(
     if world.size > 1 and not overlapped:
         sum_gradients(state.model, world)
     clip = recipe.optim.clip_norm or math.inf
-    grad_norm = float(nn.utils.clip_grad_norm_(state.model.parameters(), clip))
+    grad_norm = float(whole(nn.utils.clip_grad_norm_(state.model.parameters(), clip)))
     applied, spike, num_valid = math.isfinite(grad_norm), None, sum(b.num_valid for b in micro_batches)
     if applied and state.guard.is_on:
         # The host has waited for the gradient norm, so that the loss is there; other ranks add one message of 16 bytes.
@@ -177,7 +185,7 @@ def update_average(state: TrainState, recipe: TrainRecipe) -> None:
     """Polyak averaging: average += (1 - decay) * (weights - average)."""
     if state.average is not None and recipe.average_decay:
         for name, value in state.model.state_dict().items():
-            state.average[name].lerp_(value, 1 - recipe.average_decay)
+            own_slice(state.average[name])[0].lerp_(own_slice(value)[0], 1 - recipe.average_decay)
 
 
 @dataclass
@@ -361,9 +369,15 @@ def wrap(model: nn.Module, execution: ExecutionConfig, world: World) -> nn.Modul
     """The model as this world trains it: with activation checkpointing and compiled as `execution` says, and with the weights of
     rank 0.
 
-    Several GPU ranks train under DDP. On CPU ranks `train_step` sums the gradients with `sum_gradients` instead.
+    Several GPU ranks train under DDP, unless `shard` has split the network over them. On CPU ranks `train_step` sums the gradients with
+    `sum_gradients` instead.
     """
     recompute_blocks(model, execution.activation_checkpointing)
+    if is_sharded(model):
+        if execution.compile:  # each block by itself: what gathers its weights stays outside
+            for block in blocks_of(model):
+                vars(block)["forward"] = torch.compile(block.forward)
+        return model
     if execution.compile:
         model.compile()  # in place, so the tensor names in checkpoints do not change
     if world.size == 1:

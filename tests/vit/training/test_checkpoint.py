@@ -25,6 +25,7 @@ from vit.training.checkpoint import (
     state_tensors,
 )
 from vit.training.checkpoint_names import lasts
+from vit.training.sharding.slices import own_slice
 from vit.training.train import initial_state, train_step
 from vit.training.world import World
 
@@ -395,7 +396,7 @@ def test_workers_restarted_within_an_attempt_do_not_commit_older_files(run, meta
     """Rank 1 of an earlier start has left its files; the new rank 0 waits for the new rank 1."""
     old = trained(2)
     CheckpointSaver(run, attempt=1, rank=1, world_size=2)._write(
-        {"model/old": torch.zeros(1)}, {"step": 2, "save_id": "before"}
+        {"model/old": own_slice(torch.zeros(1))}, {"step": 2, "save_id": "before"}
     )
     commit(run, old, meta, world_size=2)
     other = trained(1)
