@@ -19,6 +19,8 @@ KNOWN = (
     "database is locked",
 )
 """Texts of tracebacks of other programs that need no action."""
+CLIENT_LEFT = re.compile(r": context canceled$")
+"""The end of an error of SeaweedFS where a client has closed its request. Readers close the slower of two reads (hedged reads)."""
 _TAIL_BYTES = 2_000_000
 MOST_BYTES, FILES = 16_000_000, 4
 """A log that is larger is shortened; a service has this many files at most."""
@@ -126,7 +128,13 @@ def logged_errors(log: Path) -> list[LoggedError]:
 def repeated_errors(log: Path, now: datetime | None = None) -> list[LoggedError]:
     """The errors that occur at least `REPEATED` times, the last time within the last hour."""
     since = (now or datetime.now(UTC)) - RECENT
-    return [e for e in logged_errors(log) if e.times >= REPEATED and (e.last is None or e.last >= since)]
+    return [
+        error
+        for error in logged_errors(log)
+        if error.times >= REPEATED
+        and (error.last is None or error.last >= since)
+        and not CLIENT_LEFT.search(error.text)
+    ]
 
 
 def unexplained_tracebacks(folder: Path) -> list[str]:
