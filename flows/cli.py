@@ -144,10 +144,10 @@ def pretrain_plan(
     Example: `vitline pretrain plan --corpus birds --recipe vit-s16-i21k --set execution.num_workers=8`
     """
     from flows.commands.training import requested_training
-    from flows.requests.training_cost import training_cost
+    from flows.requests.training_cost import training_plan
 
     show_one(
-        training_cost(requested_training(settings(root).root, corpus, recipe, set_ or [], class_map, init_from)), json
+        training_plan(requested_training(settings(root).root, corpus, recipe, set_ or [], class_map, init_from)), json
     )
 
 
@@ -204,14 +204,14 @@ def pretrain_branch(
     from flows.requests.forms import BranchRequest
     from flows.requests.overrides import parse_overrides
     from flows.requests.training_config import resolve_branch
-    from flows.requests.training_cost import training_cost
+    from flows.requests.training_cost import training_plan
 
     fields = {"parent": parent, "step": step, "cooldown_images": cooldown_images, "name": name}
     request = BranchRequest.model_validate(fields | {"overrides": parse_overrides(set_ or [])})
     chosen = settings(root)
     config = resolve_branch(chosen.root, request)
     if plan:
-        show_one(training_cost(config), json)
+        show_one(training_plan(config), json)
     else:
         train_and_show(chosen, config, as_json=json)
 

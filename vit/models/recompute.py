@@ -44,8 +44,12 @@ def _contexts(mode: ActivationCheckpointing) -> dict[str, Any]:
 
     if mode == "full":
         return {}
-    kept = [getattr(torch.ops.aten, name).default for name in _KEPT]
-    return {"context_fn": partial(create_selective_checkpoint_contexts, kept)}
+    return {"context_fn": partial(create_selective_checkpoint_contexts, kept_operators())}
+
+
+def kept_operators() -> list[Any]:
+    """The operators whose results `selective` keeps."""
+    return [getattr(torch.ops.aten, name).default for name in _KEPT]
 
 
 def _recomputed(forward: Callable[..., Any], contexts: dict[str, Any], *inputs: Any) -> Any:

@@ -3,11 +3,9 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import torch
-
 from vit.config import TrainRecipe
-from vit.models.build import meta_network
 from vit.models.config import NetworkConfig
+from vit.models.memory import activation_bytes, num_weights
 
 _CLASSES = 1000
 _LARGEST_MICRO_BATCH = 64
@@ -26,11 +24,6 @@ class Resources(NamedTuple):
     threads: int
 
 
-def activation_bytes(config: NetworkConfig, num_examples: int = 1) -> int:
-    """Bytes of activations that a training step keeps for `num_examples`, in float32, computed on the meta device."""
-    return _saved_bytes(config, num_examples + 1) - _saved_bytes(config, 1)
-
-
 def micro_batch_size(config: NetworkConfig, device: str) -> int:
     """The largest power of two, at most 64, of examples whose activations fit a trial's share of a device (cuda, cpu)."""
     fits = _ACTIVATION_BYTES[device] // activation_bytes(config)
@@ -39,7 +32,7 @@ def micro_batch_size(config: NetworkConfig, device: str) -> int:
 
 def trials_per_gpu(config: NetworkConfig, *, average: bool = False) -> int:
     """How many trials fit on a GPU, each with weights, gradients, momentum (and averaged weights) and activations."""
-    weights = sum(p.numel() for p in meta_network(config, _CLASSES).parameters())
+    weights = num_weights(config, _CLASSES)
     copies = 3 + average
     activations = activation_bytes(config, micro_batch_size(config, "cuda"))
     return max(1, min(_MOST_TRIALS_PER_GPU, _GPU_BYTES // (4 * copies * weights + activations + _CONTEXT_BYTES)))
@@ -53,18 +46,3 @@ def trial_resources(recipe: TrainRecipe, cluster: Mapping[str, float]) -> Resour
     together = trials_per_gpu(recipe.model, average=recipe.average_decay is not None)
     cpus = max(1, int(cluster.get("CPU", 1)) // (gpus * together))
     return Resources(cpus, 1 / together, cpus)
-
-
-def _saved_bytes(config: NetworkConfig, num_examples: int) -> int:
-    network = meta_network(config, _CLASSES).train()
-    kept: dict[int, torch.UntypedStorage] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        kept[storage._cdata] = storage
-        return tensor
-
-    side = config.image_size_px
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        network(torch.empty(num_examples, 3, side, side, device="meta"))
-    return sum(storage.nbytes() for storage in kept.values())

@@ -1,0 +1,48 @@
+"""Activations by count, without memory, against those that a real forward pass keeps."""
+
+import pytest
+import torch
+
+from vit.models.build import build_network
+from vit.models.config import BiTConfig, ViTConfig
+from vit.models.memory import activation_bytes, num_weights
+from vit.models.recompute import recompute_blocks
+from vit.models.variants import network_variant
+
+SMALL = ViTConfig(image_size_px=32, patch_size_px=8, embed_dim=64, depth=4, num_heads=2, mlp_dim=128)
+
+
+def real_bytes(config, num_examples, bfloat16, checkpointing):
+    """Bytes of activations that a real forward pass keeps for its examples."""
+    network, found = build_network(config, 1000).train(), {}
+    recompute_blocks(network, checkpointing)
+    weights = {p.untyped_storage().data_ptr() for p in network.parameters()}
+
+    def keep(tensor):
+        found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        torch.autocast("cpu", torch.bfloat16, enabled=bfloat16),
+    ):
+        network(torch.zeros(num_examples, 3, config.image_size_px, config.image_size_px))
+    return sum(storage.nbytes() for pointer, storage in found.items() if pointer not in weights)
+
+
+@pytest.mark.parametrize("config", [SMALL, BiTConfig(image_size_px=32, stages=(1, 1))], ids=["vit", "bit"])
+@pytest.mark.parametrize("bfloat16", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_counted_activations_are_those_of_a_real_forward_pass(config, bfloat16, checkpointing):
+    counted = activation_bytes(config, 8, bfloat16=bfloat16, checkpointing=checkpointing)
+    real = [real_bytes(config, n, bfloat16, checkpointing) for n in (8, 16)]
+    assert counted == pytest.approx(real[1] - real[0], rel=0.02)
+
+
+def test_selective_keeps_more_than_full_and_less_than_all():
+    kept = [activation_bytes(SMALL, 8, checkpointing=mode) for mode in ("full", "selective", "none")]
+    assert kept[0] < kept[1] < kept[2]
+
+
+def test_weights_are_those_of_the_paper():
+    assert num_weights(network_variant("b16", image_size_px=224), 1000) == 86_567_656
