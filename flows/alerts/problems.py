@@ -12,13 +12,13 @@ from typing import Literal, NamedTuple
 from pydantic import Field, ValidationError
 
 from flows.ops.schedule_checks import schedule_problems
+from flows.run_standing import progress_of
 from infra.config import FrozenConfig
 from infra.local.paths import local_dir
 from infra.ray_jobs import Job
 from infra.records import UnreadableRecord
 from infra.settings import Settings
 from infra.storage import Store
-from vit.run_spec import read_progress
 
 log = logging.getLogger(__name__)
 SEEN = "ops/alerts.json"
@@ -39,9 +39,9 @@ class Problem(NamedTuple):
 
 
 class SeenProgress(FrozenConfig):
-    """The progress of a job, and since when it has been the same by the clock of reconcile."""
+    """The finished steps or units of a job, and since when they have been the same by the clock of reconcile."""
 
-    progress: str
+    step: int
     since: float
 
 
@@ -90,17 +90,20 @@ def tell_new(
 
 
 def progress_now(root: Store, jobs: Iterable[Job], seen: Seen, now: float) -> Iterator[tuple[str, SeenProgress]]:
-    """The progress of every job at work, by run key."""
+    """The progress of every training and preparation at work, by run key."""
     for job in jobs:
         if job.terminal or "run_key" not in job.metadata:
             continue
         key = job.metadata["run_key"]
+        run = root.child(f"runs/{key}")
         try:
-            text = str(read_progress(root.child(f"runs/{key}")))
-        except UnreadableRecord as odd:
-            text = str(odd)
-        known = seen.progress.get(key)
-        yield key, known if known and known.progress == text else SeenProgress(progress=text, since=now)
+            progress = progress_of(root, run, run.read_json("config.json")) or {"step": 0}
+        except (FileNotFoundError, UnreadableRecord):
+            continue
+        if progress.get("unit") == "trials":  # one may take hours, and ends by its own watchdog if it hangs
+            continue
+        known, step = seen.progress.get(key), progress["step"]
+        yield key, known if known and known.step == step else SeenProgress(step=step, since=now)
 
 
 def stalled(progress: dict[str, SeenProgress], minutes: float, now: float) -> Iterator[Problem]:

@@ -26,6 +26,7 @@ def looks(tmp_path, monkeypatch):
 
 
 def step(root, number):
+    root.write_json("runs/city-0a/config.json", {})
     root.write_json("runs/city-0a/progress.json", {"step": number, "total_steps": 100})
 
 
@@ -65,3 +66,14 @@ def test_a_record_that_cannot_be_read_costs_one_repeated_alert(looks):
     root.write(SEEN, b'{"told": 3}')
     assert len(look(15, min_free_bytes=1e18)) == 1
     assert look(30, min_free_bytes=1e18) == []
+
+
+def test_a_preparation_is_seen_by_its_units_and_a_trial_is_left_to_its_watchdog(looks):
+    root, look = looks
+    root.write_json("runs/city-0a/config.json", {"requests": [{"name": "city"}]})
+    assert look(0) == []
+    assert look(31) == [("stalled", "city-0a")]
+    root.write_json("runs/city-0a/config.json", {})
+    root.write_json("runs/city-0a/progress.json", {"step": 3, "total_steps": 9, "unit": "trials"})
+    assert look(40) == []
+    assert look(99) == []
