@@ -423,8 +423,8 @@ def flows_deploy(
         str | None,
         typer.Option(
             "--notify",
-            help="Notification block that new alerts send to, as TYPE/NAME: `--notify slack-webhook/vision-team`. Alerts that were "
-            "created before stay as they are.",
+            help="Notification block that alerts send to, as TYPE/NAME: `--notify slack-webhook/vision-team`. Alerts that have an "
+            "action already stay as they are.",
         ),
     ] = None,
     root: Root = None,
@@ -443,7 +443,7 @@ def flows_deploy(
     done = register(settings(root), nightly_active=nightly, pool=pool, job_variables=variables)
     alerts = create_alerts(notify)
     if json:
-        console.emit({"deployments": [deployment.row for deployment in done], "alerts": alerts})
+        console.emit({"deployments": [deployment.row for deployment in done], "alerts": alerts._asdict()})
     else:
         for text in [*registration_lines(done), *alert_lines(alerts, notify)]:
             console.print_result(text)

@@ -4,8 +4,9 @@
 that somebody has edited, paused or deleted stays as it is.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 from uuid import UUID, uuid4
 
 from prefect.client.orchestration import SyncPrefectClient
@@ -13,7 +14,7 @@ from prefect.client.schemas.actions import VariableCreate, VariableUpdate
 from prefect.events.actions import DoNothing, SendNotification
 from prefect.events.schemas.automations import AutomationCore, EventTrigger
 from prefect.events.schemas.events import ResourceSpecification
-from prefect.exceptions import ObjectNotFound
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.types._datetime import now
 
 from flows.alerts.problems import Problem
@@ -60,35 +61,87 @@ ALERTS = (
 )  # fmt: skip
 
 
-def create_alerts(notify: str | None = None) -> list[str]:
-    """Creates the automations that were never created at this server; returns their names.
+class CreatedAlerts(NamedTuple):
+    """What a deployment has done to the alerts."""
+
+    new: tuple[str, ...]
+    """Names of the automations that it created."""
+    given_action: tuple[str, ...] = ()
+    """Those that were there without an action and now send to the block."""
+
+
+def create_alerts(notify: str | None = None) -> CreatedAlerts:
+    """Creates the automations that were never created at this server.
 
     `notify`: the notification block that they send to, as TYPE/NAME (`slack-webhook/vision-team`). Without one they send nothing
-    until somebody adds an action in Prefect. Raises ValueError for a block that does not exist.
+    until somebody adds an action in Prefect, or names a block here: those that do nothing so far get it. Raises ValueError for a block
+    that does not exist, and where Prefect refuses to create automations.
     """
-    with client() as api:
-        block = None if notify is None else block_id(api, notify)
-        variable = api.read_variable_by_name(CREATED)
-        before = list(variable.value) if variable and isinstance(variable.value, list) else []
-        new = [alert for alert in ALERTS if alert.name not in before]
-        for alert in new:
-            api.create_automation(automation(alert, block))
-        if new:
-            names = [*before, *(alert.name for alert in new)]
-            if variable is None:
-                api.create_variable(VariableCreate(name=CREATED, value=names, tags=["vitline"]))
-            else:
-                api.update_variable(VariableUpdate(name=CREATED, value=names))
-    return [alert.name for alert in new]
+    try:
+        with client() as api:
+            return _create_alerts(api, None if notify is None else block_id(api, notify))
+    except PrefectHTTPStatusError as error:
+        answer = error.response
+        raise ValueError(
+            f"The deployments are registered, but Prefect refuses to create alerts (status {answer.status_code}: "
+            f"{answer.text[:200]}). Automations need a Prefect 3 server, and in Prefect Cloud a key with the right to create them."
+        ) from error
 
 
-def alert_lines(created: Iterable[str], notify: str | None) -> list[str]:
-    """What was created, as a line of text."""
-    names = [name.removeprefix("vitline: ") for name in created]
-    if not names:
-        return []
-    to = f"sent to {notify}" if notify else "add an action to each in Prefect, Automations, or deploy with --notify"
-    return [f"{len(names)} alerts created: {', '.join(names)}; {to}"]
+def _create_alerts(api: SyncPrefectClient, block: UUID | None) -> CreatedAlerts:
+    variable = api.read_variable_by_name(CREATED)
+    names = list(variable.value) if variable and isinstance(variable.value, list) else []
+    given = [alert.name for alert in ALERTS if alert.name in names and block and _give_action(api, alert, block)]
+    new = [alert for alert in ALERTS if alert.name not in names]
+    for alert in new:
+        api.create_automation(automation(alert, block))
+        names.append(alert.name)
+        if variable is None:
+            variable = api.create_variable(VariableCreate(name=CREATED, value=names, tags=["vitline"]))
+        else:
+            api.update_variable(VariableUpdate(name=CREATED, value=names))
+    return CreatedAlerts(tuple(alert.name for alert in new), tuple(given))
+
+
+def _give_action(api: SyncPrefectClient, alert: Alert, block: UUID) -> bool:
+    """Lets an automation that does nothing send to the block. Everything else of it stays."""
+    changed = False
+    for found in api.read_automations_by_name(alert.name):
+        if all(isinstance(action, DoNothing) for action in found.actions):
+            # Prefect refuses an owner in an update.
+            kept = {name: getattr(found, name) for name in AutomationCore.model_fields if name != "owner_resource"}
+            api.update_automation(found.id, AutomationCore(**kept | {"actions": [action_of(alert, block)]}))
+            changed = True
+    return changed
+
+
+def alert_lines(done: CreatedAlerts, notify: str | None) -> list[str]:
+    """What was done, as lines of text."""
+    lines = []
+    if done.new:
+        to = (
+            f"sent to {notify}"
+            if notify
+            else "each waits for an action: in Prefect, Automations, or `vitline flows deploy --notify`"
+        )
+        lines.append(f"{_counted(done.new)} created: {_short(done.new)}; {to}")
+    if done.given_action:
+        lines.append(
+            f"{_counted(done.given_action)} without an action now sent to {notify}: {_short(done.given_action)}"
+        )
+    if notify and not lines:
+        lines.append(
+            f"alerts stay as they are: each has an action already or was deleted, so none is sent to {notify} instead"
+        )
+    return lines
+
+
+def _counted(names: Sequence[str]) -> str:
+    return f"{len(names)} alert{'s' * (len(names) != 1)}"
+
+
+def _short(names: Sequence[str]) -> str:
+    return ", ".join(name.removeprefix("vitline: ") for name in names)
 
 
 def block_id(api: SyncPrefectClient, notify: str) -> UUID:
@@ -110,10 +163,18 @@ def automation(alert: Alert, block: UUID | None) -> AutomationCore:
     trigger = EventTrigger(
         expect=set(alert.events), match_related=related, for_each={"prefect.resource.id"}, threshold=1
     )
-    send = SendNotification(block_document_id=block, subject=alert.name, body=alert.text) if block else DoNothing()
     return AutomationCore(
-        name=alert.name, description=alert.description, trigger=trigger, actions=[send], tags=["vitline"]
+        name=alert.name,
+        description=alert.description,
+        trigger=trigger,
+        actions=[action_of(alert, block) if block else DoNothing()],
+        tags=["vitline"],
     )
+
+
+def action_of(alert: Alert, block: UUID) -> SendNotification:
+    # Prefect's client leaves out of an update what was not given, the type included.
+    return SendNotification(type="send-notification", block_document_id=block, subject=alert.name, body=alert.text)
 
 
 def emit(kind: str, subject: str, text: str, **labels: str) -> None:

@@ -91,10 +91,14 @@ def test_alerts_are_created_once_fire_once_and_belong_to_their_owner(prefect, fl
     assert "no block 'custom-webhook/evening'" in refused.stderr
     assert automations(prefect) == {}
 
-    create_block(prefect, url)
-    created = deploy("--notify", "custom-webhook/morning")
+    created = deploy()
     assert created.returncode == 0, created.stderr
     assert "6 alerts created: a run failed, " in created.stdout
+    create_block(prefect, url)
+    assert (
+        "6 alerts without an action now sent to custom-webhook/morning"
+        in deploy("--notify", "custom-webhook/morning").stdout
+    )
     assert automations(prefect).keys() == {alert.name for alert in ALERTS}
 
     # By real causes: a request that the flow refuses, and a disk with less than is asked for.
@@ -118,5 +122,6 @@ def test_alerts_are_created_once_fire_once_and_belong_to_their_owner(prefect, fl
     edited = automations(prefect)[DISK]
     prefect.patch(f"/automations/{edited['id']}", json={"enabled": False}).raise_for_status()
     before = automations(prefect)
-    assert "alerts" not in deploy("--notify", "custom-webhook/morning").stdout
+    assert "alerts" not in deploy().stdout
+    assert "alerts stay as they are" in deploy("--notify", "custom-webhook/morning").stdout
     assert automations(prefect) == before
