@@ -2,13 +2,16 @@
 
 import contextlib
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import httpx
 import pytest
 
 from flows.records import PipelineRecord
+
+T = TypeVar("T")
 
 
 class RunningStack(NamedTuple):
@@ -44,6 +47,15 @@ class Patient(httpx.HTTPTransport):
             response.close()
             time.sleep(wait_s)
         return super().handle_request(request)
+
+
+def eventually(what: Callable[[], T], timeout_s: float = 240) -> T:
+    """The first true answer of `what()`."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := what()):
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.25)
+    return found
 
 
 class FlowRuns:

@@ -6,6 +6,7 @@ that somebody has edited, paused or deleted stays as it is.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import NamedTuple
 from uuid import UUID, uuid4
 
@@ -15,7 +16,6 @@ from prefect.events.actions import DoNothing, SendNotification
 from prefect.events.schemas.automations import AutomationCore, EventTrigger
 from prefect.events.schemas.events import ResourceSpecification
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
-from prefect.types._datetime import now
 
 from flows.alerts.problems import Problem
 from flows.on_prefect.prefect_observer import client
@@ -52,7 +52,7 @@ ALERTS = (
           "before, or it is broken.", RUN_TEXT, of_flow_runs=True),
     Alert("vitline: a better night was not promoted", (f"{EVENT}gate-refused",), "The gate refused a night that is better than "
           "the champion; `vitline model promote` promotes it by hand."),
-    Alert("vitline: a training makes no step", (f"{EVENT}stalled",), "reconcile saw no progress of a job at work for "
+    Alert("vitline: a training makes no step", (f"{EVENT}stalled",), "reconcile saw no progress of a training or preparation for "
           "`stalled_minutes` of its form."),
     Alert("vitline: a scheduled run did not start", (f"{EVENT}not-started",), "An active schedule starts nothing, as when no "
           "worker is up."),
@@ -177,13 +177,13 @@ def action_of(alert: Alert, block: UUID) -> SendNotification:
     return SendNotification(type="send-notification", block_document_id=block, subject=alert.name, body=alert.text)
 
 
-def emit(kind: str, subject: str, text: str, **labels: str) -> None:
+def emit(kind: str, subject: str, text: str) -> None:
     """Sends an event to Prefect, for the automations to act on; its page *Event feed* shows it."""
     event: Mapping[str, object] = {
         "id": str(uuid4()),
-        "occurred": now("UTC").isoformat(),
+        "occurred": datetime.now(UTC).isoformat(),
         "event": f"{EVENT}{kind}",
-        "resource": {"prefect.resource.id": f"vitline.{kind}.{subject}", "prefect.resource.name": subject, **labels},
+        "resource": {"prefect.resource.id": f"vitline.{kind}.{subject}", "prefect.resource.name": subject},
         "payload": {"text": text},
     }
     with client() as api:

@@ -117,17 +117,22 @@ def scores_of(root: Store, record: PipelineRecord, predictions: bool) -> NightSc
     by_model: dict[str, dict[str, Score]] = {}
     for stage in record.stages:
         if stage.stage == "evaluate" and stage.run_key:
-            state = root.child(f"runs/{stage.run_key}").read_json_or_none("state.json") or {}
-            with reading(root.uri_of(f"runs/{stage.run_key}/state.json")):
-                for score in map(Score.model_validate, state.get("scores") or ()):
-                    if score.model_digest is not None:
-                        by_model.setdefault(score.model_digest, {})[score.metric_name] = score
+            for score in scores_of_models(root, stage.run_key):
+                by_model.setdefault(str(score.model_digest), {})[score.metric_name] = score
     if not by_model:
         return None
     everywhere = set.intersection(*({*scores} for scores in by_model.values()))
     names = [name for name in next(iter(by_model.values())) if name in everywhere]
     tasks = {name: tuple(task_score(root, scores[name], predictions) for scores in by_model.values()) for name in names}
     return NightScores(record.key, record.night, tuple(by_model), tasks, facts_of(root, record))
+
+
+def scores_of_models(root: Store, run_key: str) -> list[Score]:
+    """The scores of an evaluation, without those from scratch. Raises UnreadableRecord."""
+    state = root.child(f"runs/{run_key}").read_json_or_none("state.json") or {}
+    with reading(root.uri_of(f"runs/{run_key}/state.json")):
+        scores = [Score.model_validate(score) for score in state.get("scores") or ()]
+    return [score for score in scores if score.model_digest is not None]
 
 
 def task_score(root: Store, score: Score, predictions: bool) -> TaskScore:

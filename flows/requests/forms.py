@@ -273,7 +273,7 @@ class ReconcileRequest(FrozenConfig):
     quiet_minutes: float = Field(5.0, ge=0.0, le=10_000)
     """Leave alone what had a heartbeat within this time."""
     stalled_minutes: float = Field(60.0, ge=0.0, le=10_000)
-    """Send an alert for a job at work that makes no step for this long."""
+    """Send an alert for a training or preparation at work that makes no step for this long."""
     min_free_gb: float = Field(20.0, ge=0.0, le=1e6)
     """Send an alert if less is left on the disk of the machine where this runs."""
 

@@ -13,12 +13,11 @@ from data_prep.find_corpus import prepared_corpora
 from data_prep.shard_format import Manifest, load_class_names
 from flows.catalog import say_unreadable
 from flows.nights.compare import MEAN, Compared, Difference, compare
-from flows.nights.from_records import earlier_nights, read_predictions, scores_of
+from flows.nights.from_records import earlier_nights, read_predictions, scores_of, scores_of_models
 from flows.nights.judge import FALSE_ALARMS, changes, short_name
 from flows.nights.night_scores import NightScores
 from flows.records import PipelineRecord
 from infra.html.plots import Plot, line_plot
-from infra.records import reading
 from infra.runs.journal import read_journal
 from infra.storage import Store
 from vit.training.predictions import Predictions
@@ -145,10 +144,7 @@ def scores_by_task(root: Store, record: PipelineRecord) -> dict[str, Score]:
     stage = record.first_stages.get("evaluate")
     if stage is None or stage.run_key is None:
         return {}
-    state = root.child(f"runs/{stage.run_key}").read_json_or_none("state.json") or {}
-    with reading(root.uri_of(f"runs/{stage.run_key}/state.json")):
-        scores = [Score.model_validate(score) for score in state.get("scores") or ()]
-    return {score.metric_name: score for score in scores if score.model_digest is not None}
+    return {score.metric_name: score for score in scores_of_models(root, stage.run_key)}
 
 
 def differing(
@@ -186,7 +182,10 @@ def differing(
     )
 
 
-def mean_first(scores: Sequence[NightScores | None]) -> list[str]:
-    """The names of the rows: the mean, where there are several tasks, then the tasks of any pipeline."""
-    tasks = list(dict.fromkeys(name for one in scores if one is not None for name in one.tasks))
-    return [MEAN, *tasks] if len(tasks) > 1 else tasks
+def score_rows(scores: Sequence[NightScores | None]) -> dict[str, list[str]]:
+    """The rows of the table, each with the tasks that it is the mean of: first that of the tasks which all pipelines with scores were
+    scored on, where these are several, then every task."""
+    known = [one.tasks for one in scores if one is not None]
+    tasks = dict.fromkeys(name for each in known for name in each)
+    shared = [name for name in tasks if all(name in each for each in known)]
+    return ({MEAN: shared} if len(shared) > 1 else {}) | {name: [name] for name in tasks}

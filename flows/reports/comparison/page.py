@@ -14,7 +14,7 @@ from flows.reports.comparison.comparison import (
     Other,
     compare_with_first,
     curves,
-    mean_first,
+    score_rows,
     task_pictures,
 )
 from infra.html.page import duration, render
@@ -36,7 +36,7 @@ def render_comparison(root: Store, records: Sequence[PipelineRecord]) -> str:
         first=records[0].key,
         pipelines=[_pipeline_row(record) for record in records],
         score_columns=["", *(record.key for record in records)],
-        score_rows=[_score_row(name, scores, others) for name in mean_first(scores)],
+        score_rows=[_score_row(name, of, scores, others) for name, of in score_rows(scores).items()],
         sentences=[sentence for other in others for sentence in _sentences(other)],
         others=[{"key": other.key, "changed": _changed_rows(other)} for other in others],
         plots=curves(root, records),
@@ -53,11 +53,13 @@ def _pipeline_row(record: PipelineRecord) -> list[str]:
     return [record.key, record.state, started, images, spent, record.model or "-"]
 
 
-def _score_row(name: str, scores: Sequence[NightScores | None], others: Sequence[Other]) -> list[str]:
+def _score_row(
+    name: str, tasks: Sequence[str], scores: Sequence[NightScores | None], others: Sequence[Other]
+) -> list[str]:
     """A row of the table: percent, with the difference to the first pipeline."""
     cells = []
     for place, one in enumerate(scores):
-        value = None if one is None else _value(name, one)
+        value = None if one is None else _value(tasks, one)
         if value is None:
             cells.append("-")
             continue
@@ -71,12 +73,9 @@ def _score_row(name: str, scores: Sequence[NightScores | None], others: Sequence
     return [name if name == MEAN else short_name(name), *cells]
 
 
-def _value(name: str, one: NightScores) -> float | None:
-    if name == MEAN:
-        every = [score.value for of_task in one.tasks.values() for score in of_task]
-        return sum(every) / len(every) if every else None
-    of_task = one.tasks.get(name, ())
-    return sum(score.value for score in of_task) / len(of_task) if of_task else None
+def _value(tasks: Sequence[str], one: NightScores) -> float | None:
+    """The mean over tasks and seeds; None without a score on one of the tasks."""
+    return float(one.values(tasks).mean()) if one.tasks.keys() >= {*tasks} else None
 
 
 def _sentences(other: Other) -> list[str]:

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -14,6 +13,8 @@ import pytest
 from flows.alerts.automations import ALERTS, CREATED
 from flows.alerts.problems import SEEN
 from infra.storage import open_store
+
+from ...servers import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 DISK, FAILED = "vitline: the disk is nearly full", "vitline: a run failed"
@@ -74,14 +75,6 @@ def create_block(api, url: str) -> None:
     data = {"name": "morning", "url": url, "json_data": {"subject": "{{subject}}", "text": "{{body}}"}}
     block = {"name": "morning", "block_type_id": kind, "block_schema_id": schemas[0]["id"], "data": data}
     api.post("/block_documents/", json=block).raise_for_status()
-
-
-def eventually(what, timeout_s=240):
-    deadline = time.monotonic() + timeout_s
-    while not (found := what()):
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.25)
-    return found
 
 
 def test_alerts_are_created_once_fire_once_and_belong_to_their_owner(prefect, flows, messages):

@@ -22,6 +22,8 @@ from infra.storage import open_store
 from vit.run_spec import read_progress
 from vit.training.checkpoint import list_checkpoints
 
+from ...servers import eventually
+
 pytestmark = pytest.mark.slow
 TINY = {
     "recipe.model.image_size_px": 16,
@@ -39,15 +41,6 @@ TINY = {
     "execution.micro_batch_size": 16,
     "execution.save_every_steps": 100_000,
 }
-
-
-def eventually(what, deadline_s=120):
-    """The first true answer of `what()`."""
-    deadline = time.monotonic() + deadline_s
-    while not (found := what()):
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.25)
-    return found
 
 
 class Servers:
