@@ -109,7 +109,7 @@ def progress_now(root: Store, jobs: Iterable[Job], seen: Seen, now: float) -> It
 def stalled(progress: dict[str, SeenProgress], minutes: float, now: float) -> Iterator[Problem]:
     for key, one in progress.items():
         if now - one.since >= 60 * minutes:
-            still = f"{(now - one.since) / 60:.0f} minutes"
+            still = f"{(now - one.since) / 60:,.0f} min"
             yield Problem("stalled", key, f"{key} has made no step for {still}: look at its log, or preempt it.")
 
 

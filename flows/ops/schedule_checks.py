@@ -33,6 +33,7 @@ class DeploymentAnswer(TypedDict):
 
     id: str
     name: str
+    flow_id: str
     paused: bool
     updated: str
     """ISO 8601."""
@@ -61,11 +62,12 @@ def schedule_problems(settings: Settings, now: datetime | None = None) -> list[s
     problems = []
     pages = f"{pages_url(settings)}/deployments/deployment"
     for deployment in _active(settings):
-        name, page = f"deployment {deployment['name']!r}", f"{pages}/{deployment['id']}"
+        page = f"{pages}/{deployment['id']}"
         if not _count(settings, deployment, after=now) and now - _since(deployment) > GRACE:
+            name = _full_name(settings, deployment)
             problems.append(f"{name} has an active schedule and no upcoming run, so it never starts ({page})")
         if late := _count(settings, deployment, before=now - LATE):
-            minutes = LATE.total_seconds() / 60
+            name, minutes = _full_name(settings, deployment), LATE.total_seconds() / 60
             problems.append(
                 f"{name}: {late} scheduled run{'s' * (late > 1)} not started {minutes:g} minutes after the due time; "
                 f"no worker takes {'them' if late > 1 else 'it'} from work pool {deployment['work_pool_name']!r} ({page})"
@@ -105,6 +107,12 @@ def _active(settings: Settings) -> Iterator[DeploymentAnswer]:
         offset += _PAGE
         if len(page) < _PAGE:
             return
+
+
+def _full_name(settings: Settings, deployment: DeploymentAnswer) -> str:
+    """FLOW/DEPLOYMENT, as commands take it: most deployments are called `default`."""
+    flows = post(settings, "flows/filter", {"flows": {"id": {"any_": [deployment["flow_id"]]}}})
+    return f"deployment '{flows[0]['name'] if flows else '?'}/{deployment['name']}'"
 
 
 def _since(deployment: DeploymentAnswer) -> datetime:
