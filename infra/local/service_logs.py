@@ -19,8 +19,9 @@ KNOWN = (
     "database is locked",
 )
 """Texts of tracebacks of other programs that need no action."""
-CLIENT_LEFT = re.compile(r": context canceled$")
-"""The end of an error of SeaweedFS where a client has closed its request. Readers close the slower of two reads (hedged reads)."""
+CLIENT_LEFT = re.compile(r": (?:context canceled|write tcp \S+: write: (?:broken pipe|connection reset by peer))$")
+"""The end of an error of SeaweedFS where a client has closed its request before, or while, the store answered. Readers close the
+slower of two reads (hedged reads)."""
 _TAIL_BYTES = 2_000_000
 MOST_BYTES, FILES = 16_000_000, 4
 """A log that is larger is shortened; a service has this many files at most."""
