@@ -20,7 +20,7 @@ from flows.on_prefect.flow_run import FlowRun, read_request
 from flows.on_prefect.flow_states import filter_engine_log, outlive_the_worker, state_of
 from flows.on_prefect.prefect_observer import PrefectObserver, suspended_state
 from flows.on_prefect.run_names import descriptive_name, given_name
-from flows.requests.evaluation_plan import resolve_evaluate
+from flows.requests.evaluation_plan import resolve_evaluate, resolve_predict
 from flows.requests.finetune_config import resolve_finetune
 from flows.requests.forms import (
     BranchRequest,
@@ -29,6 +29,7 @@ from flows.requests.forms import (
     EvaluateRequest,
     FinetuneRequest,
     PipelineRequest,
+    PredictRequest,
     PrepareRequest,
     PretrainRequest,
     ReconcileRequest,
@@ -169,6 +170,21 @@ def evaluate(request: EvaluateRequest) -> State:
         return sentence(headline(scores)) + (" (evaluated before)" if result.reused else "")
 
     return run(EvaluateRequest, request, body)
+
+
+@vitline_flow("predict")
+def predict(request: PredictRequest) -> State:
+    """Predicts the classes of all images of a corpus with a published model."""
+
+    def body(request: PredictRequest, engines: Engines, this: FlowRun) -> str:
+        spec = resolve_predict(engines.root, request)
+        from flows.stages.predict_classes import predict_classes, prediction_rows, prediction_sentence
+
+        result = predict_classes(spec, engines)
+        show(engines, "predictions", spec.run_key, ["", " "], prediction_rows(spec, result))
+        return prediction_sentence(spec, result)
+
+    return run(PredictRequest, request, body)
 
 
 @vitline_flow("pretrain-then-transfer")

@@ -94,11 +94,24 @@ class EvaluationFile(TypedDict):
     num_seeds: NotRequired[int]
 
 
-RunFile = TrainingFile | PreparationFile | EvaluationFile
+@final
+class PredictionFile(TypedDict):
+    """`vit.batch_prediction.plan.PredictionSpec` as JSON."""
+
+    run_key: str
+    model: str
+    corpus: str
+    splits: list[str]
+    top_k: int
+
+
+RunFile = TrainingFile | PreparationFile | EvaluationFile | PredictionFile
 
 
 def stage_of(config: RunFile) -> str:
-    """prepare, pretrain, finetune or evaluate."""
+    """prepare, pretrain, finetune, evaluate or predict."""
     if "config" in config:
         return config["config"]["stage"]
+    if "top_k" in config:
+        return "predict"
     return "prepare" if "requests" in config else "evaluate"

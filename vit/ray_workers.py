@@ -1,4 +1,5 @@
-"""The Ray job driver of an evaluation: runs its trials, or computes its features, on all CPUs or GPUs of the cluster.
+"""The Ray job driver of an evaluation or a batch prediction: runs its trials, or computes its features or predictions, on all CPUs or GPUs
+of the cluster.
 
 python -m vit.ray_workers --run URI --attempt N
 """
@@ -19,6 +20,8 @@ from infra.runs.stopping import StopPoller, handlers_kept
 from infra.runs.task_watch import PROGRESS_TIMEOUT_S, TaskWatch
 from infra.runs.watchdog import Watchdog
 from infra.storage import Store, open_store
+from vit.batch_prediction.plan import PredictionSpec
+from vit.batch_prediction.predict import Predictor, predict
 from vit.ray_train import declared_resources
 from vit.vtab.evaluate import (
     EvaluationSpec,
@@ -45,12 +48,15 @@ MAX_RETRIES = 3
 
 
 def drive(run: Store, attempt: int) -> int:
-    """Runs one attempt to its end and returns the exit code. A stop loses only the trials that are running."""
-    spec = EvaluationSpec.model_validate(run.read_json("config.json"))
+    """Runs one attempt to its end and returns the exit code. A stop loses only the trials, or parts, that are running."""
+    config = run.read_json("config.json")
+    if "top_k" in config:
+        return drive_prediction(run, attempt, PredictionSpec.model_validate(config))
+    spec = EvaluationSpec.model_validate(config)
 
     def work(stop: StopPoller) -> Ending:
         frozen = isinstance(spec.protocol, Probe)
-        compute = partial(features_on_ray, watch=TaskWatch(run.uri, attempt))
+        compute = partial(parts_on_ray, watch=TaskWatch(run.uri, attempt))
         on_ray = compute, partial(probe_trials_on_ray, run=run, attempt=attempt)
         check_claim = ClaimHolder(run, attempt).check
         sweep = None if frozen else Sweep(run, attempt, spec, stop, check_claim)
@@ -62,6 +68,19 @@ def drive(run: Store, attempt: int) -> int:
             recorded = f". The other scores ({len(scores)}) are recorded" if scores else ""
             return "failed", {"reason": f"{'. '.join(sweep.failed.values())}{recorded}", **detail}
         return "finished", detail
+
+    return run_attempt(run, attempt, work, ends_when_stopped=False)
+
+
+def drive_prediction(run: Store, attempt: int, spec: PredictionSpec) -> int:
+    """Runs one attempt of a batch prediction."""
+
+    def work(stop: StopPoller) -> Ending:
+        compute = partial(parts_on_ray, watch=TaskWatch(run.uri, attempt), extractor=Predictor)
+        counts = predict(run, spec, stop, compute, ClaimHolder(run, attempt).check)
+        if counts is None:
+            return stop.asked() or "preempted", {"reason": stop.by}
+        return "finished", {"predicted": counts._asdict()}
 
     return run_attempt(run, attempt, work, ends_when_stopped=False)
 
@@ -179,8 +198,10 @@ def crashed(run: Store, attempt: int, trial_key: str) -> str:
     return f"the process of trial {trial_key} ended {MAX_RETRIES + 1} times without a result; {why}"
 
 
-def features_on_ray(root: str, parts: Sequence[FeaturePart], watch: TaskWatch) -> Iterator[FeaturePart]:
-    """Computes feature parts with one Ray Data execution and yields each part once it is stored.
+def parts_on_ray(
+    root: str, parts: Sequence[FeaturePart], watch: TaskWatch, extractor: type[Extractor] = Extractor
+) -> Iterator[FeaturePart]:
+    """Computes parts with one Ray Data execution and yields each part once it is stored.
 
     The work runs in actors that keep their model loaded, each with one GPU, or one CPU where there are no GPUs. Raises
     RuntimeError with the worker's message if a part cannot be computed, or if its workers end each time. `watch` ends workers
@@ -199,9 +220,9 @@ def features_on_ray(root: str, parts: Sequence[FeaturePart], watch: TaskWatch) -
     context.print_on_execution_start = False
     # Otherwise Ray holds back what an actor yields until a block is full: here, until a whole work chunk is done.
     context.target_max_block_size = 1
-    rows = [{"chunk": pickle.dumps((root, threads, chunk, watch))} for chunk in work_chunks(parts, workers)]
+    rows = [{"chunk": pickle.dumps((extractor, root, threads, chunk, watch))} for chunk in work_chunks(parts, workers)]
     results = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
-        FeatureWorker,
+        PartWorker,
         batch_size=1,
         batch_format="pyarrow",
         compute=ray.data.ActorPoolStrategy(min_size=1, max_size=min(workers, len(rows))),
@@ -215,21 +236,21 @@ def features_on_ray(root: str, parts: Sequence[FeaturePart], watch: TaskWatch) -
         yield part
 
 
-class FeatureWorker:
-    """An actor of `features_on_ray`: computes work chunks and yields each part as soon as it is stored."""
+class PartWorker:
+    """An actor of `parts_on_ray`: computes work chunks and yields each part as soon as it is stored."""
 
     def __init__(self) -> None:
         self._extractor: Extractor | None = None
 
     def __call__(self, batch: pa.Table) -> Iterator[pa.Table]:
-        root, threads, chunk, watch = pickle.loads(batch.column("chunk")[0].as_py())
-        self._extractor = self._extractor or Extractor(root, threads)
+        extractor, root, threads, chunk, watch = pickle.loads(batch.column("chunk")[0].as_py())
+        self._extractor = self._extractor or extractor(root, threads)
         # An expected error is returned as a value: Ray Data would wrap an exception in pages of traceback.
         try:
             parts = self._extractor.ensure(chunk)
             for planned in chunk:
                 # Between two parts Ray may hold this process back for as long as it likes.
-                with watch.over(f"features-{planned.source.folder.rpartition('/')[2]}-{planned.key.replace('/', '-')}"):
+                with watch.over(f"{planned.source.folder}/{planned.key}".replace("/", "-")):
                     part = next(parts)
                 yield pa.table({"result": [pickle.dumps((part, ""))]})
         except (ValueError, RuntimeError, OSError) as error:

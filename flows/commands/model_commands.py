@@ -178,6 +178,39 @@ def model_predict(
         raise typer.Exit(1)
 
 
+@app.command("predict-corpus")
+def model_predict_corpus(
+    model: Annotated[str, typer.Argument(help="NAME (its newest version), NAME/VERSION or URI of a published model")],
+    corpus: Annotated[str, typer.Argument(help="NAME, NAME/VERSION or URI of a prepared corpus")],
+    split: Annotated[
+        list[str] | None, typer.Option(help="Split of the corpus; may be repeated. Default: train, val and test.")
+    ] = None,
+    top_k: Annotated[int, typer.Option(min=1, help="Classes for each image, the most probable first.")] = 5,
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """Predict the classes of all images of a corpus, and store them as Parquet files. Resumes what was interrupted.
+
+    Example: `vitline model predict-corpus emoji twitter-emoji --top-k 3`
+    """
+    from flows.requests.evaluation_plan import resolve_predict
+    from flows.requests.forms import PredictRequest
+    from flows.stages.engines import open_engines
+    from flows.stages.predict_classes import folder_of, predict_classes, prediction_rows
+
+    where = settings(root)
+    spec = resolve_predict(
+        where.root, PredictRequest(model=model, corpus=corpus, splits=tuple(split or ()), top_k=top_k)
+    )
+    with open_engines(where) as engines:
+        result = predict_classes(spec, engines)
+    if json:
+        counts = result.state["predicted"]
+        console.emit({"run": spec.run_key, "reused": result.reused, "files": folder_of(spec), **counts})
+        return
+    console.table(spec.run_key, ["", " "], prediction_rows(spec, result))
+
+
 @app.command("verify")
 def model_verify(
     name: Annotated[str, typer.Argument(help="NAME, NAME/VERSION or URI")], root: Root = None, json: Json = False

@@ -10,6 +10,7 @@ from flows.requests.forms import (
     EvaluateRequest,
     FinetuneRequest,
     PipelineRequest,
+    PredictRequest,
     PrepareRequest,
     PretrainRequest,
     ReconcileRequest,
@@ -87,6 +88,7 @@ DEPLOYMENTS = (
     Deployment("branch", "default", BranchRequest, {"parent": "emoji", "step": 1000}, "pretrain"),
     Deployment("finetune", "default", FinetuneRequest, {"model": "emoji", "corpus": "digits"}, "finetune"),
     Deployment("evaluate", "default", EvaluateRequest, {"model": "emoji", "tasks": ["digits"]}, "evaluate"),
+    Deployment("predict", "default", PredictRequest, {"model": "emoji", "corpus": "twitter-emoji"}, "predict"),
     Deployment(PIPELINE, "default", PipelineRequest, {}, "pipeline", purpose="With your own choice of corpus and tasks."),
     Deployment(PIPELINE, "demo", PipelineRequest, DEMO, "pipeline", purpose="What `make demo` runs: emoji and digits."),
     Deployment(

@@ -5,7 +5,7 @@ from typing import Any
 
 from flows.reports.compare_runs import compare_newest
 from flows.requests import forms
-from flows.requests.evaluation_plan import resolve_evaluate
+from flows.requests.evaluation_plan import resolve_evaluate, resolve_predict
 from flows.requests.finetune_config import resolve_finetune
 from flows.requests.pipeline_plan import resolve_pipeline
 from flows.requests.prepare_config import resolve_prepare
@@ -20,6 +20,7 @@ REQUEST_CHECKS: Checks = {
     "branch": (forms.BranchRequest, resolve_branch),
     "finetune": (forms.FinetuneRequest, resolve_finetune),
     "evaluate": (forms.EvaluateRequest, resolve_evaluate),
+    "predict": (forms.PredictRequest, resolve_predict),
     "pretrain-then-transfer": (forms.PipelineRequest, resolve_pipeline),
     "compare-runs": (forms.CompareRequest, lambda root, request: compare_newest(root, request.runs, request.newest)),
 }

@@ -1,12 +1,15 @@
-"""A form for an evaluation -> models, tasks and protocol, or a refusal in one sentence (ValueError). Starts nothing."""
+"""A form for an evaluation, or a batch prediction, -> what it will compute, or a refusal in one sentence (ValueError). Starts nothing."""
 
 from data_prep.shard_format import load_manifest
 from flows.catalog import find_corpus, find_model
-from flows.requests.forms import EvaluateRequest
+from flows.requests.forms import EvaluateRequest, PredictRequest
 from flows.requests.named_corpora import named_tasks
 from flows.requests.requested_protocol import requested_protocol
-from infra.config import FrozenConfig
+from infra.config import FrozenConfig, digest_of
+from infra.keys import run_key
+from infra.names import there_are
 from infra.storage import open_store
+from vit.batch_prediction.plan import PredictionSpec
 from vit.model_record import published_record
 from vit.models.config import AnyNetworkConfig, network_config
 from vit.vtab.evaluate import TaskRef
@@ -45,4 +48,34 @@ def resolve_evaluate(root: str, request: EvaluateRequest) -> EvaluationPlan:
         num_seeds=request.num_seeds,
         rescore=request.rescore,
         note=tasks.note,
+    )
+
+
+WHOLE = ("train", "val", "test")
+"""The splits that contain every image once; others, such as `trainval`, are made of them."""
+
+
+def resolve_predict(root: str, request: PredictRequest) -> PredictionSpec:
+    """The spec of a prediction whose model, corpus and splits exist."""
+    uri, corpus = find_model(root, request.model), find_corpus(root, request.corpus)
+    record, manifest = published_record(open_store(uri)), load_manifest(corpus)
+    for split in request.splits:
+        if split not in manifest.splits:
+            raise ValueError(
+                f"splits has {split!r}, which is no split of {manifest.name}; {there_are(split, manifest.splits)}"
+            )
+    splits = tuple(dict.fromkeys(request.splits)) or tuple(split for split in WHOLE if split in manifest.splits)
+    top_k, decode = min(request.top_k, record["num_classes"]), digest_of(manifest.decode_policy)
+    inputs = {"corpus": manifest.digest, "decode": decode, "model": record["digest"]}
+    key = run_key(f"{manifest.name}-predictions", "predict", digest_of([splits, top_k]), inputs)
+    return PredictionSpec(
+        run_key=key,
+        model=uri,
+        model_digest=record["digest"],
+        corpus=corpus.uri,
+        corpus_digest=manifest.digest,
+        decode_digest=decode,
+        splits=splits,
+        top_k=top_k,
+        root=open_store(root).uri,
     )

@@ -222,6 +222,20 @@ class EvaluateRequest(FrozenConfig):
     total_steps, set warmup_steps, too. The deployment's description lists the fields."""
 
 
+class PredictRequest(FrozenConfig):
+    """Predicts the classes of all images of a corpus with a published model, and stores them as Parquet files. The same request finds
+    the same run: it resumes, or is reused."""
+
+    model: Reference
+    """Published model: NAME, NAME/VERSION or URI."""
+    corpus: Reference
+    """Prepared corpus: NAME, NAME/VERSION or URI. Its labels are stored beside the predictions; they need not be classes of the model."""
+    splits: tuple[Annotated[str, Field(max_length=80)], ...] = Field((), max_length=20)
+    """Splits of the corpus. Empty: train, val and test, those that it has."""
+    top_k: Count = 5
+    """How many classes are stored for each image, the most probable first; as many as the model has gives all probabilities."""
+
+
 class PipelineRequest(FrozenConfig):
     """Prepares corpora, pre-trains a model and evaluates it on tasks, as one pipeline whose runs can be compared."""
 

@@ -13,6 +13,7 @@ from flows.nights.night_record import read_night
 from flows.records import AttemptRecord, Origin, PipelineRecord, attempt_records, read_pipeline
 from flows.stored_configs import JSON, PreparationFile, RunFile, StoredTraining, TrainingFile, stage_of
 from flows.to_mlflow.evaluation_snapshot import show_evaluation
+from flows.to_mlflow.prediction_snapshot import show_prediction
 from flows.to_mlflow.run_snapshot import (
     MODEL_PARAMS,
     Published,
@@ -102,6 +103,8 @@ def stage_snapshot(root: Store, key: str) -> RunSnapshot | None:
         show_training(snapshot, run, config, state)
     elif "requests" in config:
         show_preparation(snapshot, root, config, state)
+    elif "top_k" in config:
+        show_prediction(snapshot, config, state)
     else:
         show_evaluation(snapshot, root, config, state)
     snapshot.tags = {name: str(value) for name, value in snapshot.tags.items() if value not in (None, "")}

@@ -70,6 +70,8 @@ class StateDetail(TypedDict, total=False):
     """`version` and `digest` of the corpora of a preparation, by name."""
     scores: list[dict[str, Any]]
     """The scores of an evaluation, each a `vit.vtab.evaluate.Score` as JSON."""
+    predicted: dict[str, int]
+    """The `vit.batch_prediction.predict.Counts` of a batch prediction."""
 
 
 class RunStateRecord(StateDetail):

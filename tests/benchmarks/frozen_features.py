@@ -1,11 +1,12 @@
-"""A frozen-feature pass against the bare forward pass: decode, resize, forward and writing, over forward alone.
+"""A frozen-feature pass against the bare forward pass: decode, resize, forward and writing, over forward alone. With `--predictions`
+a batch prediction in place of features.
 
-    .venv/bin/python tests/benchmarks/frozen_features.py [--rounds 7] [--turns 5] [--images 16] [--batch 16] [s16 b32]
+    .venv/bin/python tests/benchmarks/frozen_features.py [--predictions] [--rounds 7] [--turns 5] [--images 16] [--batch 16] [s16 b32]
 
 Both sides in one process, the same network, batch size and inference mode; the bare side has its input ready in memory as
 float tensors. The ratio is taken within a round, in which the sides take turns. JPEG at 500 x 375, cut from scikit-learn's two
-photographs, prepared as a corpus and read from its shards. Bar: 0.9. By wall time decoding runs beside the network, in a
-thread; CPU-seconds count it in full, and depend little on other work on the machine.
+photographs, prepared as a corpus and read from its shards. Bar: 0.9, of predictions 0.95. By wall time decoding runs beside the
+network, in a thread; CPU-seconds count it in full, and depend little on other work on the machine.
 """
 
 import argparse
@@ -26,8 +27,12 @@ from data_prep.decode import DecodePolicy
 from data_prep.find_corpus import corpus_store
 from data_prep.prepare import prepare
 from data_prep.shard_format import load_manifest
+from flows.requests.evaluation_plan import resolve_predict
+from flows.requests.forms import PredictRequest
 from infra.config import digest_of
 from infra.storage import Store, open_store
+from vit.batch_prediction.plan import plan_predictions
+from vit.batch_prediction.predict import Predictor
 from vit.input.batches import eval_batches
 from vit.input.config import AugmentConfig
 from vit.input.image_contract import ImageContract
@@ -48,6 +53,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5, help="of each side in a round")
     parser.add_argument("--images", type=int, default=16, help="of each turn")
     parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--predictions", action="store_true")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     print(
@@ -92,14 +98,20 @@ def compare(variant: str, corpus: Store, root: Store, asked: argparse.Namespace)
     contract = ImageContract(decode=DecodePolicy(), evaluation=view)
     network = build_network(network_variant(variant), 2)
     uri = publish(root.child("models"), variant, "1", network, contract, ["0", "1"], {})
-    source = FeatureSource(
-        model=uri,
-        model_digest=published_digest(uri) or "",
-        corpus=corpus.uri,
-        corpus_digest=manifest.digest,
-        decode_digest=digest_of(manifest.decode_policy),
-    )
-    parts, extractor = plan_parts(source, manifest, SPLIT), Extractor(root.uri, batch_size=asked.batch)
+    if asked.predictions:
+        request = PredictRequest(model=uri, corpus=corpus.uri, splits=(SPLIT,))
+        parts = plan_predictions(resolve_predict(root.uri, request), manifest)
+        extractor: Extractor = Predictor(root.uri, batch_size=asked.batch)
+    else:
+        source = FeatureSource(
+            model=uri,
+            model_digest=published_digest(uri) or "",
+            corpus=corpus.uri,
+            corpus_digest=manifest.digest,
+            decode_digest=digest_of(manifest.decode_policy),
+        )
+        parts, extractor = plan_parts(source, manifest, SPLIT), Extractor(root.uri, batch_size=asked.batch)
+    source = parts[0].source
     network = extractor.model(source).network
     with eval_batches(corpus, manifest, SPLIT, view, batch_size=asked.batch) as batches:
         inputs = [network_input(batch.images, contract, torch.device("cpu")) for batch in batches]
@@ -107,7 +119,7 @@ def compare(variant: str, corpus: Store, root: Store, asked: argparse.Namespace)
     @torch.inference_mode()
     def bare() -> None:
         for images in inputs:
-            network.features(images)
+            network(images) if asked.predictions else network.features(images)
 
     def whole() -> None:
         assert len(list(extractor.ensure(parts))) == len(parts)

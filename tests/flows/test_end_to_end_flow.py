@@ -1,9 +1,12 @@
 """A tiny pipeline through real servers: started twice at once, checked in store, Prefect and MLflow, and started again."""
 
 import json
+import re
 
 import httpx
 import pytest
+from pyarrow import BufferReader
+from pyarrow.parquet import read_table
 
 from flows.records import attempt_records
 from flows.requests.forms import PipelineRequest
@@ -131,3 +134,28 @@ def test_a_plan_that_does_not_fit_its_deadline_is_refused_with_a_size_that_fits(
     assert (state.type, state.name) == ("FAILED", "Failed")
     assert "1,280,000,000 images take " in state.message
     assert "but deadline_hours is 0.5. Set train_images to at most " in state.message
+
+
+def test_the_model_predicts_the_classes_of_a_corpus(flows, pipelines, in_stack, stack):
+    request = {"model": pipelines.record.model, "corpus": "digits-5-to-9", "splits": ["test"], "top_k": 2}
+    run = flows.start("predict/default", **request)
+    flows.wait(run)
+    ended = flows.find(run)
+    assert ended["state_type"] == "COMPLETED", ended["state"]
+    key = re.search(r"396 images: s3://vitline/runs/(\S+)/predictions$", ended["state"]["message"])[1]
+    store = open_store(in_stack.root).child(f"runs/{key}")
+    rows = [
+        row for part in store.list("predictions/") for row in read_table(BufferReader(store.read(part))).to_pylist()
+    ]
+    assert sorted(row["row"] for row in rows) == list(range(396))
+    assert {row["labels"][0] for row in rows} == {"5", "6", "7", "8", "9"}
+    assert {row["class"] for row in rows} <= {"0", "1", "2", "3", "4"}  # what the model was trained on
+    assert float(flows.artifacts(run)["predict"]["data"]) == 100.0
+    api = httpx.Client(
+        base_url=f"{stack.env['MLFLOW_TRACKING_URI']}/api/2.0/mlflow", auth=stack.mlflow_login, timeout=60
+    )
+    (experiment,) = api.post(
+        "/experiments/search", json={"max_results": 1, "filter": "name = 'vitline/predict'"}
+    ).json()["experiments"]
+    (sent,) = api.post("/runs/search", json={"experiment_ids": [experiment["experiment_id"]]}).json()["runs"]
+    assert {metric["key"]: metric["value"] for metric in sent["data"]["metrics"]}["predict/images"] == 396

@@ -29,9 +29,9 @@ def extracted(chunk):
     yield chunk[0]
     hangs()
 
-worker = ray_workers.FeatureWorker()
+worker = ray_workers.PartWorker()
 worker._extractor = SimpleNamespace(ensure=extracted)
-chunk = pickle.dumps(("root", 1, [Part(), Part()], TaskWatch(sys.argv[1], 1, 2.0)))
+chunk = pickle.dumps((None, "root", 1, [Part(), Part()], TaskWatch(sys.argv[1], 1, 2.0)))
 for table in worker(pa.table({"chunk": [chunk]})):
     print(pickle.loads(table.column("result")[0].as_py())[1] or "stored", flush=True)
 """

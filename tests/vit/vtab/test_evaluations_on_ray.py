@@ -42,11 +42,11 @@ def dies(*_):
     os.kill(os.getpid(), signal.SIGKILL)
     yield
 
-class Dies(ray_workers.FeatureWorker):
+class Dies(ray_workers.PartWorker):
     def __init__(self):
         self._extractor = SimpleNamespace(ensure=dies)
 
-patches = {"FeatureWorker": Dies, "watched_probe": lambda *_: next(dies())}
+patches = {"PartWorker": Dies, "watched_probe": lambda *_: next(dies())}
 setattr(ray_workers, sys.argv[1], patches[sys.argv[1]])
 sys.exit(ray_workers.drive(open_store(sys.argv[3]), int(sys.argv[5])))
 """
@@ -136,7 +136,7 @@ def test_workers_that_die_each_time_end_the_evaluation_with_a_reason(ray_jobs, m
         assert (ended.state, ended.exit_code) == ("failed", 1), ray_jobs.logs(job)
         return read_state(run)["reason"]
 
-    found = reason("FeatureWorker")
+    found = reason("PartWorker")
     assert re.search(r"features-\w+-test-\S+ was tried \d+ times, and its process ended each time", found), found
     found = reason("watched_probe")
     assert re.search(r"the process of trial digits-head-\S+ ended 4 times without a result; it was killed", found), (

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import groupby
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -12,7 +13,7 @@ from torch import Tensor
 from data_prep.shard_format import load_manifest
 from infra.config import digest_of
 from infra.runs.watchdog import note_progress
-from infra.storage import open_store
+from infra.storage import Store, open_store
 from vit.input.batches import Batch, Labels, SeveralLabels, row_batches
 from vit.input.image_contract import ImageContract
 from vit.models.network import Network
@@ -35,7 +36,7 @@ class Extractor:
 
     def __init__(self, root: str, threads: int = 1, batch_size: int = BATCH_SIZE) -> None:
         self._root, self._threads, self._batch_size = root, threads, batch_size
-        self._device = World.current().device
+        self.device = World.current().device
         self._model: PublishedModel | None = None
 
     def ensure(self, parts: Sequence[FeaturePart]) -> Iterator[FeaturePart]:
@@ -77,13 +78,22 @@ class Extractor:
         ):
             behind: tuple[FeaturePart, Future[None]] | None = None
             for part in parts:
-                features = part_features(model.network, model.contract, batches, len(part.rows), self._device)
-                check_finite(features, part)
-                before, behind = behind, (part, writer.submit(write_part, folder, part.key, features))
+                computed = self.compute(model, batches, part)
+                before, behind = behind, (part, writer.submit(self.write, model, folder, part, computed))
                 if before is not None:
                     yield _settled(*before)
             if behind is not None:
                 yield _settled(*behind)
+
+    def compute(self, model: PublishedModel, batches: Iterator[Batch], part: FeaturePart) -> Any:
+        """What is stored for a part, from the next images of `batches`. Raises ValueError if it is not finite."""
+        features = part_features(model.network, model.contract, batches, len(part.rows), self.device)
+        check_finite(features, part)
+        return features
+
+    def write(self, model: PublishedModel, folder: Store, part: FeaturePart, computed: Any) -> None:
+        """Stores what was computed, in another thread, unless it is there already."""
+        write_part(folder, part.key, computed)
 
     def model(self, source: FeatureSource) -> PublishedModel:
         """The model of these features, on the device of this process. Raises RuntimeError if it was replaced."""
@@ -95,7 +105,7 @@ class Extractor:
                     f"{source.model} has digest {model.digest[:12]}, but the evaluation was planned with "
                     f"{source.model_digest[:12]}. The model was replaced; evaluate again."
                 )
-            model.network.to(self._device)
+            model.network.to(self.device)
             self._model = model
         return self._model
 

@@ -50,17 +50,19 @@ class FeaturePart:
     key: str
 
 
-def plan_parts(source: FeatureSource, manifest: Manifest, split: str) -> list[FeaturePart]:
-    """The parts of a split in row order. A part is whole row groups of one segment, about PART_ROWS rows."""
+def plan_parts(
+    source: FeatureSource, manifest: Manifest, split: str, part_rows: int | None = None, suffix: str = "safetensors"
+) -> list[FeaturePart]:
+    """The parts of a split in row order. A part is whole row groups of one segment, about `part_rows` (PART_ROWS) rows."""
     info = manifest.split(split)
-    step = -(-PART_ROWS // info.rows_per_row_group) * info.rows_per_row_group
+    step = -(-(part_rows or PART_ROWS) // info.rows_per_row_group) * info.rows_per_row_group
     parts, first_row = [], 0
     for segment in info.segments:
         place = "/".join(filter(None, (segment.version, segment.split, segment.name)))
         for start in range(0, segment.num_rows, step):
             stop = min(start + step, segment.num_rows)
             rows = range(first_row + start, first_row + stop)
-            parts.append(FeaturePart(source, split, rows, f"{place}/{start:09d}-{stop:09d}.safetensors"))
+            parts.append(FeaturePart(source, split, rows, f"{place}/{start:09d}-{stop:09d}.{suffix}"))
         first_row += segment.num_rows
     return parts
 
