@@ -10,7 +10,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from infra.config import FrozenConfig, added, digest_of, renamed
 from vit.input.config import InputConfig
-from vit.models.config import ActivationCheckpointing, AnyNetworkConfig, ViTConfig
+from vit.models.config import ActivationCheckpointing, AnyNetworkConfig, PatchTarget, ViTConfig
 
 Loss = Literal["softmax", "sigmoid"]
 
@@ -113,6 +113,15 @@ class SpikeGuardConfig(FrozenConfig):
         return self
 
 
+class MaskedPatchConfig(FrozenConfig):
+    """Masked patch prediction: the network predicts corrupted patches, without labels (arXiv:2010.11929, Sec. 4.6 and B.1.2)."""
+
+    target: PatchTarget = "mean-color-3bit"
+    """What is predicted of a corrupted patch: its mean colour of 3 bits a channel, that of 4 x 4 parts, or all its pixels."""
+    rate: float = Field(0.5, gt=0, le=1)
+    """Share of the patches that are corrupted. Of these 80 % become the mask token, 10 % another patch of the image."""
+
+
 class TrainRecipe(FrozenConfig):
     """All settings that can change a weight by more than rounding. They are part of the run key."""
 
@@ -136,6 +145,8 @@ class TrainRecipe(FrozenConfig):
     """Decay of the Polyak average of the weights (0.9999 in the paper). If set, the average is scored and published."""
     spike_guard: SpikeGuardConfig = added(SpikeGuardConfig())
     """What happens at a spike of the loss or the gradient norm."""
+    masked_patches: MaskedPatchConfig | None = added(None)
+    """Pre-training without labels, in place of the loss of classes. The published network is to be fine-tuned: its head is not trained."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -154,12 +165,26 @@ class TrainRecipe(FrozenConfig):
                 f"optim.decay_steps={self.optim.decay_steps} must be more than optim.warmup_steps={self.optim.warmup_steps}: it "
                 "counts from the first step."
             )
+        if self.masked_patches is not None:
+            self._check_masked_patches()
         if self.input.augment.image_size_px != self.model.image_size_px:
             raise ValueError(
                 f"input.augment.image_size_px={self.input.augment.image_size_px} must equal "
                 f"model.image_size_px={self.model.image_size_px}."
             )
         return self
+
+    def _check_masked_patches(self) -> None:
+        if not isinstance(self.model, ViTConfig) or self.model.pool == "map" or self.model.pre_logits:
+            raise ValueError(
+                f"masked_patches needs a Vision Transformer with pool=token or gap and without pre_logits, not {self.model.summary}: "
+                "an attention pool or a layer before the head would not be trained."
+            )
+        for name in ("loss", "label_smoothing"):
+            if (value := getattr(self, name)) != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"{name}={value!r} has no effect with masked_patches, which uses no labels. Leave it out."
+                )
 
 
 class ExecutionConfig(FrozenConfig):

@@ -45,6 +45,8 @@ class ModelProvenance(TypedDict, total=False):
     class_map: str
     """Of a mixture: `names`, `prefixed` or the URI of the class table."""
     class_map_digest: str
+    head: str
+    """Of a network that was trained without labels: that its head was not trained."""
     converted_from: str
     family: str
 

@@ -31,6 +31,7 @@ from vit.input.prefetch import Prefetcher
 from vit.inspection.first_inputs import save_first_inputs
 from vit.inspection.inspect_run import inspect_run
 from vit.inspection.spikes import spike_text, worst_examples, write_spike
+from vit.models.masked_patches import MaskedPatchModel
 from vit.models.network import Network
 from vit.published import adapt, initialised, load_model, publish
 from vit.rewind import rewind
@@ -38,7 +39,7 @@ from vit.run_spec import MIXTURE_KEY, RunSpec, StartRecord, WorkerError, parent_
 from vit.training.bad_examples import BadExamples
 from vit.training.checkpoint import CannotResume, CheckpointSaver, RunIdentity, list_checkpoints, resume, start_from
 from vit.training.checkpoint_names import kept_steps, lasts
-from vit.training.evaluate import Evaluation, evaluate
+from vit.training.evaluate import Evaluation, evaluate, evaluate_patches
 from vit.training.guard.spike_guard import Spike
 from vit.training.reporter import Reporter, system_metrics
 from vit.training.sharding.fsdp import shard
@@ -46,6 +47,7 @@ from vit.training.train import Hook, TrainState, initial_state, torch_seed, trai
 from vit.training.world import World
 
 log = logging.getLogger(__name__)
+UNTRAINED_HEAD = "not trained: the network has learned to predict masked patches, and is to be fine-tuned"
 
 
 @dataclass
@@ -346,7 +348,8 @@ class TrainingRun:
         return detail
 
     def _evaluate(self, network: Network, step: int, reporter: Reporter) -> Evaluation | None:
-        """Scores the validation splits of all corpora together, on all ranks, and records it; None if there is none."""
+        """Scores the validation splits of all corpora together, on all ranks, and records it; None if there is none, or no labels are
+        learned."""
         split = self.config.val_split
         if split is None or not (parts := self.corpora.with_split(split)):
             return None
@@ -356,10 +359,14 @@ class TrainingRun:
                 with self._eval_batches(part, split, self.config.execution.micro_batch_size, self.loading) as loaded:
                     yield from self.watchdog.watched(loaded)
 
+        num_rows = sum(part.num_rows(split) for part in parts)
+        if self.recipe.masked_patches is not None:
+            reporter.record(step, evaluate_patches(network, batches(), num_rows, self.recipe, self.world))
+            return None
         score = evaluate(
             network,
             batches(),
-            sum(part.num_rows(split) for part in parts),
+            num_rows,
             loss=self.recipe.loss,
             precision=self.recipe.precision,
             world=self.world,
@@ -373,6 +380,8 @@ class TrainingRun:
 
     def _publish(self, network: Network, state: TrainState) -> StateDetail:
         """Publishes the model and draws the figures of the run."""
+        if isinstance(network, MaskedPatchModel):
+            network = network.network
         model = publish(
             open_store(self.spec.models),
             self.config.name,
@@ -386,6 +395,7 @@ class TrainingRun:
                 "corpus_digest": self.corpora.digest,
                 "steps": state.step,
                 "images_seen": self._images(state),
+                **({"head": UNTRAINED_HEAD} if self.recipe.masked_patches else {}),
                 **({"parent": self.spec.inputs["parent"]} if self.config.parent else {}),
                 **self.corpora.provenance(),
             },

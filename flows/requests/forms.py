@@ -19,9 +19,10 @@ RecipeName = Literal[
     "vit-s16-i21k", "vit-b32-i21k", "vit-b16-i21k", "vit-l32-i21k", "vit-l16-i21k", "vit-b16-imagenet",
     "vit-b16-i21k-light1", "vit-b16-i21k-light2", "vit-b16-i21k-medium1", "vit-b16-i21k-medium2",
     "vit-b16-i21k-strong1", "vit-b16-i21k-strong2",
+    "vit-s16-plain-imagenet", "vit-b16-masked-patches-jft",
     "vit-b32-jft", "vit-b16-jft", "vit-l32-jft", "vit-l16-jft", "vit-h14-jft",
     "r50-b32-jft", "r50-b16-jft", "r50-l32-jft", "r50-l16-jft",
-    "bit-r50x1-jft", "bit-r50x2-jft", "bit-r101x1-jft", "bit-r152x1-jft", "bit-r152x2-jft",
+    "bit-r50x1-jft", "bit-r50x2-jft", "bit-r101x1-jft", "bit-r152x1-jft", "bit-r152x2-jft", "bit-r152x4-jft",
 ]  # fmt: skip
 ProtocolName = Literal[
     "small-images",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from infra.html.page import num_bytes
 from infra.storage import open_store
-from vit.config import Loss, SpikeGuardConfig, TrainConfig
+from vit.config import SpikeGuardConfig, TrainConfig, TrainRecipe
 
 if TYPE_CHECKING:
     from vit.corpora.training_corpora import TrainingCorpora
@@ -101,7 +101,7 @@ def training_cost(config: TrainConfig) -> TrainingCost:
         "steps": recipe.total_steps,
         "images": images,
         "epochs": images / sum(rows),
-        "loss": loss_text(recipe.loss, single_label=corpora.single_label),
+        "loss": loss_text(recipe, single_label=corpora.single_label),
         "forward_gflop_per_image": flops / 1e9,
         "training_exaflop": 3 * flops * images / 1e18,
         "workers": config.execution.num_workers,
@@ -198,8 +198,10 @@ def start_text(config: TrainConfig, corpora: "TrainingCorpora") -> str:
     return f"weights of {title}, {head}; optimizer, averages and reading order begin anew"
 
 
-def loss_text(loss: Loss, *, single_label: bool) -> str:
-    return f"{loss}, for {'one label' if single_label else 'several labels'} per image"
+def loss_text(recipe: TrainRecipe, *, single_label: bool) -> str:
+    if (patches := recipe.masked_patches) is not None:
+        return f"{patches.target} of masked patches, {patches.rate:.0%} of each image; labels are not used"
+    return f"{recipe.loss}, for {'one label' if single_label else 'several labels'} per image"
 
 
 def guard_text(guard: SpikeGuardConfig) -> str:

@@ -45,6 +45,8 @@ def with_steps(recipe: TrainRecipe, steps: int) -> dict[str, Any]:
 
 def check_loss(config: TrainConfig, uri: str, manifest: Manifest) -> None:
     """Refuses a loss that does not suit the labels of a corpus."""
+    if config.recipe.masked_patches is not None:  # labels play no part
+        return
     if config.recipe.loss == "softmax" and not manifest.single_label:
         raise ValueError(
             f"{uri} has several labels per image, but the training {config.name!r} uses a softmax loss. "

@@ -62,6 +62,8 @@ TRAIN_PARAMS = [
     "optim.beta2",
     "loss",
     "label_smoothing",
+    "masked_patches.target",
+    "masked_patches.rate",
     "total_steps",
     "seed",
     "precision",

@@ -12,6 +12,7 @@ from vit.models.bit import BiTResNet
 from vit.models.config import BiTConfig, HybridConfig, NetworkConfig, TransformerConfig, ViTConfig
 from vit.models.hybrid import HybridTransformer
 from vit.models.limits import check_limits
+from vit.models.masked_patches import MaskedPatchModel
 from vit.models.network import Network
 from vit.models.pos_embed import resample_positions, sincos_2d
 from vit.models.vit import Transformer, VisionTransformer
@@ -25,6 +26,13 @@ def build_network(config: NetworkConfig, num_classes: int) -> Network:
         return BiTResNet(config, num_classes)
     assert isinstance(config, ViTConfig), config
     return VisionTransformer(config, num_classes)
+
+
+def like(network: Network) -> Network:
+    """Another network of the same kind, on the same device, with initial weights."""
+    if isinstance(network, MaskedPatchModel):
+        return MaskedPatchModel(like(network.network), network.target).to(network.mask_token.device)
+    return build_network(network.config, network.num_classes).to(next(network.parameters()).device)
 
 
 class Undrawn(TorchFunctionMode):

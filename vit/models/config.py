@@ -125,6 +125,10 @@ class TransformerConfig(NetworkConfig):
         return type(self).model_validate(moved.model_dump() | {"pre_logits": False})
 
 
+PatchTarget = Literal["mean-color-3bit", "downsized-4x4-3bit", "pixels-l2"]
+"""What masked patch prediction predicts of a patch (`vit/models/masked_patches.py`)."""
+
+
 class ViTConfig(TransformerConfig):
     """A Vision Transformer on patches of pixels (arXiv:2010.11929, Sec. 3.1)."""
 

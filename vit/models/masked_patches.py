@@ -2,22 +2,21 @@
 
 Source: arXiv:2010.11929, Sec. 4.6 and App. B.1.2. A training step:
 
-    corruption = draw_corruption(len(images), network.config.num_patches, generator)
+    corruption = draw_corruption(torch.rand(len(images), 2 * network.config.grid_side**2))
     targets = patch_targets(images, network.config.patch_size_px, "mean-color-3bit")
     losses = masked_patch_losses(model(images, corruption), targets, corruption)
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor, nn
 
+from vit.models.config import PatchTarget as Target
+from vit.models.network import Network, normalised
 from vit.models.vit import POS_EMBED_STD, VisionTransformer
-
-Target = Literal["mean-color-3bit", "downsized-4x4-3bit", "pixels-l2"]
 
 # 3 bits per channel.
 LEVELS, NUM_COLORS = 8, 512
@@ -37,20 +36,20 @@ class Corruption:
     """True for patches whose embedding is replaced by the mask token."""
 
     def to(self, device: torch.device | str) -> "Corruption":
-        """A copy on another device."""
-        return Corruption(self.places.to(device), self.source.to(device), self.masked.to(device))
+        """A copy on another device, whose copying is not waited for."""
+        return Corruption(*(x.to(device, non_blocking=True) for x in (self.places, self.source, self.masked)))
 
 
 def draw_corruption(
-    num_images: int, num_patches: int, generator: torch.Generator, rate: float = 0.5, device: torch.device | str = "cpu"
+    draws: Float[Tensor, "B two_N"], rate: float = 0.5, device: torch.device | str = "cpu"
 ) -> Corruption:
-    """Draws M = round(rate * num_patches) corrupted patches for each image. Depends on the generator's state only.
+    """M = round(rate * N) corrupted patches for each image, from uniform random numbers in [0, 1).
 
     round(0.8 M) of them get the mask token, round(0.1 M) the embedding of another patch of the image (drawn uniformly),
     and the rest stay unchanged but are predicted as well. The paper gives these shares; it is our choice that each image
-    has them exactly. A generator on the CPU draws the same for every `device`. Raises ValueError if nothing would be
-    corrupted, or if an image has only one patch.
+    has them exactly. Raises ValueError if nothing would be corrupted, or if an image has only one patch.
     """
+    num_images, num_patches = len(draws), draws.shape[1] // 2
     num_corrupted = round(rate * num_patches)
     if not 1 <= num_corrupted <= num_patches or num_patches < 2:
         raise ValueError(
@@ -58,14 +57,15 @@ def draw_corruption(
             "must be corrupted. Choose another rate, or images with more patches."
         )
     num_masked, num_replaced = round(MASKED_FRACTION * num_corrupted), round(REPLACED_FRACTION * num_corrupted)
-    shape, at = (num_images, num_patches), generator.device
-    places = torch.rand(shape, generator=generator, device=at).argsort(dim=1, stable=True)[:, :num_corrupted]
+    places = draws[:, :num_patches].argsort(dim=1, stable=True)[:, :num_corrupted]
     # 1 to N - 1 patches further on, modulo N: never the patch itself.
-    further = torch.randint(1, num_patches, (num_images, num_replaced), generator=generator, device=at)
+    further = 1 + (draws[:, num_patches : num_patches + num_replaced] * (num_patches - 1)).long().clamp(
+        max=num_patches - 2
+    )
     replaced = places[:, num_masked : num_masked + num_replaced]
-    source = torch.arange(num_patches, device=at).repeat(num_images, 1)
+    source = torch.arange(num_patches, device=draws.device).repeat(num_images, 1)
     source.scatter_(1, replaced, (replaced + further) % num_patches)
-    masked = torch.zeros(shape, dtype=torch.bool, device=at).scatter_(1, places[:, :num_masked], True)
+    masked = torch.zeros_like(source, dtype=torch.bool).scatter_(1, places[:, :num_masked], True)
     return Corruption(places, source, masked).to(device)
 
 
@@ -99,16 +99,24 @@ def color_index(colors: Float[Tensor, "*S 3"]) -> Int64[Tensor, "*S"]:
     return (r * LEVELS + g) * LEVELS + b
 
 
-class MaskedPatchModel(nn.Module):
+class MaskedPatchModel(Network):
     """A Vision Transformer that predicts its corrupted patches, each from its output token.
 
     It adds a mask token and a prediction head to `network`, which can be fine-tuned later like any other. The head and
-    pooling of `network` are not used and get no gradient.
+    pooling of `network` are not used, and are not trained. Raises ValueError for another network.
     """
 
-    def __init__(self, network: VisionTransformer, target: Target = "mean-color-3bit"):
+    def __init__(self, network: Network, target: Target = "mean-color-3bit"):
         super().__init__()
+        if not isinstance(network, VisionTransformer):
+            raise ValueError(
+                f"Masked patches are predicted by a Vision Transformer, not by {network.config.summary}. Use one, or train on labels."
+            )
+        self.config, self.num_classes = network.config, network.num_classes
         config = network.config
+        for unused in (network.head, network.pre_logits, network.pool):
+            if unused is not None:
+                unused.requires_grad_(False)
         if target == "downsized-4x4-3bit" and config.patch_size_px < DOWNSIZED_SIDE:
             raise ValueError(
                 f"target={target} needs patches of {DOWNSIZED_SIDE} px or more, not {config.patch_size_px}. "
@@ -127,13 +135,16 @@ class MaskedPatchModel(nn.Module):
         nn.init.zeros_(self.prediction_head.weight)
         nn.init.zeros_(self.prediction_head.bias)
 
-    def forward(self, images: Float[Tensor, "B 3 H W"], corruption: Corruption) -> Tensor:
+    def forward(  # type: ignore[override]  # logits of patches, not of images
+        self, images: Float[Tensor, "B 3 H W"] | UInt8[Tensor, "B H W 3"], corruption: Corruption
+    ) -> Tensor:
         """Predictions for the corrupted patches, in the order of `corruption.places`.
 
         Logits (B, M, 1, 512) or (B, M, 16, 512), or pixels (B, M, P * P * 3). Raises ValueError if the corruption was
         drawn for another number of images or patches.
         """
-        x = self.network.stem(images).flatten(2).transpose(1, 2)
+        pixels = normalised(images) if images.dtype == torch.uint8 else images
+        x = self.network.stem(pixels).flatten(2).transpose(1, 2)
         if x.shape[:2] != corruption.source.shape:
             raise ValueError(
                 f"The batch has {x.shape[0]} images of {x.shape[1]} patches, but the corruption is for "

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from infra.names import there_are
 from vit.config import ExecutionConfig, TrainRecipe
 from vit.models.variants import spelled
-from vit.recipes import augreg, digits, emoji, paper
+from vit.recipes import augreg, digits, emoji, masked_patches, paper, plain
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,19 @@ RECIPES: dict[str, Recipe] = {
         "ViT-B/16 from scratch on ImageNet, 300 epochs (paper, Table 3)",
         lambda: (paper.imagenet("b16"), paper.cluster_execution()),
     ),
+    "vit-s16-plain-imagenet": Recipe(
+        "ViT-S/16 from scratch on ImageNet, 90 epochs, with RandAugment and MixUp (arXiv:2205.01580)",
+        lambda: (plain.imagenet(), paper.cluster_execution()),
+    ),
     **{f"{prefixed(variant)}-jft": _jft(variant) for variant in paper.JFT},
+    "bit-r152x4-jft": Recipe(
+        "BiT-R152x4 on a corpus like JFT-300M, 40 epochs of SGD: BiT-L (arXiv:1912.11370)",
+        lambda: (paper.bit_l(), paper.cluster_execution()),
+    ),
+    "vit-b16-masked-patches-jft": Recipe(
+        "ViT-B/16 without labels on a corpus like JFT-300M: masked patches, 1M steps (paper, App. B.1.2)",
+        lambda: (masked_patches.jft(), paper.cluster_execution()),
+    ),
     "digits": Recipe(
         "the same network on digits, used where the emoji cannot be downloaded",
         lambda: (digits.pretrain_recipe(), emoji.execution()),

@@ -137,7 +137,7 @@ def load_state_tensors(state: TrainState, tensors: Mapping[str, Tensor]) -> None
     """The inverse of `state_tensors`, in place. Raises CheckpointError for a missing or extra tensor or a wrong shape."""
     expected = {f"model/{n}": v for n, v in state.model.state_dict().items()}
     expected |= {f"average/{n}": v for n, v in (state.average or {}).items()}
-    parameters = dict(state.model.named_parameters())
+    parameters = {name: parameter for name, parameter in state.model.named_parameters() if parameter.requires_grad}
     optim = {name: value for name, value in tensors.items() if name.startswith("optim/")}
     kept = {name.split("/")[1] for name in optim}
     missing = set(expected) - set(tensors) | ({f"optim/{n}" for n in set(parameters) - kept} if kept else set())

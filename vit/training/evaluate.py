@@ -8,13 +8,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vit.config import TrainRecipe
 from vit.input.batches import Batch, SeveralLabels
 from vit.models.network import Network
 from vit.training.average_precision import AveragePrecision
 from vit.training.loss import LOSSES, num_correct, targets_of
+from vit.training.masked_patches.objective import batch_corruption, patch_scores
 from vit.training.predictions import Predictions
 from vit.training.to_device.device_batches import DeviceBatches
-from vit.training.train import forward
+from vit.training.train import Metrics, forward
 from vit.training.world import World
 
 
@@ -69,13 +71,37 @@ def evaluate(
     network.train(was_training)
     correct, total_loss, seen = world.sum(sums).tolist()
     majority = float(world.sum(per_class).max())
-    if int(seen) != num_examples:
-        raise RuntimeError(
-            f"{int(seen):,} examples were evaluated, but the split has {num_examples:,}. "
-            "The score is not reported. Run `vitline data verify` on the corpus."
-        )
+    _check_seen(int(seen), num_examples)
     mean = ranked.mean(world, network.num_classes) if ranked is not None else None
     return Evaluation(correct / seen, total_loss / seen, int(seen), majority / seen, mean)
+
+
+@torch.inference_mode()
+def evaluate_patches(
+    network: Network, batches: Iterable[Batch], num_examples: int, recipe: TrainRecipe, world: World
+) -> Metrics:
+    """`val/loss` and `val/patch_accuracy` of masked patch prediction on a split, like `evaluate`. The corruption of an image depends on its
+    row only."""
+    was_training = network.training
+    network.eval()
+    sums = torch.zeros(3, dtype=torch.float64, device=world.device)
+    for (batch,) in DeviceBatches(([each] for each in batches), world.device):
+        corruption = batch_corruption(batch, recipe, "val")
+        predictions = forward(network, batch.images, recipe.precision, corruption)
+        scores, valid = patch_scores(predictions, batch, corruption, recipe), batch.valid
+        sums += torch.stack([(scores.losses * valid).sum(), (scores.accuracy * valid).sum(), valid.sum()]).double()
+    network.train(was_training)
+    loss, accuracy, seen = world.sum(sums).tolist()
+    _check_seen(int(seen), num_examples)
+    return {"val/loss": loss / seen, "val/patch_accuracy": accuracy / seen}
+
+
+def _check_seen(seen: int, num_examples: int) -> None:
+    if seen != num_examples:
+        raise RuntimeError(
+            f"{seen:,} examples were evaluated, but the split has {num_examples:,}. "
+            "The score is not reported. Run `vitline data verify` on the corpus."
+        )
 
 
 def _predictions(batch: Batch, logits: Float[Tensor, "B K"], losses: Float[Tensor, " B"], loss: str) -> Predictions:

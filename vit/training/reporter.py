@@ -122,10 +122,11 @@ class Reporter:
 
 
 def validation_text(step: int, metrics: Metrics) -> str:
-    """`val loss 2.31, top-1 41.2 % at step 1,000`; of several labels the mean average precision instead of top-1."""
-    several = "val/mean_average_precision" in metrics
-    name, score = ("mAP", metrics["val/mean_average_precision"]) if several else ("top-1", metrics["val/top1"])
-    return f"val loss {metrics['val/loss']:.3f}, {name} {100 * score:.1f} % at step {step:,}"
+    """`val loss 2.31, top-1 41.2 % at step 1,000`; of several labels the mean average precision instead of top-1, and of masked
+    patches the share that is right."""
+    names = {"val/mean_average_precision": "mAP", "val/patch_accuracy": "patches", "val/top1": "top-1"}
+    found = next(name for name in names if name in metrics)
+    return f"val loss {metrics['val/loss']:.3f}, {names[found]} {100 * metrics[found]:.1f} % at step {step:,}"
 
 
 def spikes_text(count: int, last: int | None) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,7 @@ from vit.config import ExecutionConfig, SpikeGuardConfig, TrainRecipe
 from vit.input.batches import Batch
 from vit.input.keyed import derive_key
 from vit.input.prefetch import Waits
-from vit.models.build import build_network
+from vit.models.build import build_network, like
 from vit.models.flops import forward_flops
 from vit.models.network import Network
 from vit.models.recompute import blocks_of, recompute_blocks
@@ -27,6 +27,7 @@ from vit.training.device_peak import maker_peak
 from vit.training.guard.spike_guard import Spike, SpikeGuard
 from vit.training.input_waits import wait_fractions
 from vit.training.loss import LOSSES, mixed_targets, num_correct, targets_of
+from vit.training.masked_patches.objective import batch_corruption, patch_scores, with_patch_head
 from vit.training.optim import build_optimizer, lr_at, set_lr
 from vit.training.sharding.fsdp import is_sharded
 from vit.training.sharding.slices import own_slice, whole
@@ -53,7 +54,7 @@ class TrainState:
         """The network to score and publish, whole: the averaged weights where the recipe keeps an average. Every rank must call it."""
         if self.average is None and not is_sharded(self.model):
             return self.model
-        copy = build_network(self.model.config, self.model.num_classes).to(next(self.model.parameters()).device)
+        copy = like(self.model)
         copy.load_state_dict({name: whole(value) for name, value in (self.average or self.model.state_dict()).items()})
         return copy
 
@@ -72,6 +73,8 @@ def with_optimizer(
 ) -> TrainState:
     """Step 0 of a run that starts from the weights of `model`. `split(model)` splits it over the ranks, where that is wanted: the
     moments and the average are split like the weights."""
+    if recipe.masked_patches is not None:
+        model = with_patch_head(model, recipe.masked_patches)
     split(model)
     average = {n: p.detach().clone() for n, p in model.state_dict().items()} if recipe.average_decay else None
     optimizer = build_optimizer(model, recipe.optim)
@@ -85,7 +88,8 @@ def torch_seed(seed: int, *purpose: str | int) -> int:
 
 @dataclass(frozen=True)
 class StepResult:
-    """Sums over this rank's examples; `grad_norm` is over all ranks. `applied` is False for a non-finite step and for a spike."""
+    """Sums over this rank's examples; `grad_norm` is over all ranks. `correct` are examples whose top-1 class is right, or shares of their
+    masked patches. `applied` is False for a non-finite step and for a spike."""
 
     loss_sum: Tensor
     correct: Tensor
@@ -127,15 +131,14 @@ def train_step(
         with sync:
             if recipe.model.is_stochastic:
                 torch.manual_seed(torch_seed(recipe.seed, "dropout", step, batch.first_slot))
-            logits = forward(network, batch.images, recipe.precision)
-            targets = batch_targets(batch, recipe, state.model.num_classes)
-            of_examples = LOSSES[recipe.loss](logits, targets) * batch.valid
+            losses, right = example_losses_of(network, batch, recipe, state.model.num_classes, step)
+            of_examples = losses * batch.valid
             loss = of_examples.sum()
             (loss * scale).backward()
         loss_sum += loss.detach()
         if state.guard.is_on:
             example_losses.append(of_examples.detach())
-        correct += num_correct(logits.detach(), batch.labels, batch.valid)
+        correct = correct + right
 
     queued()
     if world.size > 1 and not overlapped:
@@ -163,6 +166,20 @@ def learning_rate(step: int, state: TrainState, recipe: TrainRecipe) -> float:
     return lr_at(step, recipe.optim, recipe.total_steps) * state.guard.lr_factor(step)
 
 
+def example_losses_of(
+    network: nn.Module, batch: Batch, recipe: TrainRecipe, num_classes: int, step: int
+) -> tuple[Tensor, Tensor]:
+    """The loss of each example, float32 (n,), of classes or of masked patches, and what is right of the valid ones, as a 0-d sum."""
+    if recipe.masked_patches is not None:
+        corruption = batch_corruption(batch, recipe, step)
+        predictions = forward(network, batch.images, recipe.precision, corruption)
+        losses, accuracy = patch_scores(predictions, batch, corruption, recipe)
+        return losses, (accuracy * batch.valid).sum()
+    logits = forward(network, batch.images, recipe.precision)
+    targets = batch_targets(batch, recipe, num_classes)
+    return LOSSES[recipe.loss](logits, targets), num_correct(logits.detach(), batch.labels, batch.valid)
+
+
 def batch_targets(batch: Batch, recipe: TrainRecipe, num_classes: int) -> Tensor:
     """float32 targets (n, K); shares of two labels where images were mixed."""
     own = targets_of(batch.labels, num_classes, recipe.label_smoothing)
@@ -172,11 +189,11 @@ def batch_targets(batch: Batch, recipe: TrainRecipe, num_classes: int) -> Tensor
     return mixed_targets(own, partner, batch.own_share)
 
 
-def forward(network: nn.Module, images: Tensor, precision: str) -> Tensor:
-    """Logits of uint8 images (n, H, W, 3), which the network normalises to [-1, 1]."""
+def forward(network: nn.Module, images: Tensor, precision: str, *more: Any) -> Tensor:
+    """Logits of uint8 images (n, H, W, 3), which the network normalises to [-1, 1]. It gets what else it takes as `more`."""
     autocast = torch.autocast(images.device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
     with autocast:
-        logits: Tensor = network(images)
+        logits: Tensor = network(images, *more)
     return logits
 
 
@@ -353,7 +370,9 @@ def measure(
     batch = recipe.input.global_batch_size
     images_per_s = batch * clock.steps * world.size / elapsed
     some = {} if ideal_s is None else {"throughput/mfu": images_per_s * ideal_s / world.size}
-    if not recipe.input.augment.mixes:  # a mixed image has two classes, and top-1 against either would mean little
+    if recipe.masked_patches is not None:
+        some["train/patch_accuracy"] = correct / valid
+    elif not recipe.input.augment.mixes:  # a mixed image has two classes, and top-1 against either would mean little
         some["train/top1"] = correct / valid
     return some | {
         "train/loss": loss / valid,

@@ -25,6 +25,10 @@ def seeded(seed):
     return torch.Generator().manual_seed(seed)
 
 
+def draws(num_images, num_patches, seed):
+    return torch.rand(num_images, 2 * num_patches, generator=seeded(seed))
+
+
 def from_bytes(pixels):
     """(B, H, W, 3) from 0 to 255 -> images as the network receives them."""
     return torch.as_tensor(pixels).permute(0, 3, 1, 2).float() / 127.5 - 1
@@ -64,7 +68,7 @@ def test_downsized_patches_and_pixels_match_hand_calculation():
 
 
 def test_every_image_is_corrupted_in_the_shares_of_the_paper():
-    corruption = draw_corruption(64, 196, seeded(0))
+    corruption = draw_corruption(draws(64, 196, 0))
     own = torch.arange(196)
     for i in range(64):
         chosen = torch.zeros(196, dtype=torch.bool).index_fill_(0, corruption.places[i], True)
@@ -78,11 +82,11 @@ def test_every_image_is_corrupted_in_the_shares_of_the_paper():
     counts = corruption.places.flatten().bincount(minlength=196)
     assert counts.min() > 32 - 5 * 4
     assert counts.max() < 32 + 5 * 4
-    assert draw_corruption(1, 196, seeded(0), rate=0.15).places.shape == (1, 29)
+    assert draw_corruption(draws(1, 196, 0), rate=0.15).places.shape == (1, 29)
 
 
-def test_corruption_depends_on_the_generator_only():
-    first, same, other = (draw_corruption(4, 16, seeded(seed)) for seed in (7, 7, 8))
+def test_corruption_depends_on_the_draws_only():
+    first, same, other = (draw_corruption(draws(4, 16, seed)) for seed in (7, 7, 8))
     assert all(torch.equal(getattr(first, name), getattr(same, name)) for name in ("places", "source", "masked"))
     assert not torch.equal(first.places, other.places)
 
@@ -90,7 +94,7 @@ def test_corruption_depends_on_the_generator_only():
 @pytest.mark.parametrize(("rate", "num_patches"), [(0.0, 16), (0.02, 16), (1.1, 16), (0.5, 1)])
 def test_rates_above_one_or_without_a_corrupted_patch_are_refused(rate, num_patches):
     with pytest.raises(ValueError, match="Choose another rate"):
-        draw_corruption(1, num_patches, seeded(0), rate)
+        draw_corruption(draws(1, num_patches, 0), rate)
 
 
 def test_embeddings_are_masked_replaced_or_kept():
@@ -139,7 +143,7 @@ def test_uncorrupted_patches_do_not_change_the_loss(target):
     model = made_model(target)
     torch.nn.init.normal_(model.prediction_head.weight, std=0.1)
     images = torch.rand(3, 3, 16, 16, generator=seeded(0)) * 2 - 1
-    corruption = draw_corruption(3, 16, seeded(1))
+    corruption = draw_corruption(draws(3, 16, 1))
     predictions, targets = model(images, corruption), patch_targets(images, 4, target)
     chosen = torch.zeros(3, 16, dtype=torch.bool).scatter_(1, corruption.places, True)
     losses = masked_patch_losses(predictions, targets, corruption)
@@ -152,8 +156,9 @@ def test_uncorrupted_patches_do_not_change_the_loss(target):
 @pytest.mark.parametrize("target", TARGETS)
 def test_model_overfits_one_batch(target):
     model = made_model(target)
-    images = torch.rand(8, 3, 1, 1, generator=seeded(0)).expand(-1, -1, 16, 16) * 2 - 1  # one colour per image
-    corruption = draw_corruption(8, 16, seeded(1))
+    levels = torch.randint(0, 8, (8, 3, 1, 1), generator=seeded(0))  # one colour per image, in the middle of its level
+    images = (levels.expand(-1, -1, 16, 16) + 0.5) / 4 - 1
+    corruption = draw_corruption(draws(8, 16, 1))
     targets = patch_targets(images, 4, target)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     losses = []
@@ -175,4 +180,4 @@ def test_small_patches_and_a_corruption_of_another_batch_are_refused():
     with pytest.raises(ValueError, match="patches of 4 px or more"):
         MaskedPatchModel(VisionTransformer(TINY.model_copy(update={"patch_size_px": 2}), 3), "downsized-4x4-3bit")
     with pytest.raises(ValueError, match="Draw a corruption for this batch"):
-        made_model("mean-color-3bit")(torch.zeros(2, 3, 16, 16), draw_corruption(3, 16, seeded(0)))
+        made_model("mean-color-3bit")(torch.zeros(2, 3, 16, 16), draw_corruption(draws(3, 16, 0)))
