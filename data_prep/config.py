@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from data_prep.decode import DecodePolicy
-from infra.config import FrozenConfig
+from infra.config import FrozenConfig, added
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 SplitName = Literal["train", "val", "test"]
@@ -286,6 +286,9 @@ class CorpusRecipe(FrozenConfig):
     decontaminate: tuple[str, ...] = ()
     """Prepared corpora, NAME or NAME/VERSION. Images that equal or resemble their test and val images are left out."""
     sharding: ShardingConfig = ShardingConfig()
+    known_ids: Literal["refuse", "skip"] = added("refuse")
+    """With `add_to`, examples whose ids the corpus has already. refuse: they are an error. skip: they are left out, so that a source
+    that has grown can be given again. An id stands for its first image: one that was changed since is not read again."""
 
     @model_validator(mode="after")
     def _train_is_left(self) -> "CorpusRecipe":

@@ -24,7 +24,7 @@ from data_prep.corpus_stats import CorpusStats, merged
 from data_prep.examine.examine import ChunkTask, examine_chunk, list_source
 from data_prep.executors import Executor, Threads, in_process
 from data_prep.find_corpus import corpus_store, prepared_corpus
-from data_prep.plan.check_refused import check_reused
+from data_prep.plan.check_refused import NothingNew, check_reused
 from data_prep.plan.leakage import PlannedCorpus, find_leaks
 from data_prep.plan.listed_ids import check_ids
 from data_prep.plan.plan_shards import (
@@ -351,7 +351,11 @@ def drive(run: Store, attempt: int) -> int:
         # On Ray, this process may wait for CPUs as long as other jobs take: its tasks are watched instead.
         with watch.over("prepare") if small else contextlib.nullcontext():
             executor = Threads(most=_MOST_THREADS) if small else _started_ray(watch)
-            corpora = prepare(spec.requests, spec.root, executor, spec.take)
+            try:
+                corpora = prepare(spec.requests, spec.root, executor, spec.take)
+            except NothingNew as nothing:
+                log.info("%s", nothing)
+                corpora = []
         return "finished", {"corpora": {m.name: {"version": m.version, "digest": m.digest} for m in corpora}}
 
     return run_attempt(run, attempt, work, expected=(ValueError, RuntimeError, OSError))

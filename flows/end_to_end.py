@@ -10,9 +10,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from data_prep.config import CorpusConfig
+from data_prep.plan.check_refused import NothingNew
 from data_prep.shard_format import load_manifest
 from flows.nights.from_records import night_of
 from flows.nights.night_record import THE_GATE, NightRecord, write_night
@@ -22,6 +23,7 @@ from flows.reports.pipeline_report import write_report
 from flows.requests.evaluation_plan import EvaluationPlan
 from flows.requests.named_corpora import CorpusChoice
 from flows.requests.pipeline_plan import PipelinePlan, recorded_request
+from flows.requests.prepare_config import growth_request
 from flows.requests.training_config import on_corpora
 from flows.stages.engines import Engines
 from flows.stages.evaluate_tasks import evaluate_tasks
@@ -81,20 +83,52 @@ def part(engines: Engines, name: str, plan: PipelinePlan, body: Any, nth_seed: i
 
 
 def prepare_stage(plan: PipelinePlan, engines: Engines, recorder: "PipelineRecorder") -> list[PreparedCorpus]:
-    """The corpora to train on, then those of the tasks. Presets are prepared if they are missing."""
-    started, choices = time.monotonic(), (*plan.sources, *plan.tasks)
+    """The corpora to train on, then those of the tasks. Presets are prepared if they are missing; with `nights.ingest`, the first corpus
+    gets the new images of its source."""
+    started = time.monotonic()
+    growth = grow(plan, engines) if plan.nights.ingest else None
+    choices = (growth.corpus if growth else plan.sources[0], *plan.sources[1:], *plan.tasks)
     requests = to_prepare(choices)
     prepared, key, result = prepare_corpora(requests, engines)
     made = {request.name: corpus for request, corpus in zip(requests, prepared, strict=True)}
     corpora = [made[c.name] if isinstance(c, CorpusConfig) else prepared_before(c) for c in choices]
     counts = ", ".join(f"{c.manifest.name} {c.manifest.counts.num_accepted:,}" for c in corpora)
     refused = sum(c.manifest.counts.num_refused for c in corpora)
+    reused, added = result is None, f"{growth.num_images:,} new images, " if growth else ""
+    if growth and growth.run_key:
+        key, reused = key or growth.run_key, False
     recorder.stage(
-        "prepare", key, result is None, time.monotonic() - started, f"{counts} images, {refused:,} refused",
+        "prepare", key, reused, time.monotonic() - started, f"{counts} images, {added}{refused:,} refused",
         f"{open_store(engines.root).uri}/corpora",
     )  # fmt: skip
     recorder.note(corpora={c.manifest.name: c.manifest.digest for c in corpora})
     return corpora
+
+
+class Growth(NamedTuple):
+    """A corpus with the images that its source has got since it was prepared."""
+
+    corpus: str
+    """URI of the corpus to train on."""
+    num_images: int
+    """How many are new."""
+    run_key: str | None
+    """The run that added them now; None if nothing was prepared."""
+
+
+def grow(plan: PipelinePlan, engines: Engines) -> Growth:
+    """The corpus to train on, after what its source has got since was added as a segment. The corpus itself stays as it is."""
+    corpus = str(plan.sources[0])
+    request = growth_request(engines.root, corpus)
+    if request is None:
+        return Growth(corpus, 0, None)
+    try:
+        (grown,), key, _ = prepare_corpora([request], engines)
+    except NothingNew as nothing:
+        engines.observer.say(str(nothing))
+        return Growth(corpus, 0, None)
+    before = load_manifest(open_store(corpus)).counts.num_accepted
+    return Growth(grown.uri, grown.manifest.counts.num_accepted - before, key)
 
 
 def to_prepare(choices: Sequence[CorpusChoice]) -> list[CorpusConfig]:

@@ -368,7 +368,8 @@ def _notes(observed: _Observed, expected: _Expected) -> Iterator[str]:
                 "this source was read completely."
             )
     if listed.num_merged:
-        yield f"Rows that equal another one in every field and are merged with it: {listed.num_merged:,}."
+        there = ", or that are in the corpus already" if recipe.known_ids == "skip" else ""
+        yield f"Rows that equal another one in every field and are merged with it{there}: {listed.num_merged:,}."
     if listed.ids_looked_at is not None:
         yield (
             f"Only the first {listed.ids_looked_at:,} examples were checked for repeated ids; the preparation checks all of "

@@ -66,7 +66,7 @@ def list_parts(
 ) -> ListedSource:
     """List a source. Raises ValueError if it is empty, or if ids repeat or are in the shards `known`, as far as that is found
     within the seconds of the budget."""
-    found, stride, ids = ListedSource(), 1, _Ids(source, work, known, budget.seconds)
+    found, stride, ids = ListedSource(), 1, _Ids(source, work, config, known, budget.seconds)
     for number, part in enumerate(source.parts(work)):
         ids.add(number, part)
         found.num_parts, found.num_bytes = number + 1, found.num_bytes + part.num_bytes
@@ -98,7 +98,10 @@ def list_parts(
 class _Ids:
     """Looks for repeated ids among listed examples, within the memory and time limits of a dry run."""
 
-    def __init__(self, source: RawCorpus, work: WorkFolder, known: Sequence[KnownShard], seconds: float) -> None:
+    def __init__(
+        self, source: RawCorpus, work: WorkFolder, config: CorpusConfig, known: Sequence[KnownShard], seconds: float
+    ) -> None:
+        self._skip_known = config.recipe.known_ids == "skip"
         self._source, self._work, self._left_s = source, work, seconds
         self._parts, self._num_rows, self._whole = dict[int, Part](), 0, True
         self._keys = [*known_keys(known)] if source.lists_ids else []
@@ -115,7 +118,7 @@ class _Ids:
 
     def check(self, found: ListedSource) -> None:
         if self._parts:
-            repeated = repeats(pa.concat_tables(self._keys))
+            repeated = repeats(pa.concat_tables(self._keys), skip_known=self._skip_known)
             check_repeats(self._source, [repeated], self._parts.__getitem__, self._work)
             found.num_merged = len(repeated.merged)
             found.ids_looked_at = None if len(self._parts) == found.num_parts else self._num_rows

@@ -62,6 +62,13 @@ def check_reused(config: CorpusConfig, corpus: Store, root: Store) -> None:
         )
 
 
+class NothingNew(ValueError):
+    """A source, given again, has no image that the corpus to which it is added does not have."""
+
+    def __init__(self, config: CorpusConfig) -> None:
+        super().__init__(f"{open_source(config).origin} has no image whose id is not in {config.add_to} already.")
+
+
 def check_left(
     config: CorpusConfig,
     rows: Mapping[str, int],
@@ -73,6 +80,8 @@ def check_left(
     `num_labelled`: images before duplicates are left out. Raises ValueError with the cause if train has no images."""
     source = open_source(config)
     num_found = sum(rows.values()) + sum(found.count for found in refused.values())
+    if not num_found and config.add_to and config.recipe.known_ids == "skip":
+        raise NothingNew(config)
     if not num_labelled:
         raise ValueError(
             f"no labelled image among the {num_found:,} files of {source.origin}. A source must hold labelled images; for "

@@ -1,8 +1,9 @@
 """Checks for repeated ids in the listing alone, before an image is read; dry runs use it as well.
 
 Table rows that are equal in every field are merged: the first one stays, the others are counted and skipped by the task that
-examines their part. Different rows with one id are an error, and so is an id that the base corpus of a segment has already.
-Every example takes 40 bytes, partitioned by the hash of its id, so no process holds all of them.
+examines their part. Different rows with one id are an error, and so is an id that the base corpus of a segment has already, unless
+`recipe.known_ids` is `skip`: then it is skipped like a merged one. Every example takes 40 bytes, partitioned by the hash of its id,
+so no process holds all of them.
 """
 
 import hashlib
@@ -48,6 +49,7 @@ class IdTask(FrozenConfig):
     num_tasks: int
     chunks: tuple[int, int] = (0, 0)
     known: Shards = ()
+    skip_known: bool = False
 
     @property
     def key(self) -> str:
@@ -75,16 +77,29 @@ def check_ids(
     """Check for repeated ids and save the list of merged examples. Does nothing if the source cannot list ids without reading
     images, or if an earlier attempt or a concurrent preparation has done it. Raises ValueError if different examples have one id."""
     chunks, source = Chunks(corpus, config), open_source(config)
+    if known and config.recipe.known_ids == "skip" and not source.lists_ids:
+        raise ValueError(
+            f"not supported: recipe.known_ids=skip for {source.origin}, whose ids are known only once its images are read. Give class "
+            "folders without archives, a table, or Parquet with an id column."
+        )
     if not source.lists_ids or chunks.num_merged() is not None:
         return
     sizes = [part.num_examples or part.num_bytes // _BYTES_PER_ROW for part in chunks.parts()]
     given: list[tuple[tuple[int, int], Shards]] = [
         ((group[0], group[-1] + 1), ()) for group in in_groups(sizes, _ROWS_PER_TASK)
     ]
-    num_shards = _SHARDS_PER_TASK
+    num_shards, skip = _SHARDS_PER_TASK, config.recipe.known_ids == "skip"
     given += [((0, 0), tuple(known[i : i + num_shards])) for i in range(0, len(known), num_shards)]
     tasks = [
-        IdTask(corpus=corpus.uri, root=root.uri, number=i, num_tasks=len(given), chunks=group, known=shards)
+        IdTask(
+            corpus=corpus.uri,
+            root=root.uri,
+            number=i,
+            num_tasks=len(given),
+            chunks=group,
+            known=shards,
+            skip_known=skip,
+        )
         for i, (group, shards) in enumerate(given)
     ]
     run = executor if len(tasks) > 2 else in_process
@@ -134,7 +149,7 @@ def find_repeats(task: IdTask) -> Repeats | None:
     """Repeated ids of one bucket; None if another preparation of the same corpus has saved its result and deleted the files."""
     corpus, files = open_store(task.corpus), [_file(number) for number in range(task.num_tasks)]
     try:
-        return repeats(read_partition(corpus, files, task.number, _KEYS_SCHEMA))
+        return repeats(read_partition(corpus, files, task.number, _KEYS_SCHEMA), skip_known=task.skip_known)
     except FileNotFoundError:
         if Chunks(corpus, CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY))).num_merged() is None:
             raise
@@ -167,8 +182,8 @@ def _hash(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=16).digest()
 
 
-def repeats(keys: pa.Table) -> Repeats:
-    """Repeated ids among all examples of one bucket."""
+def repeats(keys: pa.Table, *, skip_known: bool = False) -> Repeats:
+    """Repeated ids among all examples of one bucket. With `skip_known`, examples of the base corpus are merged."""
     counts = pc.value_counts(keys["id"].combine_chunks())
     several = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
     merged, clashing, there = list[tuple[int, int]](), list[list[tuple[int, int]]](), list[tuple[int, int]]()
@@ -180,6 +195,9 @@ def repeats(keys: pa.Table) -> Repeats:
     for members in sets.values():
         new = [(content, work) for content, work in members if work[0] != _KNOWN]
         if len(new) < len(members) and new:
+            if skip_known:
+                merged += [work for _, work in new]
+                continue
             there.append(new[0][1])
         if len({content for content, _ in new}) > 1:
             clashing.append([work for _, work in new])

@@ -24,6 +24,9 @@ METRICS = {
         "val/top1": "Top-1 accuracy over the held-out split, at the same steps; with several labels per image any of them counts.",
         "val/mean_average_precision": "Mean over classes of the average precision over the held-out split, at the same steps; only "
         "with several labels per image.",
+        "train/patch_accuracy": "With masked patches, in place of top-1: share of the corrupted patches of one step whose 3-bit colour is "
+        "right.",
+        "val/patch_accuracy": "The same over the held-out split, whenever `val/loss` is measured.",
         "optim/lr": "Learning rate of the step.",
         "optim/grad_norm": "Global gradient norm before clipping.",
         "guard/nonfinite_steps": "Consecutive steps that were skipped because their gradient was not finite.",
@@ -59,6 +62,11 @@ METRICS = {
         "knn/<corpus>/top1": "Test score of nearest neighbours on frozen features.",
         "head/<corpus>/top1": "Test score of the model's own classes.",
         "time/trials_s": "Seconds of all trials of the scores.",
+    },
+    "Batch predictions": {
+        "predict/images": "Images whose classes were predicted.",
+        "predict/top1": "Share that is right of those with a label that the model knows.",
+        "time/predict_s": "Seconds from the start of the prediction to its end.",
     },
     "Pipelines": {
         "time/<stage>_s": "Seconds of a stage that was not reused, over all seeds: prepare, pretrain, evaluate.",

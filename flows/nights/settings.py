@@ -20,6 +20,9 @@ class NightSettings(FrozenConfig):
     wanted_difference: float = Field(0.01, ge=0, lt=1)
     """The smallest difference between two nights that is of interest, as a fraction: 0.01 is one point. Smaller ones are called
     the same."""
+    ingest: bool = False
+    """Whether new images of the source of `corpus` are added to it first, as a segment that is checked for leakage. The corpus must be
+    prepared from class folders, a table or Parquet of your own."""
     promote: bool = True
     """Whether a night that passes the gate becomes the champion. If not, only `vitline model promote` moves it."""
 

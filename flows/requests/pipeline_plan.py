@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
+from data_prep.shard_format import load_manifest
 from flows.nights.settings import NightSettings, night_settings
 from flows.requests.forms import PipelineRequest
 from flows.requests.named_corpora import CorpusChoice, choose_corpus, corpus_identity, named_tasks
@@ -54,6 +55,11 @@ def resolve_pipeline(root: str, request: PipelineRequest, night: date | None = N
         identity.append(_check_mixture(training, request, sources))
         inputs |= {f"mixed.{i}": corpus_identity(open_store(root), choice) for i, choice in enumerate(sources[1:])}
     nights = night_settings(request.overrides)
+    if nights.ingest:
+        _check_growing(sources[0], request.corpus)
+        identity.append("ingest")
+        if night is not None:  # by its name: the digest changes when it grows
+            inputs["0"] = load_manifest(open_store(str(sources[0]))).name
     if nights.num_seeds > 1:  # with one seed, keys are those of versions that knew no more
         identity.append(nights.num_seeds)
     key = run_key(request.name, "pipeline", digest_of(identity), inputs, night)
@@ -64,6 +70,20 @@ def recorded_request(request: PipelineRequest) -> dict[str, Any]:
     """The form as JSON, for records. Without a mixture its fields are left out, as in older records, which have none."""
     mixture = {"mix_with", "corpus_weight", "class_map"}
     return request.model_dump(mode="json", exclude=None if request.mix_with else mixture)
+
+
+def _check_growing(source: CorpusChoice, name: str) -> None:
+    """Refuses a corpus that cannot grow."""
+    if not isinstance(source, str):
+        raise ValueError(
+            f"nights.ingest: {name!r} is a preset, whose images stay the same. Prepare a corpus of your own, or leave nights.ingest out."
+        )
+    manifest = load_manifest(open_store(source))
+    if manifest.view_of is not None or "request" not in manifest.provenance:
+        raise ValueError(
+            f"nights.ingest: {manifest.name}/{manifest.version} is a subset or has no source on record, so that nothing can be added to "
+            "it. Give the whole corpus."
+        )
 
 
 def _check_mixture(training: TrainConfig, request: PipelineRequest, sources: Sequence[CorpusChoice]) -> dict[str, Any]:

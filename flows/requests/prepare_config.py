@@ -40,6 +40,20 @@ def resolve_prepare(root: str, request: PrepareRequest) -> CorpusConfig:
     return config
 
 
+def growth_request(root: str, corpus: str) -> CorpusConfig | None:
+    """What adds the new images of its source to a corpus; None if the source is as it was when the corpus was prepared.
+
+    Raises ValueError if the source cannot be listed.
+    """
+    store = open_store(root)
+    manifest = load_manifest(open_store(corpus))
+    own = CorpusConfig.model_validate(manifest.provenance["request"])
+    if corpus_version(store, own) == manifest.version:
+        return None
+    changes: dict[str, Any] = {"add_to": f"{manifest.name}/{manifest.version}", "recipe.known_ids": "skip"}
+    return replace(own, **changes)
+
+
 def _preset(request: PrepareRequest) -> CorpusConfig:
     fixed = {name: getattr(request, name) for name in PrepareRequest.model_fields}
     for name in fixed.keys() - {"preset", "source", "overrides"}:

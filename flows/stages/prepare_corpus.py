@@ -14,7 +14,7 @@ from data_prep.corpus_stats import CorpusStats, Findings, Leak
 from data_prep.executors import in_threads
 from data_prep.find_corpus import corpus_store
 from data_prep.parquet_files import open_parquet
-from data_prep.plan.check_refused import check_reused, loss_text
+from data_prep.plan.check_refused import NothingNew, check_reused, loss_text
 from data_prep.plan.leakage import own_splits_text
 from data_prep.prepare import PrepareSpec
 from data_prep.progress import preparation_progress
@@ -33,6 +33,8 @@ from infra.config import digest_of
 from infra.keys import run_key
 from infra.settings import Settings
 from infra.storage import Store, open_store
+
+MERGED = "exact repetitions of other rows, or images that were there already"
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,9 @@ def prepare_corpora(
     if missing:
         fetch_sources(missing, base, engines.observer.say)
         key, result = run_preparation(missing, [s for s in stores if not s.exists(MANIFEST_KEY)], engines, take_rows)
+        for request, store in zip(requests, stores, strict=True):
+            if request.recipe.known_ids == "skip" and not store.exists(MANIFEST_KEY):
+                raise NothingNew(request)
     prepared = [
         PreparedCorpus(store.uri, load_manifest(store), request not in missing)
         for request, store in zip(requests, stores, strict=True)
@@ -130,7 +135,8 @@ def run_preparation(
             title=f"prepare {', '.join(request.name for request in requests)}",
             progress=lambda: preparation_progress(corpora),
             kept=lambda: finished_units(preparation_progress(corpora)),
-            output=lambda state: all(corpus.exists(MANIFEST_KEY) for corpus in corpora),
+            # Without corpora there was nothing new.
+            output=lambda state: not state.get("corpora") or all(corpus.exists(MANIFEST_KEY) for corpus in corpora),
             grace_s=5,
             claim_timeout_s=30,
         )
@@ -213,7 +219,7 @@ def corpus_rows(corpus: PreparedCorpus) -> list[list[str]]:
         ["corpus", f"{corpus.uri}{' (reused)' if corpus.reused else ''}"],
         ["images", f"{counts.num_accepted:,} of {counts.num_found:,} in {corpus.manifest.num_classes:,} classes"],
         ["splits", splits],
-        *([["merged rows", f"{counts.num_merged:,} exact repetitions of other rows"]] if counts.num_merged else []),
+        *([["merged rows", f"{counts.num_merged:,} {MERGED}"]] if counts.num_merged else []),
         ["refused", ", ".join(f"{reason} {n:,}" for reason, n in counts.refused.items()) or "none"],
         ["leakage", leakage_text(found.stats if found else None, left)],
         *([["own splits", own]] if own else []),

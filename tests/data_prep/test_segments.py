@@ -1,5 +1,7 @@
 """Segments and subsets: a corpus grows without being rewritten, and a subset copies no shards."""
 
+import tarfile
+
 import pyarrow.parquet as pq
 import pytest
 
@@ -113,3 +115,24 @@ def test_subset_is_the_first_rows_with_its_own_digest_and_no_copied_shard(base, 
     subset = open_store(f"{memory_root}/corpora/folder/{taken.version}")
     again = take(subset, 17)
     assert ids_of(open_store(f"{memory_root}/corpora/folder/{again.version}"), "train") == ids_of(base, "train")[:17]
+
+
+@pytest.mark.slow
+def test_a_folder_that_has_grown_is_added_again_and_adds_what_is_new(
+    base, fill_folder, request_for, tmp_path, memory_root
+):
+    before = load_manifest(base)
+    fill_folder(tmp_path / "first", per_class=3, classes=("newt",), first=9000)
+    request = replace(
+        request_for(tmp_path / "first"), add_to=f"folder/{before.version}", **{"recipe.known_ids": "skip"}
+    )
+    (after,) = prepare([request], memory_root)
+    assert after.counts.num_accepted == before.counts.num_accepted + 3
+    new = {i for split in after.splits for i in ids_of(corpus_store(open_store(memory_root), request), split)}
+    assert {i for i in new if i.startswith("newt")} == {f"newt/{i:03d}.jpg" for i in range(3)}
+    archived = tmp_path / "archived.tar"
+    with tarfile.open(archived, "w") as tar:
+        tar.add(tmp_path / "first/cat/000.jpg", "cat/000.jpg")
+    source = replace(request_for(archived), add_to=f"folder/{before.version}", **{"recipe.known_ids": "skip"})
+    with pytest.raises(ValueError, match=r"not supported: recipe\.known_ids=skip for .*archived"):
+        prepare([source], memory_root)

@@ -12,6 +12,7 @@ from data_prep.find_corpus import corpus_store
 from data_prep.inspect.dry_run import dry_run
 from data_prep.inspect.dry_run_report import Cores
 from data_prep.plan import listed_ids
+from data_prep.plan.check_refused import NothingNew
 from data_prep.plan.plan_shards import Base
 from data_prep.prepare import prepare
 from infra.config import replace
@@ -95,3 +96,19 @@ def test_ids_that_the_corpus_has_already_are_reported_before_reading(table, memo
     second = table([{"image": f"{i}.jpg", "labels": ["a"]} for i in (40, 8, 41, 2)])
     request = replace(second, add_to=f"table/{manifest.version}")
     not_examined(request, memory_root, r"'8\.jpg' and others are in the corpus already", base)
+
+
+def test_images_that_the_corpus_has_already_are_skipped_where_asked(table, memory_root):
+    first = table([{"image": f"{i}.jpg", "labels": ["a"]} for i in range(30)])
+    (manifest,) = prepare([first], memory_root)
+    grown = table([{"image": f"{i}.jpg", "labels": ["a"]} for i in range(34)])
+    request = replace(grown, add_to=f"table/{manifest.version}", **{"recipe.known_ids": "skip"})
+    (after,) = prepare([request], memory_root)
+    counts = after.counts
+    assert (counts.num_accepted, counts.num_merged, counts.num_refused) == (34, 30, 0)
+    same = replace(request, add_to=f"table/{after.version}")
+    with pytest.raises(NothingNew, match=rf"t\.jsonl has no image whose id is not in table/{after.version} already"):
+        prepare([same], memory_root)
+    clashing = table([{"image": f"{i}.jpg", "labels": [label]} for i, label in ((3, "a"), (40, "a"), (40, "b"))])
+    with pytest.raises(ValueError, match=r"two examples have the id '40\.jpg'"):
+        prepare([replace(clashing, add_to=f"table/{after.version}", **{"recipe.known_ids": "skip"})], memory_root)

@@ -1,0 +1,91 @@
+"""`nights.ingest`: a night adds the new images of the source of its corpus first, once, and leaves the corpus itself as it was."""
+
+import shutil
+from datetime import date
+from types import SimpleNamespace
+
+import pytest
+
+from data_prep.shard_format import load_manifest
+from flows.catalog import find_corpus
+from flows.end_to_end import prepare_stage
+from flows.requests.forms import PipelineRequest
+from flows.requests.pipeline_plan import resolve_pipeline
+from flows.stages.engines import open_engines
+from flows.stages.prepare_corpus import prepare_corpora, source_request
+from infra.settings import Settings
+from infra.storage import open_store
+
+from ...pictures import blurred
+
+NIGHT = date(2026, 11, 23)
+GROWING = {"overrides": {"nights.ingest": True}}
+
+
+def plan_of(root, night=NIGHT, **changes):
+    given = {"name": "nightly", "corpus": "birds", "recipe": "digits", "tasks": ("birds",), **changes}
+    return resolve_pipeline(root, PipelineRequest(**given), night)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    def add(label, numbers):
+        (tmp_path / "birds" / label).mkdir(parents=True, exist_ok=True)
+        for number in numbers:
+            (tmp_path / "birds" / label / f"{number}.jpg").write_bytes(blurred(number))
+
+    add("jay", range(160))
+    add("owl", range(500, 660))
+    return SimpleNamespace(path=tmp_path / "birds", add=add)
+
+
+@pytest.mark.slow
+def test_a_night_trains_on_the_images_that_came_since(root, folder):
+    with open_engines(Settings(root=root)) as engines:
+        (base,), _, _ = prepare_corpora([source_request(root, str(folder.path), "birds")], engines)
+
+        def night(number):
+            """What the stage recorded, and the manifest of the corpus to train on."""
+            rows, plan = [], plan_of(root, date(2026, 11, number), **GROWING)
+            recorder = SimpleNamespace(stage=lambda *row: rows.append(row), note=lambda **_: None)
+            corpora = prepare_stage(plan, engines, recorder)
+            return rows[0], corpora[0].manifest
+
+        row, first = night(23)
+        assert first.version == base.manifest.version
+        assert "birds 320, birds 320 images, 0 new images" in row[4]
+        assert row[1:3] == (None, True)
+        folder.add("owl", range(700, 705))
+        row, second = night(24)
+        assert second.counts.num_accepted == 325
+        assert second.added_to["version"] == first.version
+        assert "5 new images" in row[4]
+        assert row[1].startswith("prepare-birds")
+        assert row[2] is False
+        assert find_corpus(root, "birds").uri.endswith(second.version)
+        row, third = night(25)
+        assert third.version == second.version
+        assert "0 new images" in row[4]
+        (folder.path / "jay" / "3.jpg").unlink()  # the source is another one, without anything new
+        for number in (26, 27):
+            row, fourth = night(number)
+            assert fourth.version == second.version
+            assert "0 new images" in row[4]
+        assert load_manifest(open_store(base.uri)) == base.manifest
+
+
+def test_of_a_night_the_key_does_not_change_when_its_corpus_has_grown(root, digits, tmp_path):
+    keys = {plan_of(root, corpus=digits.uri, tasks=(digits.uri,), **GROWING).key}
+    shutil.copytree(digits.uri.removeprefix("file://"), tmp_path / "copy")
+    manifest = (tmp_path / "copy" / "manifest.json").read_text()
+    (tmp_path / "copy" / "manifest.json").write_text(manifest.replace(load_manifest(digits).digest, "0" * 64))
+    grown = {"corpus": str(tmp_path / "copy"), "tasks": (digits.uri,)}
+    assert keys == {plan_of(root, **grown, **GROWING).key}
+    by_hand = {plan_of(root, None, **given, **GROWING).key for given in (grown, grown | {"corpus": digits.uri})}
+    assert len(by_hand) == 2
+    assert keys.isdisjoint(by_hand | {plan_of(root, corpus=digits.uri, tasks=(digits.uri,)).key})
+
+
+def test_a_preset_cannot_grow(root):
+    with pytest.raises(ValueError, match=r"nights\.ingest: 'digits' is a preset, whose images stay the same"):
+        plan_of(root, corpus="digits", tasks=("digits",), **GROWING)
