@@ -72,8 +72,11 @@ def test_an_absent_record_costs_no_request_and_keys_are_those_of_the_listing(sto
     assert not store.exists(INDEX_KEY)  # so few reads are not worth a write
 
 
+# With names: those made from the bytes hold the second of their compression, and each process of a run must collect the same.
 @pytest.mark.parametrize(
-    "damaged", [b"", b"text", gzip.compress(b"[]"), gzip.compress(json.dumps({"format": 0, "records": {}}).encode())]
+    "damaged",
+    [b"", b"text", gzip.compress(b"[]"), gzip.compress(json.dumps({"format": 0, "records": {}}).encode())],
+    ids=["empty", "text", "no records", "another format"],
 )
 def test_an_index_that_cannot_be_read_is_written_anew(store, damaged):
     store.write(INDEX_KEY, damaged)
