@@ -101,7 +101,10 @@ def prepare_stage(plan: PipelinePlan, engines: Engines, recorder: "PipelineRecor
         "prepare", key, reused, time.monotonic() - started, f"{counts} images, {added}{refused:,} refused",
         f"{open_store(engines.root).uri}/corpora",
     )  # fmt: skip
-    recorder.note(corpora={c.manifest.name: c.manifest.digest for c in corpora})
+    recorder.note(
+        corpora={c.manifest.name: c.manifest.digest for c in corpora},
+        images={c.manifest.name: c.manifest.counts.num_accepted for c in corpora},
+    )
     return corpora
 
 

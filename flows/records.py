@@ -84,6 +84,8 @@ class PipelineRecord(StoredRecord):
     stages: tuple[StageRecord, ...] = ()
     corpora: dict[str, str] = Field(default_factory=dict)
     """Digests of the corpora by name."""
+    images: dict[str, int] = Field(default_factory=dict)
+    """Images of the corpora by name; empty in records of older versions."""
     model: str | None = None
     """URI of the published model."""
     model_digest: str | None = None

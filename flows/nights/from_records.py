@@ -152,7 +152,7 @@ def read_predictions(root: Store, score: Score) -> Predictions | None:
 
 
 def facts_of(root: Store, record: PipelineRecord) -> dict[str, Any]:
-    """What the scores may depend on: request, corpora, code, versions and hardware, by dotted name."""
+    """What the scores may depend on: request, corpora and their images, code, versions and hardware, by dotted name."""
     request = {name: value for name, value in record.request.items() if name not in _NO_RESULT}
     overrides: Mapping[str, Any] = request.pop("overrides", {})
     facts: dict[str, Any] = {
@@ -163,6 +163,7 @@ def facts_of(root: Store, record: PipelineRecord) -> dict[str, Any]:
             if not name.startswith(("execution.", "nights."))
         },
         **{f"corpora.{name}": digest[:12] for name, digest in record.corpora.items()},
+        **{f"images.{name}": number for name, number in record.images.items()},
     }
     for stage in record.stages:
         if stage.stage == "pretrain" and stage.run_key:

@@ -37,7 +37,7 @@ def score(right, split="same"):
     return TaskScore(float(right.mean()), len(right), 0.1, split, right)
 
 
-def store_night(root, night, *, name="nightly", state="finished", overrides=None, corpora=None):
+def store_night(root, night, *, name="nightly", state="finished", overrides=None, corpora=None, images=None):
     """Writes what a pipeline with these scores leaves in the store; its record."""
     stages = []
     for nth, model in enumerate(night.models):
@@ -53,7 +53,8 @@ def store_night(root, night, *, name="nightly", state="finished", overrides=None
     at = (night.night - date(1970, 1, 1)).total_seconds()
     record = PipelineRecord(
         key=night.key, name=name, request={"name": name, "seed": 0, "overrides": overrides or {}}, night=night.night, state=state,
-        started_at=at, updated_at=at, stages=stages, corpora=corpora or {"birds": 64 * "a"}, model=f"models/{night.models[0]}",
+        started_at=at, updated_at=at, stages=stages, corpora=corpora or {"birds": 64 * "a"}, images=images or {"birds": 1500},
+        model=f"models/{night.models[0]}",
         model_digest=night.models[0],
     )  # fmt: skip
     write_pipeline(root, record)

@@ -49,10 +49,12 @@ def test_a_worse_night_says_so_and_the_command_says_the_same(store, root):
     assert first.sentence == "Not compared: there is neither a champion nor an earlier whole night."
     for _ in range(4):
         judged(store, nights.night())
-    worse = judged(store, nights.night(shift=-1.0), corpora={"birds": 64 * "b"})
+    worse = judged(store, nights.night(shift=-1.0), corpora={"birds": 64 * "b"}, images={"birds": 1505})
     assert worse.verdict.word == "worse"
     assert worse.sentence.startswith("Worse than last night (night of 2026-01-06): -")
-    assert worse.sentence.endswith("Changed since: corpora.birds aaaaaaaaaaaa to bbbbbbbbbbbb.")
+    assert worse.sentence.endswith(
+        "Changed since: corpora.birds aaaaaaaaaaaa to bbbbbbbbbbbb, images.birds 1500 to 1505."
+    )
     assert all(difference.paired for difference in worse.verdict.against[0].differences)
     judged(store, nights.night())  # what comes later changes nothing
     assert judge_again(store, worse) == worse.verdict
