@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import torch
 from jaxtyping import Float32, Int64
 
+from data_prep.parquet_files import open_parquet
 from data_prep.shard_format import ShardReader, load_class_names, load_manifest
 from infra.runs.stopping import StopPoller
 from infra.runs.watchdog import note_progress
@@ -89,7 +90,7 @@ def counts_of(folder: Store, parts: Sequence[FeaturePart]) -> Counts:
     """The sum over all parts; reads only their footers."""
 
     def read(part: FeaturePart) -> Counts:
-        with folder.open(part.key) as file, pq.ParquetFile(file, pre_buffer=False) as parquet:
+        with folder.open(part.key) as file, open_parquet(file) as parquet:
             return Counts(**json.loads(parquet.metadata.metadata[COUNTS]))
 
     with ThreadPoolExecutor(_READERS) as pool:
