@@ -23,7 +23,7 @@ def test_a_request_that_the_form_or_the_flow_would_refuse_is_not_submitted(trigg
     for changes, says in [
         (["seed=three"], "seed: must be a whole number, not 'three'"),
         (["seed=-1"], "seed: must be at least 0, not -1"),
-        (["recipe=vit-g"], "or 'bit-r152x2-jft', not 'vit-g'"),
+        (["recipe=vit-g"], "or 'bit-r152x4-jft', not 'vit-g'"),
         (["sed=1"], "Did you mean 'seed'?"),
         (["tasks=[]"], "tasks: must not be left empty, not []"),
         (["corpus=brids"], "There is no corpus 'brids' below s3://vitline; available: "),
