@@ -19,7 +19,7 @@ from infra.storage import Store, listed_records, open_store
 from vit.branch import branches_of
 from vit.model_names import find_published, is_location
 from vit.model_record import ModelRecord
-from vit.training.checkpoint_names import kept_steps
+from vit.training.checkpoints.names import kept_steps
 
 if TYPE_CHECKING:
     from data_prep.corpus_stats import CorpusStats

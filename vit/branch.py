@@ -11,7 +11,7 @@ from infra.names import there_are
 from infra.records import reading
 from infra.storage import Store, open_store
 from vit.config import ParentCheckpoint, TrainRecipe
-from vit.training.checkpoint_names import FOLDER, find_checkpoints, kept_steps, no_checkpoint, pin_key
+from vit.training.checkpoints.names import FOLDER, find_checkpoints, kept_steps, no_checkpoint, pin_key
 
 BRANCHES = "branches/"
 """In the folder of a run: one record for every branch of it."""

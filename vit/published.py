@@ -52,7 +52,7 @@ from vit.models.config import NetworkConfig, TransformerConfig, check_same_netwo
 from vit.models.limits import check_limits
 from vit.models.network import Network
 from vit.models.pos_embed import resample_positions
-from vit.training.checkpoint import CheckpointError
+from vit.training.checkpoints.manifest import CheckpointError
 from vit.training.tensor_file import raw_bytes, read_tensors, write_tensors
 
 log = logging.getLogger(__name__)

@@ -10,16 +10,10 @@ from collections.abc import Callable
 from torch import Tensor
 
 from infra.storage import Store
-from vit.training.checkpoint import (
-    CannotResume,
-    CheckpointError,
-    CheckpointRef,
-    load_state_tensors,
-    read_again,
-    restore,
-    state_tensors,
-)
-from vit.training.checkpoint_names import FOLDER, MANIFEST, CheckpointName, find_checkpoints, parse_prefix
+from vit.training.checkpoints.manifest import CannotResume, CheckpointError, CheckpointRef
+from vit.training.checkpoints.names import FOLDER, MANIFEST, CheckpointName, find_checkpoints, parse_prefix
+from vit.training.checkpoints.read import read_again
+from vit.training.checkpoints.state_tensors import load_state_tensors, restore, state_tensors
 from vit.training.train import TrainState
 from vit.training.world import World
 

@@ -37,8 +37,10 @@ from vit.published import adapt, initialised, load_model, publish
 from vit.rewind import rewind
 from vit.run_spec import MIXTURE_KEY, RunSpec, StartRecord, WorkerError, parent_spec
 from vit.training.bad_examples import BadExamples
-from vit.training.checkpoint import CannotResume, CheckpointSaver, RunIdentity, list_checkpoints, resume, start_from
-from vit.training.checkpoint_names import kept_steps, lasts
+from vit.training.checkpoints.manifest import CannotResume, RunIdentity
+from vit.training.checkpoints.names import kept_steps, lasts, list_checkpoints
+from vit.training.checkpoints.resume import resume, start_from
+from vit.training.checkpoints.save import CheckpointSaver
 from vit.training.evaluate import Evaluation, evaluate, evaluate_patches
 from vit.training.guard.spike_guard import Spike
 from vit.training.reporter import Reporter, system_metrics

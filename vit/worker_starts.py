@@ -14,7 +14,7 @@ from infra.runs.claims import ClaimHolder, ClaimLost
 from infra.runs.progress import write_progress
 from infra.storage import Store, open_store
 from vit.run_spec import read_progress
-from vit.training.checkpoint_names import newest_step
+from vit.training.checkpoints.names import newest_step
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from infra.runs.run_state import NO_STATE, RunStateRecord, read_state
 from infra.runs.segments import journal_keys, merge_journal
 from infra.storage import Keys, Store, open_store
 from vit.model_record import CONFIG, PUBLISHING, WEIGHTS, file_key, published_record
-from vit.training.checkpoint_names import find_checkpoints, kept_checkpoints, pin_key
+from vit.training.checkpoints.names import find_checkpoints, kept_checkpoints, pin_key
 
 FOLDERS = (
     "champions", "chaos", "claims", "corpora", "doctor", "features", "flow-runs", "mlflow-artifacts", "models", "nights",

@@ -20,7 +20,7 @@ from vit.corpora.training_corpora import open_corpora
 from vit.model_record import published_record
 from vit.models.config import check_same_network, network_config
 from vit.run_spec import RunSpec, make_spec, parent_spec
-from vit.training.checkpoint_names import kept_steps, newest_step, no_checkpoint
+from vit.training.checkpoints.names import kept_steps, newest_step, no_checkpoint
 
 
 def resolve_pretrain(root: str, request: PretrainRequest) -> TrainConfig:

@@ -11,7 +11,7 @@ from infra.storage import open_store
 from vit.branch import pin_parent
 from vit.config import TrainConfig
 from vit.run_spec import START_TRY_S, RunSpec, make_spec, read_progress
-from vit.training.checkpoint_names import newest_step
+from vit.training.checkpoints.names import newest_step
 
 
 def train_model(config: TrainConfig, engines: Engines, night: date | None = None) -> tuple[RunSpec, StageResult]:

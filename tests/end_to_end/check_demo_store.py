@@ -10,7 +10,7 @@ from infra.runs.journal import read_journal
 from infra.settings import Settings
 from infra.storage import open_store
 from vit.published import load_model
-from vit.training.checkpoint import list_checkpoints
+from vit.training.checkpoints.names import list_checkpoints
 from vit.vtab.evaluate import list_scores
 
 

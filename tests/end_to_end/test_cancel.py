@@ -13,7 +13,7 @@ import pytest
 from flows.records import read_pipeline
 from infra.local.processes import child_environment
 from infra.runs.run_state import read_state
-from vit.training.checkpoint import list_checkpoints
+from vit.training.checkpoints.names import list_checkpoints
 
 from ..servers import TINY
 

@@ -23,7 +23,7 @@ from infra.runs.watching import Watch
 from infra.settings import Settings
 from vit.published import load_model
 from vit.run_spec import make_spec
-from vit.training.checkpoint import list_checkpoints
+from vit.training.checkpoints.names import list_checkpoints
 
 from .undisturbed import train_undisturbed
 

@@ -6,7 +6,7 @@ import pytest
 
 from infra.runs.claims import read_claim
 from infra.runs.run_state import read_state
-from vit.training.checkpoint import list_checkpoints
+from vit.training.checkpoints.names import list_checkpoints
 
 from ..servers import TINY
 

@@ -21,8 +21,10 @@ from vit.branch import branches_of, pin_parent
 from vit.published import adapt, load_model
 from vit.run import TrainingRun
 from vit.run_spec import make_spec
-from vit.training.checkpoint import list_checkpoints, open_checkpoint, prune, read_checkpoint
-from vit.training.checkpoint_names import find_checkpoints, kept_steps
+from vit.training.checkpoints.manifest import open_checkpoint
+from vit.training.checkpoints.names import find_checkpoints, kept_steps, list_checkpoints
+from vit.training.checkpoints.read import read_checkpoint
+from vit.training.checkpoints.save import prune
 from vit.training.guard.spike_guard import SpikeGuard
 from vit.training.world import World
 

@@ -14,7 +14,7 @@ from infra.runs.run_state import read_state
 from infra.storage import open_store
 from vit.run import TrainingRun
 from vit.run_spec import make_spec
-from vit.training.checkpoint import list_checkpoints
+from vit.training.checkpoints.names import list_checkpoints
 from vit.training.world import World
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -25,7 +25,7 @@ from infra.runs.watchdog import note_progress
 from infra.storage import open_store
 from vit.input.decoding import processes, training
 from vit.run import TrainingRun
-from vit.training.checkpoint import list_checkpoints
+from vit.training.checkpoints.names import list_checkpoints
 from vit.training.world import World
 
 run, gather = open_store(sys.argv[1]), training._gather

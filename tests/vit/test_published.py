@@ -25,7 +25,7 @@ from vit.input.image_contract import ImageContract
 from vit.models.config import ViTConfig
 from vit.models.vit import VisionTransformer
 from vit.published import adapt, load_model, publish, verify_model
-from vit.training.checkpoint import CheckpointError
+from vit.training.checkpoints.manifest import CheckpointError
 from vit.training.train import forward
 from vit.vtab.evaluate import published_digest
 

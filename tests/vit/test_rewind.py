@@ -7,7 +7,10 @@ from infra.config import replace
 from infra.runs.claims import ClaimLost
 from infra.storage import open_store
 from vit.rewind import rewind
-from vit.training.checkpoint import CannotResume, CheckpointSaver, list_checkpoints, state_tensors
+from vit.training.checkpoints.manifest import CannotResume
+from vit.training.checkpoints.names import list_checkpoints
+from vit.training.checkpoints.save import CheckpointSaver
+from vit.training.checkpoints.state_tensors import state_tensors
 from vit.training.train import initial_state, train_step
 from vit.training.world import World
 

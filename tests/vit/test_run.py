@@ -28,7 +28,8 @@ from vit.models.config import BiTConfig, HybridConfig, ViTConfig
 from vit.published import adapt, load_model
 from vit.run import TrainingRun
 from vit.run_spec import make_spec
-from vit.training.checkpoint import CheckpointError, list_checkpoints
+from vit.training.checkpoints.manifest import CheckpointError
+from vit.training.checkpoints.names import list_checkpoints
 from vit.training.reporter import Reporter, system_metrics
 from vit.training.world import World
 

@@ -10,7 +10,7 @@ from infra.runs.claims import take_claim
 from infra.runs.run_state import read_state, request_stop
 from infra.storage import open_store
 from vit.run_spec import make_spec, read_progress, read_starts
-from vit.training.checkpoint_names import checkpoint_prefix, newest_step
+from vit.training.checkpoints.names import checkpoint_prefix, newest_step
 from vit.worker_starts import NoRoom, StartsFailed, WorkerStarts, clear_waiting, report_waiting, waits
 
 

@@ -12,7 +12,8 @@ from flows.chaos.scenario import scenario
 from infra.runs.journal import read_journal
 from infra.runs.run_state import StopReason
 from infra.runs.stopping import StopPoller
-from vit.training.checkpoint import list_checkpoints, newest_checkpoint
+from vit.training.checkpoints.names import list_checkpoints
+from vit.training.checkpoints.read import newest_checkpoint
 
 STOP_AT = 12
 

@@ -14,7 +14,7 @@ from infra.runs.run_state import NO_STATE, read_state
 from infra.settings import Settings
 from infra.storage import Store
 from vit.run_spec import START_TRY_S, make_spec, read_progress, read_starts
-from vit.training.checkpoint import list_checkpoints
+from vit.training.checkpoints.names import list_checkpoints
 
 NEEDS = "one free CPU in Ray"
 

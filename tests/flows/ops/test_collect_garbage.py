@@ -26,7 +26,7 @@ from infra.runs.journal import read_journal
 from infra.runs.run_state import write_state
 from infra.settings import Settings
 from infra.storage import open_store
-from vit.training.checkpoint import list_checkpoints
+from vit.training.checkpoints.names import list_checkpoints
 
 WEEKS = 14 * DAY_S
 

@@ -20,7 +20,7 @@ from infra.runs.claims import read_claim
 from infra.runs.run_state import read_state
 from infra.storage import open_store
 from vit.run_spec import read_progress
-from vit.training.checkpoint import list_checkpoints
+from vit.training.checkpoints.names import list_checkpoints
 
 from ...servers import eventually
 

@@ -15,7 +15,7 @@ from infra.runs.journal import read_journal
 from infra.runs.run_state import read_state
 from infra.settings import Settings
 from vit.run_spec import make_spec
-from vit.training.checkpoint_names import FOLDER, find_checkpoints, kept_steps
+from vit.training.checkpoints.names import FOLDER, find_checkpoints, kept_steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.servers, pytest.mark.timeout(1800)]
 

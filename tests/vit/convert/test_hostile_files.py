@@ -23,7 +23,7 @@ from vit.model_record import read_classes, read_contract
 from vit.models.build import build_network
 from vit.models.config import BiTConfig, ViTConfig
 from vit.published import load_model, model_digest, publish
-from vit.training.checkpoint import CheckpointError
+from vit.training.checkpoints.manifest import CheckpointError
 
 TINY = ViTConfig(
     image_size_px=8, patch_size_px=4, embed_dim=8, depth=1, num_heads=2, mlp_dim=8, pool="gap", pos_embed="none"

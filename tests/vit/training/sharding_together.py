@@ -14,7 +14,8 @@ from infra.storage import open_store
 from tests.vit.training.train_together import NUM_CLASSES, RECIPE, STEPS, part
 from vit.config import ExecutionConfig
 from vit.published import content_digest
-from vit.training.checkpoint import CheckpointSaver, resume
+from vit.training.checkpoints.resume import resume
+from vit.training.checkpoints.save import CheckpointSaver
 from vit.training.sharding.fsdp import shard
 from vit.training.sharding.slices import own_slice
 from vit.training.train import initial_state, train

@@ -10,7 +10,9 @@ import pytest
 from infra.storage import open_store
 from vit.config import ExecutionConfig
 from vit.published import content_digest
-from vit.training.checkpoint import list_checkpoints, open_checkpoint, resume
+from vit.training.checkpoints.manifest import open_checkpoint
+from vit.training.checkpoints.names import list_checkpoints
+from vit.training.checkpoints.resume import resume
 from vit.training.sharding.fsdp import machines_of, shard
 from vit.training.train import initial_state
 from vit.training.world import World

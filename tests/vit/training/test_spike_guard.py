@@ -9,7 +9,7 @@ from pydantic import ValidationError
 import vit.training.train
 from infra.config import digest_of, replace
 from vit.config import ExecutionConfig, SpikeGuardConfig
-from vit.training.checkpoint import load_state_tensors, state_tensors
+from vit.training.checkpoints.state_tensors import load_state_tensors, state_tensors
 from vit.training.guard.spike_guard import SpikeGuard
 from vit.training.train import initial_state, train, train_step
 from vit.training.world import World

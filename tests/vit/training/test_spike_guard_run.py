@@ -17,7 +17,9 @@ from infra.storage import open_store
 from vit.corpora.training_corpora import open_corpora
 from vit.run import TrainingRun
 from vit.run_spec import make_spec
-from vit.training.checkpoint import list_checkpoints, open_checkpoint, read_checkpoint
+from vit.training.checkpoints.manifest import open_checkpoint
+from vit.training.checkpoints.names import list_checkpoints
+from vit.training.checkpoints.read import read_checkpoint
 from vit.training.guard.spike_guard import SpikeGuard
 from vit.training.world import World
 from vit.vtab.trained.top_losses import load_shown

@@ -12,7 +12,7 @@ from infra.config import replace
 from vit.config import ExecutionConfig
 from vit.input.prefetch import Waits
 from vit.models.network import normalised
-from vit.training.checkpoint import load_state_tensors, state_tensors
+from vit.training.checkpoints.state_tensors import load_state_tensors, state_tensors
 from vit.training.train import Hook, forward, initial_state, train, train_step
 from vit.training.world import World
 

@@ -14,7 +14,7 @@ from vit.input.batches import Batch
 from vit.input.config import AugmentConfig, InputConfig
 from vit.models.config import ViTConfig
 from vit.training.bad_examples import BadExamples
-from vit.training.checkpoint import load_state_tensors, state_tensors
+from vit.training.checkpoints.state_tensors import load_state_tensors, state_tensors
 from vit.training.train import initial_state, train
 from vit.training.world import World
 

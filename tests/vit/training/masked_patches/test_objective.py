@@ -17,7 +17,7 @@ from vit.models.masked_patches import MaskedPatchModel
 from vit.published import load_model
 from vit.run import TrainingRun
 from vit.run_spec import make_spec
-from vit.training.checkpoint import load_state_tensors, state_tensors
+from vit.training.checkpoints.state_tensors import load_state_tensors, state_tensors
 from vit.training.masked_patches.objective import batch_corruption
 from vit.training.train import initial_state, train, train_step
 from vit.training.world import World

@@ -12,19 +12,13 @@ import torch.distributed as dist
 from infra.config import digest_of, replace
 from infra.runs.claims import ClaimLost
 from infra.storage import open_store
-from vit.training import checkpoint
-from vit.training.checkpoint import (
-    CannotResume,
-    CheckpointError,
-    CheckpointSaver,
-    checkpoint_prefix,
-    list_checkpoints,
-    newest_checkpoint,
-    owners,
-    resume,
-    state_tensors,
-)
-from vit.training.checkpoint_names import lasts
+from vit.training.checkpoints import save
+from vit.training.checkpoints.manifest import CannotResume, CheckpointError
+from vit.training.checkpoints.names import checkpoint_prefix, lasts, list_checkpoints
+from vit.training.checkpoints.read import newest_checkpoint
+from vit.training.checkpoints.resume import resume
+from vit.training.checkpoints.save import CheckpointSaver, owners
+from vit.training.checkpoints.state_tensors import state_tensors
 from vit.training.sharding.slices import own_slice
 from vit.training.train import initial_state, train_step
 from vit.training.world import World
@@ -309,14 +303,14 @@ def test_worker_that_wakes_after_its_replacement_has_committed_changes_nothing(r
     """Both are of one attempt, so neither has lost a claim; the old one is suspended before it writes its tensors."""
     old, state = trained(1), trained(2)
     old.step = state.step
-    saver, write = CheckpointSaver(run, attempt=1), checkpoint.write_tensors
+    saver, write = CheckpointSaver(run, attempt=1), save.write_tensors
 
     def suspended(*args):
         monkeypatch.undo()
         commit(run, state, meta)
         return write(*args)
 
-    monkeypatch.setattr(checkpoint, "write_tensors", suspended)
+    monkeypatch.setattr(save, "write_tensors", suspended)
     saver.save(old, {**meta, "save_id": "old"})
     saver.wait()
     restored = trained(1)
@@ -328,7 +322,7 @@ def test_rank_0_does_not_wait_for_ranks_that_found_the_checkpoint_committed(run,
     """An earlier start of the same attempt wakes and commits it after the new rank 0 has looked, and before rank 1 looks."""
     state = trained(2)
     saver = CheckpointSaver(run, attempt=1, world_size=2, peer_timeout_s=5.0)
-    write = checkpoint.write_tensors
+    write = save.write_tensors
 
     def overtaken(*args):
         monkeypatch.undo()
@@ -336,7 +330,7 @@ def test_rank_0_does_not_wait_for_ranks_that_found_the_checkpoint_committed(run,
         CheckpointSaver(run, attempt=1, rank=1, world_size=2)._write({}, {"step": 2, "save_id": "new"})
         return write(*args)
 
-    monkeypatch.setattr(checkpoint, "write_tensors", overtaken)
+    monkeypatch.setattr(save, "write_tensors", overtaken)
     saver.save(state, {**meta, "save_id": "new"})
     saver.wait()
     restored = trained(1)
@@ -349,7 +343,7 @@ def test_attempt_that_loses_its_claim_while_it_commits_deletes_no_file_of_its_su
 ):
     commit(run, trained(1), meta)
     theirs, held = f"{checkpoint_prefix(2, 2)}/rank-00000-of-00001-new.safetensors", [True]
-    real = checkpoint.commit
+    real = save.commit
 
     def suspended(*args):
         real(*args)
@@ -360,7 +354,7 @@ def test_attempt_that_loses_its_claim_while_it_commits_deletes_no_file_of_its_su
         if not held:
             raise ClaimLost("attempt 2 holds it")
 
-    monkeypatch.setattr(checkpoint, "commit", suspended)
+    monkeypatch.setattr(save, "commit", suspended)
     saver = CheckpointSaver(run, attempt=1, check_claim=check)
     saver.save(trained(3), {**meta, "save_id": "old"})
     with pytest.raises(ClaimLost):
@@ -373,7 +367,7 @@ def test_an_attempt_that_wakes_while_it_deletes_leaves_the_unfinished_save_of_it
     commit(run, trained(3), meta)
     theirs = f"{checkpoint_prefix(2, 2)}/rank-00000-of-00001-new.safetensors"
     run.write(theirs, b"being written by attempt 2, which resumed at step 1")
-    checkpoint.prune(run, 2, newest=checkpoint_prefix(3, 1))
+    save.prune(run, 2, newest=checkpoint_prefix(3, 1))
     assert run.exists(theirs)
 
 

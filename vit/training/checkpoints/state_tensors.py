@@ -1,0 +1,63 @@
+"""The tensors of a TrainState by name, as checkpoints hold them."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from vit.training.checkpoints.manifest import CheckpointError, CheckpointRef
+from vit.training.sharding.slices import fill, sliced_like
+from vit.training.train import TrainState
+
+
+def state_tensors(state: TrainState) -> dict[str, Tensor]:
+    """Every tensor of the state by name: model/, average/, optim/<parameter>/<moment>.
+
+    Names come from `named_parameters`, not from the optimizer's integer ids, which depend on the parameter groups.
+    """
+    tensors = {f"model/{name}": value for name, value in state.model.state_dict().items()}
+    tensors |= {f"average/{name}": value for name, value in (state.average or {}).items()}
+    for name, parameter in state.model.named_parameters():
+        for moment, value in state.optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                tensors[f"optim/{name}/{moment}"] = value
+    return tensors
+
+
+def load_state_tensors(state: TrainState, tensors: Mapping[str, Tensor]) -> None:
+    """The inverse of `state_tensors`, in place. Raises CheckpointError for a missing or extra tensor or a wrong shape."""
+    expected = {f"model/{n}": v for n, v in state.model.state_dict().items()}
+    expected |= {f"average/{n}": v for n, v in (state.average or {}).items()}
+    parameters = {name: parameter for name, parameter in state.model.named_parameters() if parameter.requires_grad}
+    optim = {name: value for name, value in tensors.items() if name.startswith("optim/")}
+    kept = {name.split("/")[1] for name in optim}
+    missing = set(expected) - set(tensors) | ({f"optim/{n}" for n in set(parameters) - kept} if kept else set())
+    stray = set(tensors) - set(expected) - set(optim) | {f"optim/{n}" for n in kept - set(parameters)}
+    if missing:
+        raise CheckpointError(
+            f"The checkpoint lacks {len(missing)} tensors of the model, such as {sorted(missing)[:5]}. It belongs to "
+            "another network; start a new run."
+        )
+    if stray:
+        raise CheckpointError(
+            f"The checkpoint has {len(stray)} tensors that the model does not have, such as {sorted(stray)[:5]}. It "
+            "belongs to another network; start a new run."
+        )
+    for name, target in expected.items():
+        if target.shape != tensors[name].shape:
+            raise CheckpointError(
+                f"{name} has shape {tuple(tensors[name].shape)} in the checkpoint, but {tuple(target.shape)} in the "
+                "model. The checkpoint belongs to another network; start a new run."
+            )
+        fill(target, tensors[name])
+    for name, value in optim.items():
+        _, parameter_name, moment = name.split("/")
+        parameter = parameters[parameter_name]
+        # Adam's step counter moves too: a fused optimizer keeps it on the device of the parameter.
+        state.optimizer.state[parameter][moment] = sliced_like(parameter, value)
+
+
+def restore(state: TrainState, ref: CheckpointRef, tensors: Mapping[str, Tensor]) -> None:
+    """Makes `state` that of a checkpoint."""
+    load_state_tensors(state, tensors)
+    state.step = ref.step
+    state.guard.load(ref.manifest.get("guard"))
