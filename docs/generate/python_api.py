@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
@@ -58,12 +59,12 @@ def python_page() -> str:
 
 
 def function_lines(function: Callable[..., Any]) -> list[str]:
-    shown = f"from {function.__module__} import {function.__name__}\n\n{signature(function)}"
+    shown = f"from {public_module(function)} import {function.__name__}\n\n{signature(function)}"
     return [f"### {function.__name__}", f"```python\n{shown}\n```", text(doc_of(function))]
 
 
 def class_lines(cls: type) -> list[str]:
-    shown = f"from {cls.__module__} import {cls.__name__}"
+    shown = f"from {public_module(cls)} import {cls.__name__}"
     lines = [f"### {cls.__name__}", f"```python\n{shown}\n```", text(doc_of(cls))]
     if issubclass(cls, BaseModel):
         rows = [[f"`{name}`", *described(name, field)[::2]] for name, field in cls.model_fields.items()]
@@ -76,6 +77,13 @@ def class_lines(cls: type) -> list[str]:
         if function and not name.startswith("_") and inspect.getdoc(function):
             lines += [f"#### {cls.__name__}.{name}", f"```python\n{signature(function)}\n```", text(doc_of(function))]
     return lines
+
+
+def public_module(member: Any) -> str:
+    """Where others import it from: the package that exports it, else its own module."""
+    package = member.__module__.rpartition(".")[0]
+    exported = member.__name__ in getattr(sys.modules.get(package), "__all__", ())
+    return package if exported else str(member.__module__)
 
 
 def annotations(cls: type) -> dict[str, str]:

@@ -10,8 +10,9 @@ from unittest.mock import patch
 
 import pytest
 
-from data_prep import parquet_files, shard_format
+from data_prep import parquet_files
 from data_prep.plan import check_refused
+from data_prep.shard_format import open_checked
 from flows.chaos.bench import Bench
 from flows.chaos.faults import checkpoint_faults, claim_faults, data_faults, process_faults, store_faults
 from flows.chaos.scenario import Scenario
@@ -125,8 +126,8 @@ BREAKS = {
 @contextlib.contextmanager
 def unchecked_shards():
     with (
-        patch.object(shard_format, "_check_identity", lambda *_: None),
-        patch.object(shard_format, "_check_key", lambda *_: None),
+        patch.object(open_checked, "check_identity", lambda *_: None),
+        patch.object(open_checked, "check_key", lambda *_: None),
     ):
         yield
 
