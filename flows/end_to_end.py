@@ -18,7 +18,8 @@ from data_prep.shard_format import load_manifest
 from flows.nights.from_records import night_of
 from flows.nights.night_record import THE_GATE, NightRecord, write_night
 from flows.nights.promote import make_champion
-from flows.records import PipelineRecord, StageRecord, write_pipeline
+from flows.nights.settings import NightSettings
+from flows.records import PipelineRecord, StageRecord, read_pipeline, write_pipeline
 from flows.reports.pipeline_report import write_report
 from flows.requests.evaluation_plan import EvaluationPlan
 from flows.requests.named_corpora import CorpusChoice
@@ -27,15 +28,19 @@ from flows.requests.prepare_config import growth_request
 from flows.requests.training_config import on_corpora
 from flows.stages.engines import Engines
 from flows.stages.evaluate_tasks import evaluate_tasks
+from flows.stages.long_run import next_step, train_cooldown, train_part
 from flows.stages.prepare_corpus import PreparedCorpus, prepare_corpora
 from flows.stages.pretrain import train_model
-from flows.stages.stage import Skipped, StageFailed, exclusively, run_store
+from flows.stages.stage import Skipped, StageFailed, StageResult, exclusively, run_store
 from infra.config import replace
+from infra.records import UnreadableRecord
 from infra.redact import cleaned
 from infra.runs.claims import ClaimHolder
 from infra.runs.run_state import RunState
 from infra.storage import open_store
+from vit.config import TrainConfig
 from vit.model_record import published_record
+from vit.run_spec import RunSpec, make_spec
 from vit.vtab.evaluate import EvaluationSpec, Score, TaskRef
 from vit.vtab.protocols import over_seeds
 from vit.vtab.published.report import group_means
@@ -154,7 +159,10 @@ def pretrain_stage(
     """URI of the published model of the n-th seed. The record names that of the first."""
     training = on_corpora(plan.training, plan.request, [corpus.uri for corpus in corpora])
     training = replace(training, **{"recipe.seed": training.recipe.seed + nth_seed})
-    spec, trained = train_model(training, engines, plan.night)
+    if plan.nights.advance_images is None:
+        spec, trained = train_model(training, engines, plan.night)
+    else:
+        spec, trained = go_on(plan.nights, training, engines, recorder)
     state = trained.state
     what = f"{state['images_seen']:,} images in {state['step']:,} steps"
     if "val_top1" in state:
@@ -168,6 +176,26 @@ def pretrain_stage(
         digest = published_record(open_store(model))["digest"]
         recorder.note(model=model, model_digest=digest, images_seen=state["images_seen"])
     return model
+
+
+def go_on(
+    nights: NightSettings, training: TrainConfig, engines: Engines, recorder: "PipelineRecorder"
+) -> tuple[RunSpec, StageResult]:
+    """Trains the long run a part further. Returns the run whose model is scored: a cooldown from there, or the long run at its end."""
+    advance, cooldown = nights.advance_images or 0, nights.cooldown_images or 0
+    run, recipe = run_store(engines.root, make_spec(training, engines.root).run_key), training.recipe
+    # A pipeline that was cut goes to the step that it had begun for, however far it came.
+    step = recorder.record.long_run_step or next_step(recipe, advance, run)
+    recorder.note(long_run_step=step)
+    long_run, trained = train_part(training, engines, step)
+    if step == recipe.total_steps:
+        if trained.reused:
+            engines.observer.say(f"{long_run.run_key} is at its end, so there was nothing left to train")
+        return long_run, trained
+    batch = recipe.input.global_batch_size
+    what = f"{step * batch:,} of {recipe.total_steps * batch:,} images of the long run"
+    recorder.stage("advance", long_run.run_key, trained.reused, trained.wall_s, what, run.uri)
+    return train_cooldown(training, engines, long_run, step, cooldown)
 
 
 def transfer_stage(
@@ -216,7 +244,7 @@ class PipelineRecorder:
         self._root, self._engines, self._claim = open_store(engines.root), engines, claim
         self.night: NightRecord | None = None
         self._promotes = plan.nights.promote
-        now = time.time()
+        now, before = time.time(), self._before(plan)
         self.record = PipelineRecord(
             key=plan.key,
             name=plan.request.name,
@@ -225,7 +253,15 @@ class PipelineRecorder:
             origin=engines.origin,
             started_at=now,
             updated_at=now,
+            long_run_step=before.long_run_step if before else None,
         )
+
+    def _before(self, plan: PipelinePlan) -> PipelineRecord | None:
+        """The record of the same pipeline, if it was cut, or a night; a finished one that a person starts again is to go on."""
+        with contextlib.suppress(FileNotFoundError, UnreadableRecord):
+            record = read_pipeline(self._root, plan.key)
+            return record if plan.night or record.state != "finished" else None
+        return None
 
     def __enter__(self) -> "PipelineRecorder":
         self.note()

@@ -53,7 +53,7 @@ class StageRecord(StoredRecord):
     """One stage of a pipeline."""
 
     stage: str
-    """prepare, pretrain, finetune or evaluate."""
+    """prepare, advance (of a long run), pretrain, finetune or evaluate."""
     run_key: str | None
     """None if all corpora were finished already, so that no run was needed."""
     reused: bool
@@ -91,6 +91,8 @@ class PipelineRecord(StoredRecord):
     model_digest: str | None = None
     images_seen: int | None = None
     """Images that the published model was trained on, counting repeats."""
+    long_run_step: int | None = None
+    """With `nights.advance_images`: the step up to which this pipeline trains the long run."""
     metrics: dict[str, float] = Field(default_factory=dict)
     """Headline metrics by name (docs/design.md, "Metrics"), such as `val/top1` and `tasks/digits/top1`."""
     report: str | None = None

@@ -231,8 +231,10 @@ class TrainingRun:
 
         def stop_requested() -> RunState | None:
             saver.raise_error()  # a claim that was lost at a save ends the loop now, not at the next save
-            return stop.asked()
+            return stop.asked() or ("paused" if self._pauses(state) else None)
 
+        if self._pauses(state):  # it was killed after its last checkpoint
+            return "paused"
         with self._train_batches(state.step) as loaded:
             batches = self.watchdog.watched(loaded)
             outcome = train(
@@ -251,6 +253,10 @@ class TrainingRun:
             )
         saver.wait()
         return outcome
+
+    def _pauses(self, state: TrainState) -> bool:
+        pause = self.spec.pause_at_step
+        return pause is not None and pause <= state.step < self.recipe.total_steps
 
     def _is_first(self, state: TrainState) -> bool:
         """Whether the state is the one that the run began with."""

@@ -3,6 +3,8 @@
 from datetime import date
 from typing import NotRequired, TypedDict
 
+from pydantic import PositiveInt
+
 from infra.config import FrozenConfig
 from infra.keys import run_key
 from infra.records import UnreadableRecord, reading
@@ -33,6 +35,8 @@ class RunSpec(FrozenConfig):
     """URI of the folder in which the model is published."""
     night: date | None = None
     """UTC date of the scheduled start of a nightly run."""
+    pause_at_step: PositiveInt | None = None
+    """The step at which this attempt pauses with a checkpoint, from which a later one goes on; None trains to the end."""
 
 
 def make_spec(config: TrainConfig, root: str, night: date | None = None) -> RunSpec:

@@ -164,6 +164,7 @@ def facts_of(root: Store, record: PipelineRecord) -> dict[str, Any]:
         },
         **{f"corpora.{name}": digest[:12] for name, digest in record.corpora.items()},
         **{f"images.{name}": number for name, number in record.images.items()},
+        "images_seen": record.images_seen,
     }
     for stage in record.stages:
         if stage.stage == "pretrain" and stage.run_key:

@@ -1,9 +1,9 @@
 """What a nightly pipeline says of its nights, by overrides that begin with `nights.`."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, PositiveInt, ValidationError, model_validator
 
 from infra.config import FrozenConfig
 from infra.names import did_you_mean
@@ -23,8 +23,33 @@ class NightSettings(FrozenConfig):
     ingest: bool = False
     """Whether new images of the source of `corpus` are added to it first, as a segment that is checked for leakage. The corpus must be
     prepared from class folders, a table or Parquet of your own."""
+    advance_images: PositiveInt | None = None
+    """For one long pre-training: the images of each night, counting repeats. It goes on where it stood the night before, and
+    `train_images` is its whole length. None: every night trains anew."""
+    cooldown_images: PositiveInt | None = None
+    """With `advance_images`: what is scored each night is a branch that is trained on so many images more, in which the learning rate
+    falls to zero. The long run itself goes on without it."""
     promote: bool = True
     """Whether a night that passes the gate becomes the champion. If not, only `vitline model promote` moves it."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.advance_images is None) != (self.cooldown_images is None):
+            raise ValueError(
+                f"nights.advance_images={self.advance_images} and nights.cooldown_images={self.cooldown_images} belong together. Set "
+                "both, such as 1000000 and 200000, or neither."
+            )
+        if self.advance_images is not None and self.num_seeds > 1:
+            raise ValueError(
+                f"nights.num_seeds={self.num_seeds} is not supported with nights.advance_images, which goes on with one long run. Leave "
+                "one of them out."
+            )
+        if self.advance_images is not None and self.ingest:
+            raise ValueError(
+                "nights.ingest is not supported with nights.advance_images: a long run keeps its place in the reading order of its "
+                "corpus, which would be another one. Leave one of them out."
+            )
+        return self
 
 
 def night_settings(overrides: Mapping[str, Any]) -> NightSettings:
@@ -39,4 +64,6 @@ def night_settings(overrides: Mapping[str, Any]) -> NightSettings:
         return NightSettings(**given)
     except ValidationError as error:
         first = error.errors()[0]
+        if not first["loc"]:
+            raise ValueError(str(first["ctx"]["error"])) from error
         raise ValueError(f"{PREFIX}{first['loc'][0]}: {first['msg']}, not {first['input']!r}.") from error

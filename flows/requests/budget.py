@@ -14,10 +14,10 @@ MIN_RECORDS = 3
 
 
 def known_images_per_s(root: str, training: TrainConfig) -> float | None:
-    """Median throughput of the newest finished training of the same network, batch and number of workers."""
+    """Median throughput of the newest finished or paused training of the same network, batch and number of workers."""
     wanted = _like(training)
     for row in list_runs(root):
-        if row["stage"] != "pretrain" or row["state"] != "finished":
+        if row["stage"] != "pretrain" or row["state"] not in ("finished", "paused"):
             continue
         run = open_store(row["uri"])
         # A config with fields of a newer version is none of the same training.
@@ -45,16 +45,18 @@ def check_deadline(root: str, plan: PipelinePlan) -> str:
     hours = plan.request.deadline_hours
     if hours is None:
         return "no deadline"
-    each = plan.training.recipe.total_steps * plan.training.recipe.input.global_batch_size
-    images = each * plan.nights.num_seeds
+    nights, recipe = plan.nights, plan.training.recipe
+    cooldown, field = nights.cooldown_images or 0, "nights.advance_images" if nights.advance_images else "train_images"
+    images = nights.advance_images or recipe.total_steps * recipe.input.global_batch_size * nights.num_seeds
+    images += cooldown
     rate = known_images_per_s(root, plan.training)
     if rate is None:
         return f"deadline of {hours:g} h: no earlier run of this network has a known rate; the run is stopped at the deadline"
     needed = images / rate / 3600
     if needed > hours:
-        fits = int(hours * 3600 * rate / plan.nights.num_seeds)
+        fits = max(int(hours * 3600 * rate / nights.num_seeds) - cooldown, 0)
         raise ValueError(
             f"{images:,} images take {needed:.2f} h at the {rate:,.0f} images/s of the last run of this network, "
-            f"but deadline_hours is {hours:g}. Set train_images to at most {fits:,}, or a larger deadline_hours."
+            f"but deadline_hours is {hours:g}. Set {field} to at most {fits:,}, or a larger deadline_hours."
         )
     return f"deadline of {hours:g} h: {images:,} images take {needed:.2f} h at {rate:,.0f} images/s"

@@ -15,7 +15,7 @@ from flows.requests.training_draft import draft_training
 from infra.config import digest_of
 from infra.keys import run_key
 from infra.storage import open_store
-from vit.config import TrainConfig
+from vit.config import TrainConfig, TrainRecipe
 from vit.corpora.class_table import read_class_table
 from vit.input.mixture import Mixture
 from vit.vtab.probes import Probe
@@ -60,6 +60,9 @@ def resolve_pipeline(root: str, request: PipelineRequest, night: date | None = N
         identity.append("ingest")
         if night is not None:  # by its name: the digest changes when it grows
             inputs["0"] = load_manifest(open_store(str(sources[0]))).name
+    if nights.advance_images is not None:
+        _check_long_run(training.recipe, nights)
+        identity.append({"advance_images": nights.advance_images, "cooldown_images": nights.cooldown_images})
     if nights.num_seeds > 1:  # with one seed, keys are those of versions that knew no more
         identity.append(nights.num_seeds)
     key = run_key(request.name, "pipeline", digest_of(identity), inputs, night)
@@ -83,6 +86,21 @@ def _check_growing(source: CorpusChoice, name: str) -> None:
         raise ValueError(
             f"nights.ingest: {manifest.name}/{manifest.version} is a subset or has no source on record, so that nothing can be added to "
             "it. Give the whole corpus."
+        )
+
+
+def _check_long_run(recipe: TrainRecipe, nights: NightSettings) -> None:
+    """Refuses parts of a long run that are too short for its batch or its warmup."""
+    batch, advance, cooldown = recipe.input.global_batch_size, nights.advance_images or 0, nights.cooldown_images or 0
+    least = batch * (recipe.optim.warmup_steps + 1)
+    if advance < least:
+        raise ValueError(
+            f"nights.advance_images={advance:,} ends within the warmup, which no cooldown can follow. Set it to at least {least:,}, the "
+            f"warmup of {recipe.optim.warmup_steps:,} steps and one batch of {batch:,} images."
+        )
+    if cooldown < batch:
+        raise ValueError(
+            f"nights.cooldown_images={cooldown:,} is less than one batch of {batch:,} images. Set it to at least that number."
         )
 
 

@@ -14,7 +14,7 @@ from flows.requests.training_draft import check_loss, draft_training, training_n
 from infra.config import replace
 from infra.runs.run_state import NO_STATE, read_state
 from infra.storage import open_store
-from vit.config import MixedCorpus, MixtureConfig, ParentCheckpoint, TrainConfig
+from vit.config import MixedCorpus, MixtureConfig, ParentCheckpoint, TrainConfig, TrainRecipe
 from vit.corpora.mixture_classes import NAMES, PREFIXED
 from vit.corpora.training_corpora import open_corpora
 from vit.model_record import published_record
@@ -127,7 +127,7 @@ def resolve_branch(root: str, request: BranchRequest) -> TrainConfig:
 
 
 def _cooldown(spec: RunSpec, request: BranchRequest) -> dict[str, Any]:
-    """The changes for a cooldown: the schedule stays that of the parent up to the checkpoint, and then falls to zero."""
+    """The changes for the cooldown of a form. Raises ValueError where there can be none."""
     recipe = spec.config.recipe
     steps = int(request.cooldown_images or 0) // recipe.input.global_batch_size
     if steps < 1:
@@ -141,8 +141,14 @@ def _cooldown(spec: RunSpec, request: BranchRequest) -> dict[str, Any]:
             f"{spec.run_key} is in its cooldown at step {request.step:,}, which began at step {begun:,}. Branch from a checkpoint up "
             "to there, or without cooldown_images."
         )
+    return cooldown_changes(recipe, request.step, steps)
+
+
+def cooldown_changes(recipe: TrainRecipe, step: int, steps: int) -> dict[str, int]:
+    """What a branch at a step changes for a cooldown of so many steps: the schedule stays as it is up to there, and then falls to
+    zero."""
     return {
-        "recipe.total_steps": request.step + steps,
+        "recipe.total_steps": step + steps,
         "recipe.optim.cooldown_steps": steps,
         "recipe.optim.decay_steps": recipe.optim.decay_steps or recipe.total_steps,
     }

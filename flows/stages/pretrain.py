@@ -6,6 +6,7 @@ from flows.catalog import corpus_stats
 from flows.stages.engines import Engines
 from flows.stages.prepare_corpus import leak_lines
 from flows.stages.stage import StageResult, run_stage, run_store
+from infra.config import replace
 from infra.runs.run_state import NO_STATE, read_state
 from infra.storage import open_store
 from vit.branch import pin_parent
@@ -14,12 +15,15 @@ from vit.run_spec import START_TRY_S, RunSpec, make_spec, read_progress
 from vit.training.checkpoints.names import newest_step
 
 
-def train_model(config: TrainConfig, engines: Engines, night: date | None = None) -> tuple[RunSpec, StageResult]:
+def train_model(
+    config: TrainConfig, engines: Engines, night: date | None = None, pause_at_step: int | None = None
+) -> tuple[RunSpec, StageResult]:
     """Trains the config's network, or returns the finished run of the same key; also fine-tunes on a whole corpus.
+    With `pause_at_step` it trains up to there, and the state may be `paused`.
 
     Raises ValueError for a config that does not fit its corpus or parent, before a job is submitted; StageFailed, Skipped.
     """
-    spec = make_spec(config, engines.root, night)
+    spec = replace(make_spec(config, engines.root, night), pause_at_step=pause_at_step)
     run = run_store(engines.root, spec.run_key)
     if config.mixture is not None and read_state(run) is None:  # a run that has begun has said it
         engines.observer.say("looking for leakage in the corpora of the mixture")
@@ -40,6 +44,7 @@ def train_model(config: TrainConfig, engines: Engines, night: date | None = None
         title=f"{config.stage} {config.name}",
         progress=lambda: read_progress(run),
         output=lambda state: open_store(state["model"]).exists("config.json"),
+        paused=lambda state: pause_at_step is not None and state["step"] >= pause_at_step,
         kept=lambda: {"checkpoint": newest_step(run) or 0},
         grace_s=execution.grace_s,
         claim_timeout_s=execution.claim_timeout_s,

@@ -100,6 +100,7 @@ def run_stage(
     title: str,
     progress: Callable[[], RunProgress | None],
     output: Callable[[RunStateRecord], bool] = lambda state: True,
+    paused: Callable[[RunStateRecord], bool] = lambda state: False,
     kept: Callable[[], Mapping[str, int]] = dict,
     grace_s: float,
     claim_timeout_s: float,
@@ -108,7 +109,8 @@ def run_stage(
     """Brings a run to its end: returns at once if it is finished, else starts the next attempt and follows its job.
 
     `config` is written as the run's config.json once the claim is taken: only the holder of the claim writes there.
-    `output(state)` says whether the output of a finished run still exists; if not, the run is done again. `progress()` is
+    `output(state)` says whether the output of a finished run still exists; if not, the run is done again. `paused(state)` says whether
+    a paused run has come as far as it shall for now. `progress()` is
     what the observer shows. After a preempted attempt or a lost cluster the next attempt starts, until
     MAX_WITHOUT_PROGRESS in a row have brought no progress (`kept`: see `AttemptsWithoutProgress`). A living attempt whose
     flow process is gone is adopted and followed from here on. Raises Skipped if another process follows a living attempt,
@@ -118,7 +120,10 @@ def run_stage(
 
     def finished() -> RunStateRecord | None:
         state = read_state(run)
-        return state if state is not None and state["state"] == "finished" and output(state) else None
+        if state is None:
+            return None
+        done = (state["state"] == "finished" and output(state)) or (state["state"] == "paused" and paused(state))
+        return state if done else None
 
     def result(state: RunStateRecord, reused: bool) -> StageResult:
         engines.shipper.follow(key)

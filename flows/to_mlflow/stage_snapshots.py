@@ -388,6 +388,8 @@ def pipeline_snapshot(root: Store, key: str) -> tuple[RunSnapshot, PipelineRecor
         if worked := [stage.wall_s for stage in record.stages if stage.stage == name and not stage.reused]:
             snapshot.values |= {f"time/{name}_s": (sum(worked), 0)}
     for stage in record.first_stages.values():
+        if stage.stage == "advance":  # the long run's params are those of its branch, which is the pre-training
+            continue
         add_stage(snapshot, root, stage.stage, stage.run_key)
     add_verdict(snapshot, root, record)
     # Params of the stages are not repeated.

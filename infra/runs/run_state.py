@@ -14,7 +14,7 @@ from infra.redact import cleaned
 from infra.runs.claims import ClaimLost, read_claim
 from infra.storage import PreconditionFailed, Store, json_bytes
 
-RunState = Literal["running", "finished", "diverged", "preempted", "cancelled", "failed", "out_of_time"]
+RunState = Literal["running", "finished", "paused", "diverged", "preempted", "cancelled", "failed", "out_of_time"]
 StopReason = Literal["preempted", "out_of_time", "cancelled"]
 
 
@@ -31,6 +31,8 @@ OUTCOMES: dict[RunState, Outcome] = {
     # A driver that exits in this state has failed.
     "running": Outcome("RUNNING", "Running", "RUNNING", 1),
     "finished": Outcome("COMPLETED", "Completed", "FINISHED", 0),
+    # A long run that is trained a part a night: a later attempt goes on.
+    "paused": Outcome("COMPLETED", "Paused", "SCHEDULED", 0),
     "diverged": Outcome("FAILED", "Diverged", "FAILED", 3),
     # 75 is EX_TEMPFAIL, the only exit code by itself after which the flow starts another attempt.
     "preempted": Outcome("CRASHED", "Preempted", "KILLED", 75),

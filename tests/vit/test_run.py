@@ -38,8 +38,8 @@ from vit.training.world import World
 def start(root):
     """start(config): the run and attempt of a claimed spec, as a flow prepares it for the driver."""
 
-    def make(config, run=None):
-        spec = make_spec(config, root)
+    def make(config, run=None, pause_at_step=None):
+        spec = replace(make_spec(config, root), pause_at_step=pause_at_step)
         run = run or open_store(root).child(f"runs/{spec.run_key}")
         run.write_json("config.json", spec.model_dump(mode="json"))
         claim = take_claim(run, spec.run_key, job_state=lambda job: "failed", owner="test")
@@ -143,6 +143,19 @@ def test_preempted_run_resumes_bit_for_bit_in_another_attempt(start, train_confi
     run, attempt = start(config, run)
     assert attempt == 2
     assert TrainingRun(run, attempt, World()).execute() == "finished"
+    assert losses(run) == losses(whole)
+    assert load_model(read_state(run)["model"]).digest == load_model(read_state(whole)["model"]).digest
+
+
+def test_a_run_that_pauses_goes_on_bit_for_bit(start, train_config):
+    whole, attempt = start(train_config("whole"))
+    TrainingRun(whole, attempt, World()).execute()
+    run, config = None, train_config("parts")
+    for pause, state, steps in ((7, "paused", 7), (7, "paused", 7), (13, "paused", 13), (20, "finished", 20)):
+        run, attempt = start(config, run, pause_at_step=pause)
+        assert TrainingRun(run, attempt, World()).execute() == state
+        assert (read_state(run)["step"], "model" in read_state(run)) == (steps, state == "finished")
+        assert list_checkpoints(run)[0].startswith(f"checkpoints/step-{steps:09d}-")
     assert losses(run) == losses(whole)
     assert load_model(read_state(run)["model"]).digest == load_model(read_state(whole)["model"]).digest
 

@@ -259,7 +259,7 @@ def train(
     input_ready: Callable[[], bool] = lambda: False,
     seen_spike: Callable[[Spike, Sequence[Batch], Sequence[Tensor]], None] = lambda *_: None,
 ) -> RunState | Literal["rewind"]:
-    """Trains from `state.step` to the last step. Returns finished, diverged, preempted, out_of_time or cancelled; failed if
+    """Trains from `state.step` to the last step. Returns finished, paused, diverged, preempted, out_of_time or cancelled; failed if
     `bad` has counted too many bad examples, at once and without the hooks. `rewind` where the spike guard wants to go back:
     the caller restores a state from before the first update that the last spike leaves out, and calls again.
 
@@ -333,7 +333,7 @@ def guard_metrics(guard: SpikeGuard) -> dict[str, float]:
 
 
 # The possible answers to "is a stop requested?"; ranks exchange the index.
-STOP_CODES: tuple[RunState | None, ...] = (None, "preempted", "out_of_time", "cancelled")
+STOP_CODES: tuple[RunState | None, ...] = (None, "preempted", "out_of_time", "cancelled", "paused")
 
 
 def exchanged(stop_requested: Callable[[], RunState | None], num_bad: int, world: World) -> tuple[RunState | None, int]:

@@ -1,0 +1,119 @@
+"""`nights.advance_images`: one long pre-training goes on a part a night, and a cooldown from where it stands is scored."""
+
+from datetime import date
+from types import SimpleNamespace
+
+import pytest
+
+from flows.end_to_end import PipelineRecorder, go_on
+from flows.records import PipelineRecord, read_pipeline, write_pipeline
+from flows.requests.budget import check_deadline
+from flows.requests.forms import PipelineRequest
+from flows.requests.pipeline_plan import resolve_pipeline
+from flows.stages.engines import open_engines
+from flows.stages.long_run import next_step
+from flows.stages.stage import exclusively
+from infra.config import replace
+from infra.runs.journal import read_journal
+from infra.runs.run_state import read_state
+from infra.settings import Settings
+from infra.storage import open_store
+from vit.model_record import published_record
+from vit.run_spec import make_spec
+
+LONG = {"nights.advance_images": 64_000, "nights.cooldown_images": 12_800}
+
+
+def plan_of(root, night=date(2026, 11, 23), overrides=LONG, **changes):
+    given = {"name": "long", "corpus": "digits-0-to-4", "recipe": "emoji", "tasks": ("digits-5-to-9",), **changes}
+    return resolve_pipeline(root, PipelineRequest(overrides=overrides, **given), night)
+
+
+@pytest.mark.parametrize(("newest", "step"), [(None, 7), (6, 7), (7, 14), (9, 14), (14, 20), (20, 20)])
+def test_a_night_goes_to_the_next_part_after_the_newest_checkpoint_and_the_last_to_the_end(
+    root, train_config, newest, step
+):
+    run = open_store(root)
+    if newest:
+        run.write_json(f"checkpoints/step-{newest:09d}-a1/manifest.json", {})
+    assert next_step(train_config("long").recipe, 7 * 16 + 3, run) == step
+
+
+def test_a_part_does_not_end_within_the_own_cooldown_of_the_long_run(root, train_config):
+    recipe = replace(train_config("long").recipe, **{"optim.cooldown_steps": 5})
+    assert [next_step(recipe, steps * 16, open_store(root)) for steps in (15, 16)] == [15, 20]
+
+
+@pytest.mark.parametrize(
+    ("changes", "refusal"),
+    [
+        (
+            {"nights.cooldown_images": None},
+            "nights.advance_images=64000 and nights.cooldown_images=None belong together",
+        ),
+        ({"nights.num_seeds": 3}, "nights.num_seeds=3 is not supported with nights.advance_images"),
+        ({"nights.ingest": True}, "nights.ingest is not supported with nights.advance_images"),
+        ({"nights.advance_images": 15_000}, "ends within the warmup.* at least 15,488, the warmup of 120 steps"),
+        ({"nights.cooldown_images": 100}, "nights.cooldown_images=100 is less than one batch of 128 images"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(root, changes, refusal):
+    with pytest.raises(ValueError, match=refusal):
+        plan_of(root, overrides=LONG | changes)
+
+
+def test_the_deadline_counts_what_is_trained_tonight(root, monkeypatch):
+    monkeypatch.setattr("flows.requests.budget.known_images_per_s", lambda *_: 8.0)
+    fits, short = (plan_of(root, deadline_hours=hours) for hours in (3, 2))
+    assert check_deadline(root, fits) == "deadline of 3 h: 76,800 images take 2.67 h at 8 images/s"
+    with pytest.raises(ValueError, match=r"Set nights\.advance_images to at most 44,800"):
+        check_deadline(root, short)
+
+
+@pytest.mark.parametrize(
+    ("night", "state", "goes_to"),
+    [(True, "out_of_time", 7), (True, "finished", 7), (False, "out_of_time", 7), (False, "finished", None)],
+)
+def test_a_pipeline_that_is_started_again_goes_to_the_same_step_unless_a_person_starts_it_after_its_end(
+    root, night, state, goes_to
+):
+    plan, store = plan_of(root, date(2026, 11, 23) if night else None), open_store(root)
+    before = PipelineRecord(
+        key=plan.key, name="long", request={}, state=state, started_at=1.0, updated_at=1.0, long_run_step=7
+    )
+    write_pipeline(store, before)
+    with open_engines(Settings(root=root)) as engines, exclusively(engines, plan.key) as claim:
+        PipelineRecorder(plan, engines, claim).note()
+    assert read_pipeline(store, plan.key).long_run_step == goes_to
+
+
+@pytest.mark.slow
+@pytest.mark.servers
+@pytest.mark.timeout(900)
+def test_nights_train_one_run_and_score_a_cooldown_from_where_it_stands(root, tmp_path, train_config):
+    """That a run which pauses equals one that does not is tested in tests/vit/test_run.py."""
+    config, nights = train_config("long"), plan_of(root).nights
+    nights = nights.model_copy(update={"advance_images": 13 * 16, "cooldown_images": 4 * 16})
+    with open_engines(Settings(root=root, home=tmp_path)) as engines:
+
+        def night(step=None):
+            """The rows that a night adds to its record, the run whose model is scored, and the step that the long run went to."""
+            rows, said = [], {}
+            recorder = SimpleNamespace(
+                stage=lambda *row: rows.append(row), note=said.update, record=SimpleNamespace(long_run_step=step)
+            )
+            spec, trained = go_on(nights, config, engines, recorder)
+            return rows, spec, trained, said["long_run_step"]
+
+        long_run = open_store(root).child(f"runs/{make_spec(config, root).run_key}")
+        ((stage, key, reused, _, what, _),), spec, trained, step = night()
+        assert (stage, reused, step, what) == ("advance", False, 13, "208 of 320 images of the long run")
+        assert (read_state(long_run)["state"], read_state(long_run)["step"]) == ("paused", 13)
+        assert (spec.config.parent.step, trained.state["step"]) == (13, 17)
+        assert published_record(open_store(trained.state["model"]))["provenance"]["parent"] == f"{key}@13"
+        rows, spec, last, step = night()
+        assert (rows, spec.run_key, last.state["step"], step) == ([], key, 20, 20)
+        assert [record.step for record in read_journal(long_run) if record.key == "train/loss"] == [*range(1, 21)]
+        rows, _, again, _ = night(13)  # the first night once more
+        assert (rows[0][2], again.reused, again.state["model"]) == (True, True, trained.state["model"])
+        assert night()[2].reused
