@@ -25,9 +25,10 @@ def test_every_run_state_has_an_outcome_known_to_prefect_and_mlflow():
     prefect = {"RUNNING", "COMPLETED", "FAILED", "CANCELLED", "CRASHED"}
     assert set(OUTCOMES) == set(get_args(RunState))
     assert {outcome.prefect_type for outcome in OUTCOMES.values()} == prefect
-    assert {outcome.mlflow_status for outcome in OUTCOMES.values()} == {"RUNNING", "FINISHED", "FAILED", "KILLED"}
+    mlflow = {"RUNNING", "FINISHED", "FAILED", "KILLED", "SCHEDULED"}
+    assert {outcome.mlflow_status for outcome in OUTCOMES.values()} == mlflow
     assert [state for state, outcome in OUTCOMES.items() if outcome.exit_code == 75] == ["preempted"]
-    assert [state for state, outcome in OUTCOMES.items() if outcome.exit_code == 0] == ["finished"]
+    assert [state for state, outcome in OUTCOMES.items() if outcome.exit_code == 0] == ["finished", "paused"]
 
 
 def test_read_state_returns_the_state_written_last(run):
