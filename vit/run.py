@@ -110,7 +110,7 @@ class TrainingRun:
             Reporter(
                 self.run,
                 self.attempt,
-                self.recipe.total_steps,
+                min(self.spec.pause_at_step or self.recipe.total_steps, self.recipe.total_steps),
                 active=self.world.rank == 0,
                 devices=devices_text(self.world.device.type, self.world.size),
                 check_claim=self.claim.check,
