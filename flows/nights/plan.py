@@ -15,9 +15,8 @@ def plan_text(root: Store, name: str, night: date, nights: NightSettings) -> str
     """One line: how many seeds the night has, and which difference two such nights show by the noise of earlier ones; of a
     long run, how far it goes on."""
     if nights.advance_images is not None:
-        return (
-            f"night of a long run: {nights.advance_images:,} images more, and a cooldown of {nights.cooldown_images or 0:,} that is scored"
-        )
+        images, cooldown = nights.advance_images, nights.cooldown_images or 0
+        return f"night of a long run: {images:,} images more, and a cooldown of {cooldown:,} images that is scored"
     seeds = f"{nights.num_seeds} seed{'s' * (nights.num_seeds > 1)}"
     found = [
         scores for each in earlier_nights(root, name, night)[-NOISE_NIGHTS:] if (scores := scores_of(root, each, False))

@@ -22,7 +22,7 @@ from sklearn.linear_model import LogisticRegression
 
 from data_prep.decode import decode
 from data_prep.shard_format import ShardReader, load_manifest
-from flows.commands.stack_commands import join_stack
+from flows.commands.groups.stack import join_stack
 from flows.console import init_text
 from flows.end_to_end import pretrain_then_transfer
 from flows.reports.recorded_scores import RECORDS, Measurement, RecordedScore, measurements

@@ -5,7 +5,7 @@ import urllib.request
 
 from data_prep.shards.verify_shards import verify_corpus
 from flows.catalog import list_corpora, list_models, list_pipelines, list_runs
-from flows.commands.stack_commands import join_stack
+from flows.commands.groups.stack import join_stack
 from infra.runs.journal import read_journal
 from infra.settings import Settings
 from infra.storage import open_store

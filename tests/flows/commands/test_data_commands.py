@@ -11,7 +11,7 @@ from data_prep.corpus_stats import Findings, Leak
 from data_prep.find_corpus import corpus_store
 from data_prep.prepare import PrepareSpec, prepare
 from data_prep.progress import Progress, preparation_progress, remaining_s
-from flows.commands.data_commands import number_of
+from flows.commands.groups.data import number_of
 from flows.console import line
 from flows.deployed import corpus_links
 from flows.stages.prepare_corpus import PreparedCorpus, leak_lines, source_request

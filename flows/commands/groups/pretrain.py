@@ -1,0 +1,111 @@
+"""`vitline pretrain`: plans, recipes, trainings and their branches."""
+
+from typing import Annotated
+
+import typer
+
+from flows.commands.command_line import ClassMap, Json, Root, Set, settings, show_one, show_rows
+
+app = typer.Typer(help="Pre-training: plan and run.", no_args_is_help=True, rich_markup_mode=None)
+
+Corpora = Annotated[
+    list[str],
+    typer.Option(
+        help="Corpus to train on: NAME, NAME/VERSION or URI. Repeat it for a mixture, with weights: `--corpus birds --corpus "
+        "city=0.5`; a weight that is not given is 1."
+    ),
+]
+InitFrom = Annotated[
+    str | None,
+    typer.Option(
+        help="Weights to start from: a published model (NAME, NAME/VERSION, NAME@ALIAS, URI), the key of a finished run, a .npz file, "
+        "or a folder of timm or Hugging Face. The head is new where the classes differ."
+    ),
+]
+
+
+@app.command("plan")
+def pretrain_plan(
+    corpus: Corpora,
+    recipe: Annotated[str, typer.Option(help="Recipe; `vitline pretrain recipes` lists them.")],
+    class_map: ClassMap = None,
+    init_from: InitFrom = None,
+    set_: Set = None,
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """Show what a pre-training would cost, without starting it.
+
+    Example: `vitline pretrain plan --corpus birds --recipe vit-s16-i21k --set execution.num_workers=8`
+    """
+    from flows.commands.training import requested_training
+    from flows.requests.training_cost import training_plan
+
+    show_one(
+        training_plan(requested_training(settings(root).root, corpus, recipe, set_ or [], class_map, init_from)), json
+    )
+
+
+@app.command("recipes")
+def pretrain_recipes(json: Json = False) -> None:
+    """List the recipes. Example: `vitline pretrain recipes`"""
+    from vit.recipes import RECIPES
+
+    rows = [{"recipe": name, "what": recipe.what} for name, recipe in RECIPES.items()]
+    show_rows("recipes", rows, ["recipe", "what"], json, "")
+
+
+@app.command("run")
+def pretrain_run(
+    corpus: Corpora,
+    recipe: Annotated[str, typer.Option(help="Recipe; `vitline pretrain recipes` lists them.")],
+    class_map: ClassMap = None,
+    init_from: InitFrom = None,
+    set_: Set = None,
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """Pre-train on a corpus. The same request finds the same run: it resumes, or is reused when it is finished.
+
+    Example: `vitline pretrain run --corpus birds --recipe vit-s16-i21k`
+    """
+    from flows.commands.training import requested_training, train_and_show
+
+    chosen = settings(root)
+    config = requested_training(chosen.root, corpus, recipe, set_ or [], class_map, init_from)
+    train_and_show(chosen, config, as_json=json)
+
+
+@app.command("branch")
+def pretrain_branch(
+    parent: Annotated[str, typer.Argument(help="Key of the parent run, or its first characters")],
+    step: Annotated[int, typer.Option(min=1, help="Step of its checkpoint; `vitline runs show` lists those kept.")],
+    cooldown_images: Annotated[
+        int | None,
+        typer.Option(min=1, help="Train on so many images more, in which the learning rate falls linearly to zero."),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="First part of the run's name. Default: PARENT-branch.")] = None,
+    set_: Set = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Show what it would cost, without starting it.")] = False,
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """Start a new run from a kept checkpoint of another: with its network, optimizer, averages and position in the reading order,
+    and its config but for what `--set` names. The parent may go on meanwhile.
+
+    Example: `vitline pretrain branch birds-0a1b2c3d4e5f --step 60000 --set recipe.optim.peak_lr=3e-4`
+    """
+    from flows.commands.training import train_and_show
+    from flows.requests.forms import BranchRequest
+    from flows.requests.overrides import parse_overrides
+    from flows.requests.training_config import resolve_branch
+    from flows.requests.training_cost import training_plan
+
+    fields = {"parent": parent, "step": step, "cooldown_images": cooldown_images, "name": name}
+    request = BranchRequest.model_validate(fields | {"overrides": parse_overrides(set_ or [])})
+    chosen = settings(root)
+    config = resolve_branch(chosen.root, request)
+    if plan:
+        show_one(training_plan(config), json)
+    else:
+        train_and_show(chosen, config, as_json=json)
