@@ -122,6 +122,12 @@ def diff_examples(a: Store, b: Store, num_named: int = 20, rows_at_once: int = _
     return found.result(sum(shared.values()))
 
 
+def rows_apart(a: Store, b: Store) -> int:
+    """Number of rows of both corpora in shards that the other does not have: those that `diff_examples` reads."""
+    sides = (_Corpus(a), _Corpus(b))
+    return sum(side.num_rows for side in sides) - 2 * sum(_shared_shards(*sides).values())
+
+
 def _shared_shards(a: _Corpus, b: _Corpus) -> dict[tuple[str, str], int]:
     """Shards with the same content in both corpora. They hold label ids, so the class maps must agree."""
     common = min(len(a.source_ids), len(b.source_ids))

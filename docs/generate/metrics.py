@@ -69,7 +69,7 @@ METRICS = {
         "time/predict_s": "Seconds from the start of the prediction to its end.",
     },
     "Pipelines": {
-        "time/<stage>_s": "Seconds of a stage that was not reused, over all seeds: prepare, pretrain, evaluate.",
+        "time/<stage>_s": "Seconds of a stage that was not reused, over all seeds: prepare, advance (of a long run), pretrain, evaluate.",
         "night/<other>/difference": "Of a night: its mean over tasks less that of the champion or of last_night.",
     },
     "Machines": {

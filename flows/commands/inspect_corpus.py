@@ -17,17 +17,18 @@ from data_prep.inspect.dry_run_report import Cores
 from data_prep.labels.classes import ClassMap
 from data_prep.plan.leakage import own_splits_text
 from data_prep.plan.plan_shards import Base
-from data_prep.shard_format import CLASSES_KEY, Manifest, load_manifest
+from data_prep.shard_format import Manifest, load_manifest
 from data_prep.shards.subsets import check_take
 from flows import console
-from flows.catalog import corpus_stats, find_corpus
+from flows.catalog import find_corpus
 from flows.commands.command_line import cell
+from flows.reports.corpus_facts import facts_of
 from flows.stages.prepare_corpus import leakage_text
 from infra.html.page import num_bytes
 from infra.local.paths import local_dir
 from infra.ray_jobs import RayJobs
 from infra.settings import Settings
-from infra.storage import Store, open_store
+from infra.storage import open_store
 
 _NAMED = 3
 _QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
@@ -38,18 +39,6 @@ _CHANGES: dict[ChangeKind, str] = {
     "moved": "another split",
     "changed_bytes": "other bytes",
 }
-
-
-def facts_of(corpus: Store) -> tuple[CorpusFacts, str]:
-    """The facts by which a corpus is compared, and the corpus that its statistics describe: another one for a subset. Raises
-    RuntimeError if there are no statistics."""
-    found, manifest = corpus_stats(corpus), load_manifest(corpus)
-    if found is None:
-        raise RuntimeError(
-            f"{corpus.uri} has no stats.json: it was prepared by a version of vitline that wrote none. Prepare it again."
-        )
-    class_map = ClassMap.model_validate({"classes": corpus.read_json(CLASSES_KEY)["classes"]})
-    return CorpusFacts(manifest, class_map, found.stats), found.of
 
 
 def show_stats(settings: Settings, name: str, *, as_json: bool) -> None:

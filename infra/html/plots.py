@@ -20,12 +20,13 @@ class Axis:
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar from the bottom, with a tooltip."""
+    """A bar from the bottom, with a tooltip. `colour` is a class of the style sheet, or empty."""
 
     x: float
     width: float
     height: float
     tooltip: str
+    colour: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,14 @@ class Dot:
 
 @dataclass(frozen=True)
 class Plot:
-    """A plot. `what` is its text for screen readers. Two or more lines get a legend. `band` is the outline of an area."""
+    """A plot. `what` is its text for screen readers. Two or more lines get a legend, and so do bars by `keys`: name and colour of
+    each kind. `band` is the outline of an area."""
 
     what: str
     x: Axis
     y: Axis
     bars: Sequence[Bar] = ()
+    keys: Sequence[tuple[str, str]] = ()
     lines: Sequence[Line] = ()
     dots: Sequence[Dot] = ()
     band: Sequence[tuple[float, float]] = ()
@@ -79,6 +82,26 @@ def line_plot(title: str, x_title: str, curves: Mapping[str, Sequence[tuple[floa
             Line(name, f"c{i % NUM_COLOURS + 1}", [(x / right, (y - low) / (high - low)) for x, y in points])
             for i, (name, points) in enumerate(finite.items())
         ],
+    )
+
+
+def bar_groups(title: str, groups: Sequence[str], series: Mapping[str, Sequence[float | None]]) -> Plot:
+    """Bars of fractions in percent, side by side in groups: a value of each series for each group; None leaves a gap."""
+    colours = {name: f"c{i % NUM_COLOURS + 1}" for i, name in enumerate(series)}
+    wide = 1 / len(groups)
+    width = 0.8 * wide / len(series)
+    bars = [
+        Bar((g + 0.1) * wide + i * width, 0.92 * width, value, f"{name}, {group}: {100 * value:.1f} %", colours[name])
+        for g, group in enumerate(groups)
+        for i, (name, values) in enumerate(series.items())
+        if (value := values[g]) is not None
+    ]
+    return Plot(
+        title,
+        Axis("", [((g + 0.5) * wide, group) for g, group in enumerate(groups)]),
+        Axis(f"{title}, %", [(y / 100, f"{y:g}") for y in ticks(0, 100)]),
+        bars=bars,
+        keys=[*colours.items()],
     )
 
 

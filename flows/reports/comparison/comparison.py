@@ -17,8 +17,6 @@ from flows.nights.from_records import earlier_nights, read_predictions, scores_o
 from flows.nights.judge import FALSE_ALARMS, changes, short_name
 from flows.nights.night_scores import NightScores
 from flows.records import PipelineRecord
-from infra.html.plots import Plot, line_plot
-from infra.runs.journal import read_journal
 from infra.storage import Store
 from vit.training.predictions import Predictions
 from vit.vtab.evaluate import Score
@@ -27,8 +25,6 @@ from vit.vtab.trained.top_losses import Shown, load_shown
 MAX_PIPELINES = 6
 MAX_PICTURES = 12
 """Pictures in each list of a task."""
-BY_HOURS = "Pre-training loss by hours"
-CURVES = {"train/loss": "Pre-training loss", "val/top1": "Accuracy on held-out images"}
 
 
 @dataclass(frozen=True)
@@ -96,28 +92,6 @@ def noise_of(root: Store, record: PipelineRecord) -> list[NightScores]:
         scores_of(root, night, predictions=False) for night in earlier_nights(root, record.name, record.night)[-30:]
     )
     return [one for one in found if one is not None]
-
-
-def curves(root: Store, records: Sequence[PipelineRecord]) -> list[Plot]:
-    """Loss and held-out accuracy of the pre-trainings by images seen, and the loss by hours of training."""
-    drawn: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for record in records:
-        stage = record.first_stages.get("pretrain")
-        if stage is None or stage.run_key is None:
-            continue
-        run = root.child(f"runs/{stage.run_key}")
-        batch = run.read_json("config.json")["config"]["recipe"]["input"]["global_batch_size"]
-        points = [point for point in read_journal(run) if point.key in CURVES]
-        began_ms = min((point.timestamp_ms for point in points), default=0)
-        for point in points:
-            by_images = drawn.setdefault(f"{CURVES[point.key]} by images seen", {})
-            by_images.setdefault(record.key, []).append((point.step * batch, point.value))
-            if point.key == "train/loss":
-                by_hours = drawn.setdefault(BY_HOURS, {})
-                by_hours.setdefault(record.key, []).append(((point.timestamp_ms - began_ms) / 3_600_000, point.value))
-    axes = {title: "hours since the first record" if title == BY_HOURS else "images seen" for title in drawn}
-    drawn = {title: lines for title, lines in drawn.items() if any(len(points) > 1 for points in lines.values())}
-    return [plot for title, lines in drawn.items() if (plot := line_plot(title, axes[title], lines))]
 
 
 def task_pictures(root: Store, records: Sequence[PipelineRecord]) -> list[TaskPictures]:

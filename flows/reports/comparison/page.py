@@ -13,10 +13,12 @@ from flows.reports.comparison.comparison import (
     MAX_PIPELINES,
     Other,
     compare_with_first,
-    curves,
     score_rows,
     task_pictures,
 )
+from flows.reports.comparison.corpora import corpus_changes
+from flows.reports.comparison.curves import curves
+from flows.reports.comparison.vtab_bars import vtab_bars
 from infra.html.page import duration, render
 from infra.storage import Store
 
@@ -37,8 +39,16 @@ def render_comparison(root: Store, records: Sequence[PipelineRecord]) -> str:
         pipelines=[_pipeline_row(record) for record in records],
         score_columns=["", *(record.key for record in records)],
         score_rows=[_score_row(name, of, scores, others) for name, of in score_rows(scores).items()],
+        vtab=vtab_bars(root, records),
         sentences=[sentence for other in others for sentence in _sentences(other)],
-        others=[{"key": other.key, "changed": _changed_rows(other)} for other in others],
+        others=[
+            {
+                "key": other.key,
+                "changed": _changed_rows(other),
+                "corpora": list(corpus_changes(root, records[0], record)),
+            }
+            for other, record in zip(others, records[1:], strict=True)
+        ],
         plots=curves(root, records),
         time_columns=["", *(record.key for record in records)],
         time_rows=_time_rows(records),

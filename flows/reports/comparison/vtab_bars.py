@@ -1,0 +1,41 @@
+"""VTAB's groups as bars: the means of pipelines, with published rows beside them."""
+
+from collections.abc import Sequence
+
+from flows.records import PipelineRecord
+from infra.html.plots import NUM_COLOURS, Plot, bar_groups
+from infra.storage import Store
+from vit.models.config import network_config
+from vit.vtab.published.published_checks import architecture_of
+from vit.vtab.published.published_scores import ROWS, PublishedRow
+from vit.vtab.published.report import published_mean
+from vit.vtab.tasks import GROUPS
+
+COLUMNS = (*GROUPS, "all")
+
+
+def vtab_bars(root: Store, records: Sequence[PipelineRecord]) -> Plot | None:
+    """The groups that pipelines have whole; None where there is none. Published rows take the colours that are left."""
+    ours = {record.key: [record.metrics.get(f"vtab/{group}/top1") for group in COLUMNS] for record in records}
+    ours = {key: values for key, values in ours.items() if any(value is not None for value in values)}
+    if not ours:
+        return None
+    beside = published_beside({architecture(root, record) for record in records})[: NUM_COLOURS - len(ours)]
+    published = {row.label: [published_mean(row, group) for group in COLUMNS] for row in beside}
+    return bar_groups("Mean accuracy of VTAB's groups", COLUMNS, ours | published)
+
+
+def published_beside(architectures: set[str | None]) -> list[PublishedRow]:
+    """The most quoted rows with means of all groups: those of the same networks first, then the best."""
+    rows = [row for row in ROWS.values() if row.is_headline and all(published_mean(row, group) for group in COLUMNS)]
+    return sorted(rows, key=lambda row: (row.architecture not in architectures, -(published_mean(row, "all") or 0)))
+
+
+def architecture(root: Store, record: PipelineRecord) -> str | None:
+    """The network of a pipeline as the paper names it; None without one on record."""
+    stage = record.first_stages.get("pretrain")
+    config = root.child(f"runs/{stage.run_key}").read_json_or_none("config.json") if stage else None
+    try:
+        return architecture_of(network_config(config["config"]["recipe"]["model"])) if config else None
+    except (KeyError, ValueError):  # of a later version, or of none that is known
+        return None

@@ -1,0 +1,19 @@
+"""What a corpus is compared by: manifest, class map, statistics."""
+
+from data_prep.inspect.diff_stats import CorpusFacts
+from data_prep.labels.classes import ClassMap
+from data_prep.shard_format import CLASSES_KEY, load_manifest
+from flows.catalog import corpus_stats
+from infra.storage import Store
+
+
+def facts_of(corpus: Store) -> tuple[CorpusFacts, str]:
+    """The facts by which a corpus is compared, and the corpus that its statistics describe: another one for a subset. Raises
+    RuntimeError if there are no statistics."""
+    found, manifest = corpus_stats(corpus), load_manifest(corpus)
+    if found is None:
+        raise RuntimeError(
+            f"{corpus.uri} has no stats.json: it was prepared by a version of vitline that wrote none. Prepare it again."
+        )
+    class_map = ClassMap.model_validate({"classes": corpus.read_json(CLASSES_KEY)["classes"]})
+    return CorpusFacts(manifest, class_map, found.stats), found.of
