@@ -63,4 +63,8 @@ def _examples(before: Store, was: Manifest, now: Store, manifest: Manifest) -> s
 
 def _rows(before: Store, now: Store) -> list[list[str]]:
     facts = [facts_of(corpus)[0] for corpus in (before, now)]
-    return [[row.what, value_text(row.a), value_text(row.b)] for row in diff_stats(*facts) if row.what != "digest"]
+    return [[row.what, _text(row.a), _text(row.b)] for row in diff_stats(*facts) if row.what != "digest"]
+
+
+def _text(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else value_text(value)
