@@ -9,6 +9,7 @@ from flows.nights.judge import points, short_name
 from flows.nights.night_page import value_text
 from flows.nights.night_scores import NightScores
 from flows.records import PipelineRecord
+from flows.reports.comparison.attention import attention_beside
 from flows.reports.comparison.comparison import (
     MAX_PIPELINES,
     Other,
@@ -52,6 +53,7 @@ def render_comparison(root: Store, records: Sequence[PipelineRecord]) -> str:
         plots=curves(root, records),
         time_columns=["", *(record.key for record in records)],
         time_rows=_time_rows(records),
+        attention=attention_beside(root, records),
         tasks=task_pictures(root, records),
     )
 

@@ -1,0 +1,35 @@
+"""Attention figures of pipelines beside each other."""
+
+import pytest
+
+from flows.records import PipelineRecord, StageRecord
+from flows.reports.comparison.attention import attention_beside
+from infra.runs.run_state import write_state
+from infra.storage import open_store
+
+
+@pytest.fixture
+def trained(root):
+    """trained(key, *figures): the record of a pipeline whose training has left these figures."""
+
+    def make(key, *figures):
+        run = open_store(root).child(f"runs/{key}-t")
+        for name in figures:
+            run.write(f"inspection/{name}", key.encode())
+        write_state(run, "finished", 1, inspection=[f"inspection/{name}" for name in figures])
+        stage = StageRecord(stage="pretrain", run_key=f"{key}-t", reused=False, wall_s=1.0, what="", where="")
+        return PipelineRecord(key=key, name=key, request={}, started_at=0.0, updated_at=0.0, stages=(stage,))
+
+    return make
+
+
+def test_figures_that_several_pipelines_have_stand_beside_each_other(root, trained):
+    both = ("attention-rollout.png", "attention-distance.png", "patch-filters.png")
+    records = [trained("a", *both), trained("resnet", "patch-filters.png"), trained("b", *both)]
+    store = open_store(root)
+    rollout, distance = attention_beside(store, records)
+    assert [key for key, _ in rollout.pictures] == [key for key, _ in distance.pictures] == ["a", "b"]
+    assert rollout.pictures[0][1] == "data:image/png;base64,YQ=="
+    assert not attention_beside(store, records[:2])
+    store.delete("runs/b-t/inspection/attention-rollout.png")
+    assert [each.heading for each in attention_beside(store, records)] == ["Attention distance by layer"]
