@@ -118,10 +118,8 @@ class RawCorpus(ABC):
 
     def listed(self, part: Part, work: WorkFolder) -> pa.Table:
         """The examples of a part as EXAMPLE_SCHEMA, in the order of `examples`, as far as they are known without reading images.
-        For sources with `lists_ids`. Raises as `examples`."""
-        raise NotImplementedError(
-            f"{type(self).__name__} has no `lists_ids`: its ids are known only after reading its images"
-        )
+        Raises as `examples`, and ValueError for a source without `lists_ids`."""
+        raise ValueError(f"not supported: the ids of {type(self).__name__} are known only once its images are read")
 
     def allowed_roots(self) -> AllowedRoots | None:
         """Where examples may lie, if others may name any place, and `fingerprint` does not cover which places are refused."""

@@ -137,8 +137,8 @@ def _clause(against: Against, wanted: float) -> str:
         return f"The same models as {who}, bit for bit"
     if whole.half_width is None:
         return (
-            f"Not compared with {who}: {points(whole.value)} points {scope}, but the noise between seeds is not known; set "
-            "nights.num_seeds to 3, or wait for nights of the same request"
+            f"Not compared with {who}: {points(whole.value)} points {scope}, but the noise between seeds is not known; wait "
+            "for nights of the same request, or set nights.num_seeds to 3 where every night trains anew"
         )
     text = f"{points(whole.value)} points {scope} (±{100 * whole.half_width:.1f})"
     apart = [d for d in against.differences if d.word in ("better", "worse") and d is not whole]

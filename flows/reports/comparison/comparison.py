@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.find_corpus import prepared_corpora
 from data_prep.shard_format import Manifest, load_class_names
-from flows.catalog import say_unreadable
 from flows.nights.compare import MEAN, Compared, Difference, compare
 from flows.nights.from_records import earlier_nights, read_predictions, scores_of, scores_of_models
 from flows.nights.judge import FALSE_ALARMS, changes, short_name
 from flows.nights.night_scores import NightScores
 from flows.records import PipelineRecord
+from flows.reports.comparison.corpora import Corpora
 from infra.storage import Store
 from vit.training.predictions import Predictions
 from vit.vtab.evaluate import Score
@@ -94,9 +93,8 @@ def noise_of(root: Store, record: PipelineRecord) -> list[NightScores]:
     return [one for one in found if one is not None]
 
 
-def task_pictures(root: Store, records: Sequence[PipelineRecord]) -> list[TaskPictures]:
+def task_pictures(root: Store, corpora: Corpora, records: Sequence[PipelineRecord]) -> list[TaskPictures]:
     """For every task whose test images are equal, pictures on which the reference and another pipeline differ."""
-    corpora = {manifest.digest: (store, manifest) for store, manifest in prepared_corpora(root, say_unreadable)}
     known = [scores_by_task(root, record) for record in records]
     found = []
     for record, theirs in zip(records[1:], known[1:], strict=True):

@@ -24,6 +24,10 @@ _WORDS: Mapping[ChangeKind, str] = {
 }
 
 
+Corpora = Mapping[str, tuple[Store, Manifest]]
+"""Corpora with their manifests, by digest."""
+
+
 @dataclass(frozen=True)
 class CorpusChange:
     """A corpus of one name of which two pipelines have different versions."""
@@ -33,13 +37,16 @@ class CorpusChange:
     """What differs beside the examples: name, first, other."""
 
 
-def corpus_changes(root: Store, first: PipelineRecord, other: PipelineRecord) -> Iterator[CorpusChange]:
+def corpora_by_digest(root: Store) -> Corpora:
+    """Every finished corpus below a root."""
+    return {manifest.digest: (store, manifest) for store, manifest in prepared_corpora(root, say_unreadable)}
+
+
+def corpus_changes(known: Corpora, first: PipelineRecord, other: PipelineRecord) -> Iterator[CorpusChange]:
     """Each corpus that both pipelines have in different versions. One that was deleted since is said to be."""
-    names = [name for name, digest in other.corpora.items() if first.corpora.get(name, digest) != digest]
-    if not names:
-        return
-    known = {manifest.digest: (store, manifest) for store, manifest in prepared_corpora(root, say_unreadable)}
-    for name in names:
+    for name, digest in other.corpora.items():
+        if first.corpora.get(name, digest) == digest:
+            continue
         pair = [known.get(record.corpora[name]) for record in (first, other)]
         if pair[0] is None or pair[1] is None:
             yield CorpusChange(f"{name}: another version, but one of both is no longer there to compare.", ())

@@ -17,7 +17,7 @@ from flows.reports.comparison.comparison import (
     score_rows,
     task_pictures,
 )
-from flows.reports.comparison.corpora import corpus_changes
+from flows.reports.comparison.corpora import corpora_by_digest, corpus_changes
 from flows.reports.comparison.curves import curves
 from flows.reports.comparison.vtab_bars import vtab_bars
 from infra.html.page import duration, render
@@ -30,7 +30,7 @@ def render_comparison(root: Store, records: Sequence[PipelineRecord]) -> str:
         raise ValueError(
             f"A page compares at most {MAX_PIPELINES} pipelines, not {len(records)}; name those that matter."
         )
-    scores, others = compare_with_first(root, records)
+    corpora, (scores, others) = corpora_by_digest(root), compare_with_first(root, records)
     return render(
         "flows/reports/comparison/comparison.html.j2",
         title=" and ".join(record.key for record in records) if len(records) == 2 else f"{len(records)} pipelines",
@@ -46,7 +46,7 @@ def render_comparison(root: Store, records: Sequence[PipelineRecord]) -> str:
             {
                 "key": other.key,
                 "changed": _changed_rows(other),
-                "corpora": list(corpus_changes(root, records[0], record)),
+                "corpora": list(corpus_changes(corpora, records[0], record)),
             }
             for other, record in zip(others, records[1:], strict=True)
         ],
@@ -54,7 +54,7 @@ def render_comparison(root: Store, records: Sequence[PipelineRecord]) -> str:
         time_columns=["", *(record.key for record in records)],
         time_rows=_time_rows(records),
         attention=attention_beside(root, records),
-        tasks=task_pictures(root, records),
+        tasks=task_pictures(root, corpora, records),
     )
 
 

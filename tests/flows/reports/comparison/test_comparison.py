@@ -10,6 +10,7 @@ from data_prep.shard_format import load_manifest
 from flows.cli import app
 from flows.records import write_pipeline
 from flows.reports.comparison.comparison import compare_with_first, task_pictures
+from flows.reports.comparison.corpora import corpora_by_digest
 from infra.runs.journal import Journal
 from infra.storage import open_store
 
@@ -52,7 +53,7 @@ def three(root, digits):
 
 def test_pictures_are_those_that_only_one_gets_right(three):
     store, records = three
-    (digits,) = task_pictures(store, records)
+    (digits,) = task_pictures(store, corpora_by_digest(store), records)
     assert (digits.task, digits.other) == ("digits", "night-2")
     assert (digits.only_reference, digits.only_other) == (10, 40)
     assert [len(digits.lost), len(digits.won)] == [10, 12]

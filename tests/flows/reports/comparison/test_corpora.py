@@ -10,7 +10,7 @@ from data_prep.prepare import prepare
 from data_prep.shard_format import load_manifest
 from flows.records import PipelineRecord
 from flows.reports.comparison import corpora
-from flows.reports.comparison.corpora import corpus_changes
+from flows.reports.comparison.corpora import corpora_by_digest, corpus_changes
 from infra.storage import open_store
 
 from ....pictures import blurred
@@ -41,13 +41,13 @@ def versions(root, tmp_path):
 
 def test_examples_and_classes_that_differ_are_named_once_for_each_corpus(root, versions, monkeypatch):
     store, (first, second) = open_store(root), versions
-    assert not [*corpus_changes(store, first, first)]
-    (change,) = corpus_changes(store, first, second)
+    assert not [*corpus_changes(corpora_by_digest(store), first, first)]
+    (change,) = corpus_changes(corpora_by_digest(store), first, second)
     assert "4 examples are in both, 2 added, 1 removed" in change.sentence
     assert ["classes", "2", "3"] in change.rows
     assert "digest" not in [row[0] for row in change.rows]
     monkeypatch.setattr(corpora, "MAX_ROWS", 3)
-    (change,) = corpus_changes(store, first, second)
+    (change,) = corpus_changes(corpora_by_digest(store), first, second)
     assert "5 rows are in shards of one of both; `vitline data diff birds/" in change.sentence
 
 
@@ -56,11 +56,11 @@ def test_a_corpus_that_is_gone_or_damaged_is_said_so(root, versions):
     for key in store.list("corpora/birds/"):
         if key.endswith("stats.json"):
             store.delete(key)
-    (change,) = corpus_changes(store, first, second)
+    (change,) = corpus_changes(corpora_by_digest(store), first, second)
     assert "they cannot be compared." in change.sentence
     assert "has no stats.json" in change.sentence
     for key in store.list("corpora/birds/"):
         if key.endswith("manifest.json"):
             store.delete(key)
-    (change,) = corpus_changes(store, first, second)
+    (change,) = corpus_changes(corpora_by_digest(store), first, second)
     assert change.sentence == "birds: another version, but one of both is no longer there to compare."
