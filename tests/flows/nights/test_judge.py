@@ -76,7 +76,10 @@ def test_one_seed_and_no_history_is_no_ground_for_a_verdict():
     nights = Nights(0)
     verdict = judge(nights.night(num_seeds=1, shift=-2), None, nights.night(num_seeds=1), wanted=0.01)
     assert verdict.word == "not compared"
-    assert "the noise between seeds is not known; wait for nights of the same request, or set nights.num_seeds to 3" in verdict.sentence
+    assert (
+        "the noise between seeds is not known; wait for nights of the same request, or set nights.num_seeds to 3"
+        in verdict.sentence
+    )
 
 
 def test_a_task_at_its_majority_class_is_broken_even_where_noise_is_not_known():
