@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -87,22 +87,28 @@ def end_children(children: Sequence[subprocess.Popen[bytes]], patience_s: float)
         time.sleep(0.05)
 
 
-def end_descendants(children: Mapping[int, subprocess.Popen[bytes]], only: Collection[psutil.Process] = ()) -> None:
-    """Ends all descendants of this process, or `only` some of them, by SIGTERM and then SIGKILL. Leaves no zombie."""
+def end_descendants(
+    children: Mapping[int, subprocess.Popen[bytes]], find: Callable[[], Collection[psutil.Process]] | None = None
+) -> None:
+    """Ends all descendants of this process, or those that `find` names and theirs, by SIGTERM and then SIGKILL. Leaves no zombie.
 
-    group = set(only)
+    `find` is asked until it names nobody that runs: a process whose parent ends in between has a new place in the tree.
+    """
+
+    group = set[psutil.Process]()
 
     def living() -> set[psutil.Process]:
         found = set(psutil.Process().children(recursive=True))
-        if not only:
+        if find is None:
             return found
-        group.update(_with_descendants(group))  # now, as children of a parent that ends are no longer found below it
+        group.update(_with_descendants({*group, *find()}))
         return found & group | {process for process in group if is_running(process)}
 
     for number, patience_s in ((signal.SIGTERM, TERMINATED_S), (signal.SIGKILL, KILLED_S)):
         deadline = time.monotonic() + patience_s
         signalled: set[psutil.Process] = set()
-        while (left := living()) and time.monotonic() < deadline:
+        # Two looks: one alone misses a process whose parent ends while /proc is read.
+        while (left := living() or living()) and time.monotonic() < deadline:
             _signal(left - signalled, number)  # includes processes forked meanwhile
             signalled |= left
             reap(children)

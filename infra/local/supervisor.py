@@ -193,8 +193,8 @@ class Supervisor:
         for names in _END_ORDER:
             phase = [self.running[name] for name in names if name in self.running]
             end_children([running.process for running in phase if running.process], ORDERLY_S)
-            if family := {process for running in phase for process in running.family}:
-                end_descendants(children, family)
+            family = {process for running in phase for process in running.family}
+            end_descendants(children, family.copy)
         end_descendants(children)
         for running in self.running.values():
             self._after(running)
@@ -297,12 +297,7 @@ class Supervisor:
 
     def _clear(self, running: Running) -> None:
         """Ends all processes of a service, so that its ports are free for the next process."""
-        children = self._children()
-        family = {*running.family, *self._orphans_of(running)}
-        if running.process and running.process.returncode is None:
-            family.add(psutil.Process(running.process.pid))
-        if family:
-            end_descendants(children, family)
+        end_descendants(self._children(), lambda: running.family | self._members_of(running))
         running.process, running.birth = None, ""
         self._after(running)
 
@@ -312,12 +307,12 @@ class Supervisor:
         except OSError as error:
             say(f"could not clean up after {running.program.name}: {error}")
 
-    def _orphans_of(self, running: Running) -> set[psutil.Process]:
-        """Processes of a service whose parent has ended: of the session that the service was started in, or with its mark. The agents
-        of Ray name themselves, which overwrites their environment; workers of Ray have sessions of their own."""
+    def _members_of(self, running: Running) -> set[psutil.Process]:
+        """Processes of a service: of the session that it was started in, or with its mark. The agents of Ray name themselves, which
+        overwrites their environment; workers of Ray have sessions of their own."""
         session = running.process.pid if running.process else None
         found = set()
-        for process in psutil.Process().children():
+        for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error, ProcessLookupError):
                 marked = process.environ().get(MARK) == f"{self.config.id}/{running.program.name}"
                 if marked or os.getsid(process.pid) == session:
