@@ -5,7 +5,8 @@ import re
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from infra.plain_text import last_words
 SERVICES = ("mlflow", "prefect", "prefect-worker", "shipper", "ray")
 FINAL = ("COMPLETED", "FAILED", "CANCELLED", "CRASHED")
 PORTS = ("mlflow", "prefect", "ray")
-_KILLED_S, _BACK_S, _ENDED_S, _LOCK_S = 10.0, 240.0, 600.0, 60.0
+_KILLED_S, _BACK_S, _ENDED_S, _LOCK_S, _BUSY_S = 10.0, 240.0, 600.0, 60.0, 60.0
 
 
 class OwnServers:
@@ -37,11 +38,13 @@ class OwnServers:
         self._logged = dict[str, int]()
         self._apis = {name: httpx.Client(base_url=url[name], auth=login, timeout=60) for name in url}
 
-    def ask(self, server: str, path: str, body: dict[str, Any] | None = None, **query: Any) -> Any:
-        """The JSON that Prefect or MLflow answers to a GET, or to a POST of `body`."""
-        api = self._apis[server]
-        reply = api.get(path, params=query) if body is None else api.post(path, json=body)
-        return reply.raise_for_status().json()
+    def ask(
+        self, server: str, path: str, body: dict[str, Any] | None = None, method: str = "POST", **query: Any
+    ) -> Any:
+        """The JSON that Prefect or MLflow answers to a GET, or to a `method` with `body`."""
+        method = "GET" if body is None else method
+        reply = answer_of(lambda: self._apis[server].request(method, path, json=body, params=query))
+        return reply.json() if reply.content else None
 
     def deploy(self) -> None:
         """Registers the flows. The reconciler is paused: it must not repair what a scenario finds."""
@@ -50,7 +53,7 @@ class OwnServers:
         if done.returncode:
             raise NotTried(f"the flows cannot be registered: {last_words(done.stderr)}")
         reconcile = self.ask("prefect", "/deployments/name/reconcile/default")["id"]
-        self._apis["prefect"].patch(f"/deployments/{reconcile}", json={"paused": True}).raise_for_status()
+        self.ask("prefect", f"/deployments/{reconcile}", {"paused": True}, method="PATCH")
 
     def start(self, deployment: str, request: dict[str, Any], in_s: float = 0.0) -> str:
         """Starts a deployment as its page in Prefect does, now or later; the id of the flow run."""
@@ -128,6 +131,14 @@ class OwnServers:
             if int(times) > before and not re.search(explained, line):
                 new.append(line)
         return new
+
+
+def answer_of(request: Callable[[], httpx.Response]) -> httpx.Response:
+    """The answer of a server that is up. It answers 503 for a moment where another of its own writers holds its database."""
+    deadline = time.monotonic() + _BUSY_S
+    while (reply := request()).status_code == httpx.codes.SERVICE_UNAVAILABLE and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return reply.raise_for_status()
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from unittest.mock import patch
 
+import httpx
 import pytest
 
 from flows.chaos import own_servers, small_disk
@@ -43,6 +44,13 @@ def bench(tmp_path_factory):
 def test_promise_is_kept_on_real_servers(scenario, bench):
     result = scenario.run(bench)
     assert result.verdict == "kept", result
+
+
+def test_a_server_whose_database_is_busy_is_asked_again():
+    answers = [httpx.Response(status, request=httpx.Request("GET", "http://server/")) for status in (503, 503, 200)]
+    assert own_servers.answer_of(lambda: answers.pop(0)).status_code == 200
+    with pytest.raises(httpx.HTTPStatusError, match="404"):
+        own_servers.answer_of(lambda: httpx.Response(404, request=httpx.Request("GET", "http://server/")))
 
 
 class Servers:
