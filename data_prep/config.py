@@ -123,6 +123,21 @@ class ParquetImages(FrozenConfig):
     """Whether every image has exactly one label."""
 
 
+class PredictedClasses(FrozenConfig):
+    """The images of a batch prediction with the classes that its model gave them, for a student to train on."""
+
+    kind: Literal["predictions"] = "predictions"
+    path: str
+    """The run of the prediction, `<root>/runs/<run key>`, as `vitline runs ls` lists it."""
+    labels: Literal["soft", "hard"] = "soft"
+    """soft: the classes that were stored for an image (`top_k` of the prediction) with their probabilities, scaled to sum to 1, as
+    weights. hard: only the most probable class."""
+    min_score: Annotated[float, Field(ge=0, lt=1)] = 0.3
+    """Images whose most probable class has a lower probability are left out; 0.3 as in the noisy student paper."""
+    max_per_class: PositiveInt | None = None
+    """Images of the same most probable class that are used, those of the highest probability. Empty: all."""
+
+
 class TfdsDirectory(FrozenConfig):
     """A directory written by TensorFlow Datasets (with dataset_info.json), read without TensorFlow. Example ids are positions
     in its order, such as train/00000799."""
@@ -235,6 +250,7 @@ Source = Annotated[
     | LabelTable
     | WebDataset
     | ParquetImages
+    | PredictedClasses
     | TfdsDirectory
     | ImageArrays
     | Emoji

@@ -29,6 +29,7 @@ RejectReason = (
     DecodeReason
     | Literal["unreadable", "damaged_archive", "uncounted_loss", "unsafe_path", "ignored_file", "no_label"]
     | Literal["duplicate", "near_duplicate", "leakage", "small_class", "unknown_class"]
+    | Literal["low_score", "class_full"]
 )
 """All reasons in rejects.parquet, for files that cannot be used and for valid images that are left out."""
 
@@ -36,7 +37,18 @@ UNCOUNTED = "uncounted_loss"
 """Reason for the unreadable rest of an archive, a file or a folder rather than for one image: the number of missing images
 and classes is unknown."""
 
-NOT_COUNTED = frozenset({"ignored_file", "duplicate", "near_duplicate", "leakage", "small_class", "unknown_class"})
+NOT_COUNTED = frozenset(
+    (
+        "ignored_file",
+        "duplicate",
+        "near_duplicate",
+        "leakage",
+        "small_class",
+        "unknown_class",
+        "low_score",
+        "class_full",
+    )
+)
 """Reasons that do not indicate a defect of the source and do not count against `max_refused_fraction`."""
 
 WORK = "_work"

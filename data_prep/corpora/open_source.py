@@ -12,6 +12,7 @@ _READERS = {
     "table": "sources.label_table.LabelTableCorpus",
     "webdataset": "sources.webdataset.WebDatasetCorpus",
     "parquet": "sources.parquet_images.ParquetCorpus",
+    "predictions": "sources.predicted_classes.PredictedCorpus",
     "tfds": "sources.tfds.TfdsCorpus",
     "arrays": "sources.image_arrays.ImageArraysCorpus",
     "emoji": "sources.emoji.EmojiCorpus",

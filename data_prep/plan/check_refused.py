@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from data_prep.config import CorpusConfig
+from data_prep.config import CorpusConfig, PredictedClasses
 from data_prep.corpora.open_source import open_source
 from data_prep.corpora.raw import RawCorpus
 from data_prep.corpus_stats import Findings
@@ -82,6 +82,11 @@ def check_left(
     num_found = sum(rows.values()) + sum(found.count for found in refused.values())
     if not num_found and config.add_to and config.recipe.known_ids == "skip":
         raise NothingNew(config)
+    if not num_labelled and isinstance(config.source, PredictedClasses) and "low_score" in refused:
+        raise ValueError(
+            f"{source.origin}: the most probable class has less than source.min_score, {config.source.min_score}, for all of the "
+            f"{num_found:,} images. Lower it, or label with a better model."
+        )
     if not num_labelled:
         raise ValueError(
             f"no labelled image among the {num_found:,} files of {source.origin}. A source must hold labelled images; for "

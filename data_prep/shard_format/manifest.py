@@ -202,6 +202,12 @@ class Manifest(StoredRecord):
         """The version that this corpus extends; None if it was prepared from sources alone."""
         return self.provenance.get("added_to")
 
+    @property
+    def soft_labels(self) -> bool:
+        """Whether the weights of the labels of an image are probabilities that sum to 1, as those that a model gave it."""
+        source = self.provenance.get("request", {}).get("source", {})
+        return self.has_weights and source.get("kind") == "predictions"
+
     def arrow_schema(self) -> pa.Schema:
         """Schema of every shard."""
         return shard_schema(single_label=self.single_label, has_weights=self.has_weights)

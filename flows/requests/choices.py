@@ -3,6 +3,6 @@
 from typing import Literal
 
 SourceKind = Literal[
-    "class_folders", "imagenet21k", "ilsvrc2012", "table", "webdataset", "parquet", "tfds", "arrays", "vtab",
-    "transfer",
+    "class_folders", "imagenet21k", "ilsvrc2012", "table", "webdataset", "parquet", "predictions", "tfds", "arrays",
+    "vtab", "transfer",
 ]  # fmt: skip

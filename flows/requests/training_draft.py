@@ -47,7 +47,7 @@ def check_loss(config: TrainConfig, uri: str, manifest: Manifest) -> None:
     """Refuses a loss that does not suit the labels of a corpus."""
     if config.recipe.masked_patches is not None:  # labels play no part
         return
-    if config.recipe.loss == "softmax" and not manifest.single_label:
+    if config.recipe.loss == "softmax" and not (manifest.single_label or manifest.soft_labels):
         raise ValueError(
             f"{uri} has several labels per image, but the training {config.name!r} uses a softmax loss. "
             'Set the override {"recipe.loss": "sigmoid"} (`--set recipe.loss=sigmoid`).'

@@ -22,7 +22,7 @@ from vit.input.batches import Batch
 from vit.input.order import RowGroups
 from vit.published import PublishedModel
 from vit.vtab.frozen.extract_features import Extractor, network_input
-from vit.vtab.frozen.feature_plan import FeaturePart
+from vit.vtab.frozen.feature_plan import PART_ROWS, FeaturePart
 from vit.vtab.frozen.features import missing_parts
 from vit.vtab.frozen.frozen import ComputeParts, EvaluationProgress
 
@@ -163,7 +163,7 @@ def part_file(model: PublishedModel, part: FeaturePart, best: Best) -> bytes:
         "scores": best.scores.tolist(),
     }
     schema, file = SCHEMA.with_metadata({COUNTS: json.dumps(counts._asdict()).encode()}), io.BytesIO()
-    pq.write_table(pa.table(columns, schema=schema), file, compression="zstd")
+    pq.write_table(pa.table(columns, schema=schema), file, compression="zstd", row_group_size=PART_ROWS)
     return file.getvalue()
 
 
