@@ -124,7 +124,8 @@ class ParquetImages(FrozenConfig):
 
 
 class PredictedClasses(FrozenConfig):
-    """The images of a batch prediction with the classes that its model gave them, for a student to train on."""
+    """The images of a batch prediction with the classes that its model gave them, for a student to train on. Splits are drawn anew, so
+    predict only splits whose images may be trained on."""
 
     kind: Literal["predictions"] = "predictions"
     path: str

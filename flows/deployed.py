@@ -33,9 +33,11 @@ from flows.requests.forms import (
     PrepareRequest,
     PretrainRequest,
     ReconcileRequest,
+    SelfTrainRequest,
 )
 from flows.requests.pipeline_plan import resolve_pipeline
 from flows.requests.prepare_config import resolve_prepare
+from flows.requests.self_training_plan import resolve_self_train
 from flows.requests.training_config import resolve_branch, resolve_pretrain
 from flows.stages.engines import Engines, Suspended, open_engines
 from flows.stages.heartbeat import beating
@@ -135,6 +137,20 @@ def prepare_corpus(request: PrepareRequest) -> State:
 def pretrain_flow(request: PretrainRequest) -> State:
     """Pre-trains a network on a prepared corpus, with one Ray Train job."""
     return run(PretrainRequest, request, lambda r, e, _: run_training(resolve_pretrain(e.root, r), e))
+
+
+@vitline_flow("self-train")
+def self_train_flow(request: SelfTrainRequest) -> State:
+    """Labels images with a teacher, and pre-trains a student on them and on labelled ones."""
+
+    def body(request: SelfTrainRequest, engines: Engines, this: FlowRun) -> str:
+        plan = resolve_self_train(engines.root, request)
+        from flows.self_train import label_images
+
+        predicted = label_images(plan, engines)
+        return run_training(resolve_pretrain(engines.root, plan.student_on(predicted.uri)), engines)
+
+    return run(SelfTrainRequest, request, body)
 
 
 @vitline_flow("branch")

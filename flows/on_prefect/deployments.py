@@ -14,6 +14,7 @@ from flows.requests.forms import (
     PrepareRequest,
     PretrainRequest,
     ReconcileRequest,
+    SelfTrainRequest,
 )
 from infra.config import FrozenConfig
 from infra.names import there_are
@@ -80,11 +81,13 @@ DEMO = {
     "tasks": ["twitter-emoji", "digits"],
     "from_scratch": True,
 }
+STUDENT = {"teacher": "emoji", "corpus": "noto-emoji", "unlabelled": "twitter-emoji"}
 PIPELINE = "pretrain_then_transfer_flow"
 
 DEPLOYMENTS = (
     Deployment("prepare_corpus", "default", PrepareRequest, {}, "prepare"),
     Deployment("pretrain_flow", "default", PretrainRequest, {"corpus": "noto-emoji", "recipe": "emoji"}, "pretrain"),
+    Deployment("self_train_flow", "default", SelfTrainRequest, STUDENT, "pretrain"),
     Deployment("branch", "default", BranchRequest, {"parent": "emoji", "step": 1000}, "pretrain"),
     Deployment("finetune", "default", FinetuneRequest, {"model": "emoji", "corpus": "digits"}, "finetune"),
     Deployment("evaluate", "default", EvaluateRequest, {"model": "emoji", "tasks": ["digits"]}, "evaluate"),

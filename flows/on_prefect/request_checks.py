@@ -9,6 +9,7 @@ from flows.requests.evaluation_plan import resolve_evaluate, resolve_predict
 from flows.requests.finetune_config import resolve_finetune
 from flows.requests.pipeline_plan import resolve_pipeline
 from flows.requests.prepare_config import resolve_prepare
+from flows.requests.self_training_plan import resolve_self_train
 from flows.requests.training_config import resolve_branch, resolve_pretrain
 from infra.config import FrozenConfig
 
@@ -17,6 +18,7 @@ Checks = Mapping[str, tuple[type[FrozenConfig], Callable[[str, Any], object]]]
 REQUEST_CHECKS: Checks = {
     "prepare-corpus": (forms.PrepareRequest, resolve_prepare),
     "pretrain": (forms.PretrainRequest, resolve_pretrain),
+    "self-train": (forms.SelfTrainRequest, resolve_self_train),
     "branch": (forms.BranchRequest, resolve_branch),
     "finetune": (forms.FinetuneRequest, resolve_finetune),
     "evaluate": (forms.EvaluateRequest, resolve_evaluate),

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, JsonValue, NonNegativeInt, PositiveFloat
 
-from flows.requests.choices import SourceKind
+from data_prep.source_kinds import SourceKind
 from infra.config import FrozenConfig
 from infra.redact import holds_credentials
 
@@ -149,6 +149,44 @@ class PretrainRequest(FrozenConfig):
     """Any other field by its dotted name, as in {"recipe.optim.weight_decay": 0.1, "execution.save_every_steps": 500}. A
     cancelled run writes a checkpoint, unless {"execution.on_cancel": "discard"} is set. The deployment's description lists the
     fields."""
+
+
+class SelfTrainRequest(FrozenConfig):
+    """Trains a student on labelled images and on others that a teacher labels (noisy student): predicts the classes of the others,
+    makes a corpus of those that it is sure of, and pre-trains on both. The same request finds the same runs."""
+
+    teacher: Reference
+    """Published model that labels: NAME, NAME/VERSION or URI. Its classes are those of `corpus`, by name."""
+    corpus: Reference
+    """Prepared corpus of labelled images: NAME, NAME/VERSION or URI."""
+    unlabelled: Reference
+    """Prepared corpus of the images to label: NAME, NAME/VERSION or URI. Its own labels are not used."""
+    splits: tuple[Annotated[str, Field(max_length=80)], ...] = Field(("train",), min_length=1, max_length=20)
+    """Splits of `unlabelled` whose images are labelled."""
+    labels: Literal["soft", "hard"] = "soft"
+    """soft: the `top_k` most probable classes with their probabilities, scaled to sum to 1. hard: the most probable class."""
+    top_k: Count = 10
+    """Classes that are stored for each image."""
+    min_score: Fraction = 0.3
+    """Images whose most probable class has a lower probability are left out; 0.3 as in the paper."""
+    max_per_class: Count | None = None
+    """Images that are used of each most probable class, those of the highest probability. Empty: all."""
+    predicted_weight: PositiveFloat = 1.0
+    """Weight of the images that the teacher labels; that of `corpus` is 1. A weight of 3 makes them three quarters of each batch."""
+    recipe: RecipeName = "emoji"
+    """What to train and how. A student should be as large as its teacher or larger, and be trained with noise (RandAugment, dropout,
+    stochastic depth), as the recipes medium and strong do."""
+    name: Name | None = None
+    """First part of the student's name: lower case letters, digits and '-', a letter or digit first; at most 40. Empty: CORPUS-student."""
+    seed: NonNegativeInt = 0
+    """Seed of initialisation, reading order, augmentation and dropout."""
+    train_images: Count | None = None
+    """Budget in images, counting repeats. Empty: the recipe's own. Warmup is shortened in proportion."""
+    num_workers: Count | None = None
+    """Ray Train workers of the student. Empty: the recipe's own. Results do not depend on it."""
+    overrides: Overrides = Field(default={})
+    """Any other field of the training by its dotted name, as in {"recipe.input.augment.randaugment_layers": 2}. The deployment's
+    description lists the fields."""
 
 
 class BranchRequest(FrozenConfig):

@@ -49,6 +49,7 @@ def override_paths(flow: str) -> list[str]:
     paths = {
         "prepare-corpus": prepared,
         "pretrain": trained,
+        "self-train": trained,
         "branch": trained,
         "finetune": trained,
         "evaluate": protocol,

@@ -76,7 +76,7 @@ class PredictedCorpus(RawCorpus):
         if self._source.max_per_class is not None:
             limits = {name: Limit(*limit) for name, limit in work.store.read_json(_LIMITS).items()}
         split = found[0]["split"]
-        rule = SplitRule(self._recipe, frozenset(map(_named, self._config.splits)))
+        rule = SplitRule(self._recipe)
         images = self._images(split, range(found[0]["row"], found[-1]["row"] + 1))
         with Spill(work, part) as spill:
             for place, (row, image) in enumerate(zip(found, images, strict=True), where["place"]):
@@ -85,7 +85,7 @@ class PredictedCorpus(RawCorpus):
                         f"{self._run.uri_of(where['key'])} has {row['example_id']!r} where {self._config.corpus} has "
                         f"{image['example_id']!r} (row {row['row']} of {split}). Predict the classes again."
                     )
-                assigned = rule.assign_split(image["group"] or row["example_id"], _named(split))
+                assigned = rule.assign_split(image["group"] or row["example_id"])
                 yield self._example(row, image, assigned, self._refusal(row, place, limits), spill)
 
     def _example(
@@ -201,11 +201,6 @@ class PredictedCorpus(RawCorpus):
                 f"predictions {self._config.corpus_digest[:12]}. Predict its classes again."
             )
         return manifest
-
-
-def _named(split: str) -> str:
-    """The split of a corpus as a source names it; a joined one, such as train800, is part of train."""
-    return SplitRule.NAMES.get(split, "train")
 
 
 def _group_of(info: SplitInfo, row: int) -> int:

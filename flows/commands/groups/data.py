@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
+from data_prep.source_kinds import SourceKind
 from flows.commands.command_line import ClassMap, Json, Root, Set, settings, show_one, show_rows
-from flows.requests.choices import SourceKind
 
 app = typer.Typer(
     help="Corpora: prepare, show, verify, compare, make subsets.", no_args_is_help=True, rich_markup_mode=None

@@ -1,6 +1,6 @@
 """`vitline pretrain`: plans, recipes, trainings and their branches."""
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -74,6 +74,62 @@ def pretrain_run(
     chosen = settings(root)
     config = requested_training(chosen.root, corpus, recipe, set_ or [], class_map, init_from)
     train_and_show(chosen, config, as_json=json)
+
+
+@app.command("self-train")
+def pretrain_self_train(
+    teacher: Annotated[str, typer.Argument(help="Model that labels: NAME (its newest version), NAME/VERSION or URI")],
+    corpus: Annotated[str, typer.Option(help="Corpus of labelled images: NAME, NAME/VERSION or URI.")],
+    unlabelled: Annotated[str, typer.Option(help="Corpus of the images to label: NAME, NAME/VERSION or URI.")],
+    recipe: Annotated[str, typer.Option(help="Recipe; `vitline pretrain recipes` lists them.")],
+    split: Annotated[
+        list[str] | None, typer.Option(help="Split of the images to label; may be repeated. Default: train.")
+    ] = None,
+    labels: Annotated[
+        Literal["soft", "hard"], typer.Option(help="Probabilities of the --top-k classes, or the most probable class.")
+    ] = "soft",
+    top_k: Annotated[int, typer.Option(min=1, help="Classes that are stored for each image.")] = 10,
+    min_score: Annotated[
+        float, typer.Option(min=0, max=1, help="Images whose most probable class has less are left out.")
+    ] = 0.3,
+    max_per_class: Annotated[
+        int | None, typer.Option(min=1, help="Images of each most probable class, those of the highest probability.")
+    ] = None,
+    predicted_weight: Annotated[
+        float, typer.Option(help="Weight of the images that the teacher labels; that of --corpus is 1.")
+    ] = 1.0,
+    set_: Set = None,
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """Train a student on labelled images and on others that a teacher labels (noisy student). What is finished is reused.
+
+    Example: `vitline pretrain self-train birds --corpus birds --unlabelled city --recipe vit-b16-i21k-medium2`
+    """
+    from flows.commands.training import train_and_show
+    from flows.requests.forms import SelfTrainRequest
+    from flows.requests.overrides import parse_overrides
+    from flows.requests.self_training_plan import resolve_self_train
+    from flows.requests.training_config import resolve_pretrain
+    from flows.self_train import label_images
+    from flows.stages.engines import open_engines
+
+    fields: dict[str, Any] = {
+        "teacher": teacher,
+        "corpus": corpus,
+        "unlabelled": unlabelled,
+        "recipe": recipe,
+        "labels": labels,
+    }
+    fields |= {"top_k": top_k, "min_score": min_score, "max_per_class": max_per_class}
+    fields |= {"predicted_weight": predicted_weight, "overrides": parse_overrides(set_ or [])}
+    chosen = settings(root)
+    plan = resolve_self_train(
+        chosen.root, SelfTrainRequest.model_validate(fields | ({"splits": split} if split else {}))
+    )
+    with open_engines(chosen) as engines:
+        predicted = label_images(plan, engines)
+    train_and_show(chosen, resolve_pretrain(chosen.root, plan.student_on(predicted.uri)), as_json=json)
 
 
 @app.command("branch")

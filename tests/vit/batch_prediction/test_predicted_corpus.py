@@ -63,6 +63,7 @@ def test_images_have_the_classes_that_the_model_gave_them(predicted, digits, mon
     manifest, found = prepared(spec, min_score=0.5, max_per_class=30)
     assert (manifest.single_label, manifest.has_weights, manifest.soft_labels) == (False, True, True)
     assert manifest.counts.num_found == len(rows)
+    assert {row["split"] for row in found.values()} == {"train"}
     by_class, reasons = defaultdict(list), Counter()
     for row in rows:
         by_class[row["class"]].append(row)
@@ -81,7 +82,7 @@ def test_images_have_the_classes_that_the_model_gave_them(predicted, digits, mon
         expected = dict(zip(row["classes"], np.divide(row["scores"], sum(row["scores"])), strict=True))
         assert dict(zip(made["names"], made["weights"], strict=True)) == pytest.approx(expected, abs=1e-6)
         assert sum(made["weights"]) == pytest.approx(1, abs=1e-6)
-        same = ("image", "group", "pixel_sha256", "split")
+        same = ("image", "group", "pixel_sha256")
         assert [made[name] for name in same] == [original[row["example_id"]][name] for name in same]
 
 

@@ -1,4 +1,4 @@
-"""Choices by name, for the command line and the forms. Imports nothing, so that both load fast."""
+"""The kinds of sources by name, for the command line and the forms. Imports nothing, so that both load fast."""
 
 from typing import Literal
 

@@ -1,0 +1,33 @@
+"""Labels images with a teacher for a student (noisy student, Xie et al., CVPR 2020): predicted classes -> a corpus with these labels."""
+
+from data_prep.shard_format import load_manifest
+from flows import console
+from flows.requests.self_training_plan import SelfTrainingPlan
+from flows.stages.engines import Engines
+from flows.stages.predict_classes import predict_classes, prediction_sentence
+from flows.stages.prepare_corpus import PreparedCorpus, prepare_corpora
+from infra.storage import open_store
+
+
+def label_images(plan: SelfTrainingPlan, engines: Engines) -> PreparedCorpus:
+    """The corpus of the images that the teacher is sure of. What is finished is reused. Raises Skipped, StageFailed, and ValueError
+    where no image is left."""
+    unlabelled = load_manifest(open_store(plan.prediction.corpus))
+    predicted = engines.observer.part(
+        "predict",
+        plan.prediction.run_key,
+        {"model": plan.prediction.model, "corpus": plan.prediction.corpus},
+        lambda: predict_classes(plan.prediction, engines),
+    )
+    engines.observer.say(prediction_sentence(plan.prediction, predicted))
+    (corpus,), _, _ = engines.observer.part(
+        "prepare-corpus",
+        plan.labelling.name,
+        {"name": plan.labelling.name, "source": plan.labelling.source.model_dump(mode="json")},
+        lambda: prepare_corpora([plan.labelling], engines),
+    )
+    kept, of = corpus.manifest.counts.num_accepted, predicted.state["predicted"]["images"]
+    engines.observer.say(
+        f"{kept:,} of {of:,} images of {unlabelled.name} ({console.percent(kept / of)}) have a label of the teacher: {corpus.uri}"
+    )
+    return corpus
