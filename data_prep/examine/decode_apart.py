@@ -1,6 +1,7 @@
 """Pixels of images that a stranger made, decoded in the decoding process: this process never touches the file but its header."""
 
-from typing import cast
+from collections.abc import Iterable, Iterator
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -8,7 +9,18 @@ from data_prep.decode import DecodePolicy, ImageRejected
 from data_prep.examine.decode_child import Examiner
 from data_prep.examine.decode_server import PIXELS
 
+T = TypeVar("T")
 _TIMEOUT_S, _MEMORY_BYTES = 60.0, 4 << 30
+
+
+def decode_all_apart(
+    images: Iterable[tuple[T, bytes]], policy: DecodePolicy
+) -> Iterator[tuple[T, np.ndarray | ImageRejected]]:
+    """`decode_apart` for many images, each with a tag, in order: the process decodes one while the next are read. An image that is
+    refused gives the ImageRejected itself."""
+    with Examiner(policy, timeout_s=_TIMEOUT_S, memory_bytes=_MEMORY_BYTES, function=PIXELS) as examiner:
+        for tag, outcome in examiner.run(images):
+            yield tag, outcome if isinstance(outcome, ImageRejected) else cast(np.ndarray, outcome)
 
 
 def decode_apart(data: bytes, policy: DecodePolicy) -> np.ndarray:
@@ -18,8 +30,7 @@ def decode_apart(data: bytes, policy: DecodePolicy) -> np.ndarray:
     what the header of the file contradicts; and RuntimeError if the decoding process cannot be started. The first call starts that
     process, in about a second; later ones use it.
     """
-    with Examiner(policy, timeout_s=_TIMEOUT_S, memory_bytes=_MEMORY_BYTES, function=PIXELS) as examiner:
-        ((_, outcome),) = examiner.run([(None, data)])
+    ((_, outcome),) = decode_all_apart([(None, data)], policy)
     if isinstance(outcome, ImageRejected):
         raise outcome
-    return cast(np.ndarray, outcome)
+    return outcome

@@ -4,6 +4,7 @@ A task compares some hundred pairs, in the order of the evaluation images in the
 reading its row group, which all pairs of that group then share.
 """
 
+import threading
 from collections import Counter
 from typing import NamedTuple
 
@@ -56,21 +57,36 @@ def candidates(rows: pa.Table, index: pa.Table, max_pairs: int | None = None) ->
     return pairs.sort_by([(name, "ascending") for name in _ORDER]), len(found) - len(kept)
 
 
-def same_pictures(pairs: pa.Table, policy: DecodePolicy) -> list[Same]:
+def same_pictures(pairs: pa.Table, pictures: PictureReader) -> list[Same]:
     """Those of the pairs (PAIRS_SCHEMA) that show the same picture."""
     found = list[Same]()
-    with PictureReader(policy) as pictures:
-        for start in range(0, len(pairs), PAIRS_PER_TASK):
-            rows = pairs.slice(start, PAIRS_PER_TASK).to_pylist()
-            here = [picture_row(row) for row in rows]
-            there: list[PictureRow] = [
-                {**picture_row(row, "other_"), "row": row["other_row"], "shard": row["other_shard"]} for row in rows
-            ]
-            same = pictures.same_pairs(list(zip(here, there, strict=True)))
-            for row, place, is_same in zip(rows, there, same, strict=True):
-                if is_same:
-                    found.append(Same(row["row"], row["evaluation"], *pictures.range_of(place)))
+    for start in range(0, len(pairs), PAIRS_PER_TASK):
+        rows = pairs.slice(start, PAIRS_PER_TASK).to_pylist()
+        here = [picture_row(row) for row in rows]
+        there: list[PictureRow] = [
+            {**picture_row(row, "other_"), "row": row["other_row"], "shard": row["other_shard"]} for row in rows
+        ]
+        same = pictures.same_pairs(list(zip(here, there, strict=True)))
+        for row, place, is_same in zip(rows, there, same, strict=True):
+            if is_same:
+                found.append(Same(row["row"], row["evaluation"], *pictures.range_of(place)))
     return found
+
+
+class _OfThread(threading.local):
+    corpus = ""
+    reader: PictureReader
+
+
+_OF_THREAD = _OfThread()
+
+
+def reader_of_thread(corpus: Store, policy: DecodePolicy) -> PictureReader:
+    """The reader of this thread for the tasks of a preparation: where images look alike, an image is in pairs of many tasks. The
+    version in the URI of the corpus covers the state of its source, so no other image comes to a place that is known."""
+    if _OF_THREAD.corpus != corpus.uri:
+        _OF_THREAD.corpus, _OF_THREAD.reader = corpus.uri, PictureReader(policy)
+    return _OF_THREAD.reader
 
 
 def save_pairs(store: Store, key: str, pairs: pa.Table) -> None:

@@ -19,8 +19,17 @@ from data_prep.corpus_stats import CorpusStats, SampleRule, merged
 from data_prep.executors import Executor, for_pictures, in_process
 from data_prep.find_corpus import prepared_corpora, prepared_corpus
 from data_prep.parquet_files import read_parquet
-from data_prep.plan.leak_pairs import MAX_PAIRS, PAIRS_PER_TASK, Same, candidates, load_pairs, same_pictures, save_pairs
-from data_prep.plan.locate_pictures import SHARD_TYPE, listed_as_cell
+from data_prep.plan.leak_pairs import (
+    MAX_PAIRS,
+    PAIRS_PER_TASK,
+    Same,
+    candidates,
+    load_pairs,
+    reader_of_thread,
+    same_pictures,
+    save_pairs,
+)
+from data_prep.plan.locate_pictures import SHARD_TYPE, PictureReader, listed_as_cell
 from data_prep.progress import Show
 from data_prep.records import PLAN, REQUEST_KEY, read_table, write_table
 from data_prep.shard_format import Manifest, known_shards, load_manifest, open_shard
@@ -208,7 +217,7 @@ def compare_pairs(task: PairTask) -> PairsCompared:
     corpus = open_store(task.corpus)
     config = CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY))
     pairs = load_pairs(corpus, task.pairs_key, task.number)
-    same = tuple(same_pictures(pairs, config.recipe.decode))
+    same = tuple(same_pictures(pairs, reader_of_thread(corpus, config.recipe.decode)))
     return PairsCompared(corpus=task.corpus, pairs_key=task.pairs_key, num_pairs=len(pairs), same=same)
 
 
@@ -377,7 +386,8 @@ def leaked_rows(records: pa.Table, corpus: Store, config: CorpusConfig) -> pa.Ta
     corpus."""
     index = read_table(corpus, DECONTAMINATE_KEY)
     pairs, _ = candidates(records, index)
-    return _drops(records, index, same_pictures(pairs, config.recipe.decode))
+    with PictureReader(config.recipe.decode) as pictures:
+        return _drops(records, index, same_pictures(pairs, pictures))
 
 
 def save_decontamination(config: CorpusConfig, corpus: Store, root: Store) -> None:
