@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from infra.config import FrozenConfig, digest_of, renamed, replace
+from infra.config import FrozenConfig, added, digest_of, renamed, replace
 from infra.names import did_you_mean
 from vit.config import OptimConfig, TrainRecipe, head_bias_for, loss_for
 from vit.input.config import AugmentConfig, InputConfig
@@ -56,6 +56,10 @@ class LargerTask(FrozenConfig):
     """Numbers of steps to choose from."""
     warmup_steps: NonNegativeInt
     """Steps of linear warmup."""
+    milestones: tuple[float, ...] | None = added(None)
+    """Fractions of the training after which the staircase schedule falls. None: those of the protocol."""
+    mixup_alpha: PositiveFloat | None = added(None)
+    """MixUp of training images with shares from Beta(alpha, alpha). None: as `augment` of the protocol says."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -98,7 +102,7 @@ class Protocol(FrozenConfig):
     larger: tuple[LargerTask, ...] = ()
     """Settings for tasks with many training examples, in ascending order of `at_least`."""
     fewer_than: PositiveInt | None = None
-    """Number of training examples from which the protocol has settings with MixUp that are not supported. None: any number."""
+    """Number of training examples from which the protocol has no settings. None: any number."""
     schedule: Literal["cosine", "staircase"] = "cosine"
     """Half a cosine to zero, or division by ten at each of `milestones`."""
     milestones: tuple[float, ...] = renamed("falls_at", ())
@@ -135,10 +139,15 @@ class Protocol(FrozenConfig):
         """One recipe per setting, for a network of this architecture. Raises ValueError for a task that is too large."""
         if self.fewer_than is not None and task.num_train >= self.fewer_than:
             raise ValueError(
-                f"not supported: {self.name} uses MixUp from {self.fewer_than:,} training examples, and {task.name} has "
+                f"not supported: {self.name} has no settings for {self.fewer_than:,} training examples and more, and {task.name} has "
                 f"{task.num_train:,}. Use protocol vit-paper-transfer instead."
             )
+        own = {name: getattr(self, name) for name in ("learning_rates", "total_steps", "warmup_steps")}
+        larger = next((t for t in reversed(self.larger) if task.num_train >= t.at_least), None)
+        choice = larger or LargerTask(at_least=1, **own)
         augment, loss = self._augment(model, task), loss_for(single_label=task.single_label)
+        if choice.mixup_alpha is not None:
+            augment = replace(augment, mixup_alpha=choice.mixup_alpha)
         network = network_config(model.for_transfer(augment.image_size_px, head_bias_for(loss, task.num_classes)))
         data = InputConfig(
             global_batch_size=self.global_batch_size,
@@ -146,9 +155,6 @@ class Protocol(FrozenConfig):
             shuffle_window=4,
             augment=augment,
         )
-        own = {name: getattr(self, name) for name in LargerTask.model_fields if name != "at_least"}
-        size = next((t for t in reversed(self.larger) if task.num_train >= t.at_least), None)
-        choice: Any = size or LargerTask(at_least=1, **own)
         return tuple(
             TrainRecipe(
                 model=network,
@@ -158,7 +164,7 @@ class Protocol(FrozenConfig):
                     peak_lr=lr,
                     warmup_steps=choice.warmup_steps,
                     schedule=self.schedule,
-                    milestones=self.milestones,
+                    milestones=self.milestones if choice.milestones is None else choice.milestones,
                     clip_norm=self.clip_norm,
                 ),
                 loss=loss,
@@ -253,8 +259,15 @@ VIT_PAPER_IMAGENET_512 = replace(
     VIT_PAPER_TRANSFER, name="vit-paper-imagenet-512", image_size_px=512, whole_patches=True, average_decay=0.9999
 )
 
-# arXiv:1912.11370, Sec. 3.3, with the steps for small tasks of the released bit_hyperrule.py (100 steps of warmup; division
-# by ten after 200, 300 and 400 of 500 steps), with which the published re-runs were made. Larger tasks use MixUp.
+# arXiv:1912.11370, Sec. 3.3, with the steps of the released bit_hyperrule.py, with which the published re-runs were made: division
+# by ten after 200, 300 and 400 of 500 steps for small tasks, else after 30, 60 and 90 % of the steps. Larger tasks use MixUp with
+# alpha 0.1. A task of VTAB-1k is a small one.
+_LARGER_AS_BIT: dict[str, Any] = {
+    "learning_rates": (0.003,),
+    "warmup_steps": 500,
+    "milestones": (0.3, 0.6, 0.9),
+    "mixup_alpha": 0.1,
+}
 BIT_HYPERRULE = Protocol(
     name="bit-hyperrule",
     image_size_px=384,
@@ -262,7 +275,10 @@ BIT_HYPERRULE = Protocol(
     learning_rates=(0.003,),
     total_steps=(500,),
     warmup_steps=100,
-    fewer_than=20_000,
+    larger=(
+        LargerTask(at_least=20_000, total_steps=(10_000,), **_LARGER_AS_BIT),
+        LargerTask(at_least=500_000, total_steps=(20_000,), **_LARGER_AS_BIT),
+    ),
     schedule="staircase",
     milestones=(0.4, 0.6, 0.8),
     clip_norm=None,

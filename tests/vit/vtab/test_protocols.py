@@ -92,8 +92,20 @@ def test_bit_hyperrule_uses_a_lower_resolution_for_small_images():
     (recipe,) = settings("bit-hyperrule", "bit-r50x1", mean_area_px=96 * 96)  # Patch Camelyon and smallNORB
     assert (recipe.model.image_size_px, recipe.input.augment.train_resize_px) == (384, 448)
     assert (recipe.optim.peak_lr, recipe.total_steps, recipe.optim.milestones) == (0.003, 500, (0.4, 0.6, 0.8))
-    with pytest.raises(ValueError, match=r"^not supported: bit-hyperrule uses MixUp from 20,000 .* has 50,000"):
-        settings("bit-hyperrule", "bit-r50x1", num_train=50_000)
+
+
+@pytest.mark.parametrize(("num_train", "steps"), [(20_000, 10_000), (499_999, 10_000), (1_281_167, 20_000)])
+def test_bit_hyperrule_trains_larger_tasks_longer_and_with_mixup(num_train, steps):
+    """bit_hyperrule.py: division by ten after 3,000, 6,000 and 9,000 of 10,000 steps; 6,000, 12,000 and 18,000 of 20,000."""
+    (recipe,) = settings("bit-hyperrule", "bit-r50x1", num_train=num_train, name="imagenet")
+    assert (recipe.total_steps, recipe.optim.warmup_steps, recipe.optim.peak_lr) == (steps, 500, 0.003)
+    assert recipe.optim.milestones == (0.3, 0.6, 0.9)
+    assert recipe.input.augment.mixup_alpha == 0.1
+    (small,) = settings("bit-hyperrule", "bit-r50x1", num_train=19_999)
+    assert small.input.augment.mixup_alpha is None
+    limited = replace(protocol_named("bit-hyperrule"), fewer_than=20_000)
+    with pytest.raises(ValueError, match=r"^not supported: bit-hyperrule has no settings for 20,000 .* has 50,000"):
+        limited.settings(network_variant("bit-r50x1"), facts(num_train=50_000), 0)
 
 
 @pytest.mark.parametrize("protocol", ["vit-paper", "bit-hyperrule"])
