@@ -28,7 +28,7 @@ from vit.published import load_model
 from vit.run import TrainingRun
 from vit.run_spec import make_spec
 from vit.training.checkpoints.names import list_checkpoints
-from vit.training.checkpoints.read import newest_checkpoint
+from vit.training.checkpoints.search import newest_checkpoint
 from vit.training.world import World
 
 pytestmark = pytest.mark.s3

@@ -13,7 +13,7 @@ from infra.runs.journal import read_journal
 from infra.runs.run_state import StopReason
 from infra.runs.stopping import StopPoller
 from vit.training.checkpoints.names import list_checkpoints
-from vit.training.checkpoints.read import newest_checkpoint
+from vit.training.checkpoints.search import newest_checkpoint
 
 STOP_AT = 12
 

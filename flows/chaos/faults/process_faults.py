@@ -12,7 +12,7 @@ from flows.chaos.small_disk import fill, make_room, small_disk
 from infra.runs.run_state import StopReason
 from infra.runs.stopping import StopPoller
 from infra.storage import StoreFailed, open_store
-from vit.training.checkpoints.read import newest_checkpoint
+from vit.training.checkpoints.search import newest_checkpoint
 
 AFTER_A_SAVE = 2 * SAVE_EVERY + 2  # the first checkpoint was committed before the second one began
 

@@ -13,7 +13,7 @@ from flows.chaos.scenario import scenario
 from infra.runs.run_state import StopReason
 from infra.runs.stopping import StopPoller
 from infra.storage import StoreFailed
-from vit.training.checkpoints.read import newest_checkpoint
+from vit.training.checkpoints.search import newest_checkpoint
 
 NEEDS = "a root on S3"
 

@@ -1,5 +1,6 @@
 """One rank of `test_sharding.py`: `python sharding_together.py RANK WORLD_SIZE FILE FOLDER` prints, as JSON, the losses of a training by
-how it is split, and those of one that changes the splitting on the way, by checkpoints in the folder."""
+how it is split, those of one that changes the splitting on the way, by checkpoints in the folder, how a split network goes back before
+a spike, and the losses of a split masked patch prediction."""
 
 import json
 import os
@@ -12,30 +13,35 @@ import torch.distributed as dist
 from infra.config import replace
 from infra.storage import open_store
 from tests.vit.training.train_together import NUM_CLASSES, RECIPE, STEPS, part
-from vit.config import ExecutionConfig
+from vit.config import ExecutionConfig, TrainRecipe
 from vit.published import content_digest
+from vit.rewind import rewind
+from vit.training.checkpoints import read
 from vit.training.checkpoints.resume import resume
 from vit.training.checkpoints.save import CheckpointSaver
 from vit.training.sharding.fsdp import shard
 from vit.training.sharding.slices import own_slice
-from vit.training.train import initial_state, train
+from vit.training.train import TrainState, initial_state, train
 from vit.training.world import World
 
 AVERAGED = replace(RECIPE, average_decay=0.9)
+MASKED = replace(RECIPE, masked_patches={"target": "mean-color-3bit"})
 META = {"run_key": "sharded", "recipe": {}, "config_digest": "", "corpus_digest": "", "class_map_digest": ""}
 SPLITS = ("none", "fsdp", "hsdp")
 CHANGES = (("fsdp", 4), ("none", 6), ("hsdp", 8), ("fsdp", STEPS))
 """How the network is split up to which step."""
 
 
-def losses(world: World, sharding: str, state=None, stop: int = STEPS) -> tuple[list[float], object]:
+def losses(
+    world: World, sharding: str, state=None, stop: int = STEPS, recipe: TrainRecipe = AVERAGED
+) -> tuple[list[float], TrainState]:
     execution = ExecutionConfig(log_every_steps=1, sharding=sharding)
-    state = state or begun(world, execution)
+    state = state or begun(world, execution, recipe)
     found: list[float] = []
     train(
         state,
         (part(step, world.rank, world.size) for step in range(state.step, STEPS)),
-        AVERAGED,
+        recipe,
         execution,
         world,
         report=lambda step, metrics: found.append(metrics["train/loss"]),
@@ -44,13 +50,17 @@ def losses(world: World, sharding: str, state=None, stop: int = STEPS) -> tuple[
     return found, state
 
 
-def begun(world: World, execution: ExecutionConfig):
-    return initial_state(AVERAGED, NUM_CLASSES, world.device, partial(shard, execution=execution, world=world))
+def begun(world: World, execution: ExecutionConfig, recipe: TrainRecipe = AVERAGED) -> TrainState:
+    return initial_state(recipe, NUM_CLASSES, world.device, partial(shard, execution=execution, world=world))
 
 
-def changing(world: World, folder: str) -> tuple[list[float], str]:
-    """The losses of a run that is split anew at each checkpoint, and the digest of its final network."""
-    run, found = open_store(folder), []
+def digest(state: TrainState) -> str:
+    return content_digest(state.evaluation_model().state_dict())
+
+
+def changing(world: World, folder: str) -> tuple[list[float], dict[int, str]]:
+    """The losses of a run that is split anew at each checkpoint, and the digests of its network there."""
+    run, found, digests = open_store(folder), [], {}
     for sharding, stop in CHANGES:
         execution = ExecutionConfig(sharding=sharding)
         state = begun(world, execution)
@@ -61,7 +71,24 @@ def changing(world: World, folder: str) -> tuple[list[float], str]:
         saver.save(state, {**META, "save_id": f"{stop}", "images_seen": 0})
         saver.wait()
         world.agree(0)
-    return found, content_digest(state.evaluation_model().state_dict())
+        digests[stop] = digest(state)
+    return found, digests
+
+
+def going_back(world: World, folder: str) -> tuple[int, str, int]:
+    """Step and digest of the network after a spike that leaves out step 5 and later, and the bytes that this rank has read for it."""
+    state, run = begun(world, ExecutionConfig(sharding="fsdp")), open_store(folder)
+    limits = {"loss": 9.0, "loss_limit": 1.0, "grad_norm": 1.0, "grad_norm_limit": 2.0}
+    state.guard.spikes.append({"step": 9, "first": 5, "last": 9, **limits})
+    num_bytes = list[int]()
+
+    def counted(store, key, pieces, read=read.read_tensors):
+        num_bytes.extend(piece["end"] - piece["start"] for piece in pieces)
+        return read(store, key, pieces)
+
+    read.read_tensors = counted
+    rewind(run, state, lambda: begun(world, ExecutionConfig(sharding="fsdp")), world)
+    return state.step, digest(state), sum(num_bytes)
 
 
 if __name__ == "__main__":
@@ -73,6 +100,9 @@ if __name__ == "__main__":
     for each in SPLITS:
         told[each], state = losses(group, each)
         held[each] = sum(own_slice(value)[0].numel() for value in state.model.state_dict().values())
-    print(json.dumps([told, held, changing(group, sys.argv[4])]), flush=True)
+    changed = changing(group, sys.argv[4])
+    back = going_back(group, sys.argv[4])
+    masked = [losses(group, each, recipe=MASKED)[0] for each in ("none", "fsdp")]
+    print(json.dumps([told, held, changed, back, masked]), flush=True)
     dist.destroy_process_group()
     os._exit(0)  # see train_together.py

@@ -46,15 +46,22 @@ def test_four_workers_split_a_network_and_change_how_by_checkpoints(tmp_path):
     assert sum(of_rank["hsdp"] for of_rank in held) == 2 * numbers
     assert max(of_rank["fsdp"] for of_rank in held) < 0.3 * numbers
 
-    changed, digest = json.loads(answers[0][0])[2]
+    changed, digests = json.loads(answers[0][0])[2]
     assert changed == pytest.approx(whole, rel=1e-6)
+    backs, masked = zip(*(json.loads(out)[3:] for out, _ in answers), strict=True)
+    assert masked[0][1] == pytest.approx(masked[0][0], rel=1e-6)
+
+    # Back to step 4, which takes the later checkpoints with it. It was saved by as many workers: each reads its own slices.
     run = open_store(str(tmp_path / "run"))
-    newest, *_, first = list_checkpoints(run)
-    pieces = [piece for file in open_checkpoint(run, first).manifest["files"] for piece in file["pieces"]]
+    (kept,) = list_checkpoints(run)
+    assert {(step, digest) for step, digest, _ in backs} == {(4, digests["4"])}
+    pieces = [piece for file in open_checkpoint(run, kept).manifest["files"] for piece in file["pieces"]]
     assert any(piece["offsets"][0] for piece in pieces if piece["shape"])
+    of_run = sum(piece["end"] - piece["start"] for piece in pieces)
+    assert max(num_bytes for *_, num_bytes in backs) < 0.3 * of_run <= 0.3 * sum(num_bytes for *_, num_bytes in backs)
     alone = initial_state(AVERAGED, NUM_CLASSES, World().device)
-    assert resume(run, alone, META, World()).prefix == newest
-    assert content_digest(alone.evaluation_model().state_dict()) == digest
+    assert resume(run, alone, META, World()).prefix == kept
+    assert content_digest(alone.evaluation_model().state_dict()) == digests["4"]
 
 
 class Machines(World):

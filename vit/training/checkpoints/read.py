@@ -1,90 +1,84 @@
-"""Reads checkpoints: the newest that is whole. Every byte is checked against its sha256."""
+"""Reads a checkpoint, each tensor as a whole or the rows that a rank holds. Every byte that is read is checked against its sha256."""
 
 import logging
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
 
 from infra.storage import Store
-from vit.training.checkpoints.manifest import CannotResume, CheckpointError, CheckpointRef, open_checkpoint
-from vit.training.checkpoints.names import FOLDER, MANIFEST, MARK, CheckpointName, find_checkpoints
-from vit.training.tensor_file import TensorPiece, read_tensors
+from vit.training.checkpoints.manifest import CheckpointError, CheckpointRef
+from vit.training.checkpoints.names import MANIFEST, MARK
+from vit.training.tensor_file import DTYPES, TensorPiece, read_tensors
 
 log = logging.getLogger(__name__)
 
+Held = Callable[[TensorPiece], range | None]
+"""The rows (of the first dimension) that a reader needs of the tensor of a piece; None for the whole tensor."""
+_STORE_THREADS, _FILE_THREADS = 8, 2
+
+
+def everything(piece: TensorPiece) -> None:
+    """Whole tensors."""
+
 
 def read_checkpoint(
-    run: Store, ref: CheckpointRef, wanted: Callable[[str], bool] = lambda name: True
+    run: Store, ref: CheckpointRef, wanted: Callable[[str], bool] = lambda name: True, held: Held = everything
 ) -> dict[str, Tensor]:
-    """Tensors by name, each checked against its sha256. Raises CheckpointError naming file and tensor."""
+    """Tensors by name, several range requests at a time. Pieces without a row that is needed are not read. Raises CheckpointError
+    naming file and tensor."""
     tensors: dict[str, Tensor] = {}
-    for file in ref.manifest["files"]:
-        pieces = [piece for piece in file["pieces"] if wanted(piece["name"])]
+    lock = threading.Lock()
+
+    def read(job: tuple[str, TensorPiece]) -> None:
+        key, piece = job
+        rows = held(piece)
+        if rows is not None and not _overlap(piece, rows):
+            with lock:
+                _target(tensors, piece, rows)  # a rank may hold no row of a tensor
+            return
         try:
-            read = read_tensors(run, file["key"], pieces)
+            (value,) = read_tensors(run, key, [piece])
         except (FileNotFoundError, ValueError) as error:
-            raise CheckpointError(f"{run.uri_of(file['key'])}: {error}") from error
-        for piece, value in zip(pieces, read, strict=True):
-            place(tensors, piece, value)
+            raise CheckpointError(f"{run.uri_of(key)}: {error}") from error
+        with lock:
+            place(tensors, piece, value, rows)
+
+    files = ref.manifest["files"]
+    jobs = [(file["key"], piece) for file in files for piece in file["pieces"] if wanted(piece["name"])]
+    with ThreadPoolExecutor(_STORE_THREADS if run.reads_wait else _FILE_THREADS, "checkpoint") as threads:
+        for _ in threads.map(read, jobs):
+            pass
     return tensors
 
 
-def place(tensors: dict[str, Tensor], piece: TensorPiece, value: Tensor) -> None:
-    """Puts a piece into its tensor at its offsets. A piece that is a whole tensor is used without copying."""
-    shape, offsets = piece["global_shape"], piece["offsets"]
-    if list(value.shape) == shape:
+def place(tensors: dict[str, Tensor], piece: TensorPiece, value: Tensor, rows: range | None = None) -> None:
+    """Puts a piece into its tensor at its offsets, or the `rows` of it. A piece that is a whole tensor is used without copying."""
+    if rows is None and list(value.shape) == piece["global_shape"]:
         tensors[piece["name"]] = value
         return
-    whole = tensors.setdefault(piece["name"], torch.empty(shape, dtype=value.dtype))
-    whole[tuple(slice(o, o + n) for o, n in zip(offsets, value.shape, strict=True))] = value
+    target, offsets = _target(tensors, piece, rows), piece["offsets"]
+    if rows is not None:
+        both = _overlap(piece, rows)
+        value = value[both.start - offsets[0] : both.stop - offsets[0]]
+        offsets = [both.start - rows.start, *offsets[1:]]
+    target[tuple(slice(o, o + n) for o, n in zip(offsets, value.shape, strict=True))] = value
 
 
-def newest_checkpoint(
-    run: Store, rejected: Callable[[str, CheckpointError], None]
-) -> tuple[CheckpointRef, dict[str, Tensor]] | None:
-    """The newest undamaged checkpoint with its tensors, or None where there was never one. Every byte is checked.
-
-    `rejected` is called with the prefix and the error of each damaged one. Those that are marked as damaged are read, too:
-    the fault may have been on the way. Raises CannotResume where all are damaged, and for the checkpoint of another version.
-    """
-    found = find_checkpoints(run.list(FOLDER))
-    reasons: list[str] = []
-    for name in sorted({*found.committed, *found.marked}, reverse=True):
-        if name not in found.committed:
-            reasons.append(f"{name.prefix}: an earlier version of vitline found it damaged and deleted its manifest")
-            continue
-        try:
-            return read_again(run, name, tries=1 if name in found.marked else 2)
-        except CannotResume:
-            raise
-        except CheckpointError as error:
-            rejected(name.prefix, error)
-            reasons.append(f"{name.prefix}: {error}")
-    reasons += [f"{prefix}: another version of vitline gave it this name" for prefix in found.unknown]
-    if not reasons:
-        return None
-    raise CannotResume(
-        f"None of the {len(reasons)} checkpoints of {run.uri} can be read, so the run stops instead of starting anew; nothing "
-        f"was deleted. Restore one of them, or delete {run.uri_of(FOLDER.rstrip('/'))} to start at step 0. "
-        + "; ".join(reasons)
-    )
+def _target(tensors: dict[str, Tensor], piece: TensorPiece, rows: range | None) -> Tensor:
+    shape = piece["global_shape"] if rows is None else [len(rows), *piece["global_shape"][1:]]
+    if (found := tensors.get(piece["name"])) is None:
+        found = tensors[piece["name"]] = torch.empty(shape, dtype=DTYPES[piece["dtype"]])
+    return found
 
 
-def read_again(run: Store, name: CheckpointName, tries: int) -> tuple[CheckpointRef, dict[str, Tensor]]:
-    """A checkpoint with its tensors. One that seems damaged is read again, up to `tries` times in all."""
-    for left in reversed(range(tries)):
-        try:
-            ref = open_checkpoint(run, name.prefix)
-            return ref, read_checkpoint(run, ref)
-        except CannotResume:
-            raise
-        except CheckpointError as error:
-            if not left:
-                raise
-            log.warning("checkpoint %s seems damaged, reading it again: %s", run.uri_of(name.prefix), error)
-    raise AssertionError("the last try returns or raises")
+def _overlap(piece: TensorPiece, rows: range) -> range:
+    """The rows of the whole tensor that are in both."""
+    first = piece["offsets"][0]
+    return range(max(first, rows.start), min(first + piece["shape"][0], rows.stop))
 
 
 def mark_damaged(run: Store, prefix: str, error: CheckpointError) -> None:

@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from vit.training.checkpoints.manifest import CheckpointError, CheckpointRef
-from vit.training.sharding.slices import fill, sliced_like
+from vit.training.checkpoints.read import Held
+from vit.training.sharding.slices import fill, is_sliced, own_slice, sliced_like
+from vit.training.tensor_file import TensorPiece
 from vit.training.train import TrainState
 
 
@@ -23,8 +25,41 @@ def state_tensors(state: TrainState) -> dict[str, Tensor]:
     return tensors
 
 
+def held_rows(state: TrainState) -> Held:
+    """Of a network that is split over the ranks, the rows that this one holds; of any other, whole tensors.
+
+    The function raises CheckpointError for a tensor of another shape than that of the state.
+    """
+    kept = {f"model/{name}": value for name, value in state.model.state_dict().items()}
+    kept |= {f"average/{name}": value for name, value in (state.average or {}).items()}
+    kept |= {f"optim/{name}": parameter for name, parameter in state.model.named_parameters()}
+    own = {name: own_slice(value) for name, value in kept.items() if is_sliced(value)}
+
+    def held(piece: TensorPiece) -> range | None:
+        of_optimizer = piece["name"].startswith("optim/")
+        found = own.get(piece["name"].rpartition("/")[0] if of_optimizer else piece["name"])
+        if found is None:
+            return None
+        local, place = found
+        if (shape := tuple(piece["global_shape"])) != place.shape:
+            if of_optimizer:  # such as Adam's step counter
+                return None
+            raise CheckpointError(_other_shape(piece["name"], shape, place.shape))
+        return range(place.offsets[0], place.offsets[0] + local.shape[0])
+
+    return held
+
+
+def _other_shape(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> str:
+    return (
+        f"{name} has shape {found} in the checkpoint, but {expected} in the model. The checkpoint belongs to another network; start a "
+        "new run."
+    )
+
+
 def load_state_tensors(state: TrainState, tensors: Mapping[str, Tensor]) -> None:
-    """The inverse of `state_tensors`, in place. Raises CheckpointError for a missing or extra tensor or a wrong shape."""
+    """The inverse of `state_tensors`, in place; of a tensor that is split over the ranks, `tensors` may have the own rows only. Raises
+    CheckpointError for a missing or extra tensor or a wrong shape."""
     expected = {f"model/{n}": v for n, v in state.model.state_dict().items()}
     expected |= {f"average/{n}": v for n, v in (state.average or {}).items()}
     parameters = {name: parameter for name, parameter in state.model.named_parameters() if parameter.requires_grad}
@@ -43,11 +78,8 @@ def load_state_tensors(state: TrainState, tensors: Mapping[str, Tensor]) -> None
             "belongs to another network; start a new run."
         )
     for name, target in expected.items():
-        if target.shape != tensors[name].shape:
-            raise CheckpointError(
-                f"{name} has shape {tuple(tensors[name].shape)} in the checkpoint, but {tuple(target.shape)} in the "
-                "model. The checkpoint belongs to another network; start a new run."
-            )
+        if tensors[name].shape not in (target.shape, own_slice(target)[0].shape):
+            raise CheckpointError(_other_shape(name, tuple(tensors[name].shape), tuple(target.shape)))
         fill(target, tensors[name])
     for name, value in optim.items():
         _, parameter_name, moment = name.split("/")

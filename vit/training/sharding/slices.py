@@ -51,22 +51,24 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def slice_of(values: Tensor, like: Tensor) -> Tensor:
-    """The part of a whole tensor that this rank holds of `like`; of a sliced one its own slice."""
+    """The part of a whole tensor that this rank holds of `like`; of a sliced one, or of the rows that this rank holds, all of it."""
     if is_sliced(values) or not is_sliced(like):
         return own_slice(values)[0]
     local, place = own_slice(like)
+    if values.shape == local.shape:
+        return values
     return values[place.offsets[0] : place.offsets[0] + local.shape[0]]
 
 
 @torch.no_grad()
 def fill(target: Tensor, values: Tensor) -> None:
-    """Copies values of the whole tensor, or another one sliced alike, into `target`."""
+    """Copies values of the whole tensor, or of another one sliced alike, or the rows that this rank holds, into `target`."""
     own_slice(target)[0].copy_(slice_of(values, target))
 
 
 def sliced_like(parameter: Tensor, values: Tensor) -> Tensor:
-    """A copy of `values` on the device of a parameter; sliced like it where it has its shape."""
-    if not is_sliced(parameter) or values.shape != parameter.shape:
+    """A copy of `values` on the device of a parameter; sliced like it where it has the shape of the parameter or of its own slice."""
+    if not is_sliced(parameter) or values.shape not in (parameter.shape, own_slice(parameter)[0].shape):
         return values.to(parameter.device, copy=True)
     from torch.distributed.tensor import DTensor
 
