@@ -138,7 +138,7 @@ class PredictedCorpus(RawCorpus):
         return None
 
     def _limits(self, most: int) -> dict[str, Limit]:
-        """Of every class with more images than `most`, the last that stays. Needs 8 bytes of memory per image."""
+        """Of every class with more images than `most`, the last that stays. Needs some 30 bytes of memory per image."""
         names: dict[str, int] = {}
         codes, scores = [np.empty(0, np.int32)], [np.empty(0, np.float32)]
         for key in self._keys():
@@ -149,12 +149,12 @@ class PredictedCorpus(RawCorpus):
             codes.append(np.array(code_of, np.int32)[of_file.indices.to_numpy()])
             scores.append(found["score"].to_numpy())
         code, score = np.concatenate(codes), np.concatenate(scores)
-        limits = {}
-        for name, number in names.items():
-            places = np.flatnonzero(code == number)
-            if len(places) > most:
-                last = places[np.argsort(-score[places], kind="stable")[most - 1]]
-                limits[name] = Limit(float(score[last]), int(last))
+        order = np.lexsort((-score, code))  # by class, the most probable first, of equal ones the first
+        starts = np.searchsorted(code[order], np.arange(len(names) + 1))
+        by_number, limits = list(names), dict[str, Limit]()
+        for number in np.flatnonzero(np.diff(starts) > most).tolist():
+            place = int(order[starts[number] + most - 1])
+            limits[by_number[number]] = Limit(float(score[place]), place)
         return limits
 
     def _images(self, split: str, rows: range) -> Iterator[dict[str, Any]]:

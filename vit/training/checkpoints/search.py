@@ -118,7 +118,6 @@ def _raise_refusal(texts: Sequence[str]) -> None:
     for text in texts:
         if text.startswith(_REFUSED):
             raise CannotResume(text.removeprefix(_REFUSED))
-    return None
 
 
 def newest_checkpoint(

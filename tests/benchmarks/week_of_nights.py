@@ -1,0 +1,230 @@
+"""A week of scheduled nights on real servers, one after another, with something wrong in most of them; prints what each morning says.
+
+`python -m tests.benchmarks.week_of_nights` takes about 20 minutes. The schedule is that of the deployment; each of its runs is made to
+start at once, with the date that it was due on. What a person would do between two nights is done by the same requests: edits of
+the form, new pictures, a promotion.
+"""
+
+import contextlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from flows.chaos.own_servers import OwnServers, own_servers
+from infra.local.processes import child_environment
+from infra.local.stack import find_stack
+
+SERIES, DEPLOYMENT = "week", "pretrain-then-transfer/nightly"
+PER_CLASS, NEW_PER_CLASS, NUM_LEAKING = 80, 60, 5
+FORM: dict[str, Any] = {
+    "name": SERIES,
+    "corpus": "pictures",
+    "recipe": "digits",
+    "tasks": ["digits-5-to-9"],
+    "from_scratch": False,
+    "deadline_hours": 1.0,
+}
+OVERRIDES: dict[str, Any] = {
+    "execution.num_workers": 1,
+    "execution.save_every_steps": 40,
+    "recipe.total_steps": 150,
+    "recipe.optim.warmup_steps": 15,
+    "protocol.total_steps": 30,
+    "protocol.warmup_steps": 3,
+    "protocol.learning_rates": [0.1],
+    "nights.num_seeds": 3,
+    "nights.wanted_difference": 0.02,
+    "nights.ingest": True,
+}
+
+
+class Week:
+    """The series, its pictures, and what its nights leave."""
+
+    def __init__(self, servers: OwnServers, folder: Path) -> None:
+        self.servers, self.pictures = servers, folder / "pictures"
+        self.deployment = servers.ask("prefect", f"/deployments/name/{DEPLOYMENT}")["id"]
+        self.last_due = ""
+        self.rows: list[tuple[str, str, str, str]] = []
+
+    def add_pictures(self, first: int, stop: int) -> None:
+        """Digits 0 to 4 as folders by class, from the first-th to the stop-th of each."""
+        images, labels = load_digits(return_X_y=True)
+        for digit in range(5):
+            (self.pictures / str(digit)).mkdir(parents=True, exist_ok=True)
+            for i in range(first, stop):
+                self.save(images[labels == digit][i], f"{digit}/{i:03d}.png")
+
+    def add_leaking(self) -> None:
+        """Pictures of the task, under the label of another digit. The first of them are test images with some certainty."""
+        images, labels = load_digits(return_X_y=True)
+        for i, image in enumerate(images[labels >= 5][-NUM_LEAKING:]):
+            self.save(image, f"0/leak{i}.png")
+
+    def save(self, image: np.ndarray, name: str) -> None:
+        pixels = np.clip(image.reshape(8, 8) * 16, 0, 255).astype(np.uint8)
+        Image.fromarray(np.repeat(pixels[..., None], 3, axis=2)).save(self.pictures / name)
+
+    def prepare(self) -> None:
+        request = {"source": str(self.pictures), "name": "pictures", "val_fraction": 0.1, "test_fraction": 0.0}
+        assert self.servers.ended(self.servers.start("prepare-corpus/default", request)).startswith("Completed")
+        preset = self.servers.start("prepare-corpus/default", {"preset": "digits-5-to-9"})
+        assert self.servers.ended(preset).startswith("Completed")
+
+    def edit(self, **changes: Any) -> None:
+        """Edits the form of the deployment."""
+        overrides = OVERRIDES | changes
+        body = {"parameters": {"request": FORM | {"overrides": overrides}}}
+        self.servers.ask("prefect", f"/deployments/{self.deployment}", body, method="PATCH")
+
+    def switch_on(self) -> None:
+        found = self.servers.ask("prefect", f"/deployments/{self.deployment}")
+        body = {"active": True, "schedule": found["schedules"][0]["schedule"]}
+        path = f"/deployments/{self.deployment}/schedules/{found['schedules'][0]['id']}"
+        self.servers.ask("prefect", path, body, method="PATCH")
+
+    def next_due(self) -> dict[str, Any]:
+        """The next run that the schedule has made, after that of the last night."""
+        wanted = {
+            "flow_runs": {"deployment_id": {"any_": [self.deployment]}, "state": {"type": {"any_": ["SCHEDULED"]}}},
+            "sort": "EXPECTED_START_TIME_ASC",
+        }
+        deadline = time.monotonic() + 300
+        while True:
+            for run in self.servers.ask("prefect", "/flow_runs/filter", wanted):
+                if run["expected_start_time"] > self.last_due:
+                    self.last_due = run["expected_start_time"]
+                    return dict(run)
+            assert time.monotonic() < deadline, "the schedule has made no run"
+            time.sleep(1)
+
+    def miss(self) -> None:
+        """The next night does not take place, as on a machine that is off."""
+        self.next_due()
+
+    def night(self, what: str, meanwhile: Callable[[str], None] = lambda run: None, **changes: Any) -> str:
+        """The next night; the first words of its state."""
+        self.edit(**changes)
+        run = self.next_due()
+        # Runs that were made before an edit of the form keep the form of then.
+        body = {"parameters": {"request": FORM | {"overrides": OVERRIDES | changes}}}
+        self.servers.ask("prefect", f"/flow_runs/{run['id']}", body, method="PATCH")
+        now = {"type": "SCHEDULED", "state_details": {"scheduled_time": datetime.now(UTC).isoformat()}}
+        self.servers.ask("prefect", f"/flow_runs/{run['id']}/set_state", {"state": now, "force": True})
+        began = time.monotonic()
+        meanwhile(run["id"])
+        ended = self.servers.ended(run["id"])
+        self.rows.append((run["expected_start_time"][:10], what, ended, self.champion()))
+        print(
+            f"\n{self.rows[-1][0]}  {what}  ({time.monotonic() - began:.0f} s)\n  {ended}\n  champion: {self.rows[-1][3]}",
+            flush=True,
+        )
+        return ended
+
+    def champion(self) -> str:
+        """The version of MLflow's registry that has the alias, and the pipeline that it is of."""
+        with contextlib.suppress(Exception):
+            found = self.servers.ask("mlflow", "/registered-models/alias", name=SERIES, alias="champion")[
+                "model_version"
+            ]
+            return f"version {found['version']}"
+        return "none"
+
+    def promote(self, why: str) -> None:
+        """As a person does, in a terminal: the newest pipeline."""
+        command = [sys.executable, "-P", "-m", "flows.cli", "model", "promote", f"{SERIES}-", "--why", why]
+        done = subprocess.run(command, env=child_environment(self.servers.env), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+    def alerts(self) -> list[str]:
+        """The alerts that have fired, by the name of their automation."""
+        since = {"since": "2020-01-01T00:00:00Z", "until": datetime.now(UTC).isoformat()}
+        wanted = {"filter": {"occurred": since, "event": {"prefix": ["prefect.automation.triggered"]}}, "limit": 50}
+        found = self.servers.ask("prefect", "/events/filter", wanted)["events"]
+        return sorted(str(event["resource"].get("prefect.resource.name")) for event in found)
+
+
+def worker_killed(servers: OwnServers) -> Callable[[str], None]:
+    """SIGKILL to the first worker of the training, once it has begun."""
+    stack = find_stack(servers.directory)
+    assert stack is not None
+    of_stack = psutil.Process(stack.supervisor_pid)
+
+    def meanwhile(run: str) -> None:
+        deadline = time.monotonic() + 300
+        while time.monotonic() < deadline:
+            for process in of_stack.children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    if "RayTrainWorker" in " ".join(process.cmdline()):
+                        time.sleep(2)
+                        process.kill()
+                        return
+            time.sleep(0.2)
+        raise AssertionError("no training has begun")
+
+    return meanwhile
+
+
+def without_mlflow(servers: OwnServers) -> Callable[[str], None]:
+    """MLflow is away for the whole night."""
+
+    def meanwhile(run: str) -> None:
+        with servers.away("mlflow"):
+            servers.ended(run)
+
+    return meanwhile
+
+
+def run_week(week: Week) -> None:
+    week.add_pictures(0, PER_CLASS)
+    week.prepare()
+    week.switch_on()
+    week.night("the first night")
+    week.promote("the first model of the week")
+    week.night("nothing has changed")
+    week.night("MLflow is away", without_mlflow(week.servers))
+    week.night("a worker is killed in mid training", worker_killed(week.servers))
+    week.night("a planted bug: training ends after 16 steps", **{"recipe.total_steps": 16})
+    week.miss()
+    week.night("after a missed night")
+    week.add_pictures(PER_CLASS, PER_CLASS + NEW_PER_CLASS)
+    week.add_leaking()
+    week.night("new pictures, some of the task's", **{"recipe.total_steps": 600})
+    week.night("a better recipe, and people promote", **{"recipe.total_steps": 600, "nights.promote": False})
+    week.night("a better recipe", **{"recipe.total_steps": 600})
+
+
+@contextlib.contextmanager
+def temporary() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="week-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def main() -> None:
+    with temporary() as folder, own_servers(str(folder / "store")) as servers:
+        week = Week(servers, folder)
+        run_week(week)
+        print("\nalerts:", *week.alerts(), sep="\n  ")
+        print(
+            "\ntracebacks in the logs of the servers:",
+            *servers.new_tracebacks("Connect|Max retries|disconnected"),
+            sep="\n  ",
+        )
+
+
+if __name__ == "__main__":
+    main()
