@@ -93,6 +93,8 @@ class Week:
         body = {"active": True, "schedule": found["schedules"][0]["schedule"]}
         path = f"/deployments/{self.deployment}/schedules/{found['schedules'][0]['id']}"
         self.servers.ask("prefect", path, body, method="PATCH")
+        # By itself Prefect makes the runs of the next days only once the first of them are over.
+        self.servers.ask("prefect", f"/deployments/{self.deployment}/schedule", {"min_runs": 12, "max_runs": 12})
 
     def next_due(self) -> dict[str, Any]:
         """The next run that the schedule has made, after that of the last night."""
