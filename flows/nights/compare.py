@@ -13,7 +13,9 @@ these tasks only. The difference between a night of k seeds and one of l, on one
 
 - S, of the seeds: the variance of the accuracy (or of the mean over tasks, so that u counts for all tasks at once) within
   nights, pooled over both nights and earlier ones. Where no night has two seeds, half the mean square of the differences between
-  one night and the next of the same request (von Neumann 1941), as in a control chart for individual values.
+  one night and the next of the same request (von Neumann 1941), as in a control chart for individual values. Nights that train one
+  long run differ by its progress, too: of them a sixth of the mean square of the second differences, from which a steady progress
+  cancels (Gasser, Sroka and Jennen-Steinmetz, Biometrika 73, 1986).
 - E, of the test images. On equal images it is paired: the variance over images of the difference between the shares of seeds
   that are right, less what seeds alone make of it (as in an analysis of variance), divided by n. With one seed each, this is
   McNemar's test. On other images it is the sum of both binomial variances.
@@ -30,7 +32,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -169,9 +171,17 @@ def seed_variance(
         squares, df = squares + float(((means - means.mean()) ** 2).sum()), df + len(means) - 1
     if df:
         return Variance(squares / df, df)
-    steps = [float((b.values(names) - a.values(names)).mean()) for a, b in _steps(earlier)]
-    # The squares of steps that follow each other are not independent: about two thirds of the degrees of freedom are left.
-    return Variance(float(np.mean(np.square(steps))) / 2, 2 * len(steps) / 3) if len(steps) >= LEAST_STEPS else None
+    history = _history(earlier)
+    weights = _WEIGHTS[history.kind]
+    found = [
+        sum(w * float(one.values(names).mean()) for w, one in zip(weights, some, strict=True))
+        for some in history.nights
+    ]
+    if len(found) < LEAST_STEPS:
+        return None
+    return Variance(
+        float(np.mean(np.square(found))) / sum(w * w for w in weights), len(found) * _INDEPENDENT[history.kind]
+    )
 
 
 def image_variance(ours: Sequence[TaskScore], theirs: Sequence[TaskScore]) -> Variance:
@@ -218,8 +228,10 @@ def noise_source(night: NightScores, reference: NightScores, earlier: Sequence[N
     if several := _several_seeds([night, reference, *earlier]):
         trainings = sum(len(one.models) for one in several)
         return f"{trainings} trainings of {len(several)} night{'s' * (len(several) > 1)}"
-    steps = len(_steps(earlier))
-    return f"{steps} steps from night to night" if steps >= LEAST_STEPS else ""
+    kind, nights = _history(earlier)
+    if len(nights) < LEAST_STEPS:
+        return ""
+    return f"{len(nights)} steps from night to night" if kind == "steps" else f"{len(nights) + 2} nights of a long run"
 
 
 def _several_seeds(samples: Sequence[NightScores]) -> list[NightScores]:
@@ -233,13 +245,34 @@ def _several_seeds(samples: Sequence[NightScores]) -> list[NightScores]:
     return new
 
 
-def _steps(earlier: Sequence[NightScores]) -> list[tuple[NightScores, NightScores]]:
-    """Nights of one seed and the next of the same request, where something has changed the model."""
-    return [
+class _History(NamedTuple):
+    """Groups of nights of one seed and the same request, one after another, that tell of the noise of seeds."""
+
+    kind: Literal["steps", "bends"]
+    nights: list[tuple[NightScores, ...]]
+    """Two each, or of a long run three with equally many images between them."""
+
+
+_WEIGHTS = {"steps": (-1, 1), "bends": (1, -2, 1)}
+# Squares of differences that overlap are not independent: of n, so many degrees of freedom are left (by their correlations).
+_INDEPENDENT = {"steps": 2 / 3, "bends": 18 / 35}
+
+
+def _history(earlier: Sequence[NightScores]) -> _History:
+    steps = [
         (a, b)
         for a, b in pairwise(earlier)
         if len(a.models) == len(b.models) == 1 and a.models != b.models and _asked(a) == _asked(b)
     ]
+    if not any(_progress(*step) for step in steps):
+        return _History("steps", [*steps])
+    bends = [(a, b, d) for (a, b), (c, d) in pairwise(steps) if b is c and _progress(a, b) == _progress(c, d)]
+    return _History("bends", [*bends])
+
+
+def _progress(a: NightScores, b: NightScores) -> int:
+    """The images by which the training of a night is longer than that of another: more than 0 for a long run."""
+    return int(b.facts.get("images_seen", 0)) - int(a.facts.get("images_seen", 0))
 
 
 def _asked(night: NightScores) -> dict[str, object]:

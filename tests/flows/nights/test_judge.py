@@ -5,7 +5,7 @@ from datetime import date
 import numpy as np
 import pytest
 
-from flows.nights.compare import MEAN, compare, image_variance
+from flows.nights.compare import MEAN, compare, image_variance, noise_source, seed_variance
 from flows.nights.judge import FALSE_ALARMS, judge, not_whole
 from flows.nights.night_scores import NightScores
 from flows.nights.student_t import quantile, two_sided_p
@@ -33,6 +33,40 @@ def test_of_fifty_nights_of_noise_no_more_are_called_better_or_worse_than_stated
     histories = [called(Nights(seed, seeds_sd=seeds_sd, noise=noise), 50, num_seeds=num_seeds) for seed in range(6)]
     rates = [np.mean([word in ("better", "worse") for word in words]) for words in histories]
     # What stays of the rate when the chance of these few histories is taken off: they share a champion, so they count as units.
+    assert np.mean(rates) - 2 * np.std(rates, ddof=1) / np.sqrt(len(rates)) <= FALSE_ALARMS
+
+
+def long_run(seed, num, progress=0.0, **given):
+    """Nights of one seed that train one run further, with a progress of so much each."""
+    nights = Nights(seed, **given)
+    return [nights.night(num_seeds=1, shift=progress * i, facts={"images_seen": 1000 * (i + 1)}) for i in range(num)]
+
+
+def test_of_a_long_run_noise_is_told_from_its_progress():
+    """Averaged over series, the variance by second differences is that of nights without progress; by steps it is several times that."""
+    names = [*DIFFICULTY]
+
+    def variance(progress, *, told=True):
+        found = []
+        for seed in range(60):
+            nights = long_run(seed, 12, progress, seeds_sd=0.02, noise=0.1)
+            if not told:
+                nights = [NightScores(one.key, one.night, one.models, one.tasks, {}) for one in nights]
+            found.append(seed_variance(*nights[-2:], nights, names).value)
+        return np.mean(found)
+
+    assert variance(0.05) == pytest.approx(variance(0.0), rel=0.3)
+    assert variance(0.05, told=False) > 2 * variance(0.05)
+    nights = long_run(0, 12)
+    assert noise_source(*nights[-2:], nights) == "12 nights of a long run"
+
+
+def test_of_fifty_nights_of_a_long_run_without_progress_no_more_are_called_than_stated():
+    rates = []
+    for seed in range(6):
+        made = long_run(seed, 51, seeds_sd=0.3)
+        words = [judge(made[i], made[0], made[i - 1], made[max(i - 30, 0) : i], wanted=0.0).word for i in range(2, 51)]
+        rates.append(np.mean([word in ("better", "worse") for word in words]))
     assert np.mean(rates) - 2 * np.std(rates, ddof=1) / np.sqrt(len(rates)) <= FALSE_ALARMS
 
 
