@@ -93,8 +93,6 @@ class Week:
         body = {"active": True, "schedule": found["schedules"][0]["schedule"]}
         path = f"/deployments/{self.deployment}/schedules/{found['schedules'][0]['id']}"
         self.servers.ask("prefect", path, body, method="PATCH")
-        # By itself Prefect makes the runs of the next days only once the first of them are over.
-        self.servers.ask("prefect", f"/deployments/{self.deployment}/schedule", {"min_runs": 12, "max_runs": 12})
 
     def next_due(self) -> dict[str, Any]:
         """The next run that the schedule has made, after that of the last night."""
@@ -102,6 +100,8 @@ class Week:
             "flow_runs": {"deployment_id": {"any_": [self.deployment]}, "state": {"type": {"any_": ["SCHEDULED"]}}},
             "sort": "EXPECTED_START_TIME_ASC",
         }
+        # By itself Prefect makes the runs of the next three days only, and an edit of the deployment removes them.
+        self.servers.ask("prefect", f"/deployments/{self.deployment}/schedule", {"min_runs": 20, "max_runs": 20})
         deadline = time.monotonic() + 300
         while True:
             for run in self.servers.ask("prefect", "/flow_runs/filter", wanted):
