@@ -147,7 +147,9 @@ def _clause(against: Against, wanted: float) -> str:
         tasks += f", {word} on {and_list([f'{short_name(d.name)} {points(d.value)}' for d in apart if d.word == word])}"
     if against.word != "same":
         return f"{against.word.capitalize()} than {who}: {text}{tasks}"
-    return f"The same as {who}: {text}{_blind(against, wanted)}"
+    # A difference that is of interest, but that noise alone may have made, is no proof that nothing has changed.
+    opening = "Within noise of" if abs(whole.value) >= wanted else "The same as"
+    return f"{opening} {who}: {text}{_blind(against, wanted)}"
 
 
 def _blind(against: Against, wanted: float) -> str:
