@@ -24,6 +24,7 @@ from sklearn.datasets import load_digits
 from flows.chaos.own_servers import OwnServers, own_servers
 from infra.local.processes import child_environment
 from infra.local.stack import find_stack
+from infra.storage import open_store
 
 SERIES, DEPLOYMENT = "week", "pretrain-then-transfer/nightly"
 PER_CLASS, NEW_PER_CLASS, NUM_LEAKING = 80, 60, 5
@@ -38,25 +39,26 @@ FORM: dict[str, Any] = {
 OVERRIDES: dict[str, Any] = {
     "execution.num_workers": 1,
     "execution.save_every_steps": 40,
-    "recipe.total_steps": 150,
-    "recipe.optim.warmup_steps": 15,
+    "recipe.total_steps": 16,
+    "recipe.optim.warmup_steps": 4,
     "protocol.total_steps": 30,
     "protocol.warmup_steps": 3,
     "protocol.learning_rates": [0.1],
-    "nights.num_seeds": 3,
+    "nights.num_seeds": 6,
     "nights.wanted_difference": 0.02,
     "nights.ingest": True,
 }
+BETTER = {"recipe.total_steps": 300, "recipe.optim.warmup_steps": 30}
+BY_PEOPLE = {"nights.promote": False}
 
 
 class Week:
     """The series, its pictures, and what its nights leave."""
 
     def __init__(self, servers: OwnServers, folder: Path) -> None:
-        self.servers, self.pictures = servers, folder / "pictures"
+        self.servers, self.pictures, self.store = servers, folder / "pictures", open_store(str(folder / "store"))
         self.deployment = servers.ask("prefect", f"/deployments/name/{DEPLOYMENT}")["id"]
         self.last_due = ""
-        self.rows: list[tuple[str, str, str, str]] = []
 
     def add_pictures(self, first: int, stop: int) -> None:
         """Digits 0 to 4 as folders by class, from the first-th to the stop-th of each."""
@@ -115,39 +117,32 @@ class Week:
         """The next night does not take place, as on a machine that is off."""
         self.next_due()
 
-    def night(self, what: str, meanwhile: Callable[[str], None] = lambda run: None, **changes: Any) -> str:
-        """The next night; the first words of its state."""
+    def night(self, what: str, meanwhile: Callable[[str], None] = lambda run: None, **changes: Any) -> None:
+        """The next night; prints how it ended."""
         self.edit(**changes)
         run = self.next_due()
-        # Runs that were made before an edit of the form keep the form of then.
-        body = {"parameters": {"request": FORM | {"overrides": OVERRIDES | changes}}}
-        self.servers.ask("prefect", f"/flow_runs/{run['id']}", body, method="PATCH")
         now = {"type": "SCHEDULED", "state_details": {"scheduled_time": datetime.now(UTC).isoformat()}}
         self.servers.ask("prefect", f"/flow_runs/{run['id']}/set_state", {"state": now, "force": True})
         began = time.monotonic()
         meanwhile(run["id"])
         ended = self.servers.ended(run["id"])
-        self.rows.append((run["expected_start_time"][:10], what, ended, self.champion()))
-        print(
-            f"\n{self.rows[-1][0]}  {what}  ({time.monotonic() - began:.0f} s)\n  {ended}\n  champion: {self.rows[-1][3]}",
-            flush=True,
-        )
-        return ended
+        night = self.last_due[:10]
+        gate = (self.store.read_json(f"nights/{SERIES}/{night}.json")["gate"] or {}).get("reason", "none")
+        print(f"\n{night}  {what}  ({time.monotonic() - began:.0f} s)\n  {ended}\n  gate: {gate}", flush=True)
+        print(f"  champion: {self.champion()}", flush=True)
 
     def champion(self) -> str:
-        """The version of MLflow's registry that has the alias, and the pipeline that it is of."""
-        with contextlib.suppress(Exception):
-            found = self.servers.ask("mlflow", "/registered-models/alias", name=SERIES, alias="champion")[
-                "model_version"
-            ]
-            return f"version {found['version']}"
-        return "none"
+        """The version of MLflow's registry that has the alias, and the pipeline that the store names."""
+        found = self.servers.ask("mlflow", "/registered-models/alias", name=SERIES, alias="champion")["model_version"]
+        return f"version {found['version']}, {self.store.read_json(f'champions/{SERIES}.json')['pipeline']}"
 
-    def promote(self, why: str) -> None:
-        """As a person does, in a terminal: the newest pipeline."""
-        command = [sys.executable, "-P", "-m", "flows.cli", "model", "promote", f"{SERIES}-", "--why", why]
+    def promote(self, to: str, why: str) -> None:
+        """As a person does, in a terminal: the model of a night, or of the champion `before`."""
+        words = ("model", "promote", SERIES, "--to", to, "--why", why)
+        command = [sys.executable, "-P", "-m", "flows.cli", *words]
         done = subprocess.run(command, env=child_environment(self.servers.env), capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
+        print(f"\npromoted: {to} ({why})", flush=True)
 
     def alerts(self) -> list[str]:
         """The alerts that have fired, by the name of their automation."""
@@ -192,19 +187,20 @@ def run_week(week: Week) -> None:
     week.add_pictures(0, PER_CLASS)
     week.prepare()
     week.switch_on()
-    week.night("the first night")
-    week.promote("the first model of the week")
-    week.night("nothing has changed")
+    week.night("the first night, of a poor recipe")
     week.night("MLflow is away", without_mlflow(week.servers))
-    week.night("a worker is killed in mid training", worker_killed(week.servers))
-    week.night("a planted bug: training ends after 16 steps", **{"recipe.total_steps": 16})
+    week.night(
+        "a better recipe, but people promote; a worker is killed", worker_killed(week.servers), **BETTER, **BY_PEOPLE
+    )
     week.miss()
-    week.night("after a missed night")
+    week.night("after a missed night, the better recipe again", **BETTER)
     week.add_pictures(PER_CLASS, PER_CLASS + NEW_PER_CLASS)
     week.add_leaking()
-    week.night("new pictures, some of the task's", **{"recipe.total_steps": 600})
-    week.night("a better recipe, and people promote", **{"recipe.total_steps": 600, "nights.promote": False})
-    week.night("a better recipe", **{"recipe.total_steps": 600})
+    week.night("new pictures, some of the task's", **BETTER)
+    week.promote(week.last_due[:10], "a person trusts the new pictures")
+    week.night("a planted bug: training ends after 16 steps")
+    week.promote("before", "nights shall be compared with the model before")
+    week.night("the bug is mended", **BETTER)
 
 
 @contextlib.contextmanager
