@@ -69,7 +69,7 @@ class Week:
                 self.save(images[labels == digit][i], f"{digit}/{i:03d}.png")
 
     def add_leaking(self) -> None:
-        """Pictures of the task, under the label of another digit. The first of them are test images with some certainty."""
+        """Pictures of the task, under the label of another digit: leaks where the task has them in val or test."""
         images, labels = load_digits(return_X_y=True)
         for i, image in enumerate(images[labels >= 5][-NUM_LEAKING:]):
             self.save(image, f"0/leak{i}.png")
