@@ -10,7 +10,7 @@ from flows.requests.forms import PretrainRequest
 from flows.requests.overrides import parse_overrides
 from flows.requests.training_config import resolve_pretrain
 from flows.requests.training_cost import training_cost
-from flows.stages.engines import open_engines
+from flows.stages.engines import Engines, open_engines
 from flows.stages.pretrain import train_model
 from infra.settings import Settings
 from infra.storage import open_store
@@ -72,9 +72,14 @@ def _weighted(text: str) -> tuple[str, float]:
 
 def train_and_show(settings: Settings, config: TrainConfig, *, as_json: bool) -> None:
     """Runs a training to its end and prints its final state."""
-    training_cost(config)  # raises for lanes, workers or a batch that do not fit, before a cluster is started
     with open_engines(settings) as engines:
-        spec, result = train_model(config, engines)
+        train_on(engines, config, as_json=as_json)
+
+
+def train_on(engines: Engines, config: TrainConfig, *, as_json: bool) -> None:
+    """The same on engines that may have done other work before."""
+    training_cost(config)  # raises for lanes, workers or a batch that do not fit, before a cluster is started
+    spec, result = train_model(config, engines)
     shown = {"run": spec.run_key, "reused": result.reused, "wall_s": round(result.wall_s, 1), **result.state}
     if as_json:
         console.emit(shown)

@@ -10,6 +10,7 @@ from flows.requests.forms import FurtherCorpus, PredictRequest, PretrainRequest,
 from flows.requests.training_draft import check_loss, draft_training, training_name
 from infra.storage import open_store
 from vit.batch_prediction.plan import PredictionSpec
+from vit.corpora.training_corpora import check_same_decoding
 from vit.model_record import published_record, read_classes
 
 LONGEST_NAME, LONGEST_CORPUS_NAME = 40, 80
@@ -40,7 +41,7 @@ def resolve_self_train(root: str, request: SelfTrainRequest) -> SelfTrainingPlan
     prediction = resolve_predict(root, PredictRequest.model_validate(fields))
     labelled, unlabelled = find_corpus(root, request.corpus), open_store(prediction.corpus)
     manifest, found = load_manifest(labelled), load_manifest(unlabelled)
-    _check_same_decoding(manifest, found)
+    check_same_decoding(found, manifest)
     model = open_store(prediction.model)
     teacher = read_classes(model, published_record(model))
     if not set(teacher) & set(load_class_names(labelled)):
@@ -71,11 +72,3 @@ def _labelling(request: SelfTrainRequest, prediction: PredictionSpec, unlabelled
     # Copies among the images were kept or dropped when their corpus was prepared.
     recipe = CorpusRecipe(val_fraction=0, test_fraction=0, duplicates="keep", decode=unlabelled.decode_policy)
     return CorpusConfig(name=f"{unlabelled.name}-predicted"[:LONGEST_CORPUS_NAME], source=source, recipe=recipe)
-
-
-def _check_same_decoding(labelled: Manifest, unlabelled: Manifest) -> None:
-    if labelled.decode_policy != unlabelled.decode_policy:
-        raise ValueError(
-            f"{unlabelled.name}/{unlabelled.version} and {labelled.name}/{labelled.version} were prepared with different decode "
-            "policies, and a model has one. Prepare one of them again with the `recipe.decode` of the other."
-        )

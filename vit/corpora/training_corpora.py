@@ -205,8 +205,13 @@ def _check_together(manifests: Sequence[Manifest]) -> None:
         title = f"{manifest.name}/{manifest.version}"
         if any(manifest.digest == other.digest for other in manifests[:i]):
             raise ValueError(f"The mixture has {title} twice. Name it once, with the sum of the weights.")
-        if manifest.decode_policy != first.decode_policy:
-            raise ValueError(
-                f"{title} and {first.name}/{first.version} were prepared with different decode policies, and a model has one. "
-                "Prepare one of them again with the `recipe.decode` of the other."
-            )
+        check_same_decoding(manifest, first)
+
+
+def check_same_decoding(one: Manifest, other: Manifest) -> None:
+    """Raises ValueError for corpora whose images are decoded by different rules."""
+    if one.decode_policy != other.decode_policy:
+        raise ValueError(
+            f"{one.name}/{one.version} and {other.name}/{other.version} were prepared with different decode policies, and a model "
+            "has one. Prepare one of them again with the `recipe.decode` of the other."
+        )

@@ -1,7 +1,7 @@
 """Reads untrusted Parquet files a few rows at a time; damage becomes a refusal of the affected rows."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
 import pyarrow as pa
@@ -120,6 +120,21 @@ class _StoreFile:
     def close(self) -> None:
         self.closed = True
         self._file.close()
+
+
+def stretches(
+    num_rows: Sequence[int], num_bytes: Sequence[int], rows_per_part: int, limit: int | None = None
+) -> Iterator[tuple[int, int, int, int]]:
+    """(first row group, end, rows, bytes) of pieces of whole row groups with at least `rows_per_part` rows each, up to row `limit`."""
+    first = rows_before = rows = size = 0
+    for group, (more_rows, more_bytes) in enumerate(zip(num_rows, num_bytes, strict=True)):
+        rows, size = rows + more_rows, size + more_bytes
+        full = limit is not None and rows_before + rows >= limit
+        if full or rows >= rows_per_part or group + 1 == len(num_rows):
+            yield first, group + 1, rows if limit is None else min(rows, limit - rows_before), size
+            first, rows_before, rows, size = group + 1, rows_before + rows, 0, 0
+        if full:
+            return
 
 
 def cells(column: pa.Array) -> Iterator[Any]:

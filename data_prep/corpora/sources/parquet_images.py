@@ -14,7 +14,15 @@ import pyarrow as pa
 from pydantic import JsonValue
 
 from data_prep.config import CorpusRecipe, ParquetImages
-from data_prep.corpora.files.parquet_rows import PARQUET_ENDINGS, ParquetRows, Refusal, cell_text, cell_value, cells
+from data_prep.corpora.files.parquet_rows import (
+    PARQUET_ENDINGS,
+    ParquetRows,
+    Refusal,
+    cell_text,
+    cell_value,
+    cells,
+    stretches,
+)
 from data_prep.corpora.raw import Part, RawCorpus, RawExample, Spill, SplitRule, WorkFolder, table_of
 from data_prep.corpora.source_files import SourceFiles, named_split
 from data_prep.labels.classes import ClassInfo, number_label
@@ -99,7 +107,9 @@ class ParquetCorpus(RawCorpus):
                     "so the meaning of a number "
                     "would be ambiguous. Prepare them as two corpora, or rewrite them with equal names."
                 )
-            for begin, end, num_rows, num_bytes in _stretches(footer, file.num_rows, work.examples_per_part):
+            for begin, end, num_rows, num_bytes in stretches(
+                footer.num_rows, footer.num_bytes, work.examples_per_part, file.num_rows
+            ):
                 yield Part(
                     name=f"{file.key}.{begin:06d}-{end:06d}",
                     num_bytes=num_bytes,
@@ -259,19 +269,6 @@ def _checked_store(where: Mapping[str, Any]) -> Store:
     if listed := where.get("listed"):
         open_shard(store, ListedShard(**listed)).close()
     return store
-
-
-def _stretches(footer: _Footer, limit: int | None, rows_per_part: int) -> Iterator[tuple[int, int, int, int]]:
-    """(first row group, end, rows, bytes) of pieces of whole row groups with at least `rows_per_part` rows each."""
-    first = rows_before = rows = num_bytes = 0
-    for group, (num_rows, size) in enumerate(zip(footer.num_rows, footer.num_bytes, strict=True)):
-        rows, num_bytes = rows + num_rows, num_bytes + size
-        full = limit is not None and rows_before + rows >= limit
-        if full or rows >= rows_per_part or group + 1 == len(footer.num_rows):
-            yield first, group + 1, rows if limit is None else min(rows, limit - rows_before), num_bytes
-            first, rows_before, rows, num_bytes = group + 1, rows_before + rows, 0, 0
-        if full:
-            return
 
 
 class _Reader:

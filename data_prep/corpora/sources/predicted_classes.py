@@ -12,6 +12,7 @@ import pyarrow as pa
 from pydantic import Field, JsonValue
 
 from data_prep.config import CorpusRecipe, PredictedClasses
+from data_prep.corpora.files.parquet_rows import stretches
 from data_prep.corpora.raw import Part, RawCorpus, RawExample, Spill, SplitRule, WorkFolder
 from data_prep.labels.label_texts import plain_text
 from data_prep.parquet_files import open_parquet, read_parquet
@@ -59,9 +60,9 @@ class PredictedCorpus(RawCorpus):
         place = 0
         for key in self._keys():
             with self._run.open(key) as file, open_parquet(file) as parquet:
-                sizes = [parquet.metadata.row_group(i).num_rows for i in range(parquet.metadata.num_row_groups)]
-            for first, stop in _pieces(sizes, work.examples_per_part):
-                rows = sum(sizes[first:stop])
+                groups = [parquet.metadata.row_group(i) for i in range(parquet.metadata.num_row_groups)]
+            sizes = [group.num_rows for group in groups]
+            for first, stop, rows, _ in stretches(sizes, sizes, work.examples_per_part):
                 where: dict[str, JsonValue] = {"key": key, "groups": [first, stop], "place": place}
                 name = f"{key.removeprefix(_FOLDER + '/')}.{first:06d}-{stop:06d}"
                 yield Part(name=name, num_bytes=rows * mean_bytes, num_examples=rows, where=where)
@@ -128,13 +129,9 @@ class PredictedCorpus(RawCorpus):
         best, score = row["classes"][0], row["scores"][0]
         if score < self._source.min_score:
             return "low_score", f"{best} with probability {score:.3f}, below min_score {self._source.min_score}"
-        if best in limits:
-            limit = Limit(*limits[best])
-            if (-score, place) > (-limit.score, limit.place):
-                detail = (
-                    f"{best} with probability {score:.3f} is not among its {self._source.max_per_class:,} most probable"
-                )
-                return "class_full", detail
+        if (limit := limits.get(best)) and (-score, place) > (-limit.score, limit.place):
+            most = f"{self._source.max_per_class:,} most probable"
+            return "class_full", f"{best} with probability {score:.3f} is not among its {most}"
         return None
 
     def _limits(self, most: int) -> dict[str, Limit]:
@@ -206,16 +203,6 @@ class PredictedCorpus(RawCorpus):
 def _group_of(info: SplitInfo, row: int) -> int:
     """The row group that holds a row."""
     return bisect.bisect_right(range(info.num_row_groups), row, key=lambda group: info.place(group).first_row) - 1
-
-
-def _pieces(sizes: list[int], rows_per_piece: int) -> Iterator[tuple[int, int]]:
-    """(first, stop) of neighbouring row groups with at least so many rows together, but for the last."""
-    first = rows = 0
-    for group, size in enumerate(sizes):
-        rows += size
-        if rows >= rows_per_piece or group + 1 == len(sizes):
-            yield first, group + 1
-            first, rows = group + 1, 0
 
 
 def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:

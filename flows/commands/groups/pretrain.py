@@ -106,7 +106,7 @@ def pretrain_self_train(
 
     Example: `vitline pretrain self-train birds --corpus birds --unlabelled city --recipe vit-b16-i21k-medium2`
     """
-    from flows.commands.training import train_and_show
+    from flows.commands.training import train_on
     from flows.requests.forms import SelfTrainRequest
     from flows.requests.overrides import parse_overrides
     from flows.requests.self_training_plan import resolve_self_train
@@ -129,7 +129,7 @@ def pretrain_self_train(
     )
     with open_engines(chosen) as engines:
         predicted = label_images(plan, engines)
-    train_and_show(chosen, resolve_pretrain(chosen.root, plan.student_on(predicted.uri)), as_json=json)
+        train_on(engines, resolve_pretrain(chosen.root, plan.student_on(predicted.uri)), as_json=json)
 
 
 @app.command("branch")
