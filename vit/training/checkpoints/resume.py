@@ -30,11 +30,10 @@ def resume(
         check_claim()
         mark_damaged(run, prefix, error)
 
-    read = read_together(run, newest_of_all(run, rejected), world, held_rows(state))
+    read = read_together(run, newest_of_all(run, rejected), world, held_rows(state), _of_run(run, meta))
     if read is None:
         return None
     ref, tensors = read
-    check_same_run(run.uri_of(ref.prefix), ref.manifest, meta)
     if world.rank == 0 and run.exists(f"{ref.prefix}/{MARK}"):
         log.warning("checkpoint %s is marked as damaged, but every byte is right", run.uri_of(ref.prefix))
         check_claim()
@@ -49,9 +48,12 @@ def start_from(run: Store, step: int, state: TrainState, meta: RunIdentity, worl
     Raises CannotResume on every rank if there is none, or it has another recipe, corpus or class map than `meta`, which is that of
     the other run.
     """
-    read = read_together(run, of_step(run, step), world, held_rows(state))
+    read = read_together(run, of_step(run, step), world, held_rows(state), _of_run(run, meta))
     assert read is not None  # such a search ends with a refusal
     ref, tensors = read
-    check_same_run(run.uri_of(ref.prefix), ref.manifest, meta)
     restore(state, ref, tensors)
     return ref
+
+
+def _of_run(run: Store, meta: RunIdentity) -> Callable[[CheckpointRef], None]:
+    return lambda ref: check_same_run(run.uri_of(ref.prefix), ref.manifest, meta)

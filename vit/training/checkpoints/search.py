@@ -76,15 +76,22 @@ def _tried(run: Store, name: CheckpointName, tries: int) -> Generator[Checkpoint
 
 
 def read_together(
-    run: Store, search: Search, world: World, held: Held = everything
+    run: Store,
+    search: Search,
+    world: World,
+    held: Held = everything,
+    check: Callable[[CheckpointRef], object] = lambda ref: None,
 ) -> tuple[CheckpointRef, dict[str, Tensor]] | None:
     """The first checkpoint of the search of rank 0 that every rank can read: of each tensor what `held` says that this rank needs.
-    None where there is none. Every rank must call it, with a search of its own. Raises CannotResume on every rank."""
+    None where there is none. Every rank must call it, with a search of its own. Raises CannotResume on every rank; `check` may do so
+    before a tensor is read.
+    """
     error = None
     while (name := _next_name(search, error, world)) is not None:
         read, failure = None, ""
         try:
             ref = open_checkpoint(run, name.prefix)
+            check(ref)
             read = ref, read_checkpoint(run, ref, held=held)
         except CannotResume as refusal:
             failure = f"{_REFUSED}{refusal}"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from vit.training.checkpoints.manifest import CheckpointError, CheckpointRef
+from vit.training.checkpoints.manifest import CannotResume, CheckpointError, CheckpointRef
 from vit.training.checkpoints.read import Held
 from vit.training.sharding.slices import fill, is_sliced, own_slice, sliced_like
 from vit.training.tensor_file import TensorPiece
@@ -28,7 +28,7 @@ def state_tensors(state: TrainState) -> dict[str, Tensor]:
 def held_rows(state: TrainState) -> Held:
     """Of a network that is split over the ranks, the rows that this one holds; of any other, whole tensors.
 
-    The function raises CheckpointError for a tensor of another shape than that of the state.
+    The function raises CannotResume for a tensor of another shape than that of the state: the checkpoint is not damaged.
     """
     kept = {f"model/{name}": value for name, value in state.model.state_dict().items()}
     kept |= {f"average/{name}": value for name, value in (state.average or {}).items()}
@@ -44,7 +44,7 @@ def held_rows(state: TrainState) -> Held:
         if (shape := tuple(piece["global_shape"])) != place.shape:
             if of_optimizer:  # such as Adam's step counter
                 return None
-            raise CheckpointError(_other_shape(piece["name"], shape, place.shape))
+            raise CannotResume(_other_shape(piece["name"], shape, place.shape))
         return range(place.offsets[0], place.offsets[0] + local.shape[0])
 
     return held

@@ -282,8 +282,13 @@ def test_all_ranks_stop_where_no_checkpoint_is_valid(tmp_path, meta, trained, ti
 def test_another_recipe_or_corpus_is_refused_with_the_difference(run, meta, trained, tiny_recipe):
     commit(run, trained(2), meta)
     changed = replace(tiny_recipe, **{"optim.peak_lr": 5e-2}).model_dump(mode="json")
-    with pytest.raises(CheckpointError, match=r"recipe\.optim\.peak_lr: 0\.01 -> 0\.05"):
+    key = weights(run, 2)
+    data = run.read(key)
+    run.write(key, b"?" + data[1:-1] + b"?")  # refused before a tensor is read, and not marked as damaged
+    with pytest.raises(CannotResume, match=r"recipe\.optim\.peak_lr: 0\.01 -> 0\.05"):
         resume(run, trained(1), {**meta, "recipe": changed}, CPU)
+    assert not [key for key in run.list() if key.endswith("rejected.json")]
+    run.write(key, data)
     with pytest.raises(CheckpointError, match="corpus_digest"):
         resume(run, trained(1), {**meta, "corpus_digest": "d" * 64}, CPU)
 
