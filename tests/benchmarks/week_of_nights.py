@@ -145,7 +145,8 @@ class Week:
         print(f"\npromoted: {to} ({why})", flush=True)
 
     def alerts(self) -> list[str]:
-        """The alerts that have fired, by the name of their automation."""
+        """The alerts that have fired, by the name of their automation. Prefect holds those of runs that were made less than five minutes
+        before they started, as here, back for up to a quarter of an hour."""
         since = {"since": "2020-01-01T00:00:00Z", "until": datetime.now(UTC).isoformat()}
         wanted = {"filter": {"occurred": since, "event": {"prefix": ["prefect.automation.triggered"]}}, "limit": 50}
         found = self.servers.ask("prefect", "/events/filter", wanted)["events"]
