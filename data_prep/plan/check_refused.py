@@ -82,10 +82,11 @@ def check_left(
     num_found = sum(rows.values()) + sum(found.count for found in refused.values())
     if not num_found and config.add_to and config.recipe.known_ids == "skip":
         raise NothingNew(config)
-    if not num_labelled and isinstance(config.source, PredictedClasses) and "low_score" in refused:
+    counts = {reason: found.count for reason, found in refused.items()}
+    if not num_labelled and isinstance(config.source, PredictedClasses):
         raise ValueError(
-            f"{source.origin}: the most probable class has less than source.min_score, {config.source.min_score}, for all of the "
-            f"{num_found:,} images. Lower it, or label with a better model."
+            f"{source.origin}: none of the {num_found:,} images is left ({_by_reason(counts) or 'none refused'}). Lower "
+            "source.min_score, or predict other images, or use a better model."
         )
     if not num_labelled:
         raise ValueError(
@@ -101,7 +102,6 @@ def check_left(
     is_test_set = bool(source.benchmark_rows) and "train" not in source.benchmark_rows
     if rows.get("train") or config.add_to or is_test_set:
         return
-    counts = {reason: found.count for reason, found in refused.items()}
     why = _why_none_is_left(config, sum(rows.values()), counts, label_counts)
     raise ValueError(
         f"{source.origin}: no image is left for train. Of {num_found:,} files {sum(counts.values()):,} were refused or "

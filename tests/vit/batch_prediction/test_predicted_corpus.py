@@ -117,9 +117,7 @@ def test_what_is_no_finished_prediction_of_the_corpus_is_refused(predicted, digi
         ValueError, match=r"no-run is no run of a batch prediction\. `vitline model predict-corpus` makes"
     ):
         corpus_version(open_store(tmp_path), CorpusConfig(name="x", source=PredictedClasses(path=f"{tmp_path}/no-run")))
-    with pytest.raises(
-        ValueError, match=r"less than source\.min_score, 0\.9999999, for all of the 800 images\. Lower it"
-    ):
+    with pytest.raises(ValueError, match=r"none of the 800 images is left \(low_score 800\)\. Lower source\.min_score"):
         prepare([request(spec, min_score=0.9999999)], spec.root)
     key = min(run.list(f"{FOLDER}/"))
     table = pq.read_table(BufferReader(run.read(key)))
