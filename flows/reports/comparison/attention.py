@@ -8,17 +8,18 @@ from flows.records import PipelineRecord
 from infra.runs.run_state import NO_STATE, read_state
 from infra.storage import Store
 
-FIGURES = {
-    "attention-rollout.png": "Attention on validation images",
-    "attention-distance.png": "Attention distance by layer",
-}
+ROLLOUT = "attention-rollout.png"
+FIGURES = {ROLLOUT: "Attention on validation images", "attention-distance.png": "Attention distance by layer"}
 
 
 class Beside(NamedTuple):
-    """One figure of several pipelines: key and data URI of each."""
+    """One figure of several pipelines."""
 
     heading: str
     pictures: list[tuple[str, str]]
+    """Key and data URI of each."""
+    overlaid: bool
+    """True if the page also lays them over each other: the rollouts show images, mostly the same ones."""
 
 
 def attention_beside(root: Store, records: Sequence[PipelineRecord]) -> list[Beside]:
@@ -27,7 +28,7 @@ def attention_beside(root: Store, records: Sequence[PipelineRecord]) -> list[Bes
     for name, heading in FIGURES.items():
         pictures = [(record.key, uri) for record in records if (uri := _figure(root, record, name))]
         if len(pictures) > 1:
-            found.append(Beside(heading, pictures))
+            found.append(Beside(heading, pictures, overlaid=name == ROLLOUT))
     return found
 
 

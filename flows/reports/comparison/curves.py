@@ -4,7 +4,7 @@ A branch, such as the cooldown of a long run, begins with the curve of its paren
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -52,9 +52,13 @@ def curves(root: Store, records: Sequence[PipelineRecord]) -> list[Plot]:
 
 
 def course(root: Store, run_key: str, until: int | None = None) -> Iterator[Point]:
-    """The points of a training and, before them, of the runs that it branched from; up to a step, if one is given."""
+    """The points of a training and, before them, of the runs that it branched from; up to a step, if one is given.
+
+    A run that was deleted since has none.
+    """
     run = root.child(f"runs/{run_key}")
-    config = run.read_json("config.json")["config"]
+    if (config := _config(run)) is None:
+        return
     batch, hours, images = config["recipe"]["input"]["global_batch_size"], 0.0, 0
     if (parent := config.get("parent")) is not None:
         for point in course(root, parent["run"].rstrip("/").rpartition("/")[2], parent["step"]):
@@ -69,6 +73,14 @@ def course(root: Store, run_key: str, until: int | None = None) -> Iterator[Poin
         for metric in CURVES:
             if metric in found:
                 yield Point(metric, step * batch, hours, found[metric].value)
+
+
+def _config(run: Store) -> dict[str, Any] | None:
+    try:
+        config: dict[str, Any] = run.read_json("config.json")["config"]
+    except FileNotFoundError:  # deleted since
+        return None
+    return config
 
 
 def _by_step(records: Iterable[JournalRecord]) -> list[tuple[int, Mapping[str, JournalRecord]]]:
@@ -88,7 +100,9 @@ def _hours_since(loss: JournalRecord, rate: JournalRecord | None, images: int, l
 
 def flops_per_image(root: Store, run_key: str, model: str | None) -> float | None:
     """FLOPs of training on one image (arXiv:2010.11929, Table 6); None where network or classes are not on record."""
-    config = root.child(f"runs/{run_key}").read_json("config.json")["config"]
+    config = _config(root.child(f"runs/{run_key}"))
+    if config is None:
+        return None
     try:
         num_classes = published_record(open_store(model))["num_classes"] if model else 0
         return 3.0 * forward_flops(network_config(config["recipe"]["model"]), num_classes)

@@ -1,9 +1,12 @@
 """Attention figures of pipelines beside each other."""
 
+import re
+
 import pytest
 
 from flows.records import PipelineRecord, StageRecord
 from flows.reports.comparison.attention import attention_beside
+from flows.reports.comparison.page import render_comparison
 from infra.runs.run_state import write_state
 from infra.storage import open_store
 
@@ -30,6 +33,18 @@ def test_figures_that_several_pipelines_have_stand_beside_each_other(root, train
     rollout, distance = attention_beside(store, records)
     assert [key for key, _ in rollout.pictures] == [key for key, _ in distance.pictures] == ["a", "b"]
     assert rollout.pictures[0][1] == "data:image/png;base64,YQ=="
+    assert (rollout.overlaid, distance.overlaid) == (True, False)
     assert not attention_beside(store, records[:2])
     store.delete("runs/b-t/inspection/attention-rollout.png")
     assert [each.heading for each in attention_beside(store, records)] == ["Attention distance by layer"]
+
+
+def test_the_page_lays_each_rollout_over_the_first_without_a_script(root, trained):
+    records = [trained(key, "attention-rollout.png", "attention-distance.png") for key in "abc"]
+    page = render_comparison(open_store(root), records)
+    assert re.findall(r'aria-label="(.* over .*?)"', page) == [
+        "Attention on validation images, a over b",
+        "Attention on validation images, a over c",
+    ]
+    assert page.count('class="wipe" tabindex="0"') == 2
+    assert "<script" not in page

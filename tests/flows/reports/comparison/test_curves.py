@@ -45,6 +45,15 @@ def test_a_branch_begins_with_the_curve_of_its_parent_and_hours_leave_out_the_ni
     assert points[-1] == Point("val/top1", 6 * 16, points[-2].hours, 0.5)
 
 
+def test_a_run_that_was_deleted_since_has_no_curve(root, trained):
+    store = open_store(root)
+    records = [trained("long", range(1, 11)), trained("cooldown", range(5, 7), parent=("long", 4))]
+    store.delete("runs/long-t/config.json")
+    assert [point.images for point in course(store, "cooldown-t")] == [80, 96, 96]
+    loss, *_ = curves(store, records)
+    assert [line.name for line in loss.lines] == ["cooldown"]
+
+
 def test_compute_is_an_axis_where_networks_differ(root, trained):
     small, same = trained("small", range(1, 4)), trained("same", range(1, 4))
     large = trained("large", range(1, 4), **{"recipe.model.depth": 4})
