@@ -1,6 +1,7 @@
 """Draws the figures of an inspection as PNG files, and one self-contained HTML page that explains them."""
 
 import base64
+import hashlib
 import io
 import json
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ def write_inspection(
         pictures.append(_rollout(inspection, inspection.rollout, images_uint8))
     for picture in pictures:
         store.write(picture.key, picture.png)
-    numbers = json.dumps(_numbers(inspection, title), sort_keys=True, ensure_ascii=False, allow_nan=False)
+    numbers = json.dumps(_numbers(inspection, images_uint8, title), sort_keys=True, ensure_ascii=False, allow_nan=False)
     store.write("inspection.json", f"{numbers}\n".encode())
     store.write("index.html", _page(inspection, pictures, title).encode())
     return [*(picture.key for picture in pictures), "inspection.json", "index.html"]
@@ -190,8 +191,11 @@ def _rollout(inspection: Inspection, rollout: np.ndarray, images: np.ndarray) ->
     return _Picture("attention-rollout.png", "Attention rollout", caption, _png(sheet))
 
 
-def _numbers(inspection: Inspection, title: str) -> dict[str, Any]:
-    """The numbers of the figures, except the pixels of the filters. Attention distances are by layer, then head."""
+def _numbers(inspection: Inspection, images: np.ndarray, title: str) -> dict[str, Any]:
+    """The numbers of the figures, except the pixels of the filters. Attention distances are by layer, then head.
+
+    `images_sha256` is equal for rollout figures that show the same images at the same places.
+    """
 
     def rounded(values: np.ndarray | None, digits: int) -> Any:
         return None if values is None else values.round(digits).tolist()
@@ -210,6 +214,7 @@ def _numbers(inspection: Inspection, title: str) -> dict[str, Any]:
         "attention_distance_px": rounded(inspection.attention_distance_px, 4),
         "uniform_distance_px": inspection.uniform_distance_px,
         "rollout": rounded(shown, 6),
+        "images_sha256": None if shown is None else hashlib.sha256(images[: len(shown)].tobytes()).hexdigest(),
         "notes": list(inspection.notes),
     }
 

@@ -12,33 +12,50 @@ ROLLOUT = "attention-rollout.png"
 FIGURES = {ROLLOUT: "Attention on validation images", "attention-distance.png": "Attention distance by layer"}
 
 
+class Figure(NamedTuple):
+    """A figure of one pipeline."""
+
+    key: str
+    uri: str
+    """The picture as a data URI."""
+    images_sha256: str | None
+    """The images in it; None if it shows none, or is of a version that did not record them."""
+
+
 class Beside(NamedTuple):
     """One figure of several pipelines."""
 
     heading: str
-    pictures: list[tuple[str, str]]
-    """Key and data URI of each."""
-    overlaid: bool
-    """True if the page also lays them over each other: the rollouts show images, mostly the same ones."""
+    figures: list[Figure]
+
+    @property
+    def same_images(self) -> list[Figure]:
+        """Those that show the images of the first, at the same places: the page lays each over the first, too."""
+        first, *others = self.figures
+        return [each for each in others if each.images_sha256 and each.images_sha256 == first.images_sha256]
 
 
 def attention_beside(root: Store, records: Sequence[PipelineRecord]) -> list[Beside]:
     """The figures that at least two of the pipelines have."""
     found = []
     for name, heading in FIGURES.items():
-        pictures = [(record.key, uri) for record in records if (uri := _figure(root, record, name))]
-        if len(pictures) > 1:
-            found.append(Beside(heading, pictures, overlaid=name == ROLLOUT))
+        figures = [figure for record in records if (figure := _figure(root, record, name))]
+        if len(figures) > 1:
+            found.append(Beside(heading, figures))
     return found
 
 
-def _figure(root: Store, record: PipelineRecord, name: str) -> str | None:
+def _figure(root: Store, record: PipelineRecord, name: str) -> Figure | None:
     stage = record.first_stages.get("pretrain")
     if stage is None or stage.run_key is None:
         return None
     run = root.child(f"runs/{stage.run_key}")
     key = next((key for key in (read_state(run) or NO_STATE).get("inspection", ()) if key.endswith(f"/{name}")), None)
+    if key is None:
+        return None
     try:
-        return f"data:image/png;base64,{base64.b64encode(run.read(key)).decode()}" if key else None
+        uri = f"data:image/png;base64,{base64.b64encode(run.read(key)).decode()}"
     except FileNotFoundError:  # deleted since
         return None
+    numbers = run.read_json_or_none(f"{key.rpartition('/')[0]}/inspection.json") if name == ROLLOUT else None
+    return Figure(record.key, uri, (numbers or {}).get("images_sha256"))

@@ -61,6 +61,7 @@ def course(root: Store, run_key: str, until: int | None = None) -> Iterator[Poin
         return
     batch, hours, images = config["recipe"]["input"]["global_batch_size"], 0.0, 0
     if (parent := config.get("parent")) is not None:
+        images = parent["step"] * batch
         for point in course(root, parent["run"].rstrip("/").rpartition("/")[2], parent["step"]):
             yield point
             hours, images = point.hours, point.images
@@ -76,10 +77,9 @@ def course(root: Store, run_key: str, until: int | None = None) -> Iterator[Poin
 
 
 def _config(run: Store) -> dict[str, Any] | None:
-    try:
-        config: dict[str, Any] = run.read_json("config.json")["config"]
-    except FileNotFoundError:  # deleted since
-        return None
+    """The training's config; None for a run that was deleted since."""
+    file = run.read_json_or_none("config.json") or {}
+    config: dict[str, Any] | None = file.get("config")
     return config
 
 

@@ -178,6 +178,19 @@ def test_page_contains_every_figure_of_the_network(config, names, says, tmp_path
         assert numbers["num_images"] == 5
 
 
+def test_images_in_another_order_are_other_images(tmp_path):
+    network = network_of(TINY)
+    pixels, images = images_of(TINY)
+
+    def recorded(order):
+        store = open_store(tmp_path / "-".join(map(str, order)))
+        write_inspection(store, inspect_network(network, images[order]), pixels[order], "a network")
+        return json.loads(store.read("inspection.json"))["images_sha256"]
+
+    assert recorded([0, 1, 2]) == recorded([0, 1, 2]) != recorded([0, 2, 1])
+    assert recorded([0, 1]) != recorded([0, 1, 2])
+
+
 def test_mismatched_images_and_non_finite_networks_are_refused():
     network = network_of(TINY)
     with pytest.raises(ValueError, match=r"expected \(n, 3, 18, 18\)"):

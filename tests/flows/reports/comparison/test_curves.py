@@ -49,7 +49,9 @@ def test_a_run_that_was_deleted_since_has_no_curve(root, trained):
     store = open_store(root)
     records = [trained("long", range(1, 11)), trained("cooldown", range(5, 7), parent=("long", 4))]
     store.delete("runs/long-t/config.json")
-    assert [point.images for point in course(store, "cooldown-t")] == [80, 96, 96]
+    points = list(course(store, "cooldown-t"))
+    assert [point.images for point in points] == [80, 96, 96]
+    assert points[-1].hours == pytest.approx(2 * 16 / 8 / 3600)  # its own two steps
     loss, *_ = curves(store, records)
     assert [line.name for line in loss.lines] == ["cooldown"]
 
