@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from flows.ops.collect_garbage import NoOldFlowRuns, OldFlowRuns, collect_garbage
-from flows.ops.reconcile import FlowRuns, Inconsistency, NoFlowRuns, reconcile
+from flows.ops.flow_runs import FlowRuns, NoFlowRuns
+from flows.ops.reconcile import Inconsistency, reconcile
 from flows.requests.forms import CollectGarbageRequest, ReconcileRequest
 from flows.stages.engines import open_engines
 from infra.settings import Settings

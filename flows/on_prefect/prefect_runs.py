@@ -22,7 +22,7 @@ from prefect.exceptions import ObjectNotFound
 
 from flows.on_prefect.flow_states import prefect_state
 from flows.on_prefect.prefect_observer import client
-from flows.ops.reconcile import SeenFlowRun
+from flows.ops.flow_runs import SeenFlowRun
 from infra.runs.run_state import RunState
 
 _PAGE = 200

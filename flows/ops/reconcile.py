@@ -10,12 +10,13 @@ import contextlib
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 from flows.console import first_of, utc
+from flows.ops.flow_runs import FlowRuns, NoFlowRuns, SeenFlowRun
 from flows.records import PipelineRecord, list_pipeline_keys, list_run_keys, read_pipeline, write_pipeline
 from flows.requests.forms import ReconcileRequest
 from flows.stages.engines import Engines
@@ -59,49 +60,6 @@ class Inconsistency(NamedTuple):
     subject: str
     problem: str
     action: str
-
-
-class SeenFlowRun(NamedTuple):
-    """A flow run as Prefect shows it."""
-
-    id: str
-    name: str
-    state: str
-    """Prefect's type of the state: PENDING, RUNNING, CANCELLING, PAUSED, COMPLETED, FAILED, CANCELLED, CRASHED, ..."""
-    since: float
-    """When it entered the state, in Unix seconds."""
-    parent: str | None = None
-    """The parent flow run of a subflow."""
-    awaits_infrastructure: bool = False
-    """Whether it is PENDING in a pool where a start may take long without any sign of life."""
-
-
-class FlowRuns(Protocol):
-    """What reconcile reads from Prefect and sets there."""
-
-    def unfinished(self) -> list[SeenFlowRun]: ...
-
-    def find(self, ids: Sequence[str]) -> dict[str, SeenFlowRun]: ...
-
-    def last_line(self, flow_run_id: str) -> float | None: ...
-
-    def end(self, flow_run_id: str, state: RunState, message: str) -> None: ...
-
-
-class NoFlowRuns:
-    """Stands in if there is no Prefect server: runs of commands are still reconciled."""
-
-    def unfinished(self) -> list[SeenFlowRun]:
-        return []
-
-    def find(self, ids: Sequence[str]) -> dict[str, SeenFlowRun]:
-        return {}
-
-    def last_line(self, flow_run_id: str) -> float | None:
-        return None
-
-    def end(self, flow_run_id: str, state: RunState, message: str) -> None:
-        return None
 
 
 class SeenRun(NamedTuple):

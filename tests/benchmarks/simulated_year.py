@@ -34,7 +34,8 @@ from flows.catalog import list_models, list_runs, list_work
 from flows.on_prefect.deployments import COLLECT
 from flows.on_prefect.old_flow_runs import NOTHING_TO_DO, PrefectOldFlowRuns
 from flows.ops.collect_garbage import DAY_S, collect_garbage
-from flows.ops.reconcile import NoFlowRuns, reconcile
+from flows.ops.flow_runs import NoFlowRuns
+from flows.ops.reconcile import reconcile
 from flows.records import PipelineRecord, write_pipeline
 from flows.reports.compare_runs import compare_newest
 from flows.requests.forms import CollectGarbageRequest, ReconcileRequest

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from flows.ops import reconcile as module
-from flows.ops.reconcile import SeenFlowRun, reconcile
+from flows.ops.flow_runs import SeenFlowRun
+from flows.ops.reconcile import reconcile
 from flows.records import Origin, PipelineRecord, read_pipeline, write_pipeline
 from flows.requests.forms import ReconcileRequest
 from flows.stages import stage

@@ -1,0 +1,49 @@
+"""Flow runs as reconcile sees them: what it reads from Prefect and sets there. Imports no Prefect."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from infra.runs.run_state import RunState
+
+
+class SeenFlowRun(NamedTuple):
+    """A flow run as Prefect shows it."""
+
+    id: str
+    name: str
+    state: str
+    """Prefect's type of the state: PENDING, RUNNING, CANCELLING, PAUSED, COMPLETED, FAILED, CANCELLED, CRASHED, ..."""
+    since: float
+    """When it entered the state, in Unix seconds."""
+    parent: str | None = None
+    """The parent flow run of a subflow."""
+    awaits_infrastructure: bool = False
+    """Whether it is PENDING in a pool where a start may take long without any sign of life."""
+
+
+class FlowRuns(Protocol):
+    """What reconcile reads from Prefect and sets there."""
+
+    def unfinished(self) -> list[SeenFlowRun]: ...
+
+    def find(self, ids: Sequence[str]) -> dict[str, SeenFlowRun]: ...
+
+    def last_line(self, flow_run_id: str) -> float | None: ...
+
+    def end(self, flow_run_id: str, state: RunState, message: str) -> None: ...
+
+
+class NoFlowRuns:
+    """Stands in if there is no Prefect server: runs of commands are still reconciled."""
+
+    def unfinished(self) -> list[SeenFlowRun]:
+        return []
+
+    def find(self, ids: Sequence[str]) -> dict[str, SeenFlowRun]:
+        return {}
+
+    def last_line(self, flow_run_id: str) -> float | None:
+        return None
+
+    def end(self, flow_run_id: str, state: RunState, message: str) -> None:
+        return None
