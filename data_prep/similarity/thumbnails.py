@@ -23,8 +23,8 @@ _LEAST_CORRELATION = 0.3  # pairs below this are never the same, cropped or not
 _LEAST_CONTRAST = 1.0  # standard deviation in grey levels; a flat image resembles every other flat image
 _SPOT_PX = 7
 _NOISE = 6.0  # grey levels by which an image of little contrast may differ
-_NUM_VALUES = 3 * THUMBNAIL_PX**2
-_TOGETHER = 32  # pairs per batch: 800 KB for either side
+_LEAST_PIXELS = 10  # from which a factor of brightness is estimated
+_TOGETHER = 96  # channels per batch: 800 KB for either side
 
 
 def thumbnail(pixels: np.ndarray) -> np.ndarray:
@@ -49,17 +49,27 @@ def same_pictures(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     Symmetric. Two images without contrast are never the same.
     """
     same = np.zeros(len(a), bool)
-    for start in range(0, len(a), _TOGETHER):
-        some = slice(start, start + _TOGETHER)
-        first, second = (image[some].transpose(0, 3, 1, 2).astype(np.float64, order="C") for image in (a, b))
-        contrast = np.minimum(_deviation(first), _deviation(second))
-        for view in (first, np.ascontiguousarray(first[..., ::-1])):
-            left = np.flatnonzero((contrast >= _LEAST_CONTRAST) & ~same[some])
-            same[some][left] = _alike(view[left], second[left])
+    grey = _is_grey(a) & _is_grey(b)
+    for chosen, channels in ((grey, 1), (~grey, 3)):  # the channels of grey images are equal, so one stands for all
+        pairs = np.flatnonzero(chosen)
+        for start in range(0, len(pairs), _TOGETHER // channels):
+            some = pairs[start : start + _TOGETHER // channels]
+            first, second = (
+                image[some, :, :, :channels].transpose(0, 3, 1, 2).astype(np.float64, order="C") for image in (a, b)
+            )
+            contrast = np.minimum(_deviation(first), _deviation(second))
+            for view in (first, np.ascontiguousarray(first[..., ::-1])):
+                left = np.flatnonzero((contrast >= _LEAST_CONTRAST) & ~same[some])
+                same[some[left]] = _alike(view[left], second[left])
     return same
 
 
-# Below, an image is (pairs, 3, 32, 32) float64 and a number is (pairs,). Pairs are processed in batches, because a call takes
+def _is_grey(images: np.ndarray) -> np.ndarray:
+    grey: np.ndarray = (images == images[..., :1]).all(axis=(1, 2, 3))
+    return grey
+
+
+# Below, an image is (pairs, 1 or 3, 32, 32) float64 and a number is (pairs,). Pairs are processed in batches, because a call takes
 # longer than the arithmetic on a single pair. The result for a pair does not depend on the others.
 
 
@@ -89,13 +99,22 @@ def _within(a: np.ndarray, b: np.ndarray, most_unlike: np.ndarray | float, worst
 
 
 def _sum(values: np.ndarray) -> np.ndarray:
-    total: np.ndarray = values.reshape(len(values), _NUM_VALUES).sum(axis=1)
+    total: np.ndarray = _flat(values).sum(axis=1)
     return total
 
 
+def _flat(image: np.ndarray) -> np.ndarray:
+    """(pairs, values)."""
+    return image.reshape(len(image), _num_values(image))
+
+
+def _num_values(image: np.ndarray) -> int:
+    return int(np.prod(image.shape[1:]))
+
+
 def _deviation(image: np.ndarray) -> np.ndarray:
-    flat: np.ndarray = image.reshape(len(image), _NUM_VALUES).std(axis=1)
-    return flat
+    deviation: np.ndarray = _flat(image).std(axis=1)
+    return deviation
 
 
 def _each(number: np.ndarray) -> np.ndarray:
@@ -104,7 +123,7 @@ def _each(number: np.ndarray) -> np.ndarray:
 
 
 def _correlation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    x, y = (image - _each(_sum(image) / _NUM_VALUES) for image in (a, b))
+    x, y = (image - _each(_sum(image) / _num_values(image)) for image in (a, b))
     correlation: np.ndarray = _sum(x * y) / np.sqrt(_sum(x * x) * _sum(y * y) + 1e-9)
     return correlation
 
@@ -128,14 +147,14 @@ def _as_light_as(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     for _ in range(3):
         inside = (_each(factor) * a < 254) & not_white
         found = _sum(products * inside) / (_sum(squares * inside) + 1e-6)
-        factor = np.where(_sum(inside) >= 30, found, factor)
+        factor = np.where(_sum(inside) >= _LEAST_PIXELS * a.shape[1], found, factor)
     scaled: np.ndarray = np.minimum(_each(factor) * a, 255)
     return scaled
 
 
 def _share(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Mean square difference, relative to the squared contrast of b (plus noise)."""
-    return _sum((a - b) ** 2) / _NUM_VALUES / (_deviation(b) + _NOISE) ** 2
+    return _sum((a - b) ** 2) / _num_values(a) / (_deviation(b) + _NOISE) ** 2
 
 
 def _worst_spot(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -159,11 +178,13 @@ def _left_over(var_x: np.ndarray, var_y: np.ndarray, cov: np.ndarray) -> np.ndar
 
 
 def _spots(image: np.ndarray) -> np.ndarray:
-    """Means over every 7 x 7 spot and the three channels."""
+    """Means over every 7 x 7 spot and all channels."""
     total = np.zeros((len(image), THUMBNAIL_PX + 1, THUMBNAIL_PX + 1))
     total[:, 1:, 1:] = image.sum(axis=1).cumsum(axis=1).cumsum(axis=2)
     k = _SPOT_PX
-    return (total[:, k:, k:] - total[:, :-k, k:] - total[:, k:, :-k] + total[:, :-k, :-k]) / (3 * k * k)
+    sums = total[:, k:, k:] - total[:, :-k, k:] - total[:, k:, :-k] + total[:, :-k, :-k]
+    means: np.ndarray = sums / (image.shape[1] * k * k)
+    return means
 
 
 def _piece_like(whole: np.ndarray, piece: np.ndarray) -> np.ndarray:
@@ -195,11 +216,11 @@ def _moved(source: np.ndarray, target: np.ndarray, window: np.ndarray) -> np.nda
     np.multiply(along, 1 - bottom, out=design[:, 2])
     np.multiply(along, bottom, out=design[:, 3])
     design[:, 4], design[:, 5] = view, 1
-    design = design.reshape(len(source), 6, _NUM_VALUES)
+    design = design.reshape(len(source), 6, _num_values(source))
     normal = design @ design.swapaxes(1, 2)
     diagonal = np.arange(6)
-    normal[:, diagonal, diagonal] = normal[:, diagonal, diagonal] * (1 + 1e-4) + 1e-2
-    found = np.linalg.solve(normal, design @ target.reshape(len(target), _NUM_VALUES, 1))[:, :, 0]
+    normal[:, diagonal, diagonal] = normal[:, diagonal, diagonal] * (1 + 1e-4) + 1e-2 * source.shape[1] / 3
+    found = np.linalg.solve(normal, design @ _flat(target)[:, :, None])[:, :, 0]
     contrast = np.where(np.abs(found[:, 4:5]) > 0.2, found[:, 4:5], 1.0)
     edges = window + np.clip(found[:, :4] / contrast, -0.04, 0.04)
     inside: np.ndarray = np.clip(edges, (0, 1 - _MOST_CUT, 0, 1 - _MOST_CUT), (_MOST_CUT, 1, _MOST_CUT, 1))

@@ -108,6 +108,18 @@ def test_colour_distinguishes_equal_shapes():
     assert not same_picture(thumbnail(red), thumbnail(green))
 
 
+def test_grey_images_are_judged_as_if_they_had_colour(photos):
+    """One value that differs by one level makes an image coloured: all three channels are compared."""
+    grey = [np.repeat(photo[:, :, 1:2], 3, axis=2) for photo in photos]
+    plain = np.array([thumbnail(image) for image in grey])
+    changed = np.array([thumbnail(np.ascontiguousarray(image[5:, :90])) for image in grey])
+    coloured = plain.copy()
+    coloured[:, 0, 0, 2] ^= 1
+    for others in (changed, np.roll(plain, 1, axis=0)):
+        assert same_pictures(plain, others).tolist() == same_pictures(coloured, others).tolist()
+    assert same_pictures(plain, changed).sum() > len(photos) // 2
+
+
 def test_same_picture_is_symmetric_and_flat_images_match_nothing(photos):
     rng = np.random.default_rng(0)
     for i, j in rng.integers(0, len(photos), (15, 2)):
