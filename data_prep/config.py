@@ -167,20 +167,16 @@ class ImageArrays(FrozenConfig):
     layout: Literal["cifar10", "cifar100", "cifar100_coarse", "idx", "npz"]
 
 
-class Emoji(FrozenConfig):
-    """64-pixel emoji of the npm packages emoji-datasource-google and -twitter; the classes are their subcategories."""
+class Icons(FrozenConfig):
+    """Icons of 51 open sets on npm, drawn at 64 pixels; the class is what an icon shows. The roles share no set and no class."""
 
-    kind: Literal["emoji"] = "emoji"
-    style: Literal["google", "twitter"]
-    """Noto (google) or Twitter images."""
+    kind: Literal["icons"] = "icons"
     role: Literal["pretrain", "task"]
-    """pretrain: all skin tones of the emoji that are in no test split. task: base images of the larger classes."""
+    """pretrain: the other things that many of 23 sets show. task: the things that most of 28 other sets show."""
     num_train: PositiveInt = 800
-    """Images of the task in train; all variants of an emoji stay in one split."""
+    """Images of the task in train; all variants of an icon stay in one split."""
     num_val: PositiveInt = 200
     """Images of the task in val; the remaining ones are test."""
-    min_bases_per_class: PositiveInt = 10
-    """Fewest base images of a class of the task."""
     cache: str = ""
     """URI of a folder that caches the packages and that every worker can read. Empty: `sources` under the root."""
 
@@ -254,7 +250,7 @@ Source = Annotated[
     | PredictedClasses
     | TfdsDirectory
     | ImageArrays
-    | Emoji
+    | Icons
     | Digits
     | Vtab
     | Transfer,

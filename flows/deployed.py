@@ -63,7 +63,7 @@ outlive_the_worker()
 
 
 def run_name() -> str:
-    """The name that a person chose, else a descriptive one such as `emoji-noto-emoji-s0-1121-030000`."""
+    """The name that a person chose, else a descriptive one such as `icons-birds-s0-1121-030000`."""
     if given := given_name(runtime.flow_run.name):
         return given
     request = runtime.flow_run.parameters.get("request") or {}

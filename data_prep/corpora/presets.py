@@ -2,20 +2,20 @@
 
 from collections.abc import Callable
 
-from data_prep.config import CorpusConfig, CorpusRecipe, Digits, Emoji
+from data_prep.config import CorpusConfig, CorpusRecipe, Digits, Icons
 
 # A task keeps its exact numbers of examples, so duplicates within a split stay.
 _TASK = CorpusRecipe(duplicates="keep")
 
 
-def noto_emoji(cache: str = "") -> CorpusConfig:
-    """Noto emoji for pre-training, without the groups whose Twitter images are in test."""
-    return CorpusConfig(name="noto-emoji", source=Emoji(style="google", role="pretrain", cache=cache))
+def icons(cache: str = "") -> CorpusConfig:
+    """Icons of 23 open sets for pre-training, of other things than the task shows."""
+    return CorpusConfig(name="icons", source=Icons(role="pretrain", cache=cache))
 
 
-def twitter_emoji(cache: str = "") -> CorpusConfig:
-    """Twitter emoji as a task of 800 + 200 examples, by subcategory."""
-    return CorpusConfig(name="twitter-emoji", source=Emoji(style="twitter", role="task", cache=cache), recipe=_TASK)
+def new_icons(cache: str = "") -> CorpusConfig:
+    """Icons of 28 other sets as a task of 800 + 200 examples, by what they show."""
+    return CorpusConfig(name="new-icons", source=Icons(role="task", cache=cache), recipe=_TASK)
 
 
 def digits() -> CorpusConfig:
@@ -24,7 +24,7 @@ def digits() -> CorpusConfig:
 
 
 def digits_0_to_4() -> CorpusConfig:
-    """Digits for pre-training if the emoji cannot be fetched."""
+    """Digits for pre-training if the icons cannot be fetched."""
     return CorpusConfig(
         name="digits-0-to-4", source=Digits(digits=(0, 1, 2, 3, 4), num_train=750, num_val=100), recipe=_TASK
     )
@@ -38,8 +38,8 @@ def digits_5_to_9() -> CorpusConfig:
 
 
 PRESETS: dict[str, Callable[[], CorpusConfig]] = {
-    "noto-emoji": noto_emoji,
-    "twitter-emoji": twitter_emoji,
+    "icons": icons,
+    "new-icons": new_icons,
     "digits": digits,
     "digits-0-to-4": digits_0_to_4,
     "digits-5-to-9": digits_5_to_9,

@@ -1,7 +1,7 @@
 """Interface of all sources: parts that a worker can read independently, and examples that locate their bytes."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypedDict
@@ -103,6 +103,11 @@ class RawCorpus(ABC):
     def fingerprint(self) -> str:
         """A text that differs whenever the examples may have changed. Fast: reads no image and fetches nothing.
         Raises ValueError if the source does not exist."""
+
+    def fetch(self, root: Store, say: Callable[[str], None]) -> None:
+        """Downloads what the source needs, if it is not kept below the root already. By default a source needs nothing.
+        Raises FetchUnavailable."""
+        return
 
     @abstractmethod
     def parts(self, work: WorkFolder) -> Iterator[Part]:

@@ -283,7 +283,7 @@ def _planned_splits(corpus: PlannedCorpus) -> tuple[str, ...]:
 
 
 def _is_made_here(rows: pa.Table | pa.RecordBatch, request: Mapping[str, Any]) -> bool:
-    """Whether the rows of a val split were put there by the recipe (or by the emoji source for pre-training) rather than by the
+    """Whether the rows of a val split were put there by the recipe (or by the icons source for pre-training) rather than by the
     source. A drawn split is recognised by drawing it again: from the pixels, or from the id as older versions did."""
     recipe = request.get("recipe", {})
     if recipe.get("val_per_class") or request.get("source", {}).get("role") == "pretrain":

@@ -15,9 +15,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from data_prep.config import CorpusRecipe, Emoji
 from data_prep.corpora.sources.digits import DigitsCorpus
-from data_prep.corpora.sources.emoji import STYLES, EmojiCorpus
+from data_prep.corpora.sources.icons import icon_sets
 from flows.commands.vtab_corpora import official_files
 from infra.local.install import pins
 
@@ -71,6 +70,7 @@ READ = {  # where metadata is silent or inexact: what the package's licence file
     "huey": "MIT",
     "matplotlib": "Matplotlib",
     "python-dateutil": "Apache-2.0 OR BSD-3-Clause",
+    "resvg-py": "MIT",
     "skops": "MIT",
     "text-unidecode": "Artistic-1.0-Perl OR GPL-2.0-or-later",
 }
@@ -197,14 +197,17 @@ def packages_part() -> str:
 def data_part() -> str:
     """The sections on data sets and weights."""
     sets = dict.fromkeys((row["folder"], row["from"], row["terms"]) for row in official_files())
-    emoji = [EmojiCorpus(Emoji(style=style, role="pretrain"), CorpusRecipe()) for style in STYLES]
+    icons = [(found.package.spec, found.credit) for found in icon_sets()]
     return joined(
         [
             "## Data sets that vitline fetches",
-            "The demo and the emoji presets fetch the first two from the npm registry. The digits come with scikit-learn.",
+            "The demo fetches the icons from the npm registry. The digits come with scikit-learn.",
             table(
                 ["data set", "authors and licence"],
-                [[found.origin, text(found.credit)] for found in (*emoji, DigitsCorpus)],
+                [
+                    *([f"npm:{name}", text(credit)] for name, credit in icons),
+                    [DigitsCorpus.origin, text(DigitsCorpus.credit)],
+                ],
             ),
             "## Data sets that you download",
             "vitline fetches none of these; `vitline vtab files` lists their files. The terms are as far as they are known: those of "

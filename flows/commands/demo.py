@@ -32,7 +32,7 @@ from vit.vtab.published.report import coverage
 
 Profile = Literal["full", "smoke"]
 DEPLOYMENT = "pretrain-then-transfer/demo"
-# Seconds on 2 cores after installation; stated in the README.
+# Seconds on 2 cores that do nothing else.
 BUDGETS_S = {"prepare": 45.0, "pretrain": 180.0, "evaluate": 180.0}
 # The same pipeline with a few steps, to check that everything works.
 SMOKE = {
@@ -46,14 +46,14 @@ SMOKE = {
 
 
 def demo_request(settings: Settings, profile: Profile, seed: int) -> tuple[dict[str, Any], str]:
-    """The request, and a note if it differs from the README: without npm, digits replace the emoji."""
+    """The request, and a note if it differs from the README: without npm, digits replace the icons."""
     changes: dict[str, Any] = {"seed": seed}
     note = ""
     try:
         root = open_store(settings.root)
-        fetch_sources([presets.noto_emoji(), presets.twitter_emoji()], root, console.say)
+        fetch_sources([presets.icons(), presets.new_icons()], root, console.say)
     except FetchUnavailable as error:
-        note = f"The emoji could not be fetched ({error}). The digits that come with scikit-learn replace them."
+        note = f"The icons could not be fetched ({error}). The digits that come with scikit-learn replace them."
         console.say(note)
         changes |= {"name": "digits", "corpus": "digits-0-to-4", "recipe": "digits", "tasks": ["digits-5-to-9"]}
     if profile == "smoke":
@@ -96,9 +96,9 @@ def pipeline_scores(root: str, record: PipelineRecord) -> list[Score]:
 def preamble(settings: Settings, profile: Profile, say: Callable[[str], None] = console.say) -> None:
     """Says what the demo will download, store and need, before it starts."""
     npm = (
-        "136 MB of emoji by npm, kept by checksum"
+        "16 MB of icons by npm, kept by checksum"
         if shutil.which("npm")
-        else "nothing (npm is missing: digits instead of emoji)"
+        else "nothing (npm is missing: digits instead of icons)"
     )
     minutes = "about 8 minutes on 2 cores" if profile == "full" else "about 3 minutes"
     say(f"vitline demo: downloads {npm}; 0.3 GB of disk below {local_dir(settings)}; 5 GB of memory; {minutes}.")
@@ -122,7 +122,7 @@ def show(settings: Settings, record: PipelineRecord, scores: list[Score], page: 
             )
     errors = max(standard_error(score) for score in scores)
     console.print_result(
-        f"One run: a score's standard error is up to {100 * errors:.1f} points; three seeds are in the README."
+        f"One run: a score's standard error is up to {100 * errors:.1f} points; five seeds are in the README."
     )
     names = [row["name"] for row in list_corpora(settings.root)]
     console.print_result(

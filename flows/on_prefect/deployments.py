@@ -69,31 +69,31 @@ class Deployment:
         return self.model.model_validate(self.request).model_dump(mode="json")
 
 
-# 153,600 images are the 1,200 steps of the demo.
-NIGHT = {"name": "nightly", "train_images": 153_600, "deadline_hours": 6.0, "max_late_hours": 3.0}
+# 102,400 images are the 800 steps of the demo.
+NIGHT = {"name": "nightly", "train_images": 102_400, "deadline_hours": 6.0, "max_late_hours": 3.0}
 # Daily collections delete what was listed a week before.
 COLLECT = {"dry_run": False, "notice_days": 6.5}
 # The defaults of the form, repeated here so that `vitline flows ls` shows them.
 DEMO = {
-    "name": "emoji",
-    "corpus": "noto-emoji",
-    "recipe": "emoji",
-    "tasks": ["twitter-emoji", "digits"],
+    "name": "icons",
+    "corpus": "icons",
+    "recipe": "icons",
+    "tasks": ["new-icons", "digits"],
     "from_scratch": True,
 }
-STUDENT = {"teacher": "emoji", "corpus": "noto-emoji", "unlabelled": "twitter-emoji"}
+STUDENT = {"teacher": "icons", "corpus": "icons", "unlabelled": "new-icons"}
 PIPELINE = "pretrain_then_transfer_flow"
 
 DEPLOYMENTS = (
     Deployment("prepare_corpus", "default", PrepareRequest, {}, "prepare"),
-    Deployment("pretrain_flow", "default", PretrainRequest, {"corpus": "noto-emoji", "recipe": "emoji"}, "pretrain"),
+    Deployment("pretrain_flow", "default", PretrainRequest, {"corpus": "icons", "recipe": "icons"}, "pretrain"),
     Deployment("self_train_flow", "default", SelfTrainRequest, STUDENT, "pretrain"),
-    Deployment("branch", "default", BranchRequest, {"parent": "emoji", "step": 1000}, "pretrain"),
-    Deployment("finetune", "default", FinetuneRequest, {"model": "emoji", "corpus": "digits"}, "finetune"),
-    Deployment("evaluate", "default", EvaluateRequest, {"model": "emoji", "tasks": ["digits"]}, "evaluate"),
-    Deployment("predict", "default", PredictRequest, {"model": "emoji", "corpus": "twitter-emoji"}, "predict"),
+    Deployment("branch", "default", BranchRequest, {"parent": "icons", "step": 600}, "pretrain"),
+    Deployment("finetune", "default", FinetuneRequest, {"model": "icons", "corpus": "digits"}, "finetune"),
+    Deployment("evaluate", "default", EvaluateRequest, {"model": "icons", "tasks": ["digits"]}, "evaluate"),
+    Deployment("predict", "default", PredictRequest, {"model": "icons", "corpus": "new-icons"}, "predict"),
     Deployment(PIPELINE, "default", PipelineRequest, {}, "pipeline", purpose="With your own choice of corpus and tasks."),
-    Deployment(PIPELINE, "demo", PipelineRequest, DEMO, "pipeline", purpose="What `make demo` runs: emoji and digits."),
+    Deployment(PIPELINE, "demo", PipelineRequest, DEMO, "pipeline", purpose="What `make demo` runs: icons and digits."),
     Deployment(
         PIPELINE, "nightly", PipelineRequest, NIGHT, "pipeline", NIGHTLY_CRON,
         purpose="Every night at 02:00 UTC once its schedule is active, with a fixed budget and a deadline.",

@@ -24,7 +24,7 @@ def given_name(name: str | None) -> str | None:
 
 
 def descriptive_name(flow: str, request: Mapping[str, Any], now: datetime) -> str:
-    """`emoji-noto-emoji-s0-1121-030000`: name, parent, recipe, corpus, model and preset of the request, seed, and UTC time."""
+    """`icons-birds-s0-1121-030000`: name, parent, recipe, corpus, model and preset of the request, seed, and UTC time."""
     parts = [
         str(request.get(field))
         for field in ("name", "parent", "recipe", "corpus", "model", "preset")

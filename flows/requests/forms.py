@@ -13,9 +13,9 @@ from infra.config import FrozenConfig
 from infra.redact import holds_credentials
 
 # Forms show these choices without importing the other packages; tests/flows/requests/test_forms.py checks that they are complete.
-PresetName = Literal["noto-emoji", "twitter-emoji", "digits", "digits-0-to-4", "digits-5-to-9"]
+PresetName = Literal["icons", "new-icons", "digits", "digits-0-to-4", "digits-5-to-9"]
 RecipeName = Literal[
-    "emoji", "digits",
+    "icons", "digits",
     "vit-s16-i21k", "vit-b32-i21k", "vit-b16-i21k", "vit-l32-i21k", "vit-l16-i21k", "vit-b16-imagenet",
     "vit-b16-i21k-light1", "vit-b16-i21k-light2", "vit-b16-i21k-medium1", "vit-b16-i21k-medium2",
     "vit-b16-i21k-strong1", "vit-b16-i21k-strong2",
@@ -129,7 +129,7 @@ class PretrainRequest(FrozenConfig):
     mix_with: MixWith = ()
     corpus_weight: CorpusWeight = 1.0
     class_map: ClassMap = "names"
-    recipe: RecipeName = "emoji"
+    recipe: RecipeName = "icons"
     """What to train and how; `vitline pretrain recipes` describes them."""
     name: Name | None = None
     """First part of the run's name: lower case letters, digits and '-', a letter or digit first; at most 40. Empty: corpus and recipe."""
@@ -173,7 +173,7 @@ class SelfTrainRequest(FrozenConfig):
     """Images that are used of each most probable class, those of the highest probability. Empty: all."""
     predicted_weight: PositiveFloat = 1.0
     """Weight of the images that the teacher labels; that of `corpus` is 1. A weight of 3 makes them three quarters of each batch."""
-    recipe: RecipeName = "emoji"
+    recipe: RecipeName = "icons"
     """What to train and how. A student should be as large as its teacher or larger, and be trained with noise (RandAugment, dropout,
     stochastic depth), as the recipes medium and strong do."""
     name: Name | None = None
@@ -278,14 +278,14 @@ class PredictRequest(FrozenConfig):
 class PipelineRequest(FrozenConfig):
     """Prepares corpora, pre-trains a model and evaluates it on tasks, as one pipeline whose runs can be compared."""
 
-    name: Name = "emoji"
+    name: Name = "icons"
     """First part of the names of its runs and of its model: lower case letters, digits and '-', a letter or digit first; at most 40."""
-    corpus: Reference = "noto-emoji"
-    """Corpus to pre-train on: a preset, which is prepared if it is missing (noto-emoji, digits-0-to-4), or a prepared corpus."""
+    corpus: Reference = "icons"
+    """Corpus to pre-train on: a preset, which is prepared if it is missing (icons, digits-0-to-4), or a prepared corpus."""
     mix_with: MixWith = ()
     corpus_weight: CorpusWeight = 1.0
     class_map: ClassMap = "names"
-    recipe: RecipeName = "emoji"
+    recipe: RecipeName = "icons"
     """What to pre-train and how; `vitline pretrain recipes` describes them."""
     seed: NonNegativeInt = 0
     """Seed of initialisation, reading order, augmentation and dropout."""
@@ -293,8 +293,8 @@ class PipelineRequest(FrozenConfig):
     """Budget of pre-training in images, counting repeats. Empty: the recipe's own. Warmup is shortened in proportion."""
     num_workers: Count | None = None
     """Ray Train workers of pre-training. Empty: the recipe's own. Results do not depend on it."""
-    tasks: tuple[Reference, ...] = Field(("twitter-emoji", "digits"), min_length=1, max_length=40)
-    """Tasks to evaluate the model on: presets (twitter-emoji, digits, digits-5-to-9) or prepared corpora; `vtab` means all
+    tasks: tuple[Reference, ...] = Field(("new-icons", "digits"), min_length=1, max_length=40)
+    """Tasks to evaluate the model on: presets (new-icons, digits, digits-5-to-9) or prepared corpora; `vtab` means all
     tasks of VTAB that are prepared."""
     protocol: ProtocolName = "small-images"
     """How the model is evaluated on each task."""

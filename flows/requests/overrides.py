@@ -41,7 +41,7 @@ def override_paths(flow: str) -> list[str]:
     from vit.recipes import recipe_named
     from vit.vtab.protocols import protocol_named
 
-    recipe, execution = recipe_named("emoji").make()
+    recipe, execution = recipe_named("digits").make()
     training = TrainConfig(name="n", corpus="c", recipe=recipe, execution=execution)
     protocol = [f"protocol.{name}" for name in type(protocol_named("small-images")).model_fields]
     trained = [path for path in flatten(tree_of(training)) if path.startswith(("recipe.", "execution."))]

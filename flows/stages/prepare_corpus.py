@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from data_prep.config import CorpusConfig, Emoji
-from data_prep.corpora.sources.emoji import PACKAGES, STYLES, fetch_style
+from data_prep.config import CorpusConfig
+from data_prep.corpora.open_source import open_source
 from data_prep.corpus_stats import CorpusStats, Findings, Leak
 from data_prep.executors import in_threads
 from data_prep.find_corpus import corpus_store
@@ -94,15 +94,12 @@ def prepare_corpora(
 
 
 def fetch_sources(requests: Sequence[CorpusConfig], root: Store, say: Callable[[str], None]) -> None:
-    """Downloads what the sources need into the store, in this process, before a job is submitted."""
+    """Downloads what the sources need into the store, in this process, before a job is submitted.
+
+    Raises FetchUnavailable if it cannot be downloaded.
+    """
     for request in requests:
-        if isinstance(request.source, Emoji):
-            cache = open_store(request.source.cache) if request.source.cache else root.child("sources")
-            for style in STYLES:
-                if not PACKAGES[style].is_kept(cache):
-                    say(f"fetching {style} emoji (npm, kept by checksum in {cache.uri})")
-                fetch_style(style, cache)
-            return
+        open_source(request).fetch(root, say)
 
 
 def run_preparation(

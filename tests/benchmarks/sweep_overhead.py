@@ -27,7 +27,7 @@ from vit.input.config import AugmentConfig
 from vit.input.image_contract import ImageContract
 from vit.models.build import build_network
 from vit.published import publish
-from vit.recipes import emoji
+from vit.recipes import digits
 from vit.vtab.evaluate import EvaluationSpec, TaskRef
 from vit.vtab.protocols import SMALL_IMAGES, Protocol
 from vit.vtab.trained.trials import TrialResult
@@ -71,7 +71,7 @@ def measure(root: str, seed: int, rates: int) -> float:
 def spec(root: str, seed: int, rates: int) -> EvaluationSpec:
     """A sweep of the demo's network over many learning rates."""
     torch.manual_seed(0)
-    config, contract = emoji.network(), ImageContract(decode=DecodePolicy(), evaluation=SMALL_IMAGES.augment)
+    config, contract = digits.network(), ImageContract(decode=DecodePolicy(), evaluation=SMALL_IMAGES.augment)
     classes = [f"{i}" for i in range(3)]
     model = publish(open_store(root).child("models"), "net", "1", build_network(config, 3), contract, classes, {})
     corpus = corpus_store(open_store(root), presets.digits())
@@ -83,7 +83,7 @@ def spec(root: str, seed: int, rates: int) -> EvaluationSpec:
         warmup_steps=2,
         global_batch_size=64,
         num_lanes=16,
-        augment=AugmentConfig(image_size_px=emoji.IMAGE_SIZE_PX, train_crop="none", flip=False),
+        augment=AugmentConfig(image_size_px=digits.IMAGE_SIZE_PX, train_crop="none", flip=False),
     )
     return EvaluationSpec(
         run_key=f"sweep-{seed}", tasks=(TaskRef(name="digits", corpus=corpus.uri),), models=(model,),

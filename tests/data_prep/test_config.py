@@ -30,5 +30,5 @@ def test_a_wrong_request_names_its_field(request_fields, place):
 
 
 def test_requests_survive_json():
-    for preset in (presets.noto_emoji(), presets.twitter_emoji("cache"), presets.digits(), presets.digits_5_to_9()):
+    for preset in (presets.icons(), presets.new_icons("cache"), presets.digits(), presets.digits_5_to_9()):
         assert CorpusConfig.model_validate(preset.model_dump(mode="json")) == preset

@@ -96,7 +96,7 @@ def test_the_list_of_deployments_describes_each(vitline):
     assert "\\n" not in out
     rows = {row["deployment"]: row for row in json.loads(vitline("flows", "ls", "--json")[1])["deployments"]}
     default, demo = (rows[f"pretrain-then-transfer/{name}"] for name in ("default", "demo"))
-    assert demo["filled in"]["corpus"] == "noto-emoji"
+    assert demo["filled in"]["corpus"] == "icons"
     assert "What `make demo` runs" in demo["what"] != default["what"]
 
 
@@ -107,7 +107,7 @@ def test_the_module_runs_as_the_command():
 
 
 def test_the_error_for_an_unknown_corpus_lists_the_corpora(refused, digits_root):
-    plan = ("pretrain", "plan", "--recipe", "emoji", "--root", digits_root, "--corpus")
+    plan = ("pretrain", "plan", "--recipe", "icons", "--root", digits_root, "--corpus")
     assert re.search(r"no corpus 'brids' .* available: digits\..*`vitline data prep`", refused(*plan, "brids"))
     assert re.search(r"no corpus at file:///nowhere/x.*`vitline data prep`", refused(*plan, "/nowhere/x"))
 
@@ -126,7 +126,7 @@ def test_the_error_for_an_unknown_recipe_lists_the_recipes(refused, digits_root)
         ("recipe.optim.peak_lr=-1", r"recipe\.optim\.peak_lr: .*must be more than 0, not -1\. `--set recipe\.optim\.peak_lr=VALUE`"),
         ("recipe.optim.peak_lr=NaN", r"finite number, not nan"),
         ("recipe.loss=hinge", r"'softmax' or 'sigmoid', not 'hinge'"),
-        ("recipe.total_steps=10", r"recipe: optim\.warmup_steps=120 must be less than total_steps=10; .*`--set recipe\.FIELD=VALUE`"),
+        ("recipe.total_steps=10", r"recipe: optim\.warmup_steps=80 must be less than total_steps=10; .*`--set recipe\.FIELD=VALUE`"),
         ("recipe.input.num_lanes=7", r"num_lanes=7 must divide global_batch_size=128"),
         ("execution.num_workers=0", r"execution\.num_workers: .*not 0"),
         ("execution.num_workers=17", r"num_workers=17 is more than recipe\.input\.num_lanes=16"),
@@ -135,7 +135,7 @@ def test_the_error_for_an_unknown_recipe_lists_the_recipes(refused, digits_root)
 )  # fmt: skip
 def test_an_invalid_override_is_refused(refused, digits_root, change, says):
     error = refused(
-        "pretrain", "plan", "--corpus", "digits", "--recipe", "emoji", "--root", digits_root, "--set", change
+        "pretrain", "plan", "--corpus", "digits", "--recipe", "icons", "--root", digits_root, "--set", change
     )
     assert re.search(says, error), error
 
@@ -201,7 +201,7 @@ def test_the_report_of_an_empty_root_shows_the_published_rows(vitline, root):
         (("data", "stats", "digits"), {"splits", "kinds", "refused", "leakage"}),
         (("data", "diff", "digits", "digits"), {"differences", "examples"}),
         (("data", "verify", "digits"), {"num_shards", "num_rows", "problems"}),
-        (("pretrain", "plan", "--corpus", "digits", "--recipe", "emoji"), {"steps", "epochs", "reading", "config_digest"}),
+        (("pretrain", "plan", "--corpus", "digits", "--recipe", "icons"), {"steps", "epochs", "reading", "config_digest"}),
         (("runs", "ls"), {"runs"}),
         (("model", "ls"), {"models"}),
         (("vtab", "report"), {"tables", "published", "models", "self_check", "coverage"}),
@@ -218,7 +218,7 @@ def test_json_is_one_object_on_stdout(vitline, digits_root, arguments, keys):
 
 def test_recipes_are_listed(vitline):
     _, out, _ = vitline("pretrain", "recipes", "--json")
-    assert "emoji" in [row["recipe"] for row in json.loads(out)["recipes"]]
+    assert "icons" in [row["recipe"] for row in json.loads(out)["recipes"]]
 
 
 @pytest.fixture

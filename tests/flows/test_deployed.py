@@ -22,7 +22,7 @@ OURS = ("runs/", "pipelines/", "claims/", "corpora/", "models/")
         (DEMO, {"seed": -1}, "'request.seed'. Failure reason: -1 is less than the minimum of 0"),
         (DEMO, {"train_images": -5}, "'request.train_images'. Failure reason: -5 is less than the minimum of 1"),
         (DEMO, {"train_images": 1.5}, "'request.train_images'. Failure reason: 1.5 is not valid"),
-        (DEMO, {"recipe": "vit-g"}, "'request.recipe'. Failure reason: 'vit-g' is not one of ['emoji', 'digits'"),
+        (DEMO, {"recipe": "vit-g"}, "'request.recipe'. Failure reason: 'vit-g' is not one of ['icons', 'digits'"),
         (DEMO, {"tasks": []}, "'request.tasks'. Failure reason: [] should be non-empty"),
         (DEMO, {"name": "Big Name"}, "'request.name'. Failure reason: 'Big Name' does not match"),
         (DEMO, {"name": 41 * "x"}, "'request.name'. Failure reason: 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx' is too long"),
@@ -175,7 +175,7 @@ class TestNights:
         assert "5.0 h ago; max_late_hours is 3." in state.message
         assert left_in(in_stack) == before
         due = (datetime.now(UTC) - timedelta(hours=5)).date()
-        night = read_night(open_store(in_stack.root), "emoji", due)
+        night = read_night(open_store(in_stack.root), "icons", due)
         assert (night.outcome, night.pipeline) == ("late", None)
         assert night.sentence.startswith("Not compared: the night was late. due ")
 

@@ -154,10 +154,10 @@ def run_keys(root: str, folder: Path) -> dict[str, str]:
     asked = corpus_requests(root, folder)
     stores = [open_store(root).child("corpora/birds/0123456789ab")]
     evaluation = forms.EvaluateRequest(model="birds", tasks=("vtab-dtd",), protocol="vit-paper")
-    pipeline = forms.PipelineRequest(name="night", corpus="birds", recipe="emoji", tasks=("vtab-dtd",))
+    pipeline = forms.PipelineRequest(name="night", corpus="birds", recipe="digits", tasks=("vtab-dtd",))
     plan = resolve_evaluate(root, evaluation)
     trainings = {
-        "pretrain": resolve_pretrain(root, forms.PretrainRequest(corpus="birds", recipe="emoji")),
+        "pretrain": resolve_pretrain(root, forms.PretrainRequest(corpus="birds", recipe="digits")),
         "finetune": resolve_finetune(root, forms.FinetuneRequest(model="birds", corpus="vtab-dtd")),
         "finetune, several labels": resolve_finetune(root, forms.FinetuneRequest(model="birds", corpus="rows")),
     }

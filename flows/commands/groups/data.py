@@ -187,7 +187,7 @@ def data_shuffle_report(
     """Compare the batches of a training with those of a perfect shuffle: classes, repeats, neighbours of the source. Reads no
     images. Fails, with the shuffle window that is needed, if batches lack too many classes.
 
-    Example: `vitline data shuffle-report birds --recipe emoji`
+    Example: `vitline data shuffle-report birds --recipe icons`
     """
     from flows.commands.training import requested_training
     from flows.reports.shuffle import show_shuffle
@@ -212,7 +212,7 @@ def data_views(
     """Write a page of what a training sees: originals, evaluation views, training views with what was drawn for them, and mixed
     pairs with their shares.
 
-    Example: `vitline data views birds --recipe emoji --set recipe.input.augment.mixup_alpha=0.2`
+    Example: `vitline data views birds --recipe icons --set recipe.input.augment.mixup_alpha=0.2`
     """
     from flows.commands.training import requested_training
     from flows.reports.views import write_views

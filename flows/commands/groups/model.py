@@ -191,7 +191,7 @@ def model_predict_corpus(
 ) -> None:
     """Predict the classes of all images of a corpus, and store them as Parquet files. Resumes what was interrupted.
 
-    Example: `vitline model predict-corpus emoji twitter-emoji --top-k 3`
+    Example: `vitline model predict-corpus icons new-icons --top-k 3`
     """
     from flows.requests.evaluation_plan import resolve_predict
     from flows.requests.forms import PredictRequest

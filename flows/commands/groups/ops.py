@@ -98,7 +98,7 @@ def ops_preempt(
 ) -> None:
     """Ask an active run to write a checkpoint and stop. The flow or command that follows it, or the same request, resumes it.
 
-    Example: `vitline ops preempt emoji-0a1b2c3d4e5f`
+    Example: `vitline ops preempt icons-0a1b2c3d4e5f`
     """
     from flows.ops.preempt import preempt
 

@@ -33,7 +33,7 @@ def runs_show(
     root: Root = None,
     json: Json = False,
 ) -> None:
-    """Show the state, last metrics and config of a run or pipeline. Example: `vitline runs show emoji-0a1b2c3d4e5f`"""
+    """Show the state, last metrics and config of a run or pipeline. Example: `vitline runs show icons-0a1b2c3d4e5f`"""
     from flows.catalog import show_work
     from flows.run_standing import for_people
 
@@ -55,7 +55,7 @@ def runs_compare(
     root: Root = None,
     json: Json = False,
 ) -> None:
-    """Compare the recipes and final metrics of runs. Example: `vitline runs compare emoji-0a1b emoji-9f8e`"""
+    """Compare the recipes and final metrics of runs. Example: `vitline runs compare icons-0a1b icons-9f8e`"""
     from flows.reports.compare_runs import compare_newest, pipelines_of
 
     chosen = settings(root).root

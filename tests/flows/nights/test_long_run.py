@@ -25,7 +25,7 @@ LONG = {"nights.advance_images": 64_000, "nights.cooldown_images": 12_800}
 
 
 def plan_of(root, night=date(2026, 11, 23), overrides=LONG, **changes):
-    given = {"name": "long", "corpus": "digits-0-to-4", "recipe": "emoji", "tasks": ("digits-5-to-9",), **changes}
+    given = {"name": "long", "corpus": "digits-0-to-4", "recipe": "digits", "tasks": ("digits-5-to-9",), **changes}
     return resolve_pipeline(root, PipelineRequest(overrides=overrides, **given), night)
 
 

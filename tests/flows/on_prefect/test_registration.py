@@ -102,7 +102,7 @@ def test_edits_by_users_survive_every_registration(deploy, page):
         assert (code, err) == (0, "")
         (kept,) = [line for line in out.splitlines() if line.startswith(f"{EDITED}: kept")]
         for part in (
-            "request.train_images 200 (default: 153600)", 'request.tasks ["digits"]', "description", "0 2 * * * UTC, active, ours",
+            "request.train_images 200 (default: 102400)", 'request.tasks ["digits"]', "description", "0 2 * * * UTC, active, ours",
             "0 5 * * 6 Europe/Berlin, paused, weekend", '"seed": 7', "job variable env", "paused",
         ):  # fmt: skip
             assert part in kept
@@ -135,7 +135,7 @@ def test_new_defaults_are_applied_to_unedited_values(page, in_stack, monkeypatch
     assert "schedule 0 2 * * * -> 0 3 * * *" in done.updated
     assert "description" in done.updated
     assert "request.deadline_hours 2.0 (the new default: 5.0)" in done.kept
-    assert "request.train_images null (default: 153600)" in done.kept
+    assert "request.train_images null (default: 102400)" in done.kept
     again = register({**NIGHT, "max_late_hours": 1.0, "deadline_hours": 5.0}, cron="0 3 * * *")
     assert again.updated == []
     assert nightly.read()["parameters"]["request"] == request
@@ -157,7 +157,7 @@ def test_a_value_that_the_new_form_rejects_is_named_and_kept(page, deploy_again)
     assert f"{EDITED} keeps its old form, because the new one rejects the values of this deployment (recipe: " in out
     assert "not 'vit-g'). Edit its parameters on its page, then run `vitline flows deploy` again." in out
     assert nightly.read()["parameters"]["request"]["recipe"] == "vit-g"
-    nightly.fill(recipe="emoji")
+    nightly.fill(recipe="digits")
     assert deploy_again()[0] == 0
     assert nightly.read()["parameter_openapi_schema"]["properties"]["request"]
 

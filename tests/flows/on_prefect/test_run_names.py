@@ -24,14 +24,12 @@ def test_a_name_that_the_page_suggests_is_replaced(name):
 
 def test_names_that_the_server_or_vitline_generates_are_replaced():
     assert [name for name in (generate_slug(2) for _ in range(500)) if given_name(name)] == []
-    assert given_name(descriptive_name("pretrain", {"recipe": "emoji", "seed": 0}, NOW)) is None
+    assert given_name(descriptive_name("pretrain", {"recipe": "icons", "seed": 0}, NOW)) is None
 
 
 def test_a_generated_name_describes_recipe_corpus_and_seed():
-    names = [
-        descriptive_name("pretrain", {"recipe": "emoji", "corpus": "noto-emoji", "seed": seed}, NOW) for seed in (0, 1)
-    ]
-    assert names == ["emoji-noto-emoji-s0-1121-030000", "emoji-noto-emoji-s1-1121-030000"]
+    names = [descriptive_name("pretrain", {"recipe": "icons", "corpus": "birds", "seed": seed}, NOW) for seed in (0, 1)]
+    assert names == ["icons-birds-s0-1121-030000", "icons-birds-s1-1121-030000"]
     assert descriptive_name("reconcile", {}, NOW) == "reconcile-1121-030000"
 
 

@@ -73,7 +73,7 @@ def test_every_override_that_a_description_lists_exists(digits_root):
         assert path.startswith(("recipe.", "execution.", "protocol.", "nights."))
         missing = f"{path}x"
         with pytest.raises(ValueError, match=f"no field '{re.escape(missing)}'; .* Did you mean '{re.escape(path)}'"):
-            resolve_pipeline(root, PipelineRequest(overrides={missing: 1}))
+            resolve_pipeline(root, PipelineRequest(recipe="digits", overrides={missing: 1}))
 
 
 def bounds(form, field):
@@ -99,7 +99,7 @@ def test_choices_are_complete():
     assert set(get_args(forms.RecipeName)) == set(RECIPES)
     assert set(get_args(forms.PresetName)) == set(PRESETS)
     kinds = {form.model_fields["kind"].default for form in SOURCES}
-    assert set(get_args(forms.SourceKind)) == kinds - {"emoji", "digits"}  # those two are presets
+    assert set(get_args(forms.SourceKind)) == kinds - {"icons", "digits"}  # those two are presets
     assert get_args(forms.ProtocolName) == tuple(known_protocols())
     tuned = {name for name, protocol in known_protocols().items() if isinstance(protocol, Protocol)}
     assert set(get_args(forms.FinetuningName)) == tuned - {

@@ -66,14 +66,14 @@ def test_presets_are_prepared_and_other_corpora_must_exist(digits_root):
     (source,) = plan.sources
     assert isinstance(source, CorpusConfig)
     with pytest.raises(
-        ValueError, match=r"no corpus 'brids' below .*; available: digits, .*noto-emoji.*`vitline data prep`"
+        ValueError, match=r"no corpus 'brids' below .*; available: digits, .*icons.*`vitline data prep`"
     ):
         resolve_pipeline(digits_root, PipelineRequest(**DIGITS | {"corpus": "brids"}))
     with pytest.raises(ValueError, match=r"no corpus at file://.*/brids"):
         resolve_pipeline(digits_root, PipelineRequest(**DIGITS | {"tasks": (f"{digits_root}/brids",)}))
 
 
-MIXED = {"corpus": "birds", "mix_with": [{"corpus": "city", "weight": 0.5}], "tasks": ["city"], "recipe": "emoji"}
+MIXED = {"corpus": "birds", "mix_with": [{"corpus": "city", "weight": 0.5}], "tasks": ["city"], "recipe": "digits"}
 CLASSES = "corpus,class,mixture_class\nbirds,jay,bird\nbirds,owl,bird\ncity,bus,vehicle\ncity,owl,\ncity,tram,vehicle\n"
 
 

@@ -36,7 +36,7 @@ def test_an_override_takes_precedence_over_a_field_and_is_validated(digits_root)
             resolve_pretrain(digits_root, PretrainRequest(**fields, overrides={path: 1}))
 
 
-MIXED = {"corpus": "birds", "mix_with": [{"corpus": "city", "weight": 0.5}], "recipe": "emoji"}
+MIXED = {"corpus": "birds", "mix_with": [{"corpus": "city", "weight": 0.5}], "recipe": "digits"}
 
 
 def requested(root, **changes):
@@ -68,7 +68,7 @@ def test_the_plan_of_a_mixture_has_the_share_and_epochs_of_each_corpus(two_corpo
         "recipe.optim.warmup_steps": 1,
     }
     config = requested(two_corpora, corpus_weight=1.0, overrides=small)
-    assert config.name == "birds-and-city-emoji"
+    assert config.name == "birds-and-city-digits"
     assert [each.weight for each in config.mixture.corpora] == [1.0, 0.5]
     cost = training_cost(config)
     assert cost["corpus"]["name"] == "birds + city"

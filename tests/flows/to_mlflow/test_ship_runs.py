@@ -323,7 +323,7 @@ def test_a_pipeline_is_the_parent_of_its_runs_and_links_reused_ones(sync, begin,
     record = PipelineRecord(
         key=pipeline,
         name="nightly",
-        request={"recipe": "emoji", "corpus": "digits", "seed": 0, "overrides": {"recipe.total_steps": 20}},
+        request={"recipe": "digits", "corpus": "digits", "seed": 0, "overrides": {"recipe.total_steps": 20}},
         origin=origin,
         started_at=1_700_000_000.0,
         updated_at=1_700_000_050.0,
@@ -354,7 +354,7 @@ def test_a_pipeline_is_the_parent_of_its_runs_and_links_reused_ones(sync, begin,
     assert found.info.run_id in note
     assert {**metrics, "time/pretrain_s": 12.5} == parent.data.metrics
     assert {m.step for m in client.get_metric_history(parent.info.run_id, "tasks/digits/top1")} == {320}
-    assert {"model.depth": "2", "seed": "0", "request.recipe": "emoji"}.items() <= parent.data.params.items()
+    assert {"model.depth": "2", "seed": "0", "request.recipe": "digits"}.items() <= parent.data.params.items()
     assert child.data.params.items() <= parent.data.params.items()
     assert "report.html" in {f.path for f in client.list_artifacts(parent.info.run_id)}
     # The same pipeline once more, from finished stages: the first measurements stay.

@@ -13,7 +13,7 @@ from infra.storage import open_store
 from vit.input.config import AugmentConfig
 from vit.models.config import ViTConfig
 from vit.models.vit import VisionTransformer
-from vit.recipes.emoji import network
+from vit.recipes.digits import network
 from vit.run_spec import read_progress
 from vit.vtab.evaluate import EvaluationSpec, TaskRef
 from vit.vtab.protocols import SMALL_IMAGES

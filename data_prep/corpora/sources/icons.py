@@ -1,0 +1,269 @@
+"""Icons of open sets, drawn in white on black at 64 pixels; the class is what an icon shows: its name without the words for style and size.
+
+Pre-training and the task share neither a set nor a class, so the task asks for other things, drawn by other hands. Variants of an
+icon (outlined, filled) and icons that are equal once they are drawn are one group. A group is in one split of the task, and no group
+of the task is in pre-training.
+"""
+
+import csv
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal, NotRequired, TypedDict
+
+from data_prep.config import CorpusRecipe, Icons
+from data_prep.corpora.files.npm_package import NpmPackage, PackageFile, PackageIndex, fetch_packages
+from data_prep.corpora.raw import ListedCorpus, RawExample, WorkFolder
+from data_prep.splits import filled_splits, hashed_split
+from infra.storage import Store, open_store
+
+_SIDE_PX = 64
+VARIANTS = 2
+"""So many variants of an icon at most: further ones hardly differ, such as six widths of its lines."""
+_MIN_SETS = {"task": 16, "pretrain": 8}
+_VAL_FRACTION = 0.05
+_DATA = "icons.json"
+_STYLE = re.compile(
+    r"-(bold|broken|duo|duotone|fill|filled|light|line|linear|outline|outlined|regular|round|rounded|sharp|solid|thin|twotone|\d+)$"
+)
+_STYLE_IN_FRONT = re.compile(r"^(baseline|bx|bxs|ios|md|outline|round|sharp|twotone)-")
+
+
+@dataclass(frozen=True)
+class IconSet:
+    """A set of icons as Iconify publishes it on npm."""
+
+    name: str
+    role: Literal["pretrain", "task"]
+    package: NpmPackage
+    credit: str
+
+
+@cache
+def icon_sets() -> tuple[IconSet, ...]:
+    """All sets, by role and name."""
+    with Path(__file__).with_name("icon_sets.csv").open(encoding="utf-8", newline="") as file:
+        return tuple(
+            IconSet(
+                name=row["set"],
+                role="task" if row["role"] == "task" else "pretrain",
+                package=NpmPackage(name=f"@iconify-json/{row['set']}", version=row["version"], sha256=row["sha256"]),
+                credit=f"{row['name']}, {row['author']}, {row['licence']}",
+            )
+            for row in csv.DictReader(file)
+        )
+
+
+class Shape(TypedDict):
+    """An icon in icons.json."""
+
+    body: str
+    """What its svg element contains."""
+    left: NotRequired[float]
+    top: NotRequired[float]
+    width: NotRequired[float]
+    height: NotRequired[float]
+
+
+class _SetData(TypedDict):
+    """icons.json, as far as it is read here. Sizes hold for icons without their own."""
+
+    icons: dict[str, Shape]
+    width: NotRequired[float]
+    height: NotRequired[float]
+
+
+@dataclass(frozen=True)
+class Icon:
+    """An icon: its set, and its name there."""
+
+    set: str
+    name: str
+
+    @property
+    def id(self) -> str:
+        return f"{self.set}/{self.name}"
+
+    @property
+    def shows(self) -> str:
+        """What it shows: `home` for `home-outline`, `outline-home` and `home-24-filled`."""
+        name = self.name
+        for style in (_STYLE, _STYLE_IN_FRONT):
+            while (shorter := style.sub("", name)) != name:
+                name = shorter
+        return name
+
+    @property
+    def variants(self) -> str:
+        """What all variants of this icon share."""
+        return f"{self.set}/{self.shows}"
+
+
+class IconCorpus(ListedCorpus):
+    """The sets of one role, as the pre-training corpus or as a task."""
+
+    def __init__(self, source: Icons, recipe: CorpusRecipe) -> None:
+        self._source = source
+        mine = [found for found in icon_sets() if found.role == source.role]
+        self.origin = f"{len(mine)} icon sets of npm:@iconify-json"
+        self.credit = "; ".join(found.credit for found in mine)
+        if source.role == "task":
+            train, val = f"train{source.num_train}", f"val{source.num_val}"
+            self.views = {train: ("train",), val: ("val",), train + val: ("train", "val")}
+
+    def fingerprint(self) -> str:
+        return _drawn_key()
+
+    def fetch(self, root: Store, say: Callable[[str], None]) -> None:
+        cache = self._cache(root)
+        if not cache.exists(_index_key()):
+            say(f"fetching {len(icon_sets())} sets of icons (npm, kept by checksum in {cache.uri})")
+        fetch_icons(cache)
+
+    def _cache(self, root: Store) -> Store:
+        return open_store(self._source.cache) if self._source.cache else root.child("sources")
+
+    def listing(self, work: WorkFolder) -> Iterator[RawExample]:
+        source, cache = self._source, self._cache(work.root)
+        files = fetch_icons(cache)
+        groups = group_icons({icon: file.sha256 for icon, file in files.items()})
+        task = {found.name for found in icon_sets() if found.role == "task"}
+        sizes = Counter(groups[icon.variants] for icon in files if icon.set in task)
+        splits = filled_splits(sizes, source.num_val, source.num_train) if source.role == "task" else {}
+        for icon, file in files.items():
+            group = groups[icon.variants]
+            if (icon.set in task) != (source.role == "task") or (source.role == "pretrain" and group in sizes):
+                continue
+            yield RawExample(
+                example_id=icon.id,
+                labels=(icon.shows,),
+                split=splits.get(group) or hashed_split(group, _VAL_FRACTION, 0.0),
+                base=cache.uri,
+                key=_members_key(),
+                offset=file.offset,
+                length=file.length,
+                group=f"icons/{group}",
+            )
+
+
+def fetch_icons(cache: Store) -> dict[Icon, PackageFile]:
+    """The icons of both roles, each with its PNG; fetched and drawn into the cache if they are not in it.
+
+    Raises FetchUnavailable if they cannot be fetched, ValueError without the package that draws them.
+    """
+    try:
+        index = PackageIndex.model_validate(cache.read_json(_index_key()))
+    except FileNotFoundError:
+        index = _draw_all(cache)
+    return {Icon(*file.name.split("/", 1)): file for file in index.members}
+
+
+def choose_icons(names: Mapping[str, Iterable[str]]) -> list[Icon]:
+    """What at least 16 sets of the task show, and of the rest what at least 8 sets of pre-training show.
+
+    `names`: the names of the icons of each set. Ordered by role, by what they show, then by set; of each icon the variants with the
+    shortest names.
+    """
+    shown: defaultdict[str, defaultdict[str, list[Icon]]] = defaultdict(lambda: defaultdict(list))
+    for set_name, icons in names.items():
+        for icon in (Icon(set_name, name) for name in icons):
+            shown[icon.shows][set_name].append(icon)
+    chosen = list[Icon]()
+    taken = set[str]()
+    for role, min_sets in _MIN_SETS.items():
+        mine = {found.name for found in icon_sets() if found.role == role}
+        for thing in sorted(shown.keys() - taken):
+            sets = sorted(mine & shown[thing].keys())
+            if len(sets) >= min_sets:
+                taken.add(thing)
+                for name in sets:
+                    chosen += sorted(shown[thing][name], key=lambda icon: (len(icon.name), icon.name))[:VARIANTS]
+    return chosen
+
+
+def group_icons(sha256: Mapping[Icon, str]) -> dict[str, str]:
+    """The group of all variants of an icon, named by one of them: those of two icons are joined if two of them are equal.
+
+    `sha256`: of the PNG of each icon.
+    """
+    parent: dict[str, str] = {}
+
+    def root(name: str) -> str:
+        while parent.setdefault(name, name) != name:
+            parent[name] = name = parent[parent[name]]
+        return name
+
+    first: dict[str, str] = {}
+    for icon, digest in sha256.items():
+        low, high = sorted((root(icon.variants), root(first.setdefault(digest, icon.variants))))
+        parent[high] = low
+    return {name: root(name) for name in parent}
+
+
+def draw(shape: Shape, width: float, height: float) -> bytes:
+    """The icon as a PNG of 64 x 64 pixels, as large as fits. `width`, `height`: those of its set."""
+    from resvg_py import svg_to_bytes
+
+    return bytes(svg_to_bytes(svg_string=_svg(shape, width, height), background="black", skip_system_fonts=True))
+
+
+def _svg(shape: Shape, width: float, height: float) -> str:
+    box = (shape.get("left", 0), shape.get("top", 0), shape.get("width", width), shape.get("height", height))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" width="{_SIDE_PX}" '
+        f'height="{_SIDE_PX}" viewBox="{" ".join(map(str, box))}">{shape["body"].replace("currentColor", "#fff")}</svg>'
+    )
+
+
+def _draw_all(cache: Store) -> PackageIndex:
+    """Fetches the sets and draws the icons that are chosen from them, into one object with an index, which is written after it."""
+    data = {found.name: _icons_json(cache, found.package, files[_DATA]) for found, files in _fetched_sets(cache)}
+    members, offset = [], 0
+    with cache.writer(_members_key()) as kept:
+        for icon in choose_icons({name: found["icons"] for name, found in data.items()}):
+            found = data[icon.set]
+            png = draw(found["icons"][icon.name], found.get("width", 16), found.get("height", 16))
+            kept.write(png)
+            sha256 = hashlib.sha256(png).hexdigest()
+            members.append(PackageFile(name=icon.id, offset=offset, length=len(png), sha256=sha256))
+            offset += len(png)
+    index = PackageIndex(package_sha256=_drawn_key(), members=tuple(members))
+    cache.write_json(_index_key(), index.model_dump(mode="json"))
+    return index
+
+
+def _fetched_sets(cache: Store) -> Iterator[tuple[IconSet, dict[str, PackageFile]]]:
+    packages = [found.package for found in icon_sets()]
+    return zip(icon_sets(), fetch_packages(packages, cache, lambda name: name == _DATA), strict=True)
+
+
+def _icons_json(cache: Store, package: NpmPackage, file: PackageFile) -> _SetData:
+    data: _SetData = json.loads(cache.read(package.members_key, file.offset, file.offset + file.length))
+    return data
+
+
+@cache
+def _drawn_key() -> str:
+    """What the images follow from: the packages, the rule that chooses from them, and what draws them."""
+    if importlib.util.find_spec("resvg_py") is None:
+        raise ValueError("Icons are drawn by resvg-py, which is not installed. Run: pip install resvg-py.")
+    made_from = [found.package.sha256 for found in icon_sets()]
+    example = _svg({"body": "currentColor"}, 1, 1)
+    rule = (example, VARIANTS, sorted(_MIN_SETS.items()), _STYLE.pattern, _STYLE_IN_FRONT.pattern)
+    text = json.dumps([made_from, rule, importlib.metadata.version("resvg-py")])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _members_key() -> str:
+    return f"icons-{_drawn_key()[:12]}/members.bin"
+
+
+def _index_key() -> str:
+    return f"icons-{_drawn_key()[:12]}/index.json"
