@@ -1,4 +1,4 @@
-"""The demo over five seeds: does pre-training on icons help on other icons and on digits by more than the noise?
+"""The demo over several seeds: does pre-training on icons help on other icons and on digits by more than the noise?
 
     .venv/bin/python tests/benchmarks/demo_seeds.py [--seeds 0 1 2 3 4]
 
