@@ -8,13 +8,14 @@ import numpy as np
 from data_prep.decode import DecodePolicy, ImageRejected
 from data_prep.examine.decode_child import Examiner
 from data_prep.examine.decode_server import PIXELS
+from data_prep.examine.local_range import LocalRange
 
 T = TypeVar("T")
 _TIMEOUT_S, _MEMORY_BYTES = 60.0, 4 << 30
 
 
 def decode_all_apart(
-    images: Iterable[tuple[T, bytes]], policy: DecodePolicy
+    images: Iterable[tuple[T, bytes | LocalRange]], policy: DecodePolicy
 ) -> Iterator[tuple[T, np.ndarray | ImageRejected]]:
     """`decode_apart` for many images, each with a tag, in order: the process decodes one while the next are read. An image that is
     refused gives the ImageRejected itself."""

@@ -1,9 +1,6 @@
 """The examine stage: lists a source into parts, then reads and decodes every example of a part once."""
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import cast
 
 import pyarrow as pa
@@ -16,6 +13,7 @@ from data_prep.corpora.raw import ExampleRow, RawExample, row_of
 from data_prep.decode import ImageRejected
 from data_prep.examine.decode_child import Examiner
 from data_prep.examine.local_range import LocalRange
+from data_prep.examine.range_reads import ByteRange, Data, Read, read_ahead
 from data_prep.images import Examined
 from data_prep.records import DENIED, RECORD_SCHEMA, REQUEST_KEY, Chunks, Listing
 from data_prep.splits import hashed_split, order_key, unit_key
@@ -23,12 +21,8 @@ from infra.config import FrozenConfig
 from infra.runs.watchdog import note_progress
 from infra.storage import Store, StoreRefused, open_store
 
-_READ_THREADS = 8
 _ROWS_PER_WRITE = 4096
 _MAX_WHY = 300  # characters of a store's error message
-
-Data = bytes | LocalRange
-Read = Callable[[], Data]
 
 
 class Record(ExampleRow, Examined, total=False):
@@ -150,15 +144,16 @@ def examine_examples(
     recipe, execution = config.recipe, config.execution
 
     def readable() -> Iterator[tuple[Record, Data]]:
-        for example, read in _read_ahead(examples, recipe.decode.max_bytes):
+        max_bytes = recipe.decode.max_bytes
+        for example, read in read_ahead((example, _range_of(example, max_bytes)) for example in examples):
             row = cast(Record, row_of(example))
             if row["order_key"] is None:
                 row["order_key"] = order_key(recipe.order_seed, example.example_id)
-            data = _bytes_or_refusal(row, read)
+            data = _bytes_or_refusal(row, read) if example.data is None else example.data
             if data is None:
                 add(row)
-            elif len(data) > recipe.decode.max_bytes:  # reading stopped after the limit
-                size, limit = _size_of(example), f"{recipe.decode.max_bytes:,}"
+            elif len(data) > max_bytes:  # reading stopped after the limit
+                size, limit = _size_of(example), f"{max_bytes:,}"
                 detail = f"{size:,} bytes, limit {limit}" if size else f"more than {limit} bytes"
                 add({**row, "reason": "too_many_bytes", "detail": detail})
                 if isinstance(data, LocalRange):
@@ -218,32 +213,12 @@ def _found(outcome: Examined | ImageRejected) -> Mapping[str, object]:
     return outcome
 
 
-def _read_ahead(examples: Iterator[RawExample], max_bytes: int) -> Iterator[tuple[RawExample, Read]]:
-    """Each example with a function that returns its bytes. An object store answers one read in about 8 ms, and in a fifth of
-    that when several run in parallel; memory holds as many images as run in parallel."""
-    stores: dict[str, Store] = {}
-    waiting: deque[tuple[RawExample, Read]] = deque()
-    with ThreadPoolExecutor(_READ_THREADS) as threads:
-        for example in examples:
-            if example.refused is not None or example.data is not None:
-                waiting.append((example, partial(bytes, example.data or b"")))
-            else:
-                if example.base not in stores:
-                    stores[example.base] = open_store(example.base)
-                store = stores[example.base]
-                read = partial(_located, store, example.key, example.offset, example.length, max_bytes)
-                waiting.append((example, threads.submit(read).result if store.reads_wait else read))
-            if len(waiting) > _READ_THREADS:
-                yield waiting.popleft()
-        yield from waiting
-
-
-def _located(store: Store, key: str, offset: int, length: int | None, max_bytes: int) -> Data:
-    """As `read_located`; for a local file, the range without reading it. Reading stops one byte after `max_bytes`: larger images
-    are refused."""
-    end = offset + (max_bytes + 1 if length is None else min(length, max_bytes + 1))
-    found = LocalRange.of(store, key, offset, end)
-    return store.read(key, offset, end) if found is None else found
+def _range_of(example: RawExample, max_bytes: int) -> ByteRange | None:
+    """What is to be read of an example: up to one byte after `max_bytes`, because larger images are refused. None: nothing."""
+    if example.refused is not None or example.data is not None:
+        return None
+    length = max_bytes + 1 if example.length is None else min(example.length, max_bytes + 1)
+    return ByteRange(example.base, example.key, example.offset, example.offset + length)
 
 
 def read_located(store: Store, key: str, offset: int, length: int | None) -> bytes:

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from data_prep.decode import DecodePolicy, ImageRejected
 from data_prep.examine.decode_apart import decode_all_apart
-from data_prep.examine.examine import read_located
+from data_prep.examine.range_reads import ByteRange, Data, read_ahead
 from data_prep.shard_format import ListedShard, open_shard
 from data_prep.similarity.thumbnails import same_picture, same_pictures, thumbnail
 from infra.storage import Store, open_store
@@ -55,6 +55,11 @@ Place = tuple[str, str, int, int | None]
 def _place(row: PictureRow) -> Place:
     """What identifies an image."""
     return row["base"], row["key"], row["offset"], row.get("row")
+
+
+def _range_of(row: PictureRow) -> ByteRange:
+    end = None if row["length"] is None else row["offset"] + row["length"]
+    return ByteRange(row["base"], row["key"], row["offset"], end)
 
 
 def picture_row(row: Mapping[str, Any], prefix: str = "") -> PictureRow:
@@ -119,29 +124,24 @@ class PictureReader:
 
     def _make(self, rows: Iterable[PictureRow]) -> None:
         """Makes the thumbnails that are missing: the decoding process is at work while the next images are read."""
-
-        def missing() -> Iterator[tuple[Place, bytes]]:
-            asked = set[Place]()
-            for row in rows:
-                if (place := _place(row)) in asked or place in self._thumbnails:
-                    continue
-                asked.add(place)
-                try:
-                    yield place, self._bytes_of(row)
-                except FileNotFoundError:
-                    self._thumbnails[place] = None
-
+        missing = {place: row for row in rows if (place := _place(row)) not in self._thumbnails}
         while len(self._thumbnails) > _THUMBNAILS_KEPT:
             self._thumbnails.popitem(last=False)
-        for place, outcome in decode_all_apart(missing(), self._policy):
+        for place, outcome in decode_all_apart(self._read(missing), self._policy):
             self._thumbnails[place] = None if isinstance(outcome, ImageRejected) else thumbnail(outcome)
 
-    def _bytes_of(self, row: PictureRow) -> bytes:
-        if (number := row.get("row")) is None:
-            return read_located(open_store(row["base"]), row["key"], row["offset"], row["length"])
-        group, index = self._shard_group(row, number)
-        data: bytes = group.images[index].as_py()
-        return data
+    def _read(self, missing: Mapping[Place, PictureRow]) -> Iterator[tuple[Place, Data]]:
+        """Places with the bytes there, in any order. Missing files are noted as unreadable."""
+        of_shards = {place: number for place, row in missing.items() if (number := row.get("row")) is not None}
+        for place, number in of_shards.items():
+            group, index = self._shard_group(missing[place], number)
+            yield place, group.images[index].as_py()
+        ranges = sorted((_range_of(missing[place]), place) for place in missing.keys() - of_shards.keys())
+        for place, read in read_ahead((place, wanted) for wanted, place in ranges):
+            try:
+                yield place, read()
+            except FileNotFoundError:
+                self._thumbnails[place] = None
 
     def _shard_group(self, place: PictureRow, row: int) -> tuple["_ShardGroup", int]:
         """The row group that holds a row of a shard, and the index of the row in it."""

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from data_prep.examine.range_reads import READ_THREADS, ByteRange, JointRead, joint_reads, read_jointly
 from data_prep.parquet_files import open_parquet
 from data_prep.plan.sort_records import rows_key
 from data_prep.records import WORK
@@ -23,8 +24,7 @@ from infra.config import FrozenConfig
 from infra.runs.watchdog import note_progress
 from infra.storage import Store, open_store
 
-_READ_THREADS = 8
-_MIN_ROWS_AT_ONCE = 32
+_MIN_ROWS_AT_ONCE, _MAX_ROWS_AT_ONCE, _BYTES_AT_ONCE = 32, 1024, 4 * 2**20
 # Larger pages, such as a whole row group of photographs, are assembled in memory that the kernel must provide anew each time, which
 # takes a tenth of the time. Pages below 1 MiB are copied through the cache, which takes longer as well.
 _PAGE_BYTES, _MAX_BATCH_ROWS = 1_500_000, 1024
@@ -155,7 +155,9 @@ def shard_writer(sink: "HashingSink", schema: pa.Schema, mean_image_bytes: float
 
 def _tables(planned: pa.Table, task: ShardTask) -> Iterator[pa.Table]:
     """The shard in batches of whole row groups; only the images of one batch are in memory."""
-    size = task.spec.rows_per_row_group * -(-_MIN_ROWS_AT_ONCE // task.spec.rows_per_row_group)
+    mean_bytes = max(1, pc.mean(planned["num_bytes"]).as_py() or 0)
+    at_once = max(_MIN_ROWS_AT_ONCE, min(_MAX_ROWS_AT_ONCE, int(_BYTES_AT_ONCE / mean_bytes)))
+    size = task.spec.rows_per_row_group * math.ceil(at_once / task.spec.rows_per_row_group)
     images = _Images(planned, size)
     for start in range(0, len(planned), size):
         part = planned.slice(start, size)
@@ -187,22 +189,38 @@ class _Images:
         ends = np.concatenate([[0], np.cumsum(part["num_bytes"].to_numpy())]).tolist()
         memory, rows = self._memory.data, part.select(_PLACE).to_pylist()
         spaces = [memory[start:stop] for start, stop in itertools.pairwise(ends)]
+        placed = list(zip(rows, spaces, strict=True))
         if self._wait:
-            with ThreadPoolExecutor(_READ_THREADS) as threads:
-                list(threads.map(self._read_one, rows, spaces))
+            ranges = [ByteRange(r["base"], r["key"], r["offset"], r["offset"] + len(space)) for r, space in placed]
+            ordered = sorted(zip(placed, ranges, strict=True), key=lambda each: each[1])
+            with ThreadPoolExecutor(READ_THREADS) as threads:
+                list(threads.map(self._read_jointly, joint_reads(ordered)))
         else:
-            for row, space in zip(rows, spaces, strict=True):
+            for row, space in placed:
                 self._read_one(row, space)
         buffers = [None, pa.array(ends, pa.int32()).buffers()[1], pa.py_buffer(self._memory)]
         return pa.Array.from_buffers(pa.binary(), len(part), buffers)
 
+    def _read_jointly(self, joint: JointRead[tuple[_PlacedRow, memoryview]]) -> None:
+        """Several images with one request."""
+        if len(joint) == 1:
+            self._read_one(*joint[0][0])
+            return
+        base, _, start, _ = joint[0][1]
+        data = memoryview(read_jointly(self._stores[base], joint))
+        for (row, space), wanted in joint:
+            part = data[wanted.start - start :][: len(space)]
+            space[: len(part)] = part
+            self._check(row, space, len(part))
+
     def _read_one(self, row: _PlacedRow, space: memoryview) -> None:
-        store = self._stores[row["base"]]
-        length = store.read_into(row["key"], row["offset"], space)
+        self._check(row, space, self._stores[row["base"]].read_into(row["key"], row["offset"], space))
+
+    def _check(self, row: _PlacedRow, space: memoryview, length: int) -> None:
         if length < len(space) or hashlib.sha256(space).digest() != row["sha256"]:
             raise RuntimeError(
-                f"{store.uri_of(row['key'])} ({row['example_id']}) changed after it was examined. Stop changing the source and "
-                "prepare again: the changed source becomes another version."
+                f"{self._stores[row['base']].uri_of(row['key'])} ({row['example_id']}) changed after it was examined. Stop changing "
+                "the source and prepare again: the changed source becomes another version."
             )
 
 

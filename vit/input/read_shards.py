@@ -5,7 +5,9 @@ store sees a steady stream and no batch waits, the next blocks are loaded bit by
 in the middle of its block makes the next of half of the lanes load.
 """
 
+import threading
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 
 import numpy as np
@@ -22,6 +24,7 @@ from vit.input.order import Order, RowGroups, Rows
 
 # A corpus of few images has small row groups, whose requests to a store take as long as that of 8 MiB.
 _LOAD_BYTES = 8 * 2**20
+_HELD_BYTES = 64 * 2**20  # splits up to this size are held in memory once they have been read from a store
 
 
 @dataclass(frozen=True)
@@ -82,9 +85,12 @@ class SplitReader:
         self._label_columns = ["label" if self._single_label else "labels", *(["weights"] if self._has_weights else [])]
         self._reader = ShardReader(corpus, manifest, split, cache=shard_cache)
         self.groups_per_load = 1
-        """Neighbouring row groups that are read at a time where rows are read in order."""
+        """Neighbouring row groups that are read at a time where rows are read in order, or where the split is held."""
+        self._holds, self._held, self._held_lock = False, dict[int, Load[list[RowGroup]]](), threading.Lock()
         if corpus.reads_wait and self._kept is None:
-            self.groups_per_load = max(1, _LOAD_BYTES // max(1, manifest.mean_row_group_bytes(split)))
+            mean_bytes = max(1, manifest.mean_row_group_bytes(split))
+            self.groups_per_load = max(1, _LOAD_BYTES // mean_bytes)
+            self._holds = mean_bytes * self.info.num_row_groups <= _HELD_BYTES
         if labels is not None and len(labels.label_map) != manifest.num_classes:
             raise ValueError(
                 f"The class map of {corpus.uri} has {len(labels.label_map)} entries, but the corpus has "
@@ -92,8 +98,20 @@ class SplitReader:
             )
 
     def load(self, row_group: int) -> RowGroup:
-        """Reads a row group. Raises ShardError naming the shard if it differs from the manifest."""
-        return self.load_neighbours(range(row_group, row_group + 1))[0]
+        """Reads a row group, or takes it from those that are held. Raises ShardError naming the shard if it differs from the
+        manifest."""
+        if not self._holds:
+            return self.load_neighbours(range(row_group, row_group + 1))[0]
+        number, index = divmod(row_group, self.groups_per_load)
+        first = row_group - index
+        neighbours = range(first, min(first + self.groups_per_load, self.info.num_row_groups))
+        with self._held_lock:
+            load = self._held.setdefault(number, Load(partial(self.load_neighbours, neighbours)))
+        try:
+            return load.result()[index]
+        except Exception:
+            self._held.pop(number, None)  # the store may answer the next time
+            raise
 
     def load_neighbours(self, row_groups: range) -> list[RowGroup]:
         """Reads neighbouring row groups, those of a shard with one request. Raises as `load`."""

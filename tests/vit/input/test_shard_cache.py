@@ -1,5 +1,6 @@
 """Batches are the same with a shard cache and without, whatever happens to it; later epochs read nothing from the store."""
 
+import contextlib
 import dataclasses
 import logging
 from pathlib import Path
@@ -14,6 +15,7 @@ from infra.stores.file_store import FileStore
 from vit.input import read_shards
 from vit.input.batches import Loading, eval_batches, train_batches
 from vit.input.config import AugmentConfig, InputConfig
+from vit.input.decoded_cache import DecodedCache
 
 CONFIG = InputConfig(
     global_batch_size=12, num_lanes=6, shuffle_window=2, augment=AugmentConfig(image_size_px=16, min_area_fraction=0.3)
@@ -118,6 +120,26 @@ def test_rows_in_order_are_read_with_one_request_per_shard(tiny, corpus, cached,
         assert reads_of(lambda loading=loading: evaluated(tiny, corpus, loading)) <= num_reads
     of_list = reads_of(lambda: corpus.open("shards.parquet").read())
     assert reads_of(lambda: assert_same(evaluated(tiny, corpus, cached), expected)) <= of_list + 1
+
+
+def test_small_split_is_read_once_and_held(tiny, corpus, expected, monkeypatch):
+    assert_same(train(tiny, tiny.store, Loading()), expected)
+    once = reads_of(lambda: assert_same(train(tiny, corpus, Loading(), steps=EPOCH), expected[:EPOCH]))
+    assert reads_of(lambda: assert_same(train(tiny, corpus, Loading()), expected)) == once
+    monkeypatch.setattr(read_shards, "_HELD_BYTES", 0)
+    assert reads_of(lambda: assert_same(train(tiny, corpus, Loading()), expected)) >= once + 13 - 5
+
+
+def test_failed_read_of_a_held_split_is_tried_again(tiny, corpus, monkeypatch):
+    with contextlib.closing(read_shards.SplitReader(corpus, tiny.manifest, "train", DecodedCache(0))) as reader:
+        with monkeypatch.context() as failing:
+            failing.setattr(DistantStore, "read", lambda *_: (_ for _ in ()).throw(OSError("the store is away")))
+            with pytest.raises(OSError, match="away"):
+                reader.load(5)
+        assert reader.load(5).num_bytes
+        num_reads = DistantStore.reads
+        assert reader.load(4).num_bytes
+        assert DistantStore.reads == num_reads
 
 
 def of_rank(loading, rank):
