@@ -33,7 +33,7 @@ from vit.vtab.published.report import coverage
 Profile = Literal["full", "smoke"]
 DEPLOYMENT = "pretrain-then-transfer/demo"
 # Seconds on 2 cores that do nothing else.
-BUDGETS_S = {"prepare": 90.0, "pretrain": 190.0, "evaluate": 210.0}
+BUDGETS_S = {"prepare": 75.0, "pretrain": 150.0, "evaluate": 135.0}
 # The same pipeline with a few steps, to check that everything works.
 SMOKE = {
     "recipe.total_steps": 20,
@@ -100,7 +100,7 @@ def preamble(settings: Settings, profile: Profile, say: Callable[[str], None] = 
         if shutil.which("npm")
         else "nothing (npm is missing: digits instead of icons)"
     )
-    minutes = "about 11 minutes on 2 cores" if profile == "full" else "about 3 minutes"
+    minutes = "about 6 minutes on 2 cores" if profile == "full" else "about 3 minutes"
     say(f"vitline demo: downloads {npm}; 0.3 GB of disk below {local_dir(settings)}; 5 GB of memory; {minutes}.")
     say("Finished stages are reused: after Ctrl-C, the same command resumes where it stopped.")
 
@@ -122,7 +122,7 @@ def show(settings: Settings, record: PipelineRecord, scores: list[Score], page: 
             )
     errors = max(standard_error(score) for score in scores)
     console.print_result(
-        f"One run: a score's standard error is up to {100 * errors:.1f} points; three seeds are in the README."
+        f"One run: a score's standard error is up to {100 * errors:.1f} points; further seeds are in the README."
     )
     names = [row["name"] for row in list_corpora(settings.root)]
     console.print_result(
