@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
+from pydantic import ValidationError
+
+from data_prep.config import CorpusConfig
 from data_prep.shard_format import load_manifest
 from flows.nights.settings import NightSettings, night_settings
 from flows.requests.forms import PipelineRequest
@@ -87,6 +90,14 @@ def _check_growing(source: CorpusChoice, name: str) -> None:
             f"nights.ingest: {manifest.name}/{manifest.version} is a subset or has no source on record, so that nothing can be added to "
             "it. Give the whole corpus."
         )
+    try:
+        CorpusConfig.model_validate(manifest.provenance["request"])
+    except ValidationError as error:
+        raise ValueError(
+            f"nights.ingest: {manifest.name}/{manifest.version} was prepared by another version of vitline, from a source of kind "
+            f"{manifest.provenance['request'].get('source', {}).get('kind')!r} or with fields that this version does not know, so that "
+            "it cannot look for new images there. Leave nights.ingest out; images can be added with `vitline data prep --add-to`."
+        ) from error
 
 
 def _check_long_run(recipe: TrainRecipe, nights: NightSettings) -> None:

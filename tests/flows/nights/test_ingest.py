@@ -1,5 +1,6 @@
 """`nights.ingest`: a night adds the new images of the source of its corpus first, once, and leaves the corpus itself as it was."""
 
+import json
 import shutil
 from datetime import date
 from types import SimpleNamespace
@@ -89,3 +90,18 @@ def test_of_a_night_the_key_does_not_change_when_its_corpus_has_grown(root, digi
 def test_a_preset_cannot_grow(root):
     with pytest.raises(ValueError, match=r"nights\.ingest: 'digits' is a preset, whose images stay the same"):
         plan_of(root, corpus="digits", tasks=("digits",), **GROWING)
+
+
+def test_corpus_of_a_source_that_is_gone_cannot_grow(root, digits, tmp_path):
+    """As those of the demo on emoji: they can be trained on, but this version cannot list their source."""
+    shutil.copytree(digits.uri.removeprefix("file://"), tmp_path / "emoji")
+    path = tmp_path / "emoji" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["provenance"]["request"]["source"]["kind"] = "emoji"
+    path.write_text(json.dumps(manifest))
+    given = {"corpus": str(tmp_path / "emoji"), "tasks": (digits.uri,)}
+    assert plan_of(root, **given)
+    with pytest.raises(
+        ValueError, match=r"prepared by another version of vitline, from a source of kind 'emoji' or with fields"
+    ):
+        plan_of(root, **given, **GROWING)
