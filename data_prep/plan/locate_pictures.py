@@ -124,9 +124,9 @@ class PictureReader:
 
     def _make(self, rows: Iterable[PictureRow]) -> None:
         """Makes the thumbnails that are missing: the decoding process is at work while the next images are read."""
-        missing = {place: row for row in rows if (place := _place(row)) not in self._thumbnails}
         while len(self._thumbnails) > _THUMBNAILS_KEPT:
             self._thumbnails.popitem(last=False)
+        missing = {place: row for row in rows if (place := _place(row)) not in self._thumbnails}
         for place, outcome in decode_all_apart(self._read(missing), self._policy):
             self._thumbnails[place] = None if isinstance(outcome, ImageRejected) else thumbnail(outcome)
 
