@@ -48,7 +48,7 @@ def ops_reconcile(
 
     Example: `vitline ops reconcile --dry-run`
     """
-    from flows.commands.ops_commands import reconcile_now
+    from flows.commands.housekeeping import reconcile_now
 
     findings = reconcile_now(settings(root), dry_run=dry_run, quiet_minutes=quiet_minutes)
     rows = [finding._asdict() for finding in findings]
@@ -78,7 +78,7 @@ def ops_collect_garbage(
 
     Example: `vitline ops collect-garbage --older-than-days 30`
     """
-    from flows.commands.ops_commands import collect_garbage_now
+    from flows.commands.housekeeping import collect_garbage_now
 
     chosen = {
         "dry_run": not delete,

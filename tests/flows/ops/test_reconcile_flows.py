@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli import app
-from flows.commands.ops_commands import reconcile_now
+from flows.commands.housekeeping import reconcile_now
 from flows.ops import reconcile
 from flows.stages.heartbeat import BEAT_S, beats, forget
 from flows.stages.stage import run_store
