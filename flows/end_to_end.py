@@ -219,7 +219,8 @@ def transfer_stage(
     scores += new
     trainings = sum(len(score.trials) for score in new)
     how = f"{trainings} trainings" if trainings else "frozen features"
-    what = f"{len(tasks)} tasks x {len(evaluation.models)} inits, {how}"
+    asked = "1 task" if len(tasks) == 1 else f"{len(tasks)} tasks"
+    what = f"{asked} x {'2 inits' if plan.request.from_scratch else '1 init'}, {how}"
     where = run_store(engines.root, spec.run_key).uri
     recorder.stage("evaluate", spec.run_key, scored.reused, scored.wall_s, what, where)
     recorder.note(metrics=headline(scores))
