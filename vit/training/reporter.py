@@ -66,7 +66,9 @@ class Reporter:
         if self.journal is None:
             return
         self.journal.record(metrics, step)
-        self._note_waits(step, wait_reason(metrics))
+        # The first batch takes longer, because it opens all shards.
+        waits = "" if self.first_step is None else wait_reason(metrics)
+        self._note_waits(step, waits)
         if "val/loss" in metrics:
             self.validation = validation_text(step, metrics)
             log.info("%s", self.validation)
@@ -89,16 +91,16 @@ class Reporter:
                 "validation": self.validation,
                 "spikes": self.spikes,
                 "devices": self.devices,
-                "input_wait": wait_reason(metrics),
+                "input_wait": waits,
                 "remaining_s": (self.total_steps - step) * (now - self.started) / done if done else None,
             }
             if self.writing is None or self.writing.done():
                 self.writing = self.thread.submit(self._write_progress)
 
     def _note_waits(self, step: int, reason: str) -> None:
-        """Logs for what the training waits, once for each reason. The first report is left out, because the first batch takes longer."""
+        """Logs for what the training waits, once for each reason."""
         what = reason.partition(": ")[2]
-        if what and what != self.noted and self.first_step is not None:
+        if what and what != self.noted:
             self.noted = what
             log.warning("step=%d: training %s; `vitline data bench` says what to change", step, reason)
 

@@ -56,6 +56,9 @@ def test_the_reason_of_waits_is_logged_once_and_stands_in_the_progress(caplog, m
             [(0.5, 0.0), (0.1, 0.33), (0.1, 0.34), (0.05, 0.0), (0.4, 0.1)], start=1
         ):
             reporter.record(step, loss | wait_fractions(store + decode, store, decode, 1.0))
+            if step == 1:
+                reporter.writing.result()
+                assert run.read_json("progress.json")["input_wait"] == ""
     first = "waits 43 % of the time for data: decoding is slow"
     last = "waits 50 % of the time for data: the store is slow"
     assert [record.getMessage() for record in caplog.records] == [
