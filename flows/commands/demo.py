@@ -100,7 +100,7 @@ def preamble(settings: Settings, profile: Profile, say: Callable[[str], None] = 
         if shutil.which("npm")
         else "nothing (npm is missing: digits instead of icons)"
     )
-    minutes = "about 6 minutes on 2 cores" if profile == "full" else "about 3 minutes"
+    minutes = "about 6 minutes on 2 cores" if profile == "full" else "about 2 minutes"
     say(f"vitline demo: downloads {npm}; 0.3 GB of disk below {local_dir(settings)}; 5 GB of memory; {minutes}.")
     say("Finished stages are reused: after Ctrl-C, the same command resumes where it stopped.")
 
