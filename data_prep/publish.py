@@ -14,7 +14,7 @@ from data_prep.config import CorpusConfig
 from data_prep.corpora.open_source import open_source
 from data_prep.corpora.raw import FirstRows
 from data_prep.corpus_stats import STATS_KEY, CorpusStats, SampleRow, merged
-from data_prep.examine.examine import read_located
+from data_prep.examine.range_reads import read_located
 from data_prep.plan.leakage import LEAKAGE_SCHEMA, leak_lists
 from data_prep.plan.plan_shards import Base, CorpusPlan, Selection, split_of
 from data_prep.plan.sort_records import REJECTS_SCHEMA, rejects_key

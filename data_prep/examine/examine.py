@@ -219,8 +219,3 @@ def _range_of(example: RawExample, max_bytes: int) -> ByteRange | None:
         return None
     length = max_bytes + 1 if example.length is None else min(example.length, max_bytes + 1)
     return ByteRange(example.base, example.key, example.offset, example.offset + length)
-
-
-def read_located(store: Store, key: str, offset: int, length: int | None) -> bytes:
-    """Bytes [offset, offset + length) of an object, or to its end."""
-    return store.read(key, offset, None if length is None else offset + length)

@@ -59,6 +59,11 @@ def read_jointly(store: Store, joint: JointRead[T]) -> bytes:
     return store.read(joint[0][1].key, joint[0][1].start, max(ends, default=None))
 
 
+def read_located(store: Store, key: str, offset: int, length: int | None) -> bytes:
+    """Bytes [offset, offset + length) of an object, or to its end."""
+    return store.read(key, offset, None if length is None else offset + length)
+
+
 def read_ahead(items: Iterable[tuple[T, ByteRange | None]]) -> Iterator[tuple[T, Read]]:
     """Each item, in order, with a function that returns its bytes, or fewer where the object ends earlier; for a local file, the range
     without reading it. The function raises what the store raises. An item without a range gets b"".

@@ -6,7 +6,7 @@ from typing import Any
 
 from data_prep.config import CorpusConfig
 from data_prep.corpus_stats import CorpusStats, SampleRow
-from data_prep.examine.examine import read_located
+from data_prep.examine.range_reads import read_located
 from data_prep.labels.classes import ClassMap
 from data_prep.report.report import size_plots
 from data_prep.report.report_pictures import load_pictures
