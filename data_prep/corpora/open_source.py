@@ -15,7 +15,7 @@ _READERS = {
     "predictions": "sources.predicted_classes.PredictedCorpus",
     "tfds": "sources.tfds.TfdsCorpus",
     "arrays": "sources.image_arrays.ImageArraysCorpus",
-    "icons": "sources.icons.IconCorpus",
+    "icons": "sources.drawn.icons.IconCorpus",
     "digits": "sources.digits.DigitsCorpus",
     "vtab": "vtab.vtab_corpus.open_task",
     "transfer": "transfer.transfer_corpus.open_task",

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from data_prep.corpora.sources.digits import DigitsCorpus
-from data_prep.corpora.sources.icons import icon_sets
+from data_prep.corpora.sources.drawn.icons import icon_sets
 from flows.commands.vtab_corpora import official_files
 from infra.local.install import pins
 

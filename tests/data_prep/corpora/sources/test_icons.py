@@ -8,7 +8,7 @@ from PIL import Image
 
 from data_prep.config import CorpusRecipe, Icons
 from data_prep.corpora.raw import FetchUnavailable, WorkFolder
-from data_prep.corpora.sources.icons import (
+from data_prep.corpora.sources.drawn.icons import (
     VARIANTS,
     Icon,
     IconCorpus,
