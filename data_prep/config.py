@@ -181,6 +181,18 @@ class Icons(FrozenConfig):
     """URI of a folder that caches the packages and that every worker can read. Empty: `sources` under the root."""
 
 
+class Letters(FrozenConfig):
+    """The small letters of 58 handwriting fonts on npm, drawn at 64 pixels; splits share no font."""
+
+    kind: Literal["letters"] = "letters"
+    num_train_fonts: PositiveInt = 30
+    """Fonts whose 26 letters are in train."""
+    num_val_fonts: PositiveInt = 8
+    """Fonts in val; the remaining ones are test."""
+    cache: str = ""
+    """URI of a folder that caches the packages and that every worker can read. Empty: `sources` under the root."""
+
+
 class Digits(FrozenConfig):
     """The 1,797 handwritten digits of scikit-learn, 8 x 8 grey levels, as lossless PNG."""
 
@@ -251,6 +263,7 @@ Source = Annotated[
     | TfdsDirectory
     | ImageArrays
     | Icons
+    | Letters
     | Digits
     | Vtab
     | Transfer,

@@ -16,6 +16,7 @@ _READERS = {
     "tfds": "sources.tfds.TfdsCorpus",
     "arrays": "sources.image_arrays.ImageArraysCorpus",
     "icons": "sources.drawn.icons.IconCorpus",
+    "letters": "sources.drawn.letters.LetterCorpus",
     "digits": "sources.digits.DigitsCorpus",
     "vtab": "vtab.vtab_corpus.open_task",
     "transfer": "transfer.transfer_corpus.open_task",

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from data_prep.config import CorpusConfig, CorpusRecipe, Digits, Icons
+from data_prep.config import CorpusConfig, CorpusRecipe, Digits, Icons, Letters
 
 # A task keeps its exact numbers of examples, so duplicates within a split stay.
 _TASK = CorpusRecipe(duplicates="keep")
@@ -16,6 +16,11 @@ def icons(cache: str = "") -> CorpusConfig:
 def new_icons(cache: str = "") -> CorpusConfig:
     """Icons of 28 other sets as a task of 800 + 200 examples, by what they show."""
     return CorpusConfig(name="new-icons", source=Icons(role="task", cache=cache), recipe=_TASK)
+
+
+def letters(cache: str = "") -> CorpusConfig:
+    """Letters of 58 handwriting fonts as a task of 780 + 208 examples, other fonts in test."""
+    return CorpusConfig(name="letters", source=Letters(cache=cache), recipe=_TASK)
 
 
 def digits() -> CorpusConfig:
@@ -40,6 +45,7 @@ def digits_5_to_9() -> CorpusConfig:
 PRESETS: dict[str, Callable[[], CorpusConfig]] = {
     "icons": icons,
     "new-icons": new_icons,
+    "letters": letters,
     "digits": digits,
     "digits-0-to-4": digits_0_to_4,
     "digits-5-to-9": digits_5_to_9,

@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 
 from data_prep.corpora.sources.digits import DigitsCorpus
 from data_prep.corpora.sources.drawn.icons import icon_sets
+from data_prep.corpora.sources.drawn.letters import font_files
 from flows.commands.vtab_corpora import official_files
 from infra.local.install import pins
 
@@ -197,15 +198,15 @@ def packages_part() -> str:
 def data_part() -> str:
     """The sections on data sets and weights."""
     sets = dict.fromkeys((row["folder"], row["from"], row["terms"]) for row in official_files())
-    icons = [(found.package.spec, found.credit) for found in icon_sets()]
+    drawn = [(found.package.spec, found.credit) for found in (*icon_sets(), *font_files())]
     return joined(
         [
             "## Data sets that vitline fetches",
-            "The demo fetches the icons from the npm registry. The digits come with scikit-learn.",
+            "The demo fetches the icons and fonts from the npm registry. The digits come with scikit-learn.",
             table(
                 ["data set", "authors and licence"],
                 [
-                    *([f"npm:{name}", text(credit)] for name, credit in icons),
+                    *([f"npm:{name}", text(credit)] for name, credit in drawn),
                     [DigitsCorpus.origin, text(DigitsCorpus.credit)],
                 ],
             ),

@@ -15,6 +15,7 @@ from data_prep.corpora.raw import FetchUnavailable
 from flows import console
 from flows.catalog import list_corpora
 from flows.home.address import home_url
+from flows.on_prefect.deployments import DEMO
 from flows.records import PipelineRecord, read_pipeline
 from flows.reports.recorded_scores import outside
 from flows.reports.report import SCORE_COLUMNS, score_rows, stage_time, standard_error
@@ -46,14 +47,14 @@ SMOKE = {
 
 
 def demo_request(settings: Settings, profile: Profile, seed: int) -> tuple[dict[str, Any], str]:
-    """The request, and a note if it differs from the README: without npm, digits replace the icons."""
+    """The request, and a note if it differs from the README: without npm, digits replace them."""
     changes: dict[str, Any] = {"seed": seed}
     note = ""
     try:
         root = open_store(settings.root)
-        fetch_sources([presets.icons(), presets.new_icons()], root, console.say)
+        fetch_sources([presets.icons(), presets.new_icons(), presets.letters()], root, console.say)
     except FetchUnavailable as error:
-        note = f"The icons could not be fetched ({error}). The digits that come with scikit-learn replace them."
+        note = f"The icons and letters could not be fetched ({error}). The digits that come with scikit-learn replace them."
         console.say(note)
         changes |= {"name": "digits", "corpus": "digits-0-to-4", "recipe": "digits", "tasks": ["digits-5-to-9"]}
     if profile == "smoke":
@@ -96,9 +97,9 @@ def pipeline_scores(root: str, record: PipelineRecord) -> list[Score]:
 def preamble(settings: Settings, profile: Profile, say: Callable[[str], None] = console.say) -> None:
     """Says what the demo will download, store and need, before it starts."""
     npm = (
-        "16 MB of icons by npm, kept by checksum"
+        "28 MB of icons and fonts by npm, kept by checksum"
         if shutil.which("npm")
-        else "nothing (npm is missing: digits instead of icons)"
+        else "nothing (npm is missing: digits instead of icons and letters)"
     )
     minutes = "about 6 minutes on 2 cores" if profile == "full" else "about 2 minutes"
     say(f"vitline demo: downloads {npm}; 0.3 GB of disk below {local_dir(settings)}; 5 GB of memory; {minutes}.")
@@ -115,7 +116,7 @@ def show(settings: Settings, record: PipelineRecord, scores: list[Score], page: 
     console.table("Scores: top-1 on test, read once", list(SCORE_COLUMNS), score_rows(scores), right=tuple(range(1, 8)))
     if note:
         console.print_result(note)
-    elif "overrides" not in record.request or not record.request["overrides"]:  # the pipeline that was recorded
+    elif record.request.get("overrides") == DEMO["overrides"]:  # the pipeline that was recorded
         for sentence in outside(scores):
             console.print_result(
                 f"warning: {sentence} Please report the processor and the versions of torch and vitline."

@@ -73,13 +73,14 @@ class Deployment:
 NIGHT = {"name": "nightly", "train_images": 102_400, "deadline_hours": 6.0, "max_late_hours": 3.0}
 # Daily collections delete what was listed a week before.
 COLLECT = {"dry_run": False, "notice_days": 6.5}
-# The defaults of the form, repeated here so that `vitline flows ls` shows them.
+# The defaults of the form, repeated here so that `vitline flows ls` shows them, and a longer fine-tuning: letters gain by it.
 DEMO = {
     "name": "icons",
     "corpus": "icons",
     "recipe": "icons",
-    "tasks": ["new-icons", "digits"],
+    "tasks": ["new-icons", "letters"],
     "from_scratch": True,
+    "overrides": {"protocol.total_steps": 200, "protocol.warmup_steps": 20},
 }
 STUDENT = {"teacher": "icons", "corpus": "icons", "unlabelled": "new-icons"}
 PIPELINE = "pretrain_then_transfer_flow"
@@ -93,7 +94,7 @@ DEPLOYMENTS = (
     Deployment("evaluate", "default", EvaluateRequest, {"model": "icons", "tasks": ["digits"]}, "evaluate"),
     Deployment("predict", "default", PredictRequest, {"model": "icons", "corpus": "new-icons"}, "predict"),
     Deployment(PIPELINE, "default", PipelineRequest, {}, "pipeline", purpose="With your own choice of corpus and tasks."),
-    Deployment(PIPELINE, "demo", PipelineRequest, DEMO, "pipeline", purpose="What `make demo` runs: icons and digits."),
+    Deployment(PIPELINE, "demo", PipelineRequest, DEMO, "pipeline", purpose="What `make demo` runs: icons and letters."),
     Deployment(
         PIPELINE, "nightly", PipelineRequest, NIGHT, "pipeline", NIGHTLY_CRON,
         purpose="Every night at 02:00 UTC once its schedule is active, with a fixed budget and a deadline.",

@@ -13,7 +13,7 @@ from infra.config import FrozenConfig
 from infra.redact import holds_credentials
 
 # Forms show these choices without importing the other packages; tests/flows/requests/test_forms.py checks that they are complete.
-PresetName = Literal["icons", "new-icons", "digits", "digits-0-to-4", "digits-5-to-9"]
+PresetName = Literal["icons", "new-icons", "letters", "digits", "digits-0-to-4", "digits-5-to-9"]
 RecipeName = Literal[
     "icons", "digits",
     "vit-s16-i21k", "vit-b32-i21k", "vit-b16-i21k", "vit-l32-i21k", "vit-l16-i21k", "vit-b16-imagenet",
@@ -293,8 +293,8 @@ class PipelineRequest(FrozenConfig):
     """Budget of pre-training in images, counting repeats. Empty: the recipe's own. Warmup is shortened in proportion."""
     num_workers: Count | None = None
     """Ray Train workers of pre-training. Empty: the recipe's own. Results do not depend on it."""
-    tasks: tuple[Reference, ...] = Field(("new-icons", "digits"), min_length=1, max_length=40)
-    """Tasks to evaluate the model on: presets (new-icons, digits, digits-5-to-9) or prepared corpora; `vtab` means all
+    tasks: tuple[Reference, ...] = Field(("new-icons", "letters"), min_length=1, max_length=40)
+    """Tasks to evaluate the model on: presets (new-icons, letters, digits, digits-5-to-9) or prepared corpora; `vtab` means all
     tasks of VTAB that are prepared."""
     protocol: ProtocolName = "small-images"
     """How the model is evaluated on each task."""

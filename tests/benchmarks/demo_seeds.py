@@ -1,4 +1,4 @@
-"""The demo over several seeds: does pre-training on icons help on other icons and on digits by more than the noise?
+"""The demo over several seeds: does pre-training on icons help on other icons and on letters by more than the noise?
 
     .venv/bin/python tests/benchmarks/demo_seeds.py [--seeds 0 1 2 3 4]
 
@@ -25,6 +25,7 @@ from data_prep.shard_format import ShardReader, load_manifest
 from flows.commands.groups.stack import join_stack
 from flows.console import init_text
 from flows.end_to_end import pretrain_then_transfer
+from flows.on_prefect.deployments import DEMO
 from flows.reports.recorded_scores import RECORDS, Measurement, RecordedScore, measurements
 from flows.requests.forms import PipelineRequest
 from flows.requests.pipeline_plan import resolve_pipeline
@@ -35,6 +36,7 @@ from infra.storage import open_store
 from vit.input.augment import evaluation_pixels
 from vit.input.config import AugmentConfig
 from vit.vtab.evaluate import Score
+from vit.vtab.tasks import find_task_splits
 
 sys.path.insert(0, str(Path(__file__).parent))
 from figures import tables
@@ -55,8 +57,9 @@ def pixels_of(corpus_uri: str, split: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def logistic_regression(corpus_uri: str) -> float:
-    """Test accuracy; the regularisation is chosen on the 200, then all 1,000 are fitted."""
-    train, val, both, test = (pixels_of(corpus_uri, s) for s in ("train800", "val200", "train800val200", "test"))
+    """Test accuracy; the regularisation is chosen on val, then train and val are fitted."""
+    splits = find_task_splits(load_manifest(open_store(corpus_uri)).splits, corpus_uri)
+    train, val, both, test = (pixels_of(corpus_uri, s) for s in (splits.train, splits.val, splits.joined, splits.test))
     strengths = (0.01, 0.03, 0.1, 0.3, 1.0)
     fitted = [LogisticRegression(C=c, max_iter=5000).fit(*train).score(*val) for c in strengths]
     best = strengths[int(np.argmax(fitted))]
@@ -99,7 +102,7 @@ def main() -> None:
     scores: list[Score] = []
     with open_engines(settings) as engines:
         for seed in seeds:
-            plan = resolve_pipeline(settings.root, PipelineRequest(seed=seed))
+            plan = resolve_pipeline(settings.root, PipelineRequest(**DEMO, seed=seed))
             result = pretrain_then_transfer(plan, engines)
             scores += [score.model_copy(update={"seed": seed}) for score in result.scores]
     uris = {corpus.manifest.name: corpus.uri for corpus in result.corpora}

@@ -99,7 +99,7 @@ def test_choices_are_complete():
     assert set(get_args(forms.RecipeName)) == set(RECIPES)
     assert set(get_args(forms.PresetName)) == set(PRESETS)
     kinds = {form.model_fields["kind"].default for form in SOURCES}
-    assert set(get_args(forms.SourceKind)) == kinds - {"icons", "digits"}  # those two are presets
+    assert set(get_args(forms.SourceKind)) == kinds - {"icons", "letters", "digits"}  # those three are presets
     assert get_args(forms.ProtocolName) == tuple(known_protocols())
     tuned = {name for name, protocol in known_protocols().items() if isinstance(protocol, Protocol)}
     assert set(get_args(forms.FinetuningName)) == tuned - {

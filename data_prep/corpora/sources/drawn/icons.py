@@ -6,9 +6,6 @@ of the task is in pre-training.
 """
 
 import csv
-import hashlib
-import importlib.metadata
-import importlib.util
 import json
 import re
 from collections import Counter, defaultdict
@@ -19,12 +16,12 @@ from pathlib import Path
 from typing import Literal, NotRequired, TypedDict
 
 from data_prep.config import CorpusRecipe, Icons
-from data_prep.corpora.files.npm_package import NpmPackage, PackageFile, PackageIndex, fetch_packages
+from data_prep.corpora.files.npm_package import NpmPackage, PackageFile, fetch_packages
 from data_prep.corpora.raw import ListedCorpus, RawExample, WorkFolder
+from data_prep.corpora.sources.drawn.drawings import Drawings, Shape, draw
 from data_prep.splits import filled_splits, hashed_split
 from infra.storage import Store, open_store
 
-_SIDE_PX = 64
 VARIANTS = 2
 """So many variants of an icon at most: further ones hardly differ, such as six widths of its lines."""
 _MIN_SETS = {"task": 16, "pretrain": 8}
@@ -59,17 +56,6 @@ def icon_sets() -> tuple[IconSet, ...]:
             )
             for row in csv.DictReader(file)
         )
-
-
-class Shape(TypedDict):
-    """An icon in icons.json."""
-
-    body: str
-    """What its svg element contains."""
-    left: NotRequired[float]
-    top: NotRequired[float]
-    width: NotRequired[float]
-    height: NotRequired[float]
 
 
 class _SetData(TypedDict):
@@ -119,11 +105,11 @@ class IconCorpus(ListedCorpus):
             self.views = {train: ("train",), val: ("val",), train + val: ("train", "val")}
 
     def fingerprint(self) -> str:
-        return _drawn_key()
+        return _drawings().key
 
     def fetch(self, root: Store, say: Callable[[str], None]) -> None:
         cache = self._cache(root)
-        if not cache.exists(_index_key()):
+        if _drawings().kept(cache) is None:
             say(f"fetching {len(icon_sets())} sets of icons (npm, kept by checksum in {cache.uri})")
         fetch_icons(cache)
 
@@ -132,7 +118,7 @@ class IconCorpus(ListedCorpus):
 
     def listing(self, work: WorkFolder) -> Iterator[RawExample]:
         source, cache = self._source, self._cache(work.root)
-        files = fetch_icons(cache)
+        files, members_key = fetch_icons(cache), _drawings().members_key
         groups = group_icons({icon: file.sha256 for icon, file in files.items()})
         task = {found.name for found in icon_sets() if found.role == "task"}
         sizes = Counter(groups[icon.variants] for icon in files if icon.set in task)
@@ -146,7 +132,7 @@ class IconCorpus(ListedCorpus):
                 labels=(icon.shows,),
                 split=splits.get(group) or hashed_split(group, _VAL_FRACTION, 0.0),
                 base=cache.uri,
-                key=_members_key(),
+                key=members_key,
                 offset=file.offset,
                 length=file.length,
                 group=f"icons/{group}",
@@ -158,11 +144,9 @@ def fetch_icons(cache: Store) -> dict[Icon, PackageFile]:
 
     Raises FetchUnavailable if they cannot be fetched, ValueError without the package that draws them.
     """
-    try:
-        index = PackageIndex.model_validate(cache.read_json(_index_key()))
-    except FileNotFoundError:
-        index = _draw_all(cache)
-    return {Icon(*file.name.split("/", 1)): file for file in index.members}
+    drawings = _drawings()
+    files = drawings.kept(cache) or drawings.keep(cache, _draw_all(cache))
+    return {Icon(*file.name.split("/", 1)): file for file in files}
 
 
 def choose_icons(names: Mapping[str, Iterable[str]]) -> list[Icon]:
@@ -207,36 +191,12 @@ def group_icons(sha256: Mapping[Icon, str]) -> dict[str, str]:
     return {name: root(name) for name in parent}
 
 
-def draw(shape: Shape, width: float, height: float) -> bytes:
-    """The icon as a PNG of 64 x 64 pixels, as large as fits. `width`, `height`: those of its set."""
-    from resvg_py import svg_to_bytes
-
-    return bytes(svg_to_bytes(svg_string=_svg(shape, width, height), background="black", skip_system_fonts=True))
-
-
-def _svg(shape: Shape, width: float, height: float) -> str:
-    box = (shape.get("left", 0), shape.get("top", 0), shape.get("width", width), shape.get("height", height))
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" width="{_SIDE_PX}" '
-        f'height="{_SIDE_PX}" viewBox="{" ".join(map(str, box))}">{shape["body"].replace("currentColor", "#fff")}</svg>'
-    )
-
-
-def _draw_all(cache: Store) -> PackageIndex:
-    """Fetches the sets and draws the icons that are chosen from them, into one object with an index, which is written after it."""
+def _draw_all(cache: Store) -> Iterator[tuple[str, bytes]]:
+    """Fetches the sets and draws the icons that are chosen from them."""
     data = {found.name: _icons_json(cache, found.package, files[_DATA]) for found, files in _fetched_sets(cache)}
-    members, offset = [], 0
-    with cache.writer(_members_key()) as kept:
-        for icon in choose_icons({name: found["icons"] for name, found in data.items()}):
-            found = data[icon.set]
-            png = draw(found["icons"][icon.name], found.get("width", 16), found.get("height", 16))
-            kept.write(png)
-            sha256 = hashlib.sha256(png).hexdigest()
-            members.append(PackageFile(name=icon.id, offset=offset, length=len(png), sha256=sha256))
-            offset += len(png)
-    index = PackageIndex(package_sha256=_drawn_key(), members=tuple(members))
-    cache.write_json(_index_key(), index.model_dump(mode="json"))
-    return index
+    for icon in choose_icons({name: found["icons"] for name, found in data.items()}):
+        found = data[icon.set]
+        yield icon.id, draw(found["icons"][icon.name], found.get("width", 16), found.get("height", 16))
 
 
 def _fetched_sets(cache: Store) -> Iterator[tuple[IconSet, dict[str, PackageFile]]]:
@@ -249,21 +209,6 @@ def _icons_json(cache: Store, package: NpmPackage, file: PackageFile) -> _SetDat
     return data
 
 
-@cache
-def _drawn_key() -> str:
-    """What the images follow from: the packages, the rule that chooses from them, and what draws them."""
-    if importlib.util.find_spec("resvg_py") is None:
-        raise ValueError("Icons are drawn by resvg-py, which is not installed. Run: pip install resvg-py.")
-    made_from = [found.package.sha256 for found in icon_sets()]
-    example = _svg({"body": "currentColor"}, 1, 1)
-    rule = (example, VARIANTS, sorted(_MIN_SETS.items()), _STYLE.pattern, _STYLE_IN_FRONT.pattern)
-    text = json.dumps([made_from, rule, importlib.metadata.version("resvg-py")])
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _members_key() -> str:
-    return f"icons-{_drawn_key()[:12]}/members.bin"
-
-
-def _index_key() -> str:
-    return f"icons-{_drawn_key()[:12]}/index.json"
+def _drawings() -> Drawings:
+    rule = (VARIANTS, sorted(_MIN_SETS.items()), _STYLE.pattern, _STYLE_IN_FRONT.pattern)
+    return Drawings.made_from("icons", [found.package.sha256 for found in icon_sets()], *rule)

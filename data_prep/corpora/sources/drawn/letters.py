@@ -1,0 +1,141 @@
+"""Small letters of handwriting fonts, drawn in white on black at 64 pixels, as a task: which of 26 letters is it?
+
+Train, val and test share no font, so the task asks for letters by other hands.
+"""
+
+import csv
+import importlib.metadata
+import importlib.util
+import io
+import string
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from data_prep.config import CorpusRecipe, Letters
+from data_prep.corpora.files.npm_package import NpmPackage, PackageFile, fetch_packages
+from data_prep.corpora.raw import ListedCorpus, RawExample, WorkFolder
+from data_prep.corpora.sources.drawn.drawings import Drawings, Shape, draw
+from data_prep.splits import filled_splits
+from infra.storage import Store, open_store
+
+_MARGIN = 0.06
+
+
+@dataclass(frozen=True)
+class FontFile:
+    """A font, as a file of a package on npm."""
+
+    name: str
+    package: NpmPackage
+    file: str
+    credit: str
+
+
+@cache
+def font_files() -> tuple[FontFile, ...]:
+    """All fonts, by name."""
+    with Path(__file__).with_name("fonts.csv").open(encoding="utf-8", newline="") as file:
+        return tuple(
+            FontFile(
+                name=row["font"],
+                package=NpmPackage(
+                    name=f"@expo-google-fonts/{row['font']}", version=row["version"], sha256=row["sha256"]
+                ),
+                file=row["file"],
+                credit=f"{row['name']}, {row['author']}, {row['licence']}",
+            )
+            for row in csv.DictReader(file)
+        )
+
+
+class LetterCorpus(ListedCorpus):
+    """26 letters of each font. All letters of a font are one group, in one split."""
+
+    def __init__(self, source: Letters, recipe: CorpusRecipe) -> None:
+        self._source = source
+        self.origin = f"{len(font_files())} fonts of npm:@expo-google-fonts"
+        self.credit = "; ".join(found.credit for found in font_files())
+
+    def fingerprint(self) -> str:
+        return _drawings().key
+
+    def fetch(self, root: Store, say: Callable[[str], None]) -> None:
+        cache = self._cache(root)
+        if _drawings().kept(cache) is None:
+            say(f"fetching {len(font_files())} fonts (npm, kept by checksum in {cache.uri})")
+        fetch_letters(cache)
+
+    def _cache(self, root: Store) -> Store:
+        return open_store(self._source.cache) if self._source.cache else root.child("sources")
+
+    def listing(self, work: WorkFolder) -> Iterator[RawExample]:
+        cache = self._cache(work.root)
+        files, members_key = fetch_letters(cache), _drawings().members_key
+        fonts = {found.name: 1 for found in font_files()}
+        splits = filled_splits(fonts, self._source.num_val_fonts, self._source.num_train_fonts)
+        for file in files:
+            font, letter = file.name.split("/")
+            yield RawExample(
+                example_id=file.name,
+                labels=(letter,),
+                split=splits[font],
+                base=cache.uri,
+                key=members_key,
+                offset=file.offset,
+                length=file.length,
+                group=f"letters/{font}",
+            )
+
+
+def fetch_letters(cache: Store) -> tuple[PackageFile, ...]:
+    """The PNG of each letter, named `font/letter`; fetched and drawn into the cache if they are not in it.
+
+    Raises FetchUnavailable if the fonts cannot be fetched, ValueError without the packages that draw them.
+    """
+    drawings = _drawings()
+    return drawings.kept(cache) or drawings.keep(cache, _draw_all(cache))
+
+
+def letter_shapes(font: bytes) -> dict[str, Shape]:
+    """The outlines of the letters a to z in a TrueType font, each in the middle of a square box."""
+    from fontTools.pens.boundsPen import BoundsPen
+    from fontTools.pens.svgPathPen import SVGPathPen
+    from fontTools.ttLib import TTFont
+
+    opened = TTFont(io.BytesIO(font), lazy=True)
+    glyphs, names = opened.getGlyphSet(), opened.getBestCmap()
+    shapes = {}
+    for letter in string.ascii_lowercase:
+        path, bounds = SVGPathPen(glyphs), BoundsPen(glyphs)
+        for pen in (path, bounds):
+            glyphs[names[ord(letter)]].draw(pen)
+        left, bottom, right, top = bounds.bounds
+        side = (1 + 2 * _MARGIN) * max(right - left, top - bottom)
+        shapes[letter] = Shape(
+            body=f'<path transform="scale(1,-1)" fill="currentColor" d="{path.getCommands()}"/>',  # y points upwards
+            left=(left + right - side) / 2,
+            top=-(bottom + top + side) / 2,
+            width=side,
+            height=side,
+        )
+    return shapes
+
+
+def _draw_all(cache: Store) -> Iterator[tuple[str, bytes]]:
+    """Fetches the fonts and draws their letters."""
+    wanted = {found.file for found in font_files()}
+    fetched = fetch_packages([found.package for found in font_files()], cache, wanted.__contains__)
+    for found, files in zip(font_files(), fetched, strict=True):
+        file = files[found.file]
+        font = cache.read(found.package.members_key, file.offset, file.offset + file.length)
+        for letter, shape in letter_shapes(font).items():
+            yield f"{found.name}/{letter}", draw(shape, shape["width"], shape["height"])
+
+
+def _drawings() -> Drawings:
+    if importlib.util.find_spec("fontTools") is None:
+        raise ValueError("The letters are read by fonttools, which is not installed. Run: pip install fonttools.")
+    rule = (_MARGIN, importlib.metadata.version("fonttools"))
+    return Drawings.made_from("letters", [found.package.sha256 for found in font_files()], *rule)
