@@ -353,7 +353,7 @@ def skip_if_late(request: PipelineRequest, this: FlowRun) -> None:
     """Raises Skipped for a night that starts too late: it would overlap with the next one."""
     limit, late = request.max_late_hours, this.late_hours()
     if this.scheduled and limit is not None and late > limit:
-        raise Skipped(f"due {this.due:%Y-%m-%d %H:%M} UTC, {late:.1f} h ago; max_late_hours is {limit:g}.")
+        raise Skipped(f"due {this.due:%Y-%m-%d %H:%M} UTC, {late:.2g} h ago; max_late_hours is {limit:g}.")
 
 
 @contextlib.contextmanager

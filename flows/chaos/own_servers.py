@@ -142,16 +142,19 @@ def answer_of(request: Callable[[], httpx.Response]) -> httpx.Response:
 
 
 @contextlib.contextmanager
-def own_servers(root: str) -> Iterator[OwnServers]:
-    """The servers, with the flows registered, until the context ends. Raises NotTried where they do not start."""
+def own_servers(root: str | None) -> Iterator[OwnServers]:
+    """The servers, with the flows registered, until the context ends. They use the store at `root`; None: an S3 server of their own,
+    which can be taken away as well. Raises NotTried where they do not start."""
+    s3 = () if root else ("s3",)
+    ports = (*s3, *PORTS)
     with temporary_folder() as folder:
         directory, logs = folder / "stack", folder / "logs"
         try:
             start_stack(
                 directory,
                 log_dir=logs,
-                services=SERVICES,
-                ports=dict(zip(PORTS, free_ports(len(PORTS)), strict=True)),
+                services=(*s3, *SERVICES),
+                ports=dict(zip(ports, free_ports(len(ports)), strict=True)),
                 root=root,
                 num_cpus=1,
                 ends_with_caller=True,

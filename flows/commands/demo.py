@@ -47,7 +47,7 @@ SMOKE = {
 
 
 def demo_request(settings: Settings, profile: Profile, seed: int) -> tuple[dict[str, Any], str]:
-    """The request, and a note if it differs from the README: without npm, digits replace them."""
+    """The request, and a note if it differs from the README: without npm, digits replace icons and letters."""
     changes: dict[str, Any] = {"seed": seed}
     note = ""
     try:

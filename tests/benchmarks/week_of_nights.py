@@ -1,7 +1,8 @@
 """A week of scheduled nights on real servers, one after another, with something wrong in most of them; prints what each morning says.
 
-`python -m tests.benchmarks.week_of_nights` takes about 20 minutes. The schedule is that of the deployment; each of its runs is made to
-start at once, with the date that it was due on. What a person would do between two nights is done by the same requests: edits of
+`python -m tests.benchmarks.week_of_nights` takes about half an hour. The schedule is that of the deployment. Each of its runs is
+made to start at once, with the date that it was due on; that of the late night starts when the schedule says, once there is a worker
+again. What a person would do between two nights is done by the same requests: edits of
 the form, new pictures, a promotion.
 """
 
@@ -12,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,13 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from flows.chaos.own_servers import OwnServers, own_servers
+from flows.nights.from_records import scores_of
+from flows.on_prefect.deployments import NIGHTLY_CRON
+from flows.on_prefect.registration import WORK_POOL
+from flows.records import read_pipeline
 from infra.local.processes import child_environment
 from infra.local.stack import find_stack
+from infra.settings import changed_environment
 from infra.storage import open_store
 
 SERIES, DEPLOYMENT = "week", "pretrain-then-transfer/nightly"
@@ -56,7 +62,7 @@ class Week:
     """The series, its pictures, and what its nights leave."""
 
     def __init__(self, servers: OwnServers, folder: Path) -> None:
-        self.servers, self.pictures, self.store = servers, folder / "pictures", open_store(str(folder / "store"))
+        self.servers, self.pictures, self.store = servers, folder / "pictures", open_store(servers.env["VITLINE_ROOT"])
         self.deployment = servers.ask("prefect", f"/deployments/name/{DEPLOYMENT}")["id"]
         self.last_due = ""
 
@@ -84,17 +90,30 @@ class Week:
         preset = self.servers.start("prepare-corpus/default", {"preset": "digits-5-to-9"})
         assert self.servers.ended(preset).startswith("Completed")
 
-    def edit(self, **changes: Any) -> None:
-        """Edits the form of the deployment."""
-        overrides = OVERRIDES | changes
-        body = {"parameters": {"request": FORM | {"overrides": overrides}}}
+    def edit(self, changes: dict[str, Any]) -> None:
+        """Edits the form of the deployment: fields, or overrides by their dotted names."""
+        form = FORM | {name: value for name, value in changes.items() if "." not in name}
+        overrides = OVERRIDES | {name: value for name, value in changes.items() if "." in name}
+        body = {"parameters": {"request": form | {"overrides": overrides}}}
         self.servers.ask("prefect", f"/deployments/{self.deployment}", body, method="PATCH")
 
-    def switch_on(self) -> None:
+    def switch_on(self, cron: str = NIGHTLY_CRON) -> None:
         found = self.servers.ask("prefect", f"/deployments/{self.deployment}")
-        body = {"active": True, "schedule": found["schedules"][0]["schedule"]}
+        body = {"active": True, "schedule": {"cron": cron, "timezone": "UTC"}}
         path = f"/deployments/{self.deployment}/schedules/{found['schedules'][0]['id']}"
         self.servers.ask("prefect", path, body, method="PATCH")
+
+    def late_night(self) -> None:
+        """A night that is due in a minute or two, on a form that allows it to be half a minute late; the workers come back later."""
+        self.edit({"max_late_hours": 30 / 3600})
+        due = datetime.now(UTC).replace(second=0, microsecond=0) + timedelta(minutes=2)
+        self.switch_on(f"{due.minute} {due.hour} * * *")
+        run = self.next_due()
+        self.servers.ask("prefect", f"/work_pools/{WORK_POOL}", {"is_paused": True}, method="PATCH")
+        time.sleep((due - datetime.now(UTC)).total_seconds() + 60)
+        self.servers.ask("prefect", f"/work_pools/{WORK_POOL}", {"is_paused": False}, method="PATCH")
+        print(f"\n{due.date()}  its start was late\n  {self.servers.ended(run['id'])}", flush=True)
+        self.switch_on()
 
     def next_due(self) -> dict[str, Any]:
         """The next run that the schedule has made, after that of the last night."""
@@ -119,7 +138,7 @@ class Week:
 
     def night(self, what: str, meanwhile: Callable[[str], None] = lambda run: None, **changes: Any) -> None:
         """The next night; prints how it ended."""
-        self.edit(**changes)
+        self.edit(changes)
         run = self.next_due()
         now = {"type": "SCHEDULED", "state_details": {"scheduled_time": datetime.now(UTC).isoformat()}}
         self.servers.ask("prefect", f"/flow_runs/{run['id']}/set_state", {"state": now, "force": True})
@@ -130,6 +149,15 @@ class Week:
         gate = (self.store.read_json(f"nights/{SERIES}/{night}.json")["gate"] or {}).get("reason", "none")
         print(f"\n{night}  {what}  ({time.monotonic() - began:.0f} s)\n  {ended}\n  gate: {gate}", flush=True)
         print(f"  champion: {self.champion()}", flush=True)
+
+    def luckiest_seed(self) -> int:
+        """The seed of the last night that scored highest."""
+        pipeline = self.store.read_json(f"nights/{SERIES}/{self.last_due[:10]}.json")["pipeline"]
+        scores = scores_of(self.store, read_pipeline(self.store, pipeline), predictions=False)
+        assert scores is not None
+        values = scores.values(list(scores.tasks)).mean(axis=1)
+        print("\nby seed:", *(f"{100 * value:.1f}" for value in values), flush=True)
+        return int(np.argmax(values))
 
     def champion(self) -> str:
         """The version of MLflow's registry that has the alias, and the pipeline that the store names."""
@@ -153,23 +181,33 @@ class Week:
         return sorted(str(event["resource"].get("prefect.resource.name")) for event in found)
 
 
-def worker_killed(servers: OwnServers) -> Callable[[str], None]:
-    """SIGKILL to the first worker of the training, once it has begun."""
+def first_worker(servers: OwnServers) -> psutil.Process:
+    """A worker of the training two seconds after it has begun."""
     stack = find_stack(servers.directory)
     assert stack is not None
-    of_stack = psutil.Process(stack.supervisor_pid)
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline:
+        for process in psutil.Process(stack.supervisor_pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if "RayTrainWorker" in " ".join(process.cmdline()):
+                    time.sleep(2)
+                    return process
+        time.sleep(0.2)
+    raise AssertionError("no training has begun")
+
+
+def worker_killed(servers: OwnServers) -> Callable[[str], None]:
+    """SIGKILL to the first worker of the training."""
+    return lambda run: first_worker(servers).kill()
+
+
+def without_store(servers: OwnServers) -> Callable[[str], None]:
+    """The store is away for a minute in mid training."""
 
     def meanwhile(run: str) -> None:
-        deadline = time.monotonic() + 300
-        while time.monotonic() < deadline:
-            for process in of_stack.children(recursive=True):
-                with contextlib.suppress(psutil.Error):
-                    if "RayTrainWorker" in " ".join(process.cmdline()):
-                        time.sleep(2)
-                        process.kill()
-                        return
-            time.sleep(0.2)
-        raise AssertionError("no training has begun")
+        first_worker(servers)
+        with servers.away("s3"):
+            time.sleep(60)
 
     return meanwhile
 
@@ -187,7 +225,7 @@ def without_mlflow(servers: OwnServers) -> Callable[[str], None]:
 def run_week(week: Week) -> None:
     week.add_pictures(0, PER_CLASS)
     week.prepare()
-    week.switch_on()
+    week.late_night()
     week.night("the first night, of a poor recipe")
     week.night("MLflow is away", without_mlflow(week.servers))
     week.night(
@@ -195,6 +233,9 @@ def run_week(week: Week) -> None:
     )
     week.miss()
     week.night("after a missed night, the better recipe again", **BETTER)
+    lucky = {"seed": week.luckiest_seed(), "nights.num_seeds": 1}
+    week.night("one lucky seed in place of six", **BETTER, **lucky)
+    week.night("six other seeds; the store is away for a minute", without_store(week.servers), **BETTER, seed=10)
     week.add_pictures(PER_CLASS, PER_CLASS + NEW_PER_CLASS)
     week.add_leaking()
     week.night("new pictures, some of the task's", **BETTER)
@@ -214,7 +255,7 @@ def temporary() -> Iterator[Path]:
 
 
 def main() -> None:
-    with temporary() as folder, own_servers(str(folder / "store")) as servers:
+    with temporary() as folder, own_servers(None) as servers, changed_environment(**servers.env):
         week = Week(servers, folder)
         run_week(week)
         print("\nalerts:", *week.alerts(), sep="\n  ")
