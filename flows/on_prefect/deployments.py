@@ -73,14 +73,14 @@ class Deployment:
 NIGHT = {"name": "nightly", "train_images": 102_400, "deadline_hours": 6.0, "max_late_hours": 3.0}
 # Daily collections delete what was listed a week before.
 COLLECT = {"dry_run": False, "notice_days": 6.5}
-# The defaults of the form, repeated here so that `vitline flows ls` shows them, and a fine-tuning twice as long: letters need it.
+# The defaults of the form, repeated here so that `vitline flows ls` shows them, and a longer fine-tuning: letters need it.
 DEMO = {
     "name": "icons",
     "corpus": "icons",
     "recipe": "icons",
     "tasks": ["new-icons", "letters"],
     "from_scratch": True,
-    "overrides": {"protocol.total_steps": 200, "protocol.warmup_steps": 20, "protocol.learning_rates": [0.1, 0.3]},
+    "overrides": {"protocol.total_steps": 160, "protocol.warmup_steps": 16, "protocol.learning_rates": [0.1, 0.3]},
 }
 STUDENT = {"teacher": "icons", "corpus": "icons", "unlabelled": "new-icons"}
 PIPELINE = "pretrain_then_transfer_flow"
