@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from flows.nights.night_record import read_night
+from flows.on_prefect.deployments import DEMO as DEMO_REQUEST
 from flows.requests.forms import PipelineRequest
 from flows.worker import refusal
 from infra.ray_jobs import RayJobs
@@ -133,7 +134,9 @@ def test_a_run_with_its_own_store_is_checked_by_the_flow_itself(flows, tmp_path)
 
 def test_the_form_of_the_demo_is_filled_in_and_the_nightly_schedule_is_paused_in_utc(flows):
     demo = flows.api.get(f"/deployments/name/{DEMO}").json()
-    assert demo["parameters"] == {"request": PipelineRequest().model_dump(mode="json", exclude_none=True)}
+    assert demo["parameters"] == {
+        "request": PipelineRequest(overrides=DEMO_REQUEST["overrides"]).model_dump(mode="json", exclude_none=True)
+    }
     nightly = flows.api.get("/deployments/name/pretrain-then-transfer/nightly").json()
     (schedule,) = nightly["schedules"]
     assert schedule["schedule"] | {"cron": "0 2 * * *", "timezone": "UTC"} == schedule["schedule"]
@@ -172,7 +175,7 @@ class TestNights:
         before = left_in(in_stack)
         state = self.run(max_late_hours=3)
         assert (state.type, state.name) == ("COMPLETED", "Skipped")
-        assert "5.0 h ago; max_late_hours is 3." in state.message
+        assert " 5 h ago; max_late_hours is 3." in state.message
         assert left_in(in_stack) == before
         due = (datetime.now(UTC) - timedelta(hours=5)).date()
         night = read_night(open_store(in_stack.root), "icons", due)
