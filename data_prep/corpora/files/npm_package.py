@@ -9,30 +9,15 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from data_prep.corpora.files.packed_files import PackedFile, members_key, pack_files, packed_files
 from data_prep.corpora.raw import FetchUnavailable
 from infra.config import FrozenConfig
 from infra.storage import Store
 
 _FETCH_TIMEOUT_S = 600
-
-
-class PackageFile(FrozenConfig):
-    """A file of the package, and its range in the object of all members."""
-
-    name: str
-    offset: int
-    length: int
-    sha256: str
-
-
-class PackageIndex(FrozenConfig):
-    """The kept members of a package; written after their bytes."""
-
-    package_sha256: str
-    members: tuple[PackageFile, ...]
 
 
 class NpmPackage(FrozenConfig):
@@ -44,7 +29,7 @@ class NpmPackage(FrozenConfig):
 
     @property
     def members_key(self) -> str:
-        return f"{self._file_name}/members.bin"
+        return members_key(self._file_name)
 
     @property
     def spec(self) -> str:
@@ -60,18 +45,7 @@ class NpmPackage(FrozenConfig):
     def _file_name(self) -> str:
         return f"{self.name.removeprefix('@').replace('/', '-')}-{self.version}"
 
-    def _index(self, cache: Store) -> PackageIndex | None:
-        try:
-            index = PackageIndex.model_validate(cache.read_json(self._index_key))
-        except FileNotFoundError:
-            return None
-        return index if index.package_sha256 == self.sha256 and cache.exists(self.members_key) else None
-
-    @property
-    def _index_key(self) -> str:
-        return f"{self._file_name}/index.json"
-
-    def kept_from(self, folder: Path, cache: Store, wanted: Callable[[str], bool]) -> PackageIndex:
+    def kept_from(self, folder: Path, cache: Store, wanted: Callable[[str], bool]) -> tuple[PackedFile, ...]:
         """Verifies the archive in the folder and keeps its wanted members. Raises as `fetch_packages`."""
         archive = folder / self.archive
         if not archive.exists():
@@ -79,7 +53,7 @@ class NpmPackage(FrozenConfig):
                 f"npm pack did not write {archive.name}, but {sorted(path.name for path in folder.iterdir())}."
             )
         self._check(archive)
-        return self._keep(archive, cache, wanted)
+        return pack_files(cache, self._file_name, self.sha256, _members(archive, wanted))
 
     def _check(self, archive: Path) -> None:
         with archive.open("rb") as file:
@@ -90,41 +64,36 @@ class NpmPackage(FrozenConfig):
                 "this code was written for. Remove it from the cache, or check what the registry serves."
             )
 
-    def _keep(self, archive: Path, cache: Store, wanted: Callable[[str], bool]) -> PackageIndex:
-        members, offset = [], 0
-        with tarfile.open(archive, "r|gz") as tar, cache.writer(self.members_key) as kept:
-            for info in tar:
-                name = info.name.removeprefix("package/")
-                content = tar.extractfile(info) if info.isreg() and wanted(name) else None
-                if content is None:
-                    continue
-                data = content.read()
-                kept.write(data)
-                sha256 = hashlib.sha256(data).hexdigest()
-                members.append(PackageFile(name=name, offset=offset, length=len(data), sha256=sha256))
-                offset += len(data)
-        index = PackageIndex(package_sha256=self.sha256, members=tuple(members))
-        cache.write_json(self._index_key, index.model_dump(mode="json"))
-        return index
+    def _kept(self, cache: Store) -> tuple[PackedFile, ...] | None:
+        return packed_files(cache, self._file_name, self.sha256)
+
+
+def _members(archive: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+    with tarfile.open(archive, "r|gz") as tar:
+        for info in tar:
+            name = info.name.removeprefix("package/")
+            content = tar.extractfile(info) if info.isreg() and wanted(name) else None
+            if content is not None:
+                yield name, content.read()
 
 
 def fetch_packages(
     packages: Sequence[NpmPackage], cache: Store, wanted: Callable[[str], bool]
-) -> list[dict[str, PackageFile]]:
+) -> list[dict[str, PackedFile]]:
     """The members whose name inside their package is `wanted`, by name, for each package.
 
     What the cache lacks is fetched into it by one `npm pack`. An archive `<name>-<version>.tgz` in the cache is used instead.
     Raises FetchUnavailable if npm is missing or fails, and RuntimeError for an archive with another checksum.
     """
-    indices = {package.spec: package._index(cache) for package in packages}
-    missing = [package for package in packages if indices[package.spec] is None]
+    kept = {package.spec: package._kept(cache) for package in packages}
+    missing = [package for package in packages if kept[package.spec] is None]
     with tempfile.TemporaryDirectory(prefix="vitline-npm-") as name:
         folder = Path(name)
         if absent := [package for package in missing if not _given(package, cache, folder)]:
             _npm_pack(absent, folder)
         for package in missing:
-            indices[package.spec] = package.kept_from(folder, cache, wanted)
-    return [{member.name: member for member in index.members} for index in indices.values() if index]
+            kept[package.spec] = package.kept_from(folder, cache, wanted)
+    return [{member.name: member for member in members} for members in kept.values() if members is not None]
 
 
 def _given(package: NpmPackage, cache: Store, folder: Path) -> bool:

@@ -4,12 +4,13 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, NotRequired, Self, TypedDict
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, NotRequired, TypedDict
 
-from data_prep.corpora.files.npm_package import PackageFile, PackageIndex
-from infra.storage import Store
+from data_prep.corpora.files.packed_files import PackedFile, members_key, pack_files, packed_files
+from data_prep.corpora.raw import ListedCorpus, RawExample
+from infra.storage import Store, open_store
 
 _SIDE_PX = 64
 
@@ -40,48 +41,70 @@ def _svg(shape: Shape, width: float, height: float) -> str:
     )
 
 
-@dataclass(frozen=True)
-class Drawings:
-    """A set of drawn images in a cache: one object, with an index that is written after it."""
+class DrawnCorpus(ListedCorpus):
+    """Examples among images that are fetched as outlines and drawn once, into the cache. A subclass says which and how."""
 
-    name: str
-    key: str
-    """What the images follow from: the packages, the rule that chooses from them, and what draws them."""
+    name: ClassVar[str]
+    packages: str
+    """What is fetched, such as `51 sets of icons`."""
+
+    def __init__(self, cache: str) -> None:
+        self._cache_uri = cache
+
+    @staticmethod
+    @abstractmethod
+    def made_from() -> tuple[list[str], tuple[Any, ...]]:
+        """Checksums of the packages, and the rule that chooses and shapes what is drawn."""
+
+    @staticmethod
+    @abstractmethod
+    def draw_all(cache: Store) -> Iterator[tuple[str, bytes]]:
+        """Fetches the packages and draws: the name of each image and its PNG."""
 
     @classmethod
-    def made_from(cls, name: str, packages_sha256: Iterable[str], *rule: Any) -> Self:
-        """The set of this name. Raises ValueError without the package that draws it."""
+    def fingerprint_of(cls) -> str:
+        """What the images follow from. Raises ValueError without the package that draws them."""
         if importlib.util.find_spec("resvg_py") is None:
-            raise ValueError(f"The {name} are drawn by resvg-py, which is not installed. Run: pip install resvg-py.")
+            raise ValueError(
+                f"The {cls.name} are drawn by resvg-py, which is not installed. Run: pip install resvg-py."
+            )
+        packages, rule = cls.made_from()
         example = _svg({"body": "currentColor"}, 1, 1)
-        text = json.dumps([list(packages_sha256), (example, *rule), importlib.metadata.version("resvg-py")])
-        return cls(name, hashlib.sha256(text.encode()).hexdigest())
+        text = json.dumps([packages, (example, *rule), importlib.metadata.version("resvg-py")])
+        return hashlib.sha256(text.encode()).hexdigest()
 
-    @property
-    def members_key(self) -> str:
-        """The object that holds all images."""
-        return f"{self.name}-{self.key[:12]}/members.bin"
+    def fingerprint(self) -> str:
+        return self.fingerprint_of()
 
-    @property
-    def index_key(self) -> str:
-        return f"{self.name}-{self.key[:12]}/index.json"
+    def cache_below(self, root: Store) -> Store:
+        return open_store(self._cache_uri) if self._cache_uri else root.child("sources")
 
-    def kept(self, cache: Store) -> tuple[PackageFile, ...] | None:
-        """The images in the cache, each with its range; None if they have to be drawn."""
-        try:
-            return PackageIndex.model_validate(cache.read_json(self.index_key)).members
-        except FileNotFoundError:
-            return None
+    def fetch(self, root: Store, say: Callable[[str], None]) -> None:
+        cache, key = self.cache_below(root), self.fingerprint()
+        if packed_files(cache, _folder(self.name, key), key) is None:
+            say(f"fetching {self.packages} (npm, kept by checksum in {cache.uri})")
+        self.files(cache)
 
-    def keep(self, cache: Store, images: Iterable[tuple[str, bytes]]) -> tuple[PackageFile, ...]:
-        """Writes the PNGs, each with its name, into the cache."""
-        members, offset = list[PackageFile](), 0
-        with cache.writer(self.members_key) as kept:
-            for name, png in images:
-                kept.write(png)
-                sha256 = hashlib.sha256(png).hexdigest()
-                members.append(PackageFile(name=name, offset=offset, length=len(png), sha256=sha256))
-                offset += len(png)
-        index = PackageIndex(package_sha256=self.key, members=tuple(members))
-        cache.write_json(self.index_key, index.model_dump(mode="json"))
-        return index.members
+    @classmethod
+    def files(cls, cache: Store) -> tuple[PackedFile, ...]:
+        """The images; drawn into the cache if they are not in it. Raises FetchUnavailable if they cannot be fetched."""
+        key = cls.fingerprint_of()
+        folder = _folder(cls.name, key)
+        return packed_files(cache, folder, key) or pack_files(cache, folder, key, cls.draw_all(cache))
+
+    def example(self, cache: Store, file: PackedFile, label: str, split: str, group: str) -> RawExample:
+        """The example that is this image."""
+        return RawExample(
+            example_id=file.name,
+            labels=(label,),
+            split=split,
+            base=cache.uri,
+            key=members_key(_folder(self.name, self.fingerprint())),
+            offset=file.offset,
+            length=file.length,
+            group=f"{self.name}/{group}",
+        )
+
+
+def _folder(name: str, key: str) -> str:
+    return f"{name}-{key[:12]}"

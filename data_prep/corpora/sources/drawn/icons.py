@@ -9,18 +9,19 @@ import csv
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 from data_prep.config import CorpusRecipe, Icons
-from data_prep.corpora.files.npm_package import NpmPackage, PackageFile, fetch_packages
-from data_prep.corpora.raw import ListedCorpus, RawExample, WorkFolder
-from data_prep.corpora.sources.drawn.drawings import Drawings, Shape, draw
+from data_prep.corpora.files.npm_package import NpmPackage, fetch_packages
+from data_prep.corpora.files.packed_files import PackedFile
+from data_prep.corpora.raw import RawExample, WorkFolder
+from data_prep.corpora.sources.drawn.drawings import DrawnCorpus, Shape, draw
 from data_prep.splits import filled_splits, hashed_split
-from infra.storage import Store, open_store
+from infra.storage import Store
 
 VARIANTS = 2
 """So many variants of an icon at most: further ones hardly differ, such as six widths of its lines."""
@@ -92,61 +93,46 @@ class Icon:
         return f"{self.set}/{self.shows}"
 
 
-class IconCorpus(ListedCorpus):
+class IconCorpus(DrawnCorpus):
     """The sets of one role, as the pre-training corpus or as a task."""
 
+    name = "icons"
+
     def __init__(self, source: Icons, recipe: CorpusRecipe) -> None:
+        super().__init__(source.cache)
         self._source = source
         mine = [found for found in icon_sets() if found.role == source.role]
+        self.packages = f"{len(icon_sets())} sets of icons"
         self.origin = f"{len(mine)} icon sets of npm:@iconify-json"
         self.credit = "; ".join(found.credit for found in mine)
         if source.role == "task":
             train, val = f"train{source.num_train}", f"val{source.num_val}"
             self.views = {train: ("train",), val: ("val",), train + val: ("train", "val")}
 
-    def fingerprint(self) -> str:
-        return _drawings().key
+    @staticmethod
+    def made_from() -> tuple[list[str], tuple[Any, ...]]:
+        rule = (VARIANTS, sorted(_MIN_SETS.items()), _STYLE.pattern, _STYLE_IN_FRONT.pattern)
+        return [found.package.sha256 for found in icon_sets()], rule
 
-    def fetch(self, root: Store, say: Callable[[str], None]) -> None:
-        cache = self._cache(root)
-        if _drawings().kept(cache) is None:
-            say(f"fetching {len(icon_sets())} sets of icons (npm, kept by checksum in {cache.uri})")
-        fetch_icons(cache)
-
-    def _cache(self, root: Store) -> Store:
-        return open_store(self._source.cache) if self._source.cache else root.child("sources")
+    @staticmethod
+    def draw_all(cache: Store) -> Iterator[tuple[str, bytes]]:
+        data = {found.name: _icons_json(cache, found.package, files[_DATA]) for found, files in _fetched_sets(cache)}
+        for icon in choose_icons({name: found["icons"] for name, found in data.items()}):
+            found = data[icon.set]
+            yield icon.id, draw(found["icons"][icon.name], found.get("width", 16), found.get("height", 16))
 
     def listing(self, work: WorkFolder) -> Iterator[RawExample]:
-        source, cache = self._source, self._cache(work.root)
-        files, members_key = fetch_icons(cache), _drawings().members_key
+        source, cache = self._source, self.cache_below(work.root)
+        files = {Icon(*file.name.split("/", 1)): file for file in self.files(cache)}
         groups = group_icons({icon: file.sha256 for icon, file in files.items()})
         task = {found.name for found in icon_sets() if found.role == "task"}
         sizes = Counter(groups[icon.variants] for icon in files if icon.set in task)
         splits = filled_splits(sizes, source.num_val, source.num_train) if source.role == "task" else {}
         for icon, file in files.items():
             group = groups[icon.variants]
-            if (icon.set in task) != (source.role == "task") or (source.role == "pretrain" and group in sizes):
-                continue
-            yield RawExample(
-                example_id=icon.id,
-                labels=(icon.shows,),
-                split=splits.get(group) or hashed_split(group, _VAL_FRACTION, 0.0),
-                base=cache.uri,
-                key=members_key,
-                offset=file.offset,
-                length=file.length,
-                group=f"icons/{group}",
-            )
-
-
-def fetch_icons(cache: Store) -> dict[Icon, PackageFile]:
-    """The icons of both roles, each with its PNG; fetched and drawn into the cache if they are not in it.
-
-    Raises FetchUnavailable if they cannot be fetched, ValueError without the package that draws them.
-    """
-    drawings = _drawings()
-    files = drawings.kept(cache) or drawings.keep(cache, _draw_all(cache))
-    return {Icon(*file.name.split("/", 1)): file for file in files}
+            if (icon.set in task) == (source.role == "task") and not (source.role == "pretrain" and group in sizes):
+                split = splits.get(group) or hashed_split(group, _VAL_FRACTION, 0.0)
+                yield self.example(cache, file, icon.shows, split, group)
 
 
 def choose_icons(names: Mapping[str, Iterable[str]]) -> list[Icon]:
@@ -191,24 +177,11 @@ def group_icons(sha256: Mapping[Icon, str]) -> dict[str, str]:
     return {name: root(name) for name in parent}
 
 
-def _draw_all(cache: Store) -> Iterator[tuple[str, bytes]]:
-    """Fetches the sets and draws the icons that are chosen from them."""
-    data = {found.name: _icons_json(cache, found.package, files[_DATA]) for found, files in _fetched_sets(cache)}
-    for icon in choose_icons({name: found["icons"] for name, found in data.items()}):
-        found = data[icon.set]
-        yield icon.id, draw(found["icons"][icon.name], found.get("width", 16), found.get("height", 16))
-
-
-def _fetched_sets(cache: Store) -> Iterator[tuple[IconSet, dict[str, PackageFile]]]:
+def _fetched_sets(cache: Store) -> Iterator[tuple[IconSet, dict[str, PackedFile]]]:
     packages = [found.package for found in icon_sets()]
     return zip(icon_sets(), fetch_packages(packages, cache, lambda name: name == _DATA), strict=True)
 
 
-def _icons_json(cache: Store, package: NpmPackage, file: PackageFile) -> _SetData:
+def _icons_json(cache: Store, package: NpmPackage, file: PackedFile) -> _SetData:
     data: _SetData = json.loads(cache.read(package.members_key, file.offset, file.offset + file.length))
     return data
-
-
-def _drawings() -> Drawings:
-    rule = (VARIANTS, sorted(_MIN_SETS.items()), _STYLE.pattern, _STYLE_IN_FRONT.pattern)
-    return Drawings.made_from("icons", [found.package.sha256 for found in icon_sets()], *rule)

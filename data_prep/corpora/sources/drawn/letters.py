@@ -8,17 +8,18 @@ import importlib.metadata
 import importlib.util
 import io
 import string
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from data_prep.config import CorpusRecipe, Letters
-from data_prep.corpora.files.npm_package import NpmPackage, PackageFile, fetch_packages
-from data_prep.corpora.raw import ListedCorpus, RawExample, WorkFolder
-from data_prep.corpora.sources.drawn.drawings import Drawings, Shape, draw
+from data_prep.corpora.files.npm_package import NpmPackage, fetch_packages
+from data_prep.corpora.raw import RawExample, WorkFolder
+from data_prep.corpora.sources.drawn.drawings import DrawnCorpus, Shape, draw
 from data_prep.splits import filled_splits
-from infra.storage import Store, open_store
+from infra.storage import Store
 
 _MARGIN = 0.06
 
@@ -50,52 +51,42 @@ def font_files() -> tuple[FontFile, ...]:
         )
 
 
-class LetterCorpus(ListedCorpus):
+class LetterCorpus(DrawnCorpus):
     """26 letters of each font. All letters of a font are one group, in one split."""
 
+    name = "letters"
+
     def __init__(self, source: Letters, recipe: CorpusRecipe) -> None:
+        super().__init__(source.cache)
         self._source = source
+        self.packages = f"{len(font_files())} fonts"
         self.origin = f"{len(font_files())} fonts of npm:@expo-google-fonts"
         self.credit = "; ".join(found.credit for found in font_files())
 
-    def fingerprint(self) -> str:
-        return _drawings().key
+    @staticmethod
+    def made_from() -> tuple[list[str], tuple[Any, ...]]:
+        if importlib.util.find_spec("fontTools") is None:
+            raise ValueError("The letters are read by fonttools, which is not installed. Run: pip install fonttools.")
+        rule = (_MARGIN, importlib.metadata.version("fonttools"))
+        return [found.package.sha256 for found in font_files()], rule
 
-    def fetch(self, root: Store, say: Callable[[str], None]) -> None:
-        cache = self._cache(root)
-        if _drawings().kept(cache) is None:
-            say(f"fetching {len(font_files())} fonts (npm, kept by checksum in {cache.uri})")
-        fetch_letters(cache)
-
-    def _cache(self, root: Store) -> Store:
-        return open_store(self._source.cache) if self._source.cache else root.child("sources")
+    @staticmethod
+    def draw_all(cache: Store) -> Iterator[tuple[str, bytes]]:
+        wanted = {found.file for found in font_files()}
+        fetched = fetch_packages([found.package for found in font_files()], cache, wanted.__contains__)
+        for found, files in zip(font_files(), fetched, strict=True):
+            file = files[found.file]
+            font = cache.read(found.package.members_key, file.offset, file.offset + file.length)
+            for letter, shape in letter_shapes(font).items():
+                yield f"{found.name}/{letter}", draw(shape, shape["width"], shape["height"])
 
     def listing(self, work: WorkFolder) -> Iterator[RawExample]:
-        cache = self._cache(work.root)
-        files, members_key = fetch_letters(cache), _drawings().members_key
+        cache = self.cache_below(work.root)
         fonts = {found.name: 1 for found in font_files()}
         splits = filled_splits(fonts, self._source.num_val_fonts, self._source.num_train_fonts)
-        for file in files:
+        for file in self.files(cache):
             font, letter = file.name.split("/")
-            yield RawExample(
-                example_id=file.name,
-                labels=(letter,),
-                split=splits[font],
-                base=cache.uri,
-                key=members_key,
-                offset=file.offset,
-                length=file.length,
-                group=f"letters/{font}",
-            )
-
-
-def fetch_letters(cache: Store) -> tuple[PackageFile, ...]:
-    """The PNG of each letter, named `font/letter`; fetched and drawn into the cache if they are not in it.
-
-    Raises FetchUnavailable if the fonts cannot be fetched, ValueError without the packages that draw them.
-    """
-    drawings = _drawings()
-    return drawings.kept(cache) or drawings.keep(cache, _draw_all(cache))
+            yield self.example(cache, file, letter, splits[font], font)
 
 
 def letter_shapes(font: bytes) -> dict[str, Shape]:
@@ -121,21 +112,3 @@ def letter_shapes(font: bytes) -> dict[str, Shape]:
             height=side,
         )
     return shapes
-
-
-def _draw_all(cache: Store) -> Iterator[tuple[str, bytes]]:
-    """Fetches the fonts and draws their letters."""
-    wanted = {found.file for found in font_files()}
-    fetched = fetch_packages([found.package for found in font_files()], cache, wanted.__contains__)
-    for found, files in zip(font_files(), fetched, strict=True):
-        file = files[found.file]
-        font = cache.read(found.package.members_key, file.offset, file.offset + file.length)
-        for letter, shape in letter_shapes(font).items():
-            yield f"{found.name}/{letter}", draw(shape, shape["width"], shape["height"])
-
-
-def _drawings() -> Drawings:
-    if importlib.util.find_spec("fontTools") is None:
-        raise ValueError("The letters are read by fonttools, which is not installed. Run: pip install fonttools.")
-    rule = (_MARGIN, importlib.metadata.version("fonttools"))
-    return Drawings.made_from("letters", [found.package.sha256 for found in font_files()], *rule)

@@ -7,14 +7,13 @@ import pytest
 from PIL import Image
 
 from data_prep.config import CorpusRecipe, Icons
-from data_prep.corpora.raw import FetchUnavailable, WorkFolder
+from data_prep.corpora.raw import WorkFolder
+from data_prep.corpora.sources.drawn.drawings import draw
 from data_prep.corpora.sources.drawn.icons import (
     VARIANTS,
     Icon,
     IconCorpus,
     choose_icons,
-    draw,
-    fetch_icons,
     group_icons,
     icon_sets,
 )
@@ -73,23 +72,12 @@ def test_an_icon_is_drawn_in_white_on_black_and_fills_its_box():
         assert image.getextrema()[3] == (255, 255)  # nothing is transparent
 
 
-@pytest.fixture(scope="module")
-def real_icons(request):
-    """The URI of a cache with all packages: pytest's cache, filled by npm at first use."""
-    uri = str(request.config.cache.mkdir("vitline-sources"))
-    try:
-        fetch_icons(open_store(uri))
-    except FetchUnavailable as error:
-        pytest.skip(f"the icons cannot be fetched: {error}")
-    return uri
-
-
 @pytest.mark.slow
-def test_pretraining_and_task_share_no_set_no_class_and_no_drawing(real_icons, memory_root):
+def test_pretraining_and_task_share_no_set_no_class_and_no_drawing(drawn_cache, memory_root):
     listed, drawn = {}, {}
     for role in ("pretrain", "task"):
         work = WorkFolder(open_store(memory_root), open_store(f"{memory_root}/{role}"), 500)
-        listed[role] = list(IconCorpus(Icons(role=role, cache=real_icons), CorpusRecipe()).listing(work))
+        listed[role] = list(IconCorpus(Icons(role=role, cache=drawn_cache(IconCorpus)), CorpusRecipe()).listing(work))
         drawn[role] = [open_store(e.base).read(e.key, e.offset, e.offset + e.length) for e in listed[role]]
     for column in (lambda e: e.example_id.split("/")[0], lambda e: e.labels, lambda e: e.group):
         assert not set(map(column, listed["pretrain"])) & set(map(column, listed["task"]))

@@ -11,9 +11,9 @@ from fontTools.pens.ttGlyphPen import TTGlyphPen
 from PIL import Image
 
 from data_prep.config import CorpusRecipe, Letters
-from data_prep.corpora.raw import FetchUnavailable, WorkFolder
+from data_prep.corpora.raw import WorkFolder
 from data_prep.corpora.sources.drawn.drawings import draw
-from data_prep.corpora.sources.drawn.letters import LetterCorpus, fetch_letters, letter_shapes
+from data_prep.corpora.sources.drawn.letters import LetterCorpus, letter_shapes
 from infra.storage import open_store
 
 
@@ -53,21 +53,10 @@ def test_a_letter_is_drawn_upright_in_the_middle_and_as_large_as_fits():
     assert lit[55, 40]
 
 
-@pytest.fixture(scope="module")
-def real_letters(request):
-    """The URI of a cache with all fonts: pytest's cache, filled by npm at first use."""
-    uri = str(request.config.cache.mkdir("vitline-sources"))
-    try:
-        fetch_letters(open_store(uri))
-    except FetchUnavailable as error:
-        pytest.skip(f"the fonts cannot be fetched: {error}")
-    return uri
-
-
 @pytest.mark.slow
-def test_each_font_has_every_letter_and_is_in_one_split(real_letters, memory_root):
+def test_each_font_has_every_letter_and_is_in_one_split(drawn_cache, memory_root):
     work = WorkFolder(open_store(memory_root), open_store(f"{memory_root}/letters"), 500)
-    listed = list(LetterCorpus(Letters(cache=real_letters), CorpusRecipe()).listing(work))
+    listed = list(LetterCorpus(Letters(cache=drawn_cache(LetterCorpus)), CorpusRecipe()).listing(work))
     assert Counter(example.split for example in listed) == {"train": 780, "val": 208, "test": 520}
     assert set(Counter(example.labels for example in listed).values()) == {58}
     assert len({(example.group, example.split) for example in listed}) == 58
