@@ -22,6 +22,7 @@ import psutil
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from flows.chaos.faults.server_faults import AWAY
 from flows.chaos.own_servers import OwnServers, own_servers
 from flows.nights.from_records import scores_of
 from flows.on_prefect.deployments import NIGHTLY_CRON
@@ -261,7 +262,7 @@ def main() -> None:
         print("\nalerts:", *week.alerts(), sep="\n  ")
         print(
             "\ntracebacks in the logs of the servers:",
-            *servers.new_tracebacks("Connect|Max retries|disconnected"),
+            *servers.new_tracebacks(AWAY),
             sep="\n  ",
         )
 

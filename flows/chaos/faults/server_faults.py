@@ -23,6 +23,7 @@ _STARTED_S, _TRAINED_S, _SENT_S = 600.0, 600.0, 600.0
 # What a client or a server says of a server that is away, or of a locked database, is the fault itself.
 AWAY = (
     "Connect(ion)?(Error|Refused)|connection attempts failed|Max retries exceeded|disconnected|RemoteProtocolError"
+    "|did not receive a valid HTTP response"  # of a server that was killed while a websocket was opened
     # What watches for cancels in Prefect's worker gives up after a while; flows read their own state.
     r"|prefect-worker\.log: .*(Service exceeded error threshold|NoEventLoopError|CancelledError)"
 )
