@@ -18,8 +18,8 @@ ROOMS = ("infra", "data_prep", "vit", "flows")
 METRICS = {
     "Training": {
         "train/loss": "Mean loss of the examples of one step. With MixUp and CutMix it cannot reach 0: the targets are shares.",
-        "train/top1": "Fraction of the examples of one step whose highest logit is one of their labels. Not logged "
-        "with MixUp or CutMix, where an image shows two.",
+        "train/top1": "Fraction of the examples of a step whose highest logit is one of their labels, and of a teacher's labels the first. "
+        "Not logged with MixUp or CutMix, where an image shows two.",
         "val/loss": "Mean loss over the held-out split, every `execution.evaluate_every_steps` and at the end of the training.",
         "val/top1": "Top-1 accuracy over the held-out split, at the same steps; with several labels per image any of them counts.",
         "val/mean_average_precision": "Mean over classes of the average precision over the held-out split, at the same steps; only "

@@ -12,7 +12,7 @@ from vit.config import TrainRecipe
 from vit.input.batches import Batch, SeveralLabels
 from vit.models.network import Network
 from vit.training.average_precision import AveragePrecision
-from vit.training.loss import LOSSES, num_correct, targets_of
+from vit.training.loss import LOSSES, hits, num_correct, targets_of
 from vit.training.masked_patches.objective import batch_corruption, patch_scores
 from vit.training.predictions import Predictions
 from vit.training.to_device.device_batches import DeviceBatches
@@ -110,11 +110,11 @@ def _predictions(batch: Batch, logits: Float[Tensor, "B K"], losses: Float[Tenso
     scores = logits[:n].float().cpu()
     probabilities = scores.softmax(dim=-1) if loss == "softmax" else scores.sigmoid()
     # On the device, like `num_correct`, so that both choose the same class among equal logits.
-    predicted = logits[:n].argmax(dim=-1).cpu()
+    classes = logits.argmax(dim=-1)
+    predicted = classes[:n].cpu()
     if isinstance(batch.labels, SeveralLabels):
-        labels = batch.labels.dense(logits.shape[1])[:n].cpu()
-        hit = labels.gather(1, predicted[:, None])[:, 0] > 0
-        labels = torch.where(hit, predicted, labels.argmax(dim=-1))
+        first = batch.labels.dense(logits.shape[1])[:n].argmax(dim=-1)
+        labels = torch.where(hits(batch.labels, classes)[:n], classes[:n], first).cpu()
     else:
         labels = batch.labels[:n].cpu()
     return Predictions(

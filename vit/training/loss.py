@@ -38,13 +38,14 @@ LOSSES = {"softmax": softmax_cross_entropy, "sigmoid": sigmoid_cross_entropy}
 
 
 def num_correct(logits: Float[Tensor, "B K"], labels: Labels, valid: Tensor) -> Tensor:
-    """Number of valid examples whose top-1 class is one of their labels; 0-d int64 tensor."""
+    """Number of valid examples whose top-1 class is right (`hits`); 0-d int64 tensor."""
     top1 = logits.argmax(dim=-1)
     return (hits(labels, top1) & valid).sum(dtype=torch.int64)
 
 
 def hits(labels: Labels, classes: Tensor) -> Tensor:
-    """bool (B,): whether a class is one of the labels of its image."""
+    """bool (B,): whether a class is a label of its image; of labels with unequal weights, as a teacher's, one of the largest weight."""
     if isinstance(labels, SeveralLabels):
-        return ((labels.ids == classes[:, None]) & (labels.weights > 0)).any(dim=1)
+        largest = F.pad(labels.weights, (0, 1)).amax(dim=1, keepdim=True)
+        return ((labels.ids == classes[:, None]) & (labels.weights > 0) & (labels.weights == largest)).any(dim=1)
     return labels == classes
