@@ -38,7 +38,7 @@ _NOT_PASSED_ON = {
 @contextlib.contextmanager
 def proxy_before(endpoint: str | None = None) -> Iterator["Proxy"]:
     """A proxy in front of the S3 service at `endpoint` (None: that of the settings, else AWS). This process and its children
-    use it in stores that they open; back-off is a hundredth of what it is."""
+    use it in stores that they open; back-off is a hundredth of what it is, and ends after nine attempts."""
     settings, session = Settings(), Session()
     region = settings.s3_region or session.get_config_variable("region") or "us-east-1"
     behind = endpoint or settings.s3_endpoint_url or f"https://s3.{region}.amazonaws.com"
@@ -46,6 +46,7 @@ def proxy_before(endpoint: str | None = None) -> Iterator["Proxy"]:
         Proxy(behind, region, session) as server,
         patch.object(s3_store, "_FIRST_WAIT_S", 0.002),
         patch.object(s3_store, "_LONGEST_WAIT_S", 0.1),
+        patch.object(s3_store, "_PATIENCE_S", 0.0),
         changed_environment(AWS_ENDPOINT_URL=server.url, AWS_ENDPOINT_URL_S3=server.url),
     ):
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()

@@ -59,6 +59,17 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
+class _StoreWarnings(logging.Handler):
+    """Shows on the page of a flow run that the store is away or overloaded, and that its requests are repeated."""
+
+    def __init__(self, run_log: logging.LoggerAdapter[Any] | logging.Logger) -> None:
+        super().__init__(logging.WARNING)
+        self._run_log = run_log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._run_log.warning(cleaned(record.getMessage()))
+
+
 class PrefectObserver:
     """Observer of one outermost flow run. As a context it reads the run's state; `deadline` is in `time.monotonic()` seconds."""
 
@@ -75,6 +86,8 @@ class PrefectObserver:
 
     def __enter__(self) -> "PrefectObserver":
         self._run_log = get_run_logger()
+        self._store_warnings = _StoreWarnings(self._run_log)
+        logging.getLogger("infra.stores").addHandler(self._store_warnings)
         self._client.__enter__()
         self._thread.start()
         return self
@@ -83,6 +96,7 @@ class PrefectObserver:
         self._over.set()
         self._thread.join(timeout=15)
         self._client.__exit__()
+        logging.getLogger("infra.stores").removeHandler(self._store_warnings)
 
     # Reports of a stage.
 

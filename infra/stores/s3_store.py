@@ -34,7 +34,8 @@ Span = tuple[int, int | None]  # first byte, and the byte after the last; None: 
 Uploads = list[tuple[str, str]]  # key and upload id; inside S3Store the name `list` is a method
 
 _ATTEMPTS = 9
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 10.0  # 16 to 33 s of waiting in all, enough for a restart of the store
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 10.0  # 16 to 33 s of waiting in all
+_PATIENCE_S = 300.0  # at least so long for a service that has answered before: it is away, and its address is right
 _SILENCE_S = 30  # seconds without a byte of the reply; a store that hangs fails after five minutes
 _PART_BYTES = 32 * 1024 * 1024  # at most 10,000 parts: 320 GB
 _PARTS_IN_FLIGHT = 3
@@ -52,6 +53,8 @@ _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _TRANSIENT_STATUS = {408, 409, 429, 500, 502, 503, 504}
 _THROTTLED_STATUS, _THROTTLED_CODES = {429}, {"SlowDown", "Throttling", "ThrottlingException"}
 _TRANSIENT_CODES = {"RequestTimeout", "RequestTimeTooSkewed", *_THROTTLED_CODES}
+_answered = set[tuple[str | None, str | None]]()
+"""Endpoint and region of the services that have answered this process."""
 
 
 class S3Store(Store):
@@ -59,8 +62,8 @@ class S3Store(Store):
     that takes far longer than usual is requested once more (`hedged_reads.py`).
 
     A killed `writer` leaves an unfinished multipart upload, which readers do not see. `leftovers` lists such uploads, and
-    a lifecycle rule of the bucket may end them. A request that is refused, or that fails for about half a minute, raises
-    StoreFailed with operation, object and number of attempts.
+    a lifecycle rule of the bucket may end them. A request that is refused raises StoreFailed with operation, object and number of
+    attempts. So does one that fails for five minutes, or for about half a minute where the service has never answered this process.
     """
 
     reads_wait = True
@@ -165,11 +168,11 @@ class S3Store(Store):
 
     def _call(self, method: str, key: str, **arguments: Any) -> Any:
         at = {"Bucket": self._bucket, "Key": self._prefix + checked_key(key)}
-        return _retried(method, self.uri_of(key), lambda: self._client().call_s3(method, **at, **arguments))
+        return self._retried(method, self.uri_of(key), lambda: self._client().call_s3(method, **at, **arguments))
 
     def _page(self, method: str, prefix: str, go_on: dict[str, str]) -> dict[str, Any]:
         wanted = {"Bucket": self._bucket, "Prefix": self._prefix + prefix, **go_on}
-        return _retried(method, f"{self.uri}/{prefix}", lambda: self._client().call_s3(method, **wanted))
+        return self._retried(method, f"{self.uri}/{prefix}", lambda: self._client().call_s3(method, **wanted))
 
     def _get(self, key: str, span: Span | None = None) -> tuple[bytes, str]:
         """Bytes and tag of an object, or of the bytes [start, end) of it."""
@@ -194,7 +197,34 @@ class S3Store(Store):
             answer: tuple[bytes, str] = fsspec.asyn.sync(fs.loop, hedged)
             return answer
 
-        return _retried("get_object", self.uri_of(key), request)
+        return self._retried("get_object", self.uri_of(key), request)
+
+    def _retried(self, operation: str, uri: str, request: Callable[[], T]) -> T:
+        """The result of `request()`, which is repeated with back-off while the service is unavailable or overloaded."""
+        began, attempt, service = time.monotonic(), 0, (self._endpoint, self._region)
+        while True:
+            attempt += 1
+            try:
+                result = request()
+                _answered.add(service)
+                return result
+            except Exception as error:
+                status, code = _answer(error)
+                if status == 404 and code in ("404", "NoSuchKey", "NoSuchUpload"):
+                    _answered.add(service)
+                    raise FileNotFoundError(2, "no such object", uri) from error
+                transient = status in _TRANSIENT_STATUS or code in _TRANSIENT_CODES if status else _is_network(error)
+                waited_s = time.monotonic() - began
+                impatient = service not in _answered or waited_s >= _PATIENCE_S
+                if not transient or (attempt >= _ATTEMPTS and impatient):
+                    what = f"{operation} of {uri} failed at attempt {attempt}, after {waited_s:.0f} s"
+                    where = _next_step(error, transient)
+                    if not transient and _is_refusal(error, status, code):
+                        raise StoreRefused(f"{what}: {error}. {where}", status, code, str(error)) from error
+                    raise StoreFailed(f"{what}: {error}. {where}", status, code) from error
+                if attempt.bit_count() == 1:  # 1, 2, 4, ...: of minutes of attempts a few lines
+                    log.warning("%s of %s failed at attempt %d, trying again: %s", operation, uri, attempt, error)
+            time.sleep(_wait_s(attempt, status, code))
 
     def _put_if(self, key: str, data: bytes, **condition: str) -> str:
         # A write that is repeated after a lost reply finds its own object and is refused. Some repetitions happen below
@@ -295,28 +325,6 @@ def _require_range(reply: dict[str, Any], start: int, end: int | None) -> None:
         f"the reply to the range {_range_header(start, end)} has status {status} and "
         f"{f'the range {given}' if given else 'no range'}, but must have status 206 and exactly this range"
     )
-
-
-def _retried(operation: str, uri: str, request: Callable[[], T]) -> T:
-    """The result of `request()`, which is repeated with back-off while the service is unavailable or overloaded."""
-    began = time.monotonic()
-    for attempt in range(1, _ATTEMPTS + 1):
-        try:
-            return request()
-        except Exception as error:
-            status, code = _answer(error)
-            if status == 404 and code in ("404", "NoSuchKey", "NoSuchUpload"):
-                raise FileNotFoundError(2, "no such object", uri) from error
-            transient = status in _TRANSIENT_STATUS or code in _TRANSIENT_CODES if status else _is_network(error)
-            if not transient or attempt == _ATTEMPTS:
-                what = f"{operation} of {uri} failed at attempt {attempt}, after {time.monotonic() - began:.0f} s"
-                where = _next_step(error, transient)
-                if not transient and _is_refusal(error, status, code):
-                    raise StoreRefused(f"{what}: {error}. {where}", status, code, str(error)) from error
-                raise StoreFailed(f"{what}: {error}. {where}", status, code) from error
-            log.warning("%s of %s failed at attempt %d, trying again: %s", operation, uri, attempt, error)
-        time.sleep(_wait_s(attempt, status, code))
-    raise AssertionError("the last attempt returns or raises")
 
 
 def _wait_s(attempt: int, status: int, code: str) -> float:

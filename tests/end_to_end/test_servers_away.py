@@ -123,3 +123,4 @@ def test_flow_process_servers_and_a_worker_are_killed_in_mid_training(work, stac
     assert len(sent) == len({step for step, _ in sent}) > STEPS / 2
     assert set(sent) <= set(recorded)
     assert float(work.flows.artifacts(run)["pretrain"]["data"]) == 100.0
+    assert any("s3://" in line and "trying again" in line for line in work.flows.lines(run))

@@ -81,6 +81,7 @@ def service(monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "local")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "local")
     monkeypatch.setattr(s3_store.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(s3_store, "_PATIENCE_S", 0.0)
     with Service() as server:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
@@ -122,6 +123,19 @@ def test_error_of_a_permanent_fault_names_operation_object_and_attempts(store, s
     with pytest.raises(RuntimeError, match=r"put_object of s3://bucket/runs/a failed at attempt 9, after \d+ s: .*"):
         store.write("a", b"1")
     assert len(service.requests) == 9
+
+
+def test_a_service_that_has_answered_is_asked_longer_than_one_that_never_has(store, service, monkeypatch, caplog):
+    monkeypatch.setattr(s3_store, "_PATIENCE_S", 300.0)
+    service.faults = [503] * 20
+    with pytest.raises(RuntimeError, match="failed at attempt 9"):
+        store.write("a", b"1")
+    service.faults = []
+    store.write("a", b"1")
+    service.faults = [503] * 20
+    caplog.clear()
+    assert store.read("a") == b"1"
+    assert [record.args[2] for record in caplog.records] == [1, 2, 4, 8, 16]
 
 
 def test_forbidden_request_is_not_retried(store, service):
