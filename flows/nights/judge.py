@@ -147,8 +147,9 @@ def _clause(against: Against, wanted: float) -> str:
         tasks += f", {word} on {and_list([f'{short_name(d.name)} {points(d.value)}' for d in apart if d.word == word])}"
     if against.word != "same":
         return f"{against.word.capitalize()} than {who}: {text}{tasks}"
-    # A difference that is of interest, but that noise alone may have made, is no proof that nothing has changed.
-    opening = "Within noise of" if abs(whole.value) >= wanted else "The same as"
+    # What could not have been seen is no proof that nothing has changed.
+    sees_wanted = against.visible is not None and against.visible <= wanted
+    opening = "The same as" if sees_wanted and abs(whole.value) < wanted else "Within noise of"
     return f"{opening} {who}: {text}{_blind(against, wanted)}"
 
 

@@ -117,7 +117,7 @@ def test_nights_of_older_versions_have_no_record_and_are_shown(store, root):
     (newest, _) = known_nights(store, print)
     assert newest.verdict is None
     shown = run("nights", "show", "last", "--root", root)
-    assert "The same as last night (night of 2026-01-02)" in shown.output, shown.output
+    assert "Within noise of last night (night of 2026-01-02)" in shown.output, shown.output
 
 
 def test_where_predictions_are_gone_the_test_is_not_paired(store):

@@ -98,14 +98,18 @@ def test_one_task_that_is_worse_is_named_where_the_mean_is_not():
     assert "better on digits +5.0, worse on emoji -5.0. Changed since: commit 1 to 2." in verdict.sentence
 
 
-def test_a_difference_of_interest_that_noise_may_have_made_is_not_called_the_same_in_words():
+def test_what_noise_may_hide_is_not_called_the_same_in_words():
     nights = Nights(1, seeds_sd=1.5)
     earlier = [nights.night(num_seeds=2) for _ in range(3)]
     verdict = judge(nights.night(num_seeds=2, shift=-0.5), None, earlier[-1], earlier, wanted=0.001)
     assert (verdict.word, abs(verdict.against[0].whole.value) >= 0.001) == ("same", True)
     assert verdict.sentence.startswith("Within noise of last night (night of 2026-01-04): ")
-    small = judge(nights.night(num_seeds=2), None, earlier[-1], earlier, wanted=0.9)
+    small, hidden = (
+        judge(nights.night(num_seeds=2), None, earlier[-1], earlier, wanted=wanted) for wanted in (2.0, 0.9)
+    )
     assert small.sentence.startswith("The same as last night")
+    assert hidden.sentence.startswith("Within noise of last night (night of 2026-01-04): ")
+    assert abs(hidden.against[0].whole.value) < 0.9 < hidden.against[0].visible
 
 
 def test_the_same_models_are_the_same_whatever_the_noise():
