@@ -37,9 +37,9 @@ test:  ## the fast tests: none needs a server or takes seconds
 	@$(PYTEST) $(BY_FILE) -m "not slow and not stack and not servers"
 
 # Tests that share one stack run in one process, one after the other. What kills servers has a stack to itself: other tests
-# check that servers are up and that no log repeats an error. Three processes at a time, the longest first: half of their time
-# they wait for servers and processes to start or to end.
-BESIDE := @$(MAKE) -j3 --keep-going --no-print-directory
+# check that servers are up and that no log repeats an error. Two processes at a time, the longest first: they keep two cores busy,
+# and a third one only makes each slower.
+BESIDE := @$(MAKE) -j2 --keep-going --no-print-directory
 test-stack:  ## the tests that use the local stack or start servers of their own
 	@$(INSTALL) dev
 	$(BESIDE) stack-fast servers-fast
@@ -50,7 +50,7 @@ test-slow:  ## what takes seconds: kills, whole preparations, exports, migration
 
 test-rest:  ## both: all that `make test` leaves out
 	@$(INSTALL) dev
-	$(BESIDE) slow stack-slow servers-slow stack-fast servers-fast
+	$(BESIDE) stack-slow slow stack-fast servers-slow servers-fast
 
 stack-fast: CHOSEN := stack and not slow
 stack-slow: CHOSEN := stack and slow

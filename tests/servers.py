@@ -63,7 +63,7 @@ class FlowRuns:
 
     def __init__(self, env: dict[str, str]):
         auth = tuple(env["PREFECT_API_AUTH_STRING"].split(":"))
-        self.api = httpx.Client(base_url=env["PREFECT_API_URL"], auth=auth, timeout=60, transport=Patient())
+        self.api = httpx.Client(base_url=env["PREFECT_API_URL"], auth=auth, timeout=300, transport=Patient())
 
     def post(self, deployment: str, parameters: dict, **run) -> httpx.Response:
         """The answer to `create_flow_run`; `run` holds fields of the run itself, such as its name."""
