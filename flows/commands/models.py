@@ -27,8 +27,8 @@ from vit.models.variants import network_variant
 from vit.models.vit import Transformer
 from vit.published import PublishedModel, file_bytes, publish
 from vit.speed.throughput import Speed, bench
-from vit.training.device_peak import peak_flops
-from vit.training.gpu_peaks import Precision
+from vit.training.timing.device_peak import peak_flops
+from vit.training.timing.gpu_peaks import Precision
 
 BATCH = 32
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".avif")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from infra.html.page import short
 from vit.config import TrainRecipe
 from vit.models.flops import forward_flops
-from vit.training.gpu_peaks import named_peak
+from vit.training.timing.gpu_peaks import named_peak
 
 GPU, MFU = "H200", 0.5
 """What is assumed where nothing is said. 50 % is more than most trainings reach: an input that feeds it feeds them, too."""

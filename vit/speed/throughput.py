@@ -13,7 +13,7 @@ from vit.models.build import build_network
 from vit.models.config import NetworkConfig
 from vit.models.flops import forward_flops
 from vit.models.network import Network
-from vit.training.gpu_peaks import Precision
+from vit.training.timing.gpu_peaks import Precision
 
 MAX_BATCH = 8192
 NUM_CLASSES = 1000

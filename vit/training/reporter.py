@@ -14,7 +14,7 @@ from infra.runs.journal import Journal
 from infra.runs.progress import RunProgress, write_progress
 from infra.storage import Store
 from infra.system_metrics import SystemSampler
-from vit.training.input_waits import wait_reason
+from vit.training.timing.input_waits import wait_reason
 from vit.training.train import Metrics
 from vit.training.world import World
 

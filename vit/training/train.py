@@ -23,14 +23,14 @@ from vit.models.flops import forward_flops
 from vit.models.network import Network
 from vit.models.recompute import blocks_of, recompute_blocks
 from vit.training.bad_examples import BadExamples
-from vit.training.device_peak import maker_peak
 from vit.training.guard.spike_guard import Spike, SpikeGuard
-from vit.training.input_waits import wait_fractions
 from vit.training.loss import LOSSES, mixed_targets, num_correct, targets_of
 from vit.training.masked_patches.objective import batch_corruption, patch_scores, with_patch_head
 from vit.training.optim import build_optimizer, lr_at, set_lr
 from vit.training.sharding.fsdp import is_sharded
 from vit.training.sharding.slices import own_slice, whole
+from vit.training.timing.device_peak import maker_peak
+from vit.training.timing.input_waits import wait_fractions
 from vit.training.to_device.device_batches import DeviceBatches
 from vit.training.world import World
 

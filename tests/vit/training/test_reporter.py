@@ -8,8 +8,8 @@ import pytest
 from infra.runs.claims import ClaimLost
 from infra.runs.journal import Journal, read_journal
 from infra.storage import open_store
-from vit.training.input_waits import wait_fractions, wait_reason
 from vit.training.reporter import Reporter, close_quietly
+from vit.training.timing.input_waits import wait_fractions, wait_reason
 
 
 def test_full_local_disk_stops_no_training_and_loses_no_metric(tmp_path, monkeypatch, full_disk):
