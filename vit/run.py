@@ -250,6 +250,7 @@ class TrainingRun:
                 input_waits=lambda: loaded.waits,
                 input_ready=lambda: loaded.is_ready,
                 seen_spike=self._show_spike,
+                pause_at_step=self.spec.pause_at_step,
             )
         saver.wait()
         return outcome

@@ -79,7 +79,10 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimi
         {"params": [p for n, p in named if not is_decayed(n, p)], "weight_decay": 0.0},
     ]
     if config.optimizer == "sgd":
-        return SGD(groups, lr=config.peak_lr, momentum=config.beta1, fused=True)
+        sgd = SGD(groups, lr=config.peak_lr, momentum=config.beta1, fused=True)
+        for _, parameter in named:  # a first step that is not applied would leave memory that nobody has written
+            sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        return sgd
     # The fused kernel makes a ViT-B step at small batches 1.1 to 1.2 x faster than foreach, on the CPU too.
     return AdamW(groups, lr=config.peak_lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
 
@@ -87,3 +90,12 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimi
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = lr
+
+
+def step_where_finite(optimizer: torch.optim.Optimizer, finite: Tensor) -> None:
+    """One step of an optimizer of `build_optimizer` where `finite`, 0-d on the device, is true; else it changes nothing.
+
+    The fused kernels decide that on the device, by the attribute that torch's GradScaler sets, so that the host need not wait.
+    """
+    optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+    optimizer.step()

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -22,11 +21,13 @@ from vit.models.build import build_network, like
 from vit.models.flops import forward_flops
 from vit.models.network import Network
 from vit.models.recompute import blocks_of, recompute_blocks
+from vit.training.agreement import Meetings
 from vit.training.bad_examples import BadExamples
+from vit.training.guard.nonfinite_steps import NonfiniteSteps
 from vit.training.guard.spike_guard import Spike, SpikeGuard
 from vit.training.loss import LOSSES, mixed_targets, num_correct, targets_of
 from vit.training.masked_patches.objective import batch_corruption, patch_scores, with_patch_head
-from vit.training.optim import build_optimizer, lr_at, set_lr
+from vit.training.optim import build_optimizer, lr_at, set_lr, step_where_finite
 from vit.training.sharding.fsdp import is_sharded
 from vit.training.sharding.slices import own_slice, whole
 from vit.training.timing.device_peak import maker_peak
@@ -88,15 +89,16 @@ def torch_seed(seed: int, *purpose: str | int) -> int:
 
 @dataclass(frozen=True)
 class StepResult:
-    """Sums over this rank's examples; `grad_norm` is over all ranks. `correct` are examples whose top-1 class is right, or shares of their
-    masked patches. `applied` is False for a non-finite step and for a spike."""
+    """Sums over this rank's examples, on the device: reading them waits for it. `correct` are examples whose top-1 class is right, or
+    shares of their masked patches."""
 
     loss_sum: Tensor
     correct: Tensor
     num_valid: int
-    grad_norm: float
-    applied: bool
+    grad_norm: Tensor
+    """Over all ranks and before clipping. Where it is not finite, the update was not applied."""
     spike: Spike | None = None
+    """The update was not applied, either."""
     example_losses: Sequence[Tensor] = ()
     """With a spike: the loss of each example of each micro-batch, float32 (n,), 0 where it is masked."""
 
@@ -111,7 +113,8 @@ def train_step(
 ) -> StepResult:
     """One update with the clipped gradient of (sum of example losses / global batch), of micro-batches on the device.
 
-    `queued()` is called when the passes are queued on the device, before the host waits for them.
+    Does not wait for the device, except where `state.guard` is on: it must know loss and gradient norm. `queued()` is called before that,
+    when the passes are queued on the device.
 
     `network` is `state.model` as `wrap` returns it. Padding is masked, so the split into micro-batches and workers
     changes the result by rounding only. A bad example is masked, too: it has no loss, and each other keeps its weight of
@@ -144,21 +147,27 @@ def train_step(
     if world.size > 1 and not overlapped:
         sum_gradients(state.model, world)
     clip = recipe.optim.clip_norm or math.inf
-    grad_norm = float(whole(nn.utils.clip_grad_norm_(state.model.parameters(), clip)))
-    applied, spike, num_valid = math.isfinite(grad_norm), None, sum(b.num_valid for b in micro_batches)
-    if applied and state.guard.is_on:
-        # The host has waited for the gradient norm, so that the loss is there; other ranks add one message of 16 bytes.
-        of_rank = torch.tensor([float(loss_sum), num_valid], dtype=torch.float64)
-        all_losses, all_valid = world.sum(of_rank).tolist()
-        spike = state.guard.judge(step, all_losses / (all_valid or math.nan), grad_norm)
-        applied = spike is None
-    if applied:
+    grad_norm = whole(nn.utils.clip_grad_norm_(state.model.parameters(), clip))
+    num_valid = sum(b.num_valid for b in micro_batches)
+    spike = judged(state.guard, step, loss_sum, num_valid, grad_norm, world) if state.guard.is_on else None
+    if spike is None:
         set_lr(state.optimizer, learning_rate(step, state, recipe))
-        state.optimizer.step()
-        update_average(state, recipe)
+        step_where_finite(state.optimizer, finite := grad_norm.isfinite())
+        update_average(state, recipe, finite)
     state.optimizer.zero_grad(set_to_none=True)
     state.step = step
-    return StepResult(loss_sum, correct, num_valid, grad_norm, applied, spike, example_losses if spike else ())
+    return StepResult(loss_sum, correct, num_valid, grad_norm, spike, example_losses if spike else ())
+
+
+def judged(
+    guard: SpikeGuard, step: int, loss_sum: Tensor, num_valid: int, grad_norm: Tensor, world: World
+) -> Spike | None:
+    """The spike that a step is, if it is one. Waits for the device; several ranks add one message of 16 bytes."""
+    if not math.isfinite(norm := float(grad_norm)):
+        return None
+    of_rank = torch.tensor([float(loss_sum), num_valid], dtype=torch.float64)
+    all_losses, all_valid = world.sum(of_rank).tolist()
+    return guard.judge(step, all_losses / (all_valid or math.nan), norm)
 
 
 def learning_rate(step: int, state: TrainState, recipe: TrainRecipe) -> float:
@@ -198,28 +207,32 @@ def forward(network: nn.Module, images: Tensor, precision: str, *more: Any) -> T
 
 
 @torch.no_grad()
-def update_average(state: TrainState, recipe: TrainRecipe) -> None:
-    """Polyak averaging: average += (1 - decay) * (weights - average)."""
+def update_average(state: TrainState, recipe: TrainRecipe, finite: Tensor) -> None:
+    """Polyak averaging: average += (1 - decay) * (weights - average), where the step was finite."""
     if state.average is not None and recipe.average_decay:
+        share = finite * (1 - recipe.average_decay)
         for name, value in state.model.state_dict().items():
-            own_slice(state.average[name])[0].lerp_(own_slice(value)[0], 1 - recipe.average_decay)
+            own_slice(state.average[name])[0].lerp_(own_slice(value)[0], share)
 
 
 @dataclass
 class Clock:
-    """Seconds that the loop has spent on each activity, and steps done, since the last logged step."""
+    """Seconds that the host has waited for data, and steps done, since the last logged step. Where the host queues work for a device,
+    only the whole time says how fast that is."""
 
-    spent: dict[str, float] = field(default_factory=lambda: {"data_wait": 0.0, "step": 0.0, "hooks": 0.0})
+    data_wait_s: float = 0.0
     steps: int = 0
+    started: float = field(default_factory=time.perf_counter)
 
-    def measured(self, activity: str, call: Callable[[], T]) -> T:
+    def waited_for(self, batches: Iterator[T]) -> T:
         start = time.perf_counter()
-        result = call()
-        self.spent[activity] += time.perf_counter() - start
-        return result
+        batch = next(batches)
+        self.data_wait_s += time.perf_counter() - start
+        return batch
 
-    def restart(self) -> None:
-        self.spent, self.steps = dict.fromkeys(self.spent, 0.0), 0
+    @property
+    def elapsed_s(self) -> float:
+        return time.perf_counter() - self.started
 
 
 def due(step: int, *, every: int, total: int) -> bool:
@@ -258,6 +271,7 @@ def train(
     input_waits: Callable[[], Waits] = Waits,
     input_ready: Callable[[], bool] = lambda: False,
     seen_spike: Callable[[Spike, Sequence[Batch], Sequence[Tensor]], None] = lambda *_: None,
+    pause_at_step: int | None = None,
 ) -> RunState | Literal["rewind"]:
     """Trains from `state.step` to the last step. Returns finished, paused, diverged, preempted, out_of_time or cancelled; failed if
     `bad` has counted too many bad examples, at once and without the hooks. `rewind` where the spike guard wants to go back:
@@ -266,54 +280,58 @@ def train(
     `batches` yields this rank's micro-batches of each step after `state.step`, in memory. `input_waits()` tells for what it has waited
     so far, and `input_ready()` whether it has the next step. Every rank calls `report(step, metrics)`
     with the same numbers: the training metrics every `log_every_steps`, and each skipped step. Every rank calls `seen_spike` with
-    its micro-batches and the losses of their examples. After every step rank 0
-    calls `stop_requested`, which must return immediately, and all ranks follow its answer. Then the due hooks run, in
-    the order given. Evaluation, checkpoints and other periodic work are hooks; only the training metrics are not,
-    because the loop measures them.
+    its micro-batches and the losses of their examples. Where the ranks meet (`Meetings`: on a CPU after every step, on GPUs about once a
+    second, before each hook and logged step, and after `pause_at_step`) rank 0 calls `stop_requested`, which must return immediately,
+    and all ranks follow its answer. Then the due hooks run, in the order given. Between two meetings the host does not wait for a GPU.
+    Evaluation, checkpoints and other periodic work are hooks; only the training metrics are not, because the loop measures them.
     """
     network = wrap(state.model, execution, world)
     on_device = DeviceBatches(batches, world.device, input_ready)
-    bad = bad or BadExamples()
-    clock, nonfinite, total, waits = Clock(), 0, recipe.total_steps, input_waits()
+    bad, nonfinite, num_bad = bad or BadExamples(), NonfiniteSteps(), 0
+    clock, total, waits = Clock(), recipe.total_steps, input_waits()
+    every_step = world.device.type == "cpu" or state.guard.is_on
+    meetings = Meetings(state.step, world, every_step=every_step, stop_requested=stop_requested)
     ideal_s = ideal_seconds(state.model, recipe, world.device)
     while state.step < total:
-        micro_batches = clock.measured("data_wait", lambda: next(on_device))
-        num_bad = bad.name(micro_batches)
+        micro_batches = clock.waited_for(on_device)
+        num_bad += bad.name(micro_batches)
+        result = None
         if state.guard.leaves_out(state.step + 1):
             state.step += 1
-            result = None
         else:
-            update = partial(train_step, state, network, micro_batches, recipe, world, on_device.copy_ahead)
-            result = clock.measured("step", update)
+            result = train_step(state, network, micro_batches, recipe, world, on_device.copy_ahead)
+            on_device.keep_pace()
             clock.steps += 1
+            nonfinite.add(state.step, result.grad_norm)
             if (spike := result.spike) is not None:
                 report(state.step, spike_metrics(state.guard, spike))
-                clock.measured("hooks", partial(seen_spike, spike, micro_batches, result.example_losses))
+                seen_spike(spike, micro_batches, result.example_losses)
                 if state.guard.too_many(state.step):
                     return "diverged"
                 if state.guard.config.action == "rewind":
                     return "rewind"
-            nonfinite = 0 if result.applied or spike else nonfinite + 1
-            if nonfinite:
-                report(state.step, {"guard/nonfinite_steps": nonfinite})
-            if nonfinite > execution.max_nonfinite_steps:
-                return "diverged"
-        stop, num_bad = exchanged(stop_requested, num_bad, world)
-        bad.add(num_bad, recipe.input.global_batch_size)
-        if result is not None and due(state.step, every=execution.log_every_steps, total=total):
-            lr = learning_rate(state.step, state, recipe)
-            measured = measure(state.step, result, recipe, lr, world, clock, ideal_s, input_waits().since(waits))
-            report(state.step, measured | guard_metrics(state.guard) | {"input/bad_examples": float(bad.count)})
-            clock.restart()
-            waits = input_waits()
+        step, logs = state.step, due(state.step, every=execution.log_every_steps, total=total)
+        acts = logs or step == pause_at_step or any(hook.is_due(step, total, stopping=False) for hook in hooks)
+        if not acts and not meetings.due(step):
+            continue
+        if nonfinite.read(report) > execution.max_nonfinite_steps:
+            return "diverged"
+        stop, num_bad, steps = meetings.meet(step, num_bad)
+        bad.add(num_bad, steps * recipe.input.global_batch_size)
+        num_bad = 0
+        if result is not None and logs:
+            lr = learning_rate(step, state, recipe)
+            measured = measure(step, result, recipe, lr, world, clock, ideal_s, input_waits().since(waits))
+            report(step, measured | guard_metrics(state.guard) | {"input/bad_examples": float(bad.count)})
+            clock, waits = Clock(), input_waits()
         if bad.too_many:
             return "failed"
         if stop == "cancelled" and execution.on_cancel == "discard":
             return stop
         for hook in hooks:
-            if hook.is_due(state.step, total, stopping=stop is not None):
-                clock.measured("hooks", partial(hook.action, state))
-        if stop is not None and state.step < total:
+            if hook.is_due(step, total, stopping=stop is not None):
+                hook.action(state)
+        if stop is not None and step < total:
             return stop
     return "finished"
 
@@ -330,20 +348,6 @@ def guard_metrics(guard: SpikeGuard) -> dict[str, float]:
     loss, grad_norm = guard.limits()
     limits = {"guard/loss_limit": loss, "guard/grad_norm_limit": grad_norm} if math.isfinite(loss) else {}
     return {"guard/spikes": float(len(guard.spikes)), **limits}
-
-
-# The possible answers to "is a stop requested?"; ranks exchange the index.
-STOP_CODES: tuple[RunState | None, ...] = (None, "preempted", "out_of_time", "cancelled", "paused")
-
-
-def exchanged(stop_requested: Callable[[], RunState | None], num_bad: int, world: World) -> tuple[RunState | None, int]:
-    """The stop request that rank 0 sees, and the bad examples of this step over all ranks; the same on every rank.
-
-    The ranks exchange it after every step, not only at logged steps: it is a few bytes, and a stop takes effect at once.
-    """
-    code = STOP_CODES.index(stop_requested()) if world.rank == 0 else 0
-    code, num_bad = world.sum(torch.tensor([code, num_bad])).tolist()
-    return STOP_CODES[code], num_bad
 
 
 def ideal_seconds(model: Network, recipe: TrainRecipe, device: torch.device) -> float | None:
@@ -364,7 +368,7 @@ def measure(
 ) -> dict[str, float]:
     """The metrics of one step over all ranks, by one all-reduce."""
     counts = [float(result.loss_sum), float(result.correct), float(result.num_valid)]
-    local = [*counts, clock.spent["data_wait"], waits.store_s, waits.decode_s, sum(clock.spent.values())]
+    local = [*counts, clock.data_wait_s, waits.store_s, waits.decode_s, clock.elapsed_s]
     loss, correct, valid, waited, store, decode, elapsed = world.sum(torch.tensor(local, dtype=torch.float64)).tolist()
     valid = valid or math.nan  # a step of bad examples only has no loss
     batch = recipe.input.global_batch_size
@@ -377,7 +381,7 @@ def measure(
     return some | {
         "train/loss": loss / valid,
         "optim/lr": lr,
-        "optim/grad_norm": result.grad_norm,
+        "optim/grad_norm": float(result.grad_norm),
         "progress/images_seen": float(step * batch),
         **wait_fractions(waited, store, decode, elapsed),
         "throughput/images_per_s": images_per_s,

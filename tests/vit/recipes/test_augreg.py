@@ -44,7 +44,7 @@ def test_a_level_has_the_values_of_the_paper_and_trains(corpus, tiny_recipe, lev
     given = {"seed": 0, "micro_batch_size": 8, "num_steps": 2}
     for batches in train_batches(corpus.store, corpus.manifest, "train", small.input, **given):
         result = train_step(state, state.model, batches, small, CPU)
-        assert result.applied
+        assert result.grad_norm.isfinite()
         assert math.isfinite(float(result.loss_sum))
 
 

@@ -48,7 +48,7 @@ def test_each_takes_some_steps_as_a_small_network(corpus, name):
         corpus.store, corpus.manifest, "train", small.input, seed=0, micro_batch_size=8, num_steps=2
     ):
         result = train_step(state, state.model, batches, small, CPU)
-        assert result.applied
+        assert result.grad_norm.isfinite()
         assert math.isfinite(float(result.loss_sum))
     assert isinstance(state.model, MaskedPatchModel) == ("masked" in name)
 

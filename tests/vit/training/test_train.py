@@ -38,7 +38,7 @@ def test_an_update_is_adamw_on_the_clipped_mean_gradient(tiny_recipe, make_batch
 
     result = train_step(state, state.model, [batch], recipe, CPU)
 
-    assert result.grad_norm == pytest.approx(norm, rel=1e-5)
+    assert float(result.grad_norm) == pytest.approx(norm, rel=1e-5)
     lr = 1e-2 / 2  # step 1 of 2 warmup steps
     for name, p in state.model.named_parameters():
         g = grads[name] * 0.05 / norm

@@ -1,9 +1,10 @@
 """Micro-batches on the device of a training: on a GPU through pinned memory, on a stream of copies beside the computation.
 
-Nothing here waits for the device, so that the host can queue the work of the next step while the device computes. On a CPU the
+The host queues the work of the next steps while the device computes, at most two steps ahead of it. On a CPU the
 batches pass through untouched. The path of a GPU has not been run on one; `tests/vit/training/to_device` follows its calls.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor
 
 from vit.input.batches import Batch, SeveralLabels
+
+MOST_QUEUED = 2
 
 
 class DeviceBatches(Iterator[Sequence[Batch]]):
@@ -26,6 +29,7 @@ class DeviceBatches(Iterator[Sequence[Batch]]):
         self._batches, self._device, self._is_ready = batches, device, is_ready
         self._copies = None if device.type == "cpu" else torch.cuda.Stream(device)
         self._ahead: Sequence[Batch] | None = None
+        self._unfinished: deque[torch.cuda.Event] = deque()
 
     def __next__(self) -> Sequence[Batch]:
         if self._copies is None:
@@ -44,6 +48,18 @@ class DeviceBatches(Iterator[Sequence[Batch]]):
         """
         if self._copies is not None and self._ahead is None and self._is_ready():
             self._ahead = self._copied(self._copies)
+
+    def keep_pace(self) -> None:
+        """To be called when a step is queued whole. Queues the copy of the next one, if that has not been done, and waits until the device
+        has at most `MOST_QUEUED` unfinished steps: enough that it never idles, and few enough that their batches fit beside each other."""
+        if self._copies is None:
+            return
+        self.copy_ahead()
+        done = torch.cuda.Event(blocking=True)
+        done.record(torch.cuda.current_stream(self._device))
+        self._unfinished.append(done)
+        if len(self._unfinished) > MOST_QUEUED:
+            self._unfinished.popleft().synchronize()
 
     def _copied(self, copies: "torch.cuda.Stream") -> Sequence[Batch]:
         step = next(self._batches)
