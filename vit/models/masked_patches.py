@@ -36,8 +36,11 @@ class Corruption:
     """True for patches whose embedding is replaced by the mask token."""
 
     def to(self, device: torch.device | str) -> "Corruption":
-        """A copy on another device, whose copying is not waited for."""
-        return Corruption(*(x.to(device, non_blocking=True) for x in (self.places, self.source, self.masked)))
+        """A copy on another device, whose copying is not waited for: from pinned memory, as a GPU needs for that."""
+        parts = (self.places, self.source, self.masked)
+        if torch.device(device).type == "cpu":
+            return Corruption(*(x.to(device) for x in parts))
+        return Corruption(*(x.pin_memory().to(device, non_blocking=True) for x in parts))
 
 
 def draw_corruption(

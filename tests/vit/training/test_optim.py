@@ -8,7 +8,7 @@ from vit.config import OptimConfig
 from vit.models.build import meta_network
 from vit.models.config import BiTConfig, HybridConfig, ViTConfig
 from vit.models.vit import VisionTransformer
-from vit.training.optim import build_optimizer, eager, is_decayed, lr_at, set_lr
+from vit.training.optim import build_optimizer, eager, is_decayed, lr_at, set_lr, step_where_finite
 
 
 @pytest.mark.parametrize(
@@ -134,3 +134,19 @@ def test_an_eager_optimizer_steps_bit_for_bit_as_that_of_torch(kind, options):
     assert torch.equal(found, expected)
     assert isinstance(optimizer, kind)
     assert type(optimizer).__name__ == kind.__name__
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_steps_that_are_not_finite_change_nothing_the_first_one_either(optimizer):
+    """Bit for bit: weights, moments and the step count of an optimizer that never saw them."""
+    gradients, results = [torch.randn(6, 5) for _ in range(2)], []
+    for planted in ([], [torch.full((6, 5), torch.nan)]):
+        layer = torch.nn.Linear(5, 6, bias=False)
+        torch.nn.init.constant_(layer.weight, 0.5)
+        chosen = build_optimizer(layer, OptimConfig(optimizer=optimizer, peak_lr=0.1, weight_decay=0.1))
+        for gradient in [*planted, gradients[0], *planted, gradients[1]]:
+            layer.weight.grad = gradient.clone()
+            step_where_finite(chosen, gradient.sum().isfinite())
+        results.append([layer.weight.detach(), *chosen.state[layer.weight].values()])
+    for left, right in zip(*results, strict=True):
+        assert torch.equal(left, right)
