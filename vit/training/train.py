@@ -21,6 +21,7 @@ from vit.models.build import build_network, like
 from vit.models.flops import forward_flops
 from vit.models.network import Network
 from vit.models.recompute import blocks_of, recompute_blocks
+from vit.models.vit import Block
 from vit.training.agreement import Meetings
 from vit.training.bad_examples import BadExamples
 from vit.training.guard.nonfinite_steps import NonfiniteSteps
@@ -396,13 +397,10 @@ def wrap(model: nn.Module, execution: ExecutionConfig, world: World) -> nn.Modul
     `sum_gradients` instead.
     """
     recompute_blocks(model, execution.activation_checkpointing)
-    if is_sharded(model):
-        if execution.compile:  # each block by itself: what gathers its weights stays outside
-            for block in blocks_of(model):
-                vars(block)["forward"] = torch.compile(block.forward)
-        return model
     if execution.compile:
-        model.compile()  # in place, so the tensor names in checkpoints do not change
+        compile_parts(model)
+    if is_sharded(model):
+        return model
     if world.size == 1:
         return model
     if world.device.type != "cpu":
@@ -410,6 +408,23 @@ def wrap(model: nn.Module, execution: ExecutionConfig, world: World) -> nn.Modul
     for value in model.state_dict().values():
         dist.broadcast(value, 0)
     return model
+
+
+def compile_parts(model: nn.Module) -> None:
+    """Compiles a network in place; the names of its tensors do not change.
+
+    Of a Vision Transformer each block by itself: they are alike and the compiler works for one or two of them only, however many there
+    are, and what gathers the weights of a sharded block stays outside. A ResNet as a whole, unless it is sharded: its blocks differ.
+    """
+    blocks = blocks_of(model)
+    if not is_sharded(model) and not all(isinstance(block, Block) for block in blocks):
+        model.compile()
+        return
+    torch._dynamo.config.optimize_ddp = (
+        False  # it cuts large graphs into the messages of DDP; a block is not worth cutting
+    )
+    for block in blocks:
+        vars(block)["forward"] = torch.compile(block.forward)
 
 
 def sum_gradients(model: nn.Module, world: World) -> None:
