@@ -140,7 +140,8 @@ class TrainRecipe(FrozenConfig):
     seed: NonNegativeInt = 0
     """Seed of initialisation, reading order, augmentation and dropout."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Precision of matrix products; weights, softmax, norms and loss stay float32."""
+    """Precision of matrix products; weights, softmax, norms, head and loss stay float32. With `bfloat16` a GPU may use TF32 for these,
+    with `float32` for nothing."""
     average_decay: float | None = Field(None, gt=0, lt=1)
     """Decay of the Polyak average of the weights (0.9999 in the paper). If set, the average is scored and published."""
     spike_guard: SpikeGuardConfig = added(SpikeGuardConfig())

@@ -26,7 +26,13 @@ class Network(nn.Module):
 
     def forward(self, images: Float[Tensor, "B 3 H W"] | UInt8[Tensor, "B H W 3"]) -> Float[Tensor, "B K"]:
         pixels = normalised(images) if images.dtype == torch.uint8 else images
-        logits: Tensor = self.head(self.features(pixels))
+        features = self.features(pixels)
+        if features.device.type == "meta" or not torch.is_autocast_enabled(features.device.type):
+            logits: Tensor = self.head(features)
+            return logits
+        # Of 8 bits, logits around -10, as at the start of the sigmoid loss on 21k classes, lie 1/16 apart and tie.
+        with torch.autocast(features.device.type, enabled=False):
+            logits = self.head(features.float())
         return logits
 
     def init_weights(self) -> None:

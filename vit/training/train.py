@@ -286,6 +286,7 @@ def train(
     and all ranks follow its answer. Then the due hooks run, in the order given. Between two meetings the host does not wait for a GPU.
     Evaluation, checkpoints and other periodic work are hooks; only the training metrics are not, because the loop measures them.
     """
+    set_tf32(recipe.precision == "bfloat16")
     network = wrap(state.model, execution, world)
     on_device = DeviceBatches(batches, world.device, input_ready)
     bad, nonfinite, num_bad = bad or BadExamples(), NonfiniteSteps(), 0
@@ -408,6 +409,12 @@ def wrap(model: nn.Module, execution: ExecutionConfig, world: World) -> nn.Modul
     for value in model.state_dict().values():
         dist.broadcast(value, 0)
     return model
+
+
+def set_tf32(allowed: bool) -> None:
+    """Whether a GPU may compute products of float32 matrices, and convolutions alike, with 10 bits of mantissa: float32 means float32;
+    beside bfloat16 it is what remains in float32, such as the head."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
 
 
 def compile_parts(model: nn.Module) -> None:

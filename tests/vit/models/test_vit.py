@@ -181,6 +181,18 @@ def test_bfloat16_differs_by_rounding_only():
     assert (rounded - exact).abs().max() / exact.abs().max() < 0.03
 
 
+def test_logits_stay_float32_beside_bfloat16():
+    """At the bias of the sigmoid loss, bfloat16 has 16 values between -10 and -9: classes would tie."""
+    network = VisionTransformer(replace(TINY, head_bias_init=-10.0), 1000)
+    torch.nn.init.normal_(network.head.weight, std=0.02)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = network(IMAGES.float())
+        ties = network.head(network.features(IMAGES.float()))
+    assert logits.dtype == torch.float32
+    assert len(logits[0].unique()) > 900
+    assert len(ties[0].unique()) < 50
+
+
 def test_another_resolution_is_refused_until_positions_are_resampled():
     network = perturbed(TINY)
     with pytest.raises(ValueError, match=r"The image gives 10 tokens, but the position embeddings are for 5: .* 16 px"):
