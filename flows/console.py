@@ -129,6 +129,8 @@ def line(title: str, p: "RunProgress | None", elapsed_s: float) -> str:
         parts.append(f"on {p['devices']}")
     if p.get("input_wait"):
         parts.append(p["input_wait"])
+    if p.get("slow_rank"):
+        parts.append(p["slow_rank"])
     if p.get("refused"):
         parts.append(f"{p['refused']:,} refused")
     if (remaining_s := p.get("remaining_s")) is not None:

@@ -43,6 +43,8 @@ METRICS = {
         "time/store_wait_fraction": "Of it: waiting for the store.",
         "time/decode_wait_fraction": "Of it: waiting for decoding and augmentation.",
         "time/hand_over_wait_fraction": "Of it: the rest, planning and handing over batches.",
+        "time/slowest_rank": "Rank whose forward passes and waits for data take longest, once a minute.",
+        "time/slowest_rank_wait_fraction": "Share of the time that the rank in the middle waits for it, estimated from these.",
     },
     "Preparation": {
         "data/images_accepted": "Examples in the corpus.",

@@ -28,6 +28,8 @@ class RunProgress(TypedDict, total=False):
     """The devices that train."""
     input_wait: str
     """How much of its time a training waits for data, and why; empty where it is little."""
+    slow_rank: str
+    """The rank that all others wait for, and how much of the time; empty where it is little."""
     refused: int
     """Examples that a preparation refused."""
     running: list[str]

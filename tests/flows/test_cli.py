@@ -281,5 +281,7 @@ def test_progress_is_shown_as_one_line():
         "pretrain", {"step": 1, "total_steps": 9, "input_wait": "waits 43 % of the time for data: decoding is slow"}, 3
     )
     assert slow == "pretrain: 1/9 steps, waits 43 % of the time for data: decoding is slow"
+    behind = line("pretrain", {"step": 1, "total_steps": 9, "slow_rank": "waits 18 % of the time for rank 3"}, 3)
+    assert behind == "pretrain: 1/9 steps, waits 18 % of the time for rank 3"
     now = {"step": 3, "total_steps": 9, "unit": "parts (examine)", "bytes_per_s": 12_345_678, "refused": 2}
     assert line("prepare", now, 3) == "prepare: 3/9 parts (examine), 12.3 MB/s, 2 refused"

@@ -15,6 +15,7 @@ from infra.runs.progress import RunProgress, write_progress
 from infra.storage import Store
 from infra.system_metrics import SystemSampler
 from vit.training.timing.input_waits import wait_reason
+from vit.training.timing.slow_ranks import slow_rank_text
 from vit.training.train import Metrics
 from vit.training.world import World
 
@@ -49,7 +50,7 @@ class Reporter:
         self.writing: Future[None] | None = None
         self.lost = False
         self.noted = ""
-        self.validation = self.spikes = ""
+        self.validation = self.spikes = self.slow_rank = ""
         self.last_spike: int | None = None
         self.newest = -1
 
@@ -68,6 +69,8 @@ class Reporter:
         self.journal.record(metrics, step)
         # The first batch takes longer, because it opens all shards.
         waits = "" if self.first_step is None else wait_reason(metrics)
+        if (fraction := metrics.get("time/slowest_rank_wait_fraction")) is not None:
+            self.slow_rank = slow_rank_text(metrics["time/slowest_rank"], fraction)
         self._note_waits(step, waits)
         if "val/loss" in metrics:
             self.validation = validation_text(step, metrics)
@@ -92,6 +95,7 @@ class Reporter:
                 "spikes": self.spikes,
                 "devices": self.devices,
                 "input_wait": waits,
+                "slow_rank": self.slow_rank,
                 "remaining_s": (self.total_steps - step) * (now - self.started) / done if done else None,
             }
             if self.writing is None or self.writing.done():

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -33,6 +33,7 @@ from vit.training.sharding.fsdp import is_sharded
 from vit.training.sharding.slices import own_slice, whole
 from vit.training.timing.device_peak import maker_peak
 from vit.training.timing.input_waits import wait_fractions
+from vit.training.timing.slow_ranks import SlowRanks
 from vit.training.to_device.device_batches import DeviceBatches
 from vit.training.world import World
 
@@ -111,11 +112,12 @@ def train_step(
     recipe: TrainRecipe,
     world: World,
     queued: Callable[[], None] = lambda: None,
+    forward_pass: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> StepResult:
     """One update with the clipped gradient of (sum of example losses / global batch), of micro-batches on the device.
 
     Does not wait for the device, except where `state.guard` is on: it must know loss and gradient norm. `queued()` is called before that,
-    when the passes are queued on the device.
+    when the passes are queued on the device. Each forward pass is within a `forward_pass()`.
 
     `network` is `state.model` as `wrap` returns it. Padding is masked, so the split into micro-batches and workers
     changes the result by rounding only. A bad example is masked, too: it has no loss, and each other keeps its weight of
@@ -135,7 +137,8 @@ def train_step(
         with sync:
             if recipe.model.is_stochastic:
                 torch.manual_seed(torch_seed(recipe.seed, "dropout", step, batch.first_slot))
-            losses, right = example_losses_of(network, batch, recipe, state.model.num_classes, step)
+            with forward_pass():
+                losses, right = example_losses_of(network, batch, recipe, state.model.num_classes, step)
             of_examples = losses * batch.valid
             loss = of_examples.sum()
             (loss * scale).backward()
@@ -290,7 +293,7 @@ def train(
     network = wrap(state.model, execution, world)
     on_device = DeviceBatches(batches, world.device, input_ready)
     bad, nonfinite, num_bad = bad or BadExamples(), NonfiniteSteps(), 0
-    clock, total, waits = Clock(), recipe.total_steps, input_waits()
+    clock, ranks, total, waits = Clock(), SlowRanks(world), recipe.total_steps, input_waits()
     every_step = world.device.type == "cpu" or state.guard.is_on
     meetings = Meetings(state.step, world, every_step=every_step, stop_requested=stop_requested)
     ideal_s = ideal_seconds(state.model, recipe, world.device)
@@ -301,7 +304,7 @@ def train(
         if state.guard.leaves_out(state.step + 1):
             state.step += 1
         else:
-            result = train_step(state, network, micro_batches, recipe, world, on_device.copy_ahead)
+            result = train_step(state, network, micro_batches, recipe, world, on_device.copy_ahead, ranks.forward)
             on_device.keep_pace()
             clock.steps += 1
             nonfinite.add(state.step, result.grad_norm)
@@ -324,6 +327,8 @@ def train(
         if result is not None and logs:
             lr = learning_rate(step, state, recipe)
             measured = measure(step, result, recipe, lr, world, clock, ideal_s, input_waits().since(waits))
+            elapsed_s = clock.steps * recipe.input.global_batch_size / measured["throughput/images_per_s"]
+            measured |= ranks.compare(clock.steps, clock.data_wait_s, elapsed_s)
             report(step, measured | guard_metrics(state.guard) | {"input/bad_examples": float(bad.count)})
             clock, waits = Clock(), input_waits()
         if bad.too_many:

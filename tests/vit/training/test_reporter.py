@@ -66,4 +66,5 @@ def test_the_reason_of_waits_is_logged_once_and_stands_in_the_progress(caplog, m
         f"step=5: training {last}; `vitline data bench` says what to change",
     ]
     assert run.read_json("progress.json")["input_wait"] == last
+    assert run.read_json("progress.json")["slow_rank"] == ""
     assert wait_reason(wait_fractions(0.05, 0.05, 0.0, 1.0)) == ""

@@ -1,9 +1,11 @@
 """One rank of `test_train_together.py`: `python train_together.py RANK WORLD_SIZE FILE` prints, as JSON, the losses of an
-uninterrupted run, those of a run that was stopped and resumed, and how a run with too many bad examples ends."""
+uninterrupted run, those of a run that was stopped and resumed, how a run with too many bad examples ends, and what the comparison of
+ranks finds where the last one is slow, in its forward passes or in its batches."""
 
 import json
 import os
 import sys
+import time
 from dataclasses import replace
 
 import torch
@@ -15,6 +17,7 @@ from vit.input.config import AugmentConfig, InputConfig
 from vit.models.config import ViTConfig
 from vit.training.bad_examples import BadExamples
 from vit.training.checkpoints.state_tensors import load_state_tensors, state_tensors
+from vit.training.timing import slow_ranks
 from vit.training.train import initial_state, train
 from vit.training.world import World
 
@@ -79,12 +82,33 @@ def end_by_bad_examples(world: World) -> list[object]:
     return [outcome, state.step, bad.reason(world)]
 
 
+def slow_rank(world: World, batch_s: float, forward_s: float) -> list[list[float]]:
+    """Rank and fraction of each comparison, where batches or forward passes of the last rank take so many seconds more."""
+    is_slow, found = world.rank == world.size - 1, list[list[float]]()
+    slow_ranks.EVERY_S = 0.0
+
+    def batches():
+        for step in range(STEPS):
+            time.sleep(batch_s * is_slow)
+            yield part(step, world.rank, world.size)
+
+    state = initial_state(RECIPE, NUM_CLASSES, world.device)
+    state.model.register_forward_pre_hook(lambda *_: time.sleep(forward_s * is_slow))
+    names = ("time/slowest_rank", "time/slowest_rank_wait_fraction")
+    train(
+        state, batches(), RECIPE, ExecutionConfig(log_every_steps=4), world,
+        report=lambda step, metrics: found.append([metrics[name] for name in names]),
+    )  # fmt: skip
+    return found
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     rank, world_size = int(sys.argv[1]), int(sys.argv[2])
     dist.init_process_group("gloo", init_method=f"file://{sys.argv[3]}", rank=rank, world_size=world_size)
     group = World(rank, world_size)
-    print(json.dumps([losses(group), losses(group, cut=5), end_by_bad_examples(group)]), flush=True)
+    print(json.dumps([losses(group), losses(group, cut=5), end_by_bad_examples(group),
+                      slow_rank(group, 0.05, 0), slow_rank(group, 0, 0.03)]), flush=True)  # fmt: skip
     dist.destroy_process_group()
     # A thread of gloo may still have to free the last tensor, which needs the GIL. If Python is shutting down by then, the
     # process aborts (6 of 25 runs here). Ray ends its workers without a shutdown of Python, too.
