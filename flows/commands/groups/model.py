@@ -298,12 +298,12 @@ def model_bench(
         list[int] | None,
         typer.Option("--image-size", min=1, help="Side of the images in px. Repeatable. Default: 224."),
     ] = None,
-    mode: Annotated[Mode, typer.Option(help="`forward`, `training` (forward and backward), or both.")] = "both",
+    mode: Annotated[Mode, typer.Option(help="`forward`, `training` (whole updates), or both.")] = "both",
     precision: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Arithmetic.")] = "bfloat16",
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Batch size. Default: chosen to fit the memory.")
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Number of timed steps; the median is reported.")] = 5,
+    steps: Annotated[int, typer.Option(min=1, help="Number of timed steps.")] = 5,
     compiled: Annotated[bool, typer.Option("--compile", help="Use torch.compile, which is faster on GPUs.")] = False,
     json: Json = False,
 ) -> None:
