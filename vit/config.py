@@ -193,6 +193,9 @@ class ExecutionConfig(FrozenConfig):
 
     num_workers: PositiveInt = 1
     """Number of Ray Train workers, each with one GPU or one CPU."""
+    min_workers: PositiveInt | None = added(None)
+    """Fewest workers to train with: the training starts with what the cluster has free, goes on with fewer after the loss of a machine,
+    and grows to `num_workers` after a checkpoint, once there is room. None: exactly `num_workers`."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """`cuda` waits until every worker has a GPU (see `queue_timeout_s`); `cpu` uses CPUs only; `auto` uses GPUs if the
     cluster has some or its autoscaler can add some, else CPUs."""
@@ -264,6 +267,10 @@ class ExecutionConfig(FrozenConfig):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.min_workers is not None and self.min_workers > self.num_workers:
+            raise ValueError(
+                f"min_workers={self.min_workers} is more than num_workers={self.num_workers}. Give at most that, or more workers."
+            )
         if self.shard_cache_dir is not None and not self.shard_cache_dir.startswith(("/", "~")):
             raise ValueError(
                 f"shard_cache_dir={self.shard_cache_dir!r} is not an absolute path. Give one that starts with / or ~, on a local "

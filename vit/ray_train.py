@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from infra.ray_jobs import ONE_TRAINING
 from infra.redact import cleaned
 from infra.runs.beside import beside
 from infra.runs.claims import ClaimLost
@@ -24,12 +23,12 @@ from infra.runs.stopping import StopPoller, handlers_kept
 from infra.settings import Settings
 from infra.storage import Store, open_store
 from vit.config import TrainConfig
-from vit.devices import choose_devices, most_gpus
 from vit.ray_input import decoded_on_ray
 from vit.run import TrainingRun
-from vit.run_spec import RunSpec
+from vit.run_spec import START_TRY_S, RunSpec
 from vit.training.world import World
-from vit.worker_starts import NoRoom, StartsFailed, WorkerStarts, report_waiting, waits
+from vit.worker_group.devices import choose_devices, devices_text, most_gpus
+from vit.worker_group.worker_starts import NoRoom, StartsFailed, WorkerStarts, report_waiting, waits
 
 log = logging.getLogger(__name__)
 BACKENDS = {True: "nccl", False: "gloo"}
@@ -80,27 +79,34 @@ def fit(run_uri: str, attempt: int, config: TrainConfig, folder: str) -> None:
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig
 
+    from vit.worker_group.training_slot import training_slot
+
     with handlers_kept():
         ray.init(ignore_reinit_error=True, logging_level=logging.WARNING)
     alive = ray.cluster_resources().get("GPU", 0)
     most = most_gpus(Settings().one_node_ray, alive, declared_resources())
-    devices = choose_devices(config.execution.device, config.execution.num_workers, alive, most)
+    execution = config.execution
+    fewest = execution.min_workers or execution.num_workers
+    devices = choose_devices(execution.device, execution.num_workers, alive, most, fewest)
     workers, gpus = devices.num_workers, devices.use_gpu
     log.info("training on %s: %s", devices.text, devices.why)
     steps = config.recipe.total_steps
-    if gpus and alive < workers:
-        log.warning("waiting for %s, of which the cluster has %g", devices.text, alive)
-        report_waiting(open_store(run_uri), attempt, steps, f"{devices.text}, of which the cluster has {alive:g}")
+    fewest = min(fewest, workers)
+    if gpus and alive < fewest:
+        text = f"{devices_text('cuda', fewest)}, of which the cluster has {alive:g}"
+        log.warning("waiting for %s", text)
+        report_waiting(open_store(run_uri), attempt, steps, text)
     # Waiting for another training is not a failure; if there is a deadline, the wait may last until then.
-    queue_s = max(config.execution.queue_timeout_s, Settings().time_left_s or 0)
-    failures = config.execution.max_restarts_without_progress
-    starts = WorkerStarts(run_uri, attempt, steps, f"{workers} workers", queue_s, failures)
-    trainer = trainer_class()(
+    queue_s = max(execution.queue_timeout_s, Settings().time_left_s or 0)
+    failures = execution.max_restarts_without_progress
+    starts = WorkerStarts(run_uri, attempt, steps, f"{fewest} workers", queue_s, failures)
+    elastic = (fewest, run_uri, steps) if fewest < workers else None
+    trainer = trainer_class(elastic)(
         train_worker,
         train_loop_config={"run": run_uri, "attempt": attempt, "device": "cuda" if gpus else "cpu"},
-        torch_config=TorchConfig(BACKENDS[gpus], timeout_s=collective_timeout_s(config.execution.progress_timeout_s)),
+        torch_config=TorchConfig(BACKENDS[gpus], timeout_s=collective_timeout_s(execution.progress_timeout_s)),
         scaling_config=ScalingConfig(
-            num_workers=workers, use_gpu=gpus, resources_per_worker=resources_per_worker(workers, gpus)
+            num_workers=workers, use_gpu=gpus, resources_per_worker={"GPU": 1} if gpus else {"CPU": 1}
         ),
         run_config=RunConfig(
             name=f"a{attempt}",
@@ -110,7 +116,8 @@ def fit(run_uri: str, attempt: int, config: TrainConfig, folder: str) -> None:
             callbacks=[starts_callback(starts)],
         ),
     )
-    trainer.fit()
+    with training_slot(min(START_TRY_S, execution.queue_timeout_s / 4), starts.begin, starts.unplaced):
+        trainer.fit()
 
 
 def collective_timeout_s(progress_timeout_s: float | None) -> int:
@@ -151,35 +158,17 @@ def starts_callback(starts: WorkerStarts) -> Any:
     return Starts()
 
 
-def resources_per_worker(workers: int, use_gpu: bool) -> dict[str, float]:
-    """One GPU or CPU per worker. On a cluster that runs one training at a time, the workers share all of that resource."""
-    import ray
-
-    mine: dict[str, float] = {"GPU": 1} if use_gpu else {"CPU": 1}
-    if ONE_TRAINING in ray.cluster_resources():
-        mine[ONE_TRAINING] = int(10_000 / workers) / 10_000  # Ray counts in ten-thousandths
-    return mine
-
-
-def trainer_class() -> type[Any]:
-    """Ray Train's trainer without callbacks that start a process of their own for something that vitline does not use.
+def trainer_class(elastic: tuple[int, str, int] | None = None) -> type[Any]:
+    """Ray Train's trainer without callbacks that start a process of their own for something that vitline does not use. `elastic`:
+    the fewest workers, the URI of the run and its number of steps.
 
     `PlacementGroupCleaner` is a detached process of each run that watches the controller from its start on. If a run is stopped
     earlier, the process stays until the cluster ends. It is not needed, as Ray removes a placement group with its job.
-    `DatasetManager` serves Ray Datasets to workers, which read shards from the store. `AutoscalingCoordinator`, a process that stays
-    until the cluster ends, asks for further nodes; the local stack has none.
+    `DatasetManager` serves Ray Datasets to workers, which read shards from the store.
     """
     from ray.train.torch import TorchTrainer
-    from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 
-    class OneNode(FixedScalingPolicy):
-        """Asks nobody for nodes."""
-
-        def after_controller_start(self, train_run_context: Any) -> None:
-            pass
-
-        def _maybe_send_resource_request(self) -> None:
-            pass
+    from vit.worker_group.elastic import Elastic, OneNode, OneNodeElastic
 
     class Trainer(TorchTrainer):
         def _create_default_callbacks(self) -> list[Any]:
@@ -187,8 +176,11 @@ def trainer_class() -> type[Any]:
             return [each for each in callbacks if type(each).__name__ not in UNUSED_CALLBACKS]
 
         def _initialize_and_run_controller(self, **given: Any) -> Any:
-            if Settings().one_node_ray:
-                given["scaling_policy"] = OneNode(self.scaling_config)  # type: ignore[arg-type]  # annotated as that of Train v1
+            one_node, config = Settings().one_node_ray, self.scaling_config
+            if elastic:
+                given["scaling_policy"] = (OneNodeElastic if one_node else Elastic)(config, *elastic)
+            elif one_node:
+                given["scaling_policy"] = OneNode(config)  # type: ignore[arg-type]  # annotated as that of Train v1
             return super()._initialize_and_run_controller(**given)  # type: ignore[misc]
 
     return Trainer

@@ -23,7 +23,6 @@ from infra.storage import Store, open_store
 from vit.branch import unpin_parent
 from vit.corpora.training_corpora import TrainingCorpora, TrainingCorpus, open_corpora
 from vit.corpora.training_sources import sources_of
-from vit.devices import devices_text
 from vit.input.batches import Batch, Decoded, Loading, eval_batches, source_batches
 from vit.input.decoding.how_many import decode_processes
 from vit.input.image_contract import ImageContract
@@ -47,6 +46,7 @@ from vit.training.reporter import Reporter, system_metrics
 from vit.training.sharding.fsdp import shard
 from vit.training.train import Hook, TrainState, initial_state, torch_seed, train, with_optimizer
 from vit.training.world import World
+from vit.worker_group.devices import devices_text
 
 log = logging.getLogger(__name__)
 UNTRAINED_HEAD = "not trained: the network has learned to predict masked patches, and is to be fine-tuned"

@@ -15,8 +15,8 @@ from flows.stages.pretrain import train_model
 from infra.settings import Settings
 from infra.storage import open_store
 from vit.config import TrainConfig
-from vit.devices import devices_text
 from vit.recipes.own_pictures import own_pictures
+from vit.worker_group.devices import devices_text
 
 # Time of decoding, cropping and waiting as a fraction of the arithmetic, measured on 2 cores with small images.
 INPUT_SHARE = 0.25

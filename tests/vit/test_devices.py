@@ -11,7 +11,7 @@ import pytest
 from flows.console import line
 from infra.runs.claims import take_claim
 from infra.storage import open_store
-from vit.devices import choose_devices, most_gpus
+from vit.worker_group.devices import choose_devices, most_gpus
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from infra.runs.run_state import read_state, request_stop
 from infra.storage import open_store
 from vit.run_spec import make_spec, read_progress, read_starts
 from vit.training.checkpoints.names import checkpoint_prefix, newest_step
-from vit.worker_starts import NoRoom, StartsFailed, WorkerStarts, clear_waiting, report_waiting, waits
+from vit.worker_group.worker_starts import NoRoom, StartsFailed, WorkerStarts, clear_waiting, report_waiting, waits
 
 
 class Clock:

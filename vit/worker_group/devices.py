@@ -23,23 +23,28 @@ def devices_text(device: str, number: int) -> str:
     return f"{number} {'CPU worker' if device == 'cpu' else 'GPU'}{'s' if number > 1 else ''}"
 
 
-def choose_devices(asked: Asked, num_workers: int, alive: float, most: float | None) -> Devices:
+def choose_devices(
+    asked: Asked, num_workers: int, alive: float, most: float | None, min_workers: int | None = None
+) -> Devices:
     """The devices of `num_workers` on a cluster with `alive` GPUs now and `most` GPUs at most.
 
-    `most` is None where no autoscaler has declared its limits to Ray. `auto` takes GPUs if any are up or can be added,
-    else CPUs; if the cluster can never have as many GPUs as workers, it uses as many workers as GPUs. `cuda` takes
-    exactly the requested number and raises ValueError if the cluster can never have it.
+    `most` is None where no autoscaler has declared its limits to Ray. `min_workers`: so few will do, too. `auto` takes GPUs if
+    any are up or can be added, else CPUs; if the cluster can never have as many GPUs as workers, it uses as many workers as
+    GPUs. `cuda` takes exactly the requested number and raises ValueError if the cluster can never have it, or not even
+    `min_workers`.
     """
     if asked == "cpu":
         return Devices(False, num_workers, "execution.device=cpu")
     reachable = alive if most is None else max(alive, most)
     if asked == "cuda":
-        if most is not None and reachable < num_workers:
+        fewest, setting = min_workers or num_workers, "num_workers" if min_workers is None else "min_workers"
+        if most is not None and reachable < fewest:
             raise ValueError(
-                f"execution.device=cuda with execution.num_workers={num_workers} needs {num_workers} GPUs, but this "
-                f"cluster can have at most {reachable:g}. Lower execution.num_workers, or set execution.device=cpu."
+                f"execution.device=cuda with execution.{setting}={fewest} needs {fewest} GPUs, but this "
+                f"cluster can have at most {reachable:g}. Lower execution.{setting}, or set execution.device=cpu."
             )
-        return Devices(True, num_workers, "execution.device=cuda")
+        number = num_workers if most is None else min(num_workers, int(reachable))
+        return Devices(True, number, "execution.device=cuda")
     if not reachable:
         known = "can get none" if most is not None else "no autoscaler declares any"
         return Devices(
