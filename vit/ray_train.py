@@ -86,12 +86,11 @@ def fit(run_uri: str, attempt: int, config: TrainConfig, folder: str) -> None:
     alive = ray.cluster_resources().get("GPU", 0)
     most = most_gpus(Settings().one_node_ray, alive, declared_resources())
     execution = config.execution
-    fewest = execution.min_workers or execution.num_workers
-    devices = choose_devices(execution.device, execution.num_workers, alive, most, fewest)
+    devices = choose_devices(execution.device, execution.num_workers, alive, most, execution.min_workers)
     workers, gpus = devices.num_workers, devices.use_gpu
     log.info("training on %s: %s", devices.text, devices.why)
     steps = config.recipe.total_steps
-    fewest = min(fewest, workers)
+    fewest = min(execution.min_workers or workers, workers)
     if gpus and alive < fewest:
         text = f"{devices_text('cuda', fewest)}, of which the cluster has {alive:g}"
         log.warning("waiting for %s", text)

@@ -1,7 +1,6 @@
 """A Ray cluster of three nodes on this machine: a head without CPUs, and two nodes with room for one worker each."""
 
 import contextlib
-import json
 import subprocess
 import sys
 import time
@@ -16,7 +15,7 @@ from flows.stages.engines import Cluster
 from infra.local.processes import child_environment, end_with_parent, is_running, tail
 from infra.local.ray_node import FOREIGN_TO_RAY, LocalRay
 from infra.plain_text import last_words
-from infra.ray_jobs import ONE_TRAINING, RayJobs
+from infra.ray_jobs import RayJobs
 from infra.settings import Settings
 
 OBJECT_STORE_BYTES = 100_000_000
@@ -57,7 +56,6 @@ class ThreeNodes(Cluster):
             "max-worker-port": 0,
             "dashboard-agent-listen-port": 0,
             "object-store-memory": OBJECT_STORE_BYTES,
-            "resources": json.dumps({ONE_TRAINING: 1}),
         }
         command = [sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--block"]
         command += ["--disable-usage-stats", "--log-color=false", *(f"--{k}={v}" for k, v in options.items())]

@@ -144,7 +144,7 @@ def training_plan(config: TrainConfig) -> TrainingCost:
 
 
 def memory_text(config: TrainConfig, num_classes: int) -> str:
-    """What a worker holds: weights, gradients, moments and average in float32, and the activations of a micro-batch."""
+    """What a worker holds, one of the fewest: weights, gradients, moments and average in float32, and the activations of a micro-batch."""
     from vit.models.memory import activation_bytes, num_weights
 
     recipe, execution = config.recipe, config.execution
@@ -153,7 +153,8 @@ def memory_text(config: TrainConfig, num_classes: int) -> str:
     copies = {"weights": 1, "gradients": 1, "moments": moments, "average": int(recipe.average_decay is not None)}
     held = 4 * sum(copies.values()) * weights
     parts = ", ".join(f"{name} {num_bytes(4 * number * weights)}" for name, number in copies.items() if number)
-    largest = max(1, min(execution.micro_batch_size, -(-recipe.input.global_batch_size // execution.num_workers)))
+    workers = execution.min_workers or execution.num_workers
+    largest = max(1, min(execution.micro_batch_size, -(-recipe.input.global_batch_size // workers)))
     kept = activation_bytes(
         recipe.model,
         largest,
@@ -162,9 +163,9 @@ def memory_text(config: TrainConfig, num_classes: int) -> str:
     )
     split = {
         "none": "",
-        "fsdp": f", split over {execution.num_workers} workers: {num_bytes(held / execution.num_workers)}",
+        "fsdp": f", split over {workers} workers: {num_bytes(held / workers)}",
         "hsdp": ", split over the workers of a machine",
-    }[execution.sharding if execution.num_workers > 1 else "none"]
+    }[execution.sharding if workers > 1 else "none"]
     again = execution.activation_checkpointing
     mode = "" if again == "none" else f", activation checkpointing {again}"
     return (

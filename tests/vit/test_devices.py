@@ -37,6 +37,15 @@ def test_more_gpus_than_the_cluster_can_have_are_refused():
         choose_devices("cuda", 2, 0, 1.0)
 
 
+def test_between_two_numbers_of_workers_the_fewest_must_be_reachable():
+    assert choose_devices("cuda", 8, 0, 4.0, 2)[:2] == (True, 4)
+    assert choose_devices("cuda", 8, 0, None, 2)[:2] == (True, 8)
+    with pytest.raises(
+        ValueError, match=r"min_workers=2 needs 2 GPUs, but this cluster can have at most 1\. .*min_workers"
+    ):
+        choose_devices("cuda", 8, 0, 1.0, 2)
+
+
 def test_most_gpus_are_those_of_one_node_or_of_declared_node_types():
     assert most_gpus(one_node=True, alive=1, declared=None) == 1
     assert most_gpus(one_node=False, alive=1, declared=None) is None
