@@ -4,23 +4,28 @@ A folder for each run, with every point of its journal. What the files of a fold
 interrupted and repeated, and a run that goes on is written on. Imports tensorboardX, which Ray Train needs as well.
 """
 
+import contextlib
+import logging
 import os
 import struct
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from flows.records import list_run_keys
 from infra.names import matching, there_are
+from infra.runs.beside import beside
 from infra.runs.run_state import read_state
 from infra.runs.segments import Segment, list_segments, read_segments
-from infra.storage import Store
+from infra.storage import Store, open_store
 
 if TYPE_CHECKING:
     from tensorboardX import SummaryWriter
 
+log = logging.getLogger(__name__)
 POLL_S = 15.0
 EVENTS = "events.out.tfevents.*"
 _HEADER, _FOOTER = struct.Struct("<QI"), 4  # the length of an event and its checksum; the checksum of the event
@@ -32,12 +37,14 @@ class Curves:
 
     def __init__(self, run: Store, folder: Path) -> None:
         self._run, self._folder = run, folder
-        self._written = set(points_of(folder))
+        self._written: set[Point] | None = None
         self._read = set[Segment]()
         self._writer: SummaryWriter | None = None
 
     def write(self) -> int:
         """Writes the points of the journal that the files lack; their number."""
+        if self._written is None:
+            self._written = set(points_of(self._folder))
         before = len(self._written)
         new = [segment for segment in list_segments(self._run) if segment not in self._read]
         for segment, records in zip(new, read_segments(self._run, new), strict=True):
@@ -76,6 +83,49 @@ def points_of(folder: Path) -> Iterator[Point]:
                 break
             event = Event.FromString(data[first : at - _FOOTER])
             yield from ((value.tag, event.step) for value in event.summary.value)
+
+
+class CurveWriter:
+    """Context that writes the curves of the runs that a flow or command follows to a folder, from a thread beside the work. Does
+    nothing without a folder. What goes wrong is logged once and disturbs nothing: `vitline runs tensorboard` adds what is missing."""
+
+    def __init__(self, root: str, folder: Path | None) -> None:
+        self._root, self._folder = root, folder
+        self._going = dict[str, Curves]()
+        self._lock, self._failed = threading.Lock(), False
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        if self._folder is not None:
+            self._stack.enter_context(beside(self._write_on, name="curves"))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+        self._write()
+        for curves in self._going.values():
+            curves.close()
+
+    def follow(self, key: str) -> None:
+        """Writes the curves of this run, and what it adds, until the context ends."""
+        if self._folder is not None:
+            with self._lock:
+                self._going.setdefault(key, Curves(open_store(self._root).child(f"runs/{key}"), self._folder / key))
+
+    def _write_on(self, over: threading.Event) -> None:
+        while not over.wait(POLL_S):
+            self._write()
+
+    def _write(self) -> None:
+        with self._lock:
+            going = list(self._going.values())
+        for curves in going:
+            try:
+                curves.write()
+            except Exception:  # the disk is full, the store is away, tensorboardX is missing
+                if not self._failed:
+                    log.warning("curves could not be written to %s", self._folder, exc_info=True)
+                self._failed = True
 
 
 def write_curves(

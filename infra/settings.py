@@ -71,6 +71,8 @@ class Settings(BaseModel):
         default=None, validation_alias=AliasChoices("MLFLOW_TRACKING_TOKEN")
     )
     """A token in place of user and password."""
+    tensorboard: Path | None = Field(default=None, validation_alias=AliasChoices("VITLINE_TENSORBOARD"))
+    """Folder into which flows and commands also write the curves of their runs, as TensorBoard's event files."""
     prefect_api_url: str | None = Field(default=None, validation_alias=AliasChoices("PREFECT_API_URL"))
     """The API of the Prefect server, such as http://127.0.0.1:4200/api."""
     prefect_api_auth_string: SecretStr | None = Field(

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 from flows import console
 from flows.records import Origin
 from flows.to_mlflow.shipper import Shipper
+from flows.to_tensorboard import CurveWriter
 from infra.local.child_jobs import ChildJobs
 from infra.local.paths import log_dir
 from infra.local.ray_node import LocalRay
@@ -172,6 +173,13 @@ class Engines:
     shipper: Shipper
     origin: Origin = field(default_factory=Origin)
     """The command or flow run that requested the work."""
+    curves: CurveWriter | None = None
+
+    def follow(self, run_key: str) -> None:
+        """Sends a started or finished run, and what it adds later, to the readers of its journal."""
+        self.shipper.follow(run_key)
+        if self.curves is not None:
+            self.curves.follow(run_key)
 
     @property
     def root(self) -> str:
@@ -193,9 +201,13 @@ def open_engines(
 ) -> Iterator[Engines]:
     """The engines of one command or flow run. At its end, what it started is stopped and MLflow is sent the rest."""
     observer, logs = observer or Terminal(), _logs(settings)
-    with Cluster(settings, logs, observer.say) as cluster, Shipper(settings, logs) as shipper:
+    with (
+        Cluster(settings, logs, observer.say) as cluster,
+        Shipper(settings, logs) as shipper,
+        CurveWriter(settings.root, settings.tensorboard) as curves,
+    ):
         try:
-            yield Engines(settings, cluster, observer, shipper, origin or Origin())
+            yield Engines(settings, cluster, observer, shipper, origin or Origin(), curves)
         except BaseException:
             shipper.close(HURRY_S)
             raise

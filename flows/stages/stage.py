@@ -126,7 +126,7 @@ def run_stage(
         return state if done else None
 
     def result(state: RunStateRecord, reused: bool) -> StageResult:
-        engines.shipper.follow(key)
+        engines.follow(key)
         return StageResult(state, reused, time.monotonic() - started)
 
     if (state := finished()) is not None:
@@ -182,8 +182,8 @@ def submit(engines: Engines, run: Store, claim: Claim, module: str, env: dict[st
 
 
 def announce(engines: Engines, run: Store, claim: Claim) -> None:
-    """Announces an attempt that this process follows to the MLflow shipper and the observer."""
-    engines.shipper.follow(claim.run_key)
+    """Announces an attempt that this process follows to the readers of its journal and the observer."""
+    engines.follow(claim.run_key)
     page, url = engines.cluster.jobs.page(claim.job_id), engines.shipper.run_url(claim.run_key)
     engines.observer.submitted(claim.run_key, page, run.uri, url)
 

@@ -1,13 +1,14 @@
 """Every point of a journal is in the event files of its run exactly once, whoever was interrupted, and others can read them."""
 
 import struct
+import time
 from pathlib import Path
 
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
 from flows import to_tensorboard
-from flows.to_tensorboard import write_curves
+from flows.to_tensorboard import CurveWriter, write_curves
 from infra.runs.claims import take_claim
 from infra.runs.journal import Journal
 from infra.storage import open_store
@@ -90,6 +91,26 @@ def test_a_run_is_followed_to_its_end(store, journal, tmp_path, monkeypatch):
     write_curves(store, tmp_path, ["birds-0a1b"], follow=True, report=said.append)
     assert said == ["birds-0a1b: 2 points", "birds-0a1b: 2 points"]
     assert {step for _, step, *_ in written(tmp_path / "birds-0a1b")} == {1, 2}
+
+
+def test_a_flow_writes_the_curves_of_its_runs_and_nothing_that_goes_wrong_disturbs_it(
+    store, journal, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(to_tensorboard, "POLL_S", 0.01)
+    sealed(journal, 1)
+    with CurveWriter(store.uri, tmp_path / "curves") as curves:
+        curves.follow("birds-0a1b")
+        curves.follow("birds-0a1b")
+        while not (tmp_path / "curves").exists():
+            time.sleep(0.01)
+        sealed(journal, 2)
+    assert [step for _, step, *_ in written(tmp_path / "curves/birds-0a1b")] == [1, 2, 1, 2]
+    (tmp_path / "file").write_text("in the way")
+    with CurveWriter(store.uri, tmp_path / "file") as curves:
+        curves.follow("birds-0a1b")
+    with CurveWriter(store.uri, None) as curves:
+        curves.follow("birds-0a1b")
+    assert [record.getMessage() for record in caplog.records] == [f"curves could not be written to {tmp_path / 'file'}"]
 
 
 def test_a_key_that_matches_no_run_is_named(store, journal, tmp_path):
