@@ -199,8 +199,9 @@ class ExecutionConfig(FrozenConfig):
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """`cuda` waits until every worker has a GPU (see `queue_timeout_s`); `cpu` uses CPUs only; `auto` uses GPUs if the
     cluster has some or its autoscaler can add some, else CPUs."""
-    micro_batch_size: PositiveInt = 64
-    """Most examples per forward pass of one worker. Gradients of several micro-batches are accumulated for a step."""
+    micro_batch_size: PositiveInt | Literal["auto"] = 64
+    """Most examples per forward pass of one worker. Gradients of several micro-batches are accumulated for a step. `auto`: on a GPU
+    as many as fit, measured with the network when the workers start; on a CPU 64."""
     decode_threads: PositiveInt = 1
     """Threads per worker that decode and augment images, those of all its input processes together."""
     decode_processes: NonNegativeInt | Literal["auto"] = 0
@@ -264,6 +265,11 @@ class ExecutionConfig(FrozenConfig):
     until there is room."""
     claim_timeout_s: PositiveFloat = 30.0
     """Seconds for which the heartbeat of an attempt that Ray does not know must stand still before it counts as dead."""
+
+    @property
+    def planned_micro_batch(self) -> int:
+        """What plans count with, and CPUs use: the number, or 64 for `auto`."""
+        return 64 if self.micro_batch_size == "auto" else self.micro_batch_size
 
     @model_validator(mode="after")
     def _check(self) -> Self:

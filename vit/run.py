@@ -35,6 +35,7 @@ from vit.models.network import Network
 from vit.published import adapt, initialised, load_model, publish
 from vit.rewind import rewind
 from vit.run_spec import MIXTURE_KEY, RunSpec, StartRecord, WorkerError, parent_spec
+from vit.speed.micro_batch import micro_batch_that_fits
 from vit.training.bad_examples import BadExamples
 from vit.training.checkpoints.manifest import CannotResume, RunIdentity
 from vit.training.checkpoints.names import kept_steps, lasts, list_checkpoints
@@ -68,6 +69,7 @@ class TrainingRun:
         self.claim = ClaimHolder(self.run, self.attempt)
         self._parent_let_go = False
         execution = self.config.execution
+        self._micro_batch = execution.planned_micro_batch
         self.loading = Loading(
             self.world.rank,
             self.world.size,
@@ -100,6 +102,7 @@ class TrainingRun:
         except CannotResume as error:  # a restart of the worker group would not help
             log.error("%s", error)
             return self._end("failed", {"reason": str(error)[:4000]})
+        self._micro_batch = micro_batch_that_fits(state, self.recipe, self.config.execution, self.world)
         if self.world.rank == 0:
             self.claim.check()
             if (mixture := self.corpora.record()) and not self.run.exists(MIXTURE_KEY):
@@ -306,7 +309,7 @@ class TrainingRun:
             sources_of(self.corpora, self.config.split),
             self.recipe.input,
             seed=self.recipe.seed,
-            micro_batch_size=execution.micro_batch_size,
+            micro_batch_size=self._micro_batch,
             start_step=start_step,
             num_steps=self.recipe.total_steps,
             mask_bad=True,
@@ -365,7 +368,7 @@ class TrainingRun:
 
         def batches() -> Iterator[Batch]:
             for part in parts:
-                with self._eval_batches(part, split, self.config.execution.micro_batch_size, self.loading) as loaded:
+                with self._eval_batches(part, split, self._micro_batch, self.loading) as loaded:
                     yield from self.watchdog.watched(loaded)
 
         num_rows = sum(part.num_rows(split) for part in parts)
@@ -419,7 +422,7 @@ class TrainingRun:
             return []
         val = self.corpora.with_split(self.config.val_split)
         part, split = (val[0], str(self.config.val_split)) if val else (self.corpora.parts[0], self.config.split)
-        size = min(num_images, self.config.execution.micro_batch_size)
+        size = min(num_images, self._micro_batch)
         with self._eval_batches(part, split, size, Loading()) as batches:
             return inspect_run(self.run, network, batches, num_images, title=self.spec.run_key)
 

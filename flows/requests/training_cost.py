@@ -107,7 +107,7 @@ def training_cost(config: TrainConfig) -> TrainingCost:
         "workers": config.execution.num_workers,
         "device": DEVICES[config.execution.device],
         "micro_batches_per_step": ceil(
-            recipe.input.global_batch_size / config.execution.num_workers / config.execution.micro_batch_size
+            recipe.input.global_batch_size / config.execution.num_workers / config.execution.planned_micro_batch
         ),
         "reading": reading,
         "loading": loading_text(
@@ -154,7 +154,7 @@ def memory_text(config: TrainConfig, num_classes: int) -> str:
     held = 4 * sum(copies.values()) * weights
     parts = ", ".join(f"{name} {num_bytes(4 * number * weights)}" for name, number in copies.items() if number)
     workers = execution.min_workers or execution.num_workers
-    largest = max(1, min(execution.micro_batch_size, -(-recipe.input.global_batch_size // workers)))
+    largest = max(1, min(execution.planned_micro_batch, -(-recipe.input.global_batch_size // workers)))
     kept = activation_bytes(
         recipe.model,
         largest,

@@ -210,8 +210,9 @@ class S3Store(Store):
                 return result
             except Exception as error:
                 status, code = _answer(error)
-                if status == 404 and code in ("404", "NoSuchKey", "NoSuchUpload"):
+                if status and status < 500:  # a refusal is an answer, too
                     _answered.add(service)
+                if status == 404 and code in ("404", "NoSuchKey", "NoSuchUpload"):
                     raise FileNotFoundError(2, "no such object", uri) from error
                 transient = status in _TRANSIENT_STATUS or code in _TRANSIENT_CODES if status else _is_network(error)
                 waited_s = time.monotonic() - began

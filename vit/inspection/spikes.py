@@ -144,7 +144,7 @@ def _places(
                 recipe.seed,
                 rank=rank,
                 world_size=world_size,
-                most_examples=config.execution.micro_batch_size,
+                most_examples=config.execution.planned_micro_batch,
             ).shares(step - 1, step)
         )
         for rank in sorted({each.rank for each in worst})

@@ -110,7 +110,7 @@ def worker_speed(
         sources,
         recipe.input,
         seed=recipe.seed,
-        micro_batch_size=execution.micro_batch_size,
+        micro_batch_size=execution.planned_micro_batch,
         mask_bad=True,
         loading=loading,
     ) as batches:

@@ -26,7 +26,7 @@ def seconds_per_step(recipe: TrainRecipe, execution: ExecutionConfig, num_classe
         torch.set_num_threads(1)
     try:
         share = max(1, recipe.input.global_batch_size // execution.num_workers)
-        size = min(share, execution.micro_batch_size)
+        size = min(share, execution.planned_micro_batch)
         state = initial_state(recipe, num_classes, world.device)
         network = wrap(state.model, execution, world)
         batches = [synthetic_batch(recipe, num_classes, size)] * -(-share // size)

@@ -21,7 +21,9 @@ def training_slot(try_s: float, begin: Callable[[], None], unplaced: Callable[[]
         return
     begin()
     slot = placement_group([{ONE_TRAINING: 1}])
-    while not slot.wait(try_s):
-        unplaced()
-    yield
-    remove_placement_group(slot)
+    try:
+        while not slot.wait(try_s):
+            unplaced()
+        yield
+    finally:
+        remove_placement_group(slot)

@@ -87,7 +87,7 @@ def run_trial(
         trial.recipe.input,
         seed=trial.recipe.seed,
         num_steps=trial.recipe.total_steps,
-        micro_batch_size=execution.micro_batch_size,
+        micro_batch_size=execution.planned_micro_batch,
         loading=Loading(
             threads=execution.decode_threads, shared_cache=decoded_cache(trial, execution.decoded_cache_bytes)
         ),
