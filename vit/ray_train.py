@@ -79,7 +79,7 @@ def fit(run_uri: str, attempt: int, config: TrainConfig, folder: str) -> None:
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig
 
-    from vit.worker_group.training_slot import training_slot
+    from vit.worker_group.one_training import one_training
 
     with handlers_kept():
         ray.init(ignore_reinit_error=True, logging_level=logging.WARNING)
@@ -115,7 +115,7 @@ def fit(run_uri: str, attempt: int, config: TrainConfig, folder: str) -> None:
             callbacks=[starts_callback(starts)],
         ),
     )
-    with training_slot(min(START_TRY_S, execution.queue_timeout_s / 4), starts.begin, starts.unplaced):
+    with one_training(min(START_TRY_S, execution.queue_timeout_s / 4), starts.begin, starts.unplaced):
         trainer.fit()
 
 

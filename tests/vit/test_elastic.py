@@ -101,7 +101,7 @@ def test_fewer_workers_than_the_fewest_are_refused_with_both_settings(train_conf
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_training_goes_on_without_a_lost_node_and_with_a_new_one(train_config, root, tmp_path, processes):
-    """Only the head has the slot of the one training, as the guide for a cluster says."""
+    """Only the head has the resource `vitline_training`, as the guide for a cluster says."""
     config = train_config("elastic", workers=2, steps=10**6, min_workers=1)
     config = replace(config, **{"recipe.model.dropout_rate": 0.0, "execution.save_every_steps": 50})
     spec = make_spec(config, root)
