@@ -16,7 +16,7 @@ COMPUTES := $(addprefix tests/vit/,test_published.py test_run.py convert inspect
 test-portable: export ONEDNN_MAX_CPU_ISA := AVX2
 test-portable: export ATEN_CPU_CAPABILITY := avx2
 
-.PHONY: stack-fast stack-slow servers-fast servers-slow slow chaos
+.PHONY: stack-fast stack-slow servers-fast servers-slow slow chaos smoke-demo
 .PHONY: demo up down install test test-stack test-slow test-rest test-portable test-chaos lint docs lock licences clean
 
 demo: install  ## the main job on real images: prepare, pre-train, fine-tune, evaluate, compare
@@ -50,7 +50,7 @@ test-slow:  ## what takes seconds: kills, whole preparations, exports, migration
 
 test-rest:  ## both: all that `make test` leaves out
 	@$(INSTALL) dev
-	$(BESIDE) stack-slow slow stack-fast servers-slow servers-fast
+	$(BESIDE) stack-slow slow servers-slow stack-fast $(ALSO) servers-fast
 
 stack-fast: CHOSEN := stack and not slow
 stack-slow: CHOSEN := stack and slow
@@ -60,6 +60,10 @@ slow: CHOSEN := slow and not stack and not servers and not repeats
 chaos: CHOSEN := repeats
 stack-fast stack-slow servers-fast servers-slow slow chaos:
 	@mkdir -p build && set -o pipefail && $(PYTEST) -m "$(CHOSEN)" --timeout 900 --durations 15 2>&1 | tee build/$@.log
+
+# With ALSO=smoke-demo, `make test-rest` runs it beside the tests. It uses, and ends, the stack of this folder.
+smoke-demo:
+	@mkdir -p build && set -o pipefail && .ci/smoke-demo 2>&1 | tee build/$@.log
 
 test-chaos:  ## scenarios of `vitline ops chaos` whose promise a test of a whole flow keeps as well
 	@$(INSTALL) dev
