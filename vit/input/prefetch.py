@@ -1,5 +1,6 @@
 """Prefetch: threads run the tasks of a few items ahead of the consumer, who gets the items in order."""
 
+import atexit
 import threading
 import time
 import weakref
@@ -8,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, Full, Queue
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -17,6 +18,7 @@ Work = tuple[Sequence[Callable[[], None]], T]
 """Tasks, and the item that is complete once all of them have run."""
 
 _POLL_S = 0.1
+_EXIT_S = 5.0
 
 
 class Waits(NamedTuple):
@@ -106,6 +108,7 @@ class Prefetcher(Iterator[T], Generic[T]):
         self._shared = _Shared[T](Queue(maxsize=depth), pool, on_close, processes)
         self._planner = threading.Thread(target=_plan, args=(work, self._shared), name="input-planner", daemon=True)
         self._finalizer = weakref.finalize(self, _stop, self._shared)
+        _planners[self._planner] = self._shared
         self._planner.start()
 
     @property
@@ -189,6 +192,21 @@ class _Shared(Generic[T]):
         began, cpu_s = time.perf_counter(), time.thread_time()
         task()
         self.spend(time.perf_counter() - began, time.thread_time() - cpu_s, 0.0)
+
+
+_planners: "weakref.WeakKeyDictionary[threading.Thread, _Shared[Any]]" = weakref.WeakKeyDictionary()
+
+
+@atexit.register
+def _end_planners() -> None:
+    """Ends the threads of iterations that a program leaves open at its end. A thread that wants Python's lock back when Python has ended
+    is unwound, and where C++ of torch or Arrow is on its stack, that aborts the process."""
+    planners = list(_planners.items())
+    for _, shared in planners:
+        _stop(shared)
+    until = time.monotonic() + _EXIT_S  # a store that hangs must not hold the process
+    for planner, _ in planners:
+        planner.join(max(0.0, until - time.monotonic()))
 
 
 def _plan(work: Iterator[Work[T]], shared: _Shared[T]) -> None:

@@ -113,8 +113,8 @@ BREAKS = {
     process_faults.full_file_system: lambda: from_the_first_batch(),
     checkpoint_faults.damaged_checkpoint: lambda: unchecked_tensors(),
     checkpoint_faults.no_whole_checkpoint: lambda: patch.object(vit_run, "resume", lambda *_: None),
-    checkpoint_faults.nan_in_one_step: lambda: everything_is_finite(),
-    checkpoint_faults.nan_for_good: lambda: everything_is_finite(),
+    checkpoint_faults.nan_in_one_step: lambda: every_gradient_is_applied(),
+    checkpoint_faults.nan_for_good: lambda: patch.object(train.NonfiniteSteps, "read", lambda *_: 0),
     data_faults.swapped_shards: lambda: unchecked_shards(),
     data_faults.damaged_shard: lambda: unverified_pages(),
     data_faults.odd_pictures: lambda: patch.object(check_refused, "_too_many", lambda *_: "too many"),
@@ -138,8 +138,8 @@ def unverified_pages():
     return patch.object(parquet_files.pq, "ParquetFile", lambda file, **options: real(file, **options | unchecked))
 
 
-def everything_is_finite():
-    return patch.object(train, "math", SimpleNamespace(isfinite=lambda value: True, inf=math.inf))
+def every_gradient_is_applied():
+    return patch.object(train, "step_where_finite", lambda optimizer, finite: optimizer.step())
 
 
 def unchecked_tensors():
