@@ -1,22 +1,29 @@
 """Whole updates of our training loop beside timm's network in the loop of timm's train script, on the GPU that is there.
 
-    .venv/bin/python tests/benchmarks/gpu.py [--rounds 7] [--steps 20] [--batch 256] [b16 l16 h14]
+    .venv/bin/python tests/benchmarks/gpu.py [--rounds 7] [--steps 20] [--at-once 2] [b16:256 l16:128 h14:64]
 
-Both compute the same function in bfloat16, compiled, on the same bytes from pinned memory, which they normalise on the device, with
-softmax cross-entropy, gradients clipped to norm 1 and AdamW. timm runs with the best flags of its train.py: `--amp
---amp-dtype bfloat16 --channels-last --torchcompile inductor --clip-grad 1`, fused AdamW. Rounds are interleaved; a round is
-`--steps` updates between two waits for the device. Bars: B/16 at 45 % MFU of the vendor's peak; the lower end of the interval of
-peer over ours at least 1. Without a GPU the program runs, with `--batch 4 --steps 1 ti16`, to check itself.
+Networks with the number of images of an update. Both loops compute the same function in bfloat16, compiled, on the same bytes, which
+they normalise on the device, with softmax cross-entropy, gradients clipped to norm 1 and AdamW. timm runs with the best flags of its
+train.py: `--amp --amp-dtype bfloat16 --channels-last --torchcompile inductor --clip-grad 1`, fused AdamW, bytes from pinned memory.
+Each loop has a process of its own: `--at-once` of them compile side by side, then they are timed in turns, in a random order. A round
+is `--steps` updates between two waits for the device, after two of warming up. Bars: B/16 at 45 % MFU of the maker's peak; the lower
+end of the interval of ours over timm at least 1.
 
-Also prints the kernels of one uncompiled update of ours and the waits for the device within it, as torch's profiler counts them.
+Also prints, from torch's profiler, the launches and waits of an update, and `--kernels` kernels that take most of its time. Without a
+GPU the program runs, with `--steps 1 ti16:4`, to check itself.
 """
 
 import argparse
 import json
+import multiprocessing
+import multiprocessing.connection
 import random
 import statistics
 import sys
 import time
+from collections import Counter
+from contextlib import redirect_stdout
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
@@ -35,60 +42,139 @@ from vit.training.timing.device_peak import peak_flops
 from vit.training.train import initial_state, set_tf32, wrap
 from vit.training.world import World
 
+LOOPS = ("timm", "ours")
 WARM_UP = 3
+PROFILED = 3
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("variants", nargs="*", default=["b16", "l16", "h14"])
+    parser.add_argument("networks", nargs="*", default=["b16:256", "l16:128", "h14:64"], metavar="NETWORK:IMAGES")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--at-once", type=int, default=2)
+    parser.add_argument("--kernels", type=int, default=0)
     asked = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     peak, source = peak_flops(device, "bfloat16")
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     print(f"{name}, torch {torch.__version__}, peak {peak / 1e12:.1f} TFLOP/s ({source})" if peak else name)
-    declare_torchvision()
-    set_tf32(True)
-    for variant in asked.variants:
-        compare(variant, device, peak, asked)
+    pairs = [(network, loop) for network in asked.networks for loop in LOOPS]
+    running = start(pairs, asked)
+    for network in asked.networks:
+        if all((network, loop) in running for loop in LOOPS):
+            compare(network, {loop: running[network, loop] for loop in LOOPS}, peak, asked)
+    for channel in running.values():
+        channel.send("end")
 
 
-def compare(variant: str, device: torch.device, peak: float | None, asked: argparse.Namespace) -> None:
-    config = network_variant(variant)
-    state = initial_state(recipe_of(config, "bfloat16", asked.batch), CLASSES, device)
-    loops = {"timm": timm_loop(state.model, asked.batch, device)}  # before ours has moved its weights
-    update = step_of(state, "training", "bfloat16", asked.batch, device)
-    print(f"\n{variant}, {asked.batch} images: {trace(update, device)}")
-    wrap(state.model, ExecutionConfig(compile=True), World(device=device))
-    loops["ours"] = update
-    rates = {name: list[float]() for name in loops}
-    for name, update in loops.items():
-        start = time.perf_counter()
-        for _ in range(WARM_UP):
-            float(update())
-        print(f"  {name}: compiled and warm after {time.perf_counter() - start:.0f} s", flush=True)
+def start(pairs: list[tuple[str, str]], asked: argparse.Namespace) -> dict[tuple[str, str], Connection]:
+    """A process for each network and loop, of which so many compile at once; those that could start, warm and ready to be timed."""
+    spawn, waiting, channels, ready = multiprocessing.get_context("spawn"), list(pairs), {}, {}
+    while waiting or channels:
+        while waiting and len(channels) < asked.at_once:
+            here, there = spawn.Pipe()
+            spawn.Process(target=serve, args=(there, *waiting[0], asked.steps)).start()
+            there.close()
+            channels[here] = waiting.pop(0)
+        for channel in multiprocessing.connection.wait(list(channels)):
+            network, loop = pair = channels.pop(channel)
+            try:
+                print(f"  {network} {loop}: {channel.recv()}", flush=True)
+                ready[pair] = channel
+            except EOFError:
+                print(f"  {network} {loop}: ended before it was ready", flush=True)
+    return ready
+
+
+def compare(network: str, channels: dict[str, Connection], peak: float | None, asked: argparse.Namespace) -> None:
+    variant, batch = network.split(":")
+    rates = {loop: list[float]() for loop in channels}
     for turn in range(asked.rounds):
-        for name in random.Random(turn).sample(list(loops), len(loops)):
-            start = time.perf_counter()
-            for _ in range(asked.steps):
-                last = loops[name]()
-            float(last)
-            rates[name].append(asked.steps * asked.batch / (time.perf_counter() - start))
-    per_image = 3 * forward_flops(config, CLASSES)
-    for name, found in rates.items():
+        for loop in random.Random(turn).sample(list(channels), len(channels)):
+            rates[loop].append(int(batch) * asked.steps / answer(channels[loop], "time"))
+    per_image = 3 * forward_flops(network_variant(variant), CLASSES)
+    print(f"\n{variant}, {batch} images:")
+    for loop, found in rates.items():
         middle = statistics.median(found)
         mfu = f", MFU {100 * middle * per_image / peak:.1f} %" if peak else ""
-        print(f"  {name}: {middle:.1f} images/s{mfu}; runs {json.dumps([round(rate, 2) for rate in found])}")
+        print(f"  {loop}: {middle:.1f} images/s{mfu}; runs {json.dumps([round(rate, 1) for rate in found])}")
     low, high = interval([ours / theirs for ours, theirs in zip(rates["ours"], rates["timm"], strict=True)])
-    print(f"  ours over timm: [{low:.3f}, {high:.3f}]", flush=True)
+    print(f"  ours over timm: [{low:.3f}, {high:.3f}]")
+    for loop in channels:
+        launches, waits, total_ms, kernels = answer(channels[loop], "trace")
+        print(f"  {loop}: {launches} kernels launched, {waits} waits, {total_ms:.2f} ms of kernels in an update")
+        for ms, count, kernel in kernels[: asked.kernels]:
+            print(f"    {ms:7.3f} ms {count:5d} x {kernel}")
+    sys.stdout.flush()
+
+
+def answer(channel: Connection, question: str):
+    channel.send(question)
+    return channel.recv()
+
+
+def serve(channel: Connection, network: str, loop: str, steps: int) -> None:
+    """Builds, compiles and warms up one loop; then times or traces it whenever it is asked. Between questions it holds no activations."""
+    with redirect_stdout(sys.stderr):
+        declare_torchvision()
+        set_tf32(True)
+        variant, batch = network.split(":")
+        device, config = torch.device("cuda" if torch.cuda.is_available() else "cpu"), network_variant(variant)
+        start = time.perf_counter()
+        state = initial_state(recipe_of(config, "bfloat16", int(batch)), CLASSES, device)
+        if loop == "timm":
+            update = timm_loop(state.model, int(batch), device)
+        else:
+            wrap(state.model, ExecutionConfig(compile=True), World(device=device))
+            update = step_of(state, "training", "bfloat16", int(batch), device)
+        for _ in range(WARM_UP):
+            float(update())
+        peak = f", {torch.cuda.max_memory_allocated() / 1e9:.1f} GB at most" if device.type == "cuda" else ""
+        ready = f"built, compiled and warm after {time.perf_counter() - start:.0f} s{peak}"
+        while True:
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+            channel.send(ready)
+            question = channel.recv()
+            if question == "end":
+                return
+            ready = timed(update, steps) if question == "time" else trace(update)
+
+
+def timed(update, steps: int) -> float:
+    """Seconds of so many updates."""
+    for _ in range(2):
+        float(update())
+    start = time.perf_counter()
+    for _ in range(steps):
+        last = update()
+    float(last)
+    return time.perf_counter() - start
+
+
+def trace(update) -> tuple[int, int, float, list[tuple[float, int, str]]]:
+    """Of an update: launches, waits for the device, milliseconds of its kernels, and the kernels that take longest; zeros on a CPU."""
+    float(update())
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
+        for _ in range(PROFILED):
+            last = update()
+    float(last)
+    events, counts = profiled.key_averages(), Counter[str]()
+    for event in events:
+        counts[event.key] += event.count
+    launches = sum(n for name, n in counts.items() if name.startswith(("cudaLaunchKernel", "cuLaunchKernel")))
+    waits = counts["cudaStreamSynchronize"] + counts["aten::_local_scalar_dense"]
+    on_gpu = [event for event in events if event.device_type == torch.autograd.DeviceType.CUDA]
+    kernels = sorted(
+        ((e.self_device_time_total / 1e3 / PROFILED, e.count // PROFILED, e.key[:100]) for e in on_gpu), reverse=True
+    )
+    return launches // PROFILED, waits // PROFILED, sum(ms for ms, *_ in kernels), kernels
 
 
 def timm_loop(ours, batch_size: int, device: torch.device):
     """An update as in timm's train.py, as a function that queues it and returns the gradient norm."""
     model = timm_network(ours.cpu()).to(device=device, memory_format=torch.channels_last).train()
-    ours.to(device)
     decayed = [p for p in model.parameters() if p.ndim >= 2]
     others = [p for p in model.parameters() if p.ndim < 2]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
@@ -111,21 +197,6 @@ def timm_loop(ours, batch_size: int, device: torch.device):
         return norm
 
     return update
-
-
-def trace(update, device: torch.device) -> str:
-    """What one uncompiled update asks of the GPU."""
-    if device.type != "cuda":
-        return "no GPU, so nothing is traced; `tests/vit/training/test_host_waits.py` counts waits without one"
-    float(update())
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
-        update()
-    counts = {event.key: event.count for event in profiled.key_averages()}
-    launches = sum(count for name, count in counts.items() if name.startswith(("cudaLaunchKernel", "cuLaunchKernel")))
-    waits = sum(
-        count for name, count in counts.items() if name in ("cudaStreamSynchronize", "aten::_local_scalar_dense")
-    )
-    return f"{launches} kernels launched and {waits} waits for the device in an uncompiled update"
 
 
 if __name__ == "__main__":

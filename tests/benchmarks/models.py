@@ -53,6 +53,8 @@ def main() -> None:
 
 def declare_torchvision() -> None:
     """The peers import torchvision, whose compiled operators do not load beside the CPU build of torch."""
+    if torch.version.cuda is not None:
+        return
     library = torch.library.Library("torchvision", "DEF")
     for name in ("nms", "qnms"):
         library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

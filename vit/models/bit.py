@@ -8,11 +8,11 @@ stem is padded with zeros.
 import functools
 
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from vit.models.config import BiTConfig
-from vit.models.network import Network
+from vit.models.network import Network, normalised
 from vit.models.std_conv import GROUPS, StdConv2d, standardize_by_variance
 
 GROUP_NORM_EPS = 1e-5
@@ -69,9 +69,9 @@ class BiTResNet(Network):
         self.head = nn.Linear(channels, num_classes)
         self.init_weights()
 
-    def features(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B D"]:
+    def features(self, images: Float[Tensor, "B 3 H W"] | UInt8[Tensor, "B H W 3"]) -> Float[Tensor, "B D"]:
         """The mean of the last feature map."""
-        x = F.max_pool2d(F.pad(self.conv_root(images), (1, 1, 1, 1)), 3, 2)
+        x = F.max_pool2d(F.pad(self.conv_root(normalised(images)), (1, 1, 1, 1)), 3, 2)
         for stage in self.stages:
             assert isinstance(stage, nn.ModuleList)
             for block in stage:

@@ -8,10 +8,11 @@ TensorFlow's SAME; GroupNorm's epsilon is flax's 1e-6.
 import functools
 
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from vit.models.config import HybridConfig
+from vit.models.network import normalised
 from vit.models.std_conv import GROUPS, StdConv2d, pad_same, standardize_by_std
 from vit.models.vit import Transformer
 
@@ -96,8 +97,8 @@ class HybridTransformer(Transformer):
         self.resnet = resnet
         self.init_weights()
 
-    def stem(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B D h w"]:
-        patches: Tensor = self.patch_embed(self.resnet(images))
+    def stem(self, images: Float[Tensor, "B 3 H W"] | UInt8[Tensor, "B H W 3"]) -> Float[Tensor, "B D h w"]:
+        patches: Tensor = self.patch_embed(self.resnet(normalised(images)))
         return patches
 
     def init_weights(self) -> None:

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor, nn
 
 from vit.models.config import PatchTarget as Target
-from vit.models.network import Network, normalised
+from vit.models.network import Network
 from vit.models.vit import POS_EMBED_STD, VisionTransformer
 
 # 3 bits per channel.
@@ -146,8 +146,7 @@ class MaskedPatchModel(Network):
         Logits (B, M, 1, 512) or (B, M, 16, 512), or pixels (B, M, P * P * 3). Raises ValueError if the corruption was
         drawn for another number of images or patches.
         """
-        pixels = normalised(images) if images.dtype == torch.uint8 else images
-        x = self.network.stem(pixels).flatten(2).transpose(1, 2)
+        x = self.network.stem(images).flatten(2).transpose(1, 2)
         if x.shape[:2] != corruption.source.shape:
             raise ValueError(
                 f"The batch has {x.shape[0]} images of {x.shape[1]} patches, but the corruption is for "

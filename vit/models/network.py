@@ -12,21 +12,20 @@ from vit.models.config import NetworkConfig
 class Network(nn.Module):
     """Images -> one feature vector per image -> logits (B, num_classes).
 
-    Images are (B, 3, H, W) in [-1, 1]; for logits also bytes (B, H, W, 3), which are normalised in `forward`: what is compiled, so
-    that the first kernel can read bytes.
+    Images are (B, 3, H, W) in [-1, 1], or bytes (B, H, W, 3), which are normalised where they are first used: what is compiled, so that
+    the first kernel can read bytes.
     """
 
     config: NetworkConfig
     num_classes: int
     head: nn.Linear
 
-    def features(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B D"]:
+    def features(self, images: Float[Tensor, "B 3 H W"] | UInt8[Tensor, "B H W 3"]) -> Float[Tensor, "B D"]:
         """The input of the head."""
         raise NotImplementedError
 
     def forward(self, images: Float[Tensor, "B 3 H W"] | UInt8[Tensor, "B H W 3"]) -> Float[Tensor, "B K"]:
-        pixels = normalised(images) if images.dtype == torch.uint8 else images
-        features = self.features(pixels)
+        features = self.features(images)
         if features.device.type == "meta" or not torch.is_autocast_enabled(features.device.type):
             logits: Tensor = self.head(features)
             return logits
@@ -45,8 +44,10 @@ class Network(nn.Module):
         nn.init.constant_(self.head.bias, self.config.head_bias_init)
 
 
-def normalised(images: UInt8[Tensor, "B H W 3"]) -> Float[Tensor, "B 3 H W"]:
-    """Bytes -> float32 in [-1, 1], channels last in memory."""
+def normalised(images: Float[Tensor, "B 3 H W"] | UInt8[Tensor, "B H W 3"]) -> Float[Tensor, "B 3 H W"]:
+    """Bytes -> float32 in [-1, 1], channels last in memory. Images that are in [-1, 1] already stay as they are."""
+    if images.dtype != torch.uint8:
+        return images
     return images.permute(0, 3, 1, 2).float().div_(127.5).sub_(1.0)
 
 

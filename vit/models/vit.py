@@ -8,11 +8,11 @@ import math
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from vit.models.config import TransformerConfig, ViTConfig
-from vit.models.network import Network, drop_branch, lecun_normal_
+from vit.models.network import Network, drop_branch, lecun_normal_, normalised
 from vit.models.pos_embed import sincos_2d
 
 POS_EMBED_STD = 0.02
@@ -151,10 +151,9 @@ class Transformer(Network):
         elif config.pos_embed == "sincos-2d":
             self.register_buffer("pos_embed_fixed", sincos_2d(config.grid_side, dim), persistent=False)
 
-    def stem(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B D h w"]:
+    def stem(self, images: Float[Tensor, "B 3 H W"] | UInt8[Tensor, "B H W 3"]) -> Float[Tensor, "B D h w"]:
         """The grid of patch embeddings."""
-        patches: Tensor = self.patch_embed(images)
-        return patches
+        raise NotImplementedError
 
     def positions(self) -> Float[Tensor, "n T D"] | None:
         """Position tables for the whole sequence; None if nothing is added to the tokens.
@@ -175,7 +174,7 @@ class Transformer(Network):
             return None
         return table if self.cls_token is None else F.pad(table, (0, 0, 1, 0))
 
-    def tokens(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B T D"]:
+    def tokens(self, images: Float[Tensor, "B 3 H W"] | UInt8[Tensor, "B H W 3"]) -> Float[Tensor, "B T D"]:
         """The input of the encoder before position embeddings: the class token, if any, and the patches in raster order."""
         x = self.stem(images).flatten(2).transpose(1, 2)
         return x if self.cls_token is None else torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)
@@ -208,7 +207,7 @@ class Transformer(Network):
             x = x.mean(dim=1)
         return torch.tanh(self.pre_logits(x)) if self.pre_logits is not None else x
 
-    def features(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B D"]:
+    def features(self, images: Float[Tensor, "B 3 H W"] | UInt8[Tensor, "B H W 3"]) -> Float[Tensor, "B D"]:
         return self.pooled(self.encode(self.tokens(images)))
 
     def encoder(self) -> list[Block]:
@@ -254,6 +253,22 @@ class VisionTransformer(Transformer):
     def __init__(self, config: ViTConfig, num_classes: int):
         super().__init__(config, num_classes, channels_in=3, patch_size=config.patch_size_px)
         self.init_weights()
+
+    def stem(self, images: Float[Tensor, "B 3 H W"] | UInt8[Tensor, "B H W 3"]) -> Float[Tensor, "B D h w"]:
+        pixels = normalised(images)
+        if pixels.is_cuda:
+            return product_of_patches(self.patch_embed, pixels)
+        patches: Tensor = self.patch_embed(pixels)
+        return patches
+
+
+def product_of_patches(convolution: nn.Conv2d, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B D h w"]:
+    """What a convolution gives whose stride is its side, as one matrix product. On a GPU a convolution of three channels is slow."""
+    side = convolution.stride[0]
+    rows, columns = images.shape[2] // side, images.shape[3] // side
+    whole = images[:, :, : rows * side, : columns * side].unflatten(3, (columns, side)).unflatten(2, (rows, side))
+    patches = whole.permute(0, 2, 4, 1, 3, 5).flatten(3)  # B rows columns 3PP
+    return F.linear(patches, convolution.weight.flatten(1), convolution.bias).permute(0, 3, 1, 2)
 
 
 def init_mlp(*layers: nn.Linear) -> None:

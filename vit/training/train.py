@@ -21,7 +21,7 @@ from vit.models.build import build_network, like
 from vit.models.flops import forward_flops
 from vit.models.network import Network
 from vit.models.recompute import blocks_of, recompute_blocks
-from vit.models.vit import Block
+from vit.models.vit import Block, VisionTransformer
 from vit.training.agreement import Meetings
 from vit.training.bad_examples import BadExamples
 from vit.training.guard.nonfinite_steps import NonfiniteSteps
@@ -426,7 +426,8 @@ def compile_parts(model: nn.Module) -> None:
     """Compiles a network in place; the names of its tensors do not change.
 
     Of a Vision Transformer each block by itself: they are alike and the compiler works for one or two of them only, however many there
-    are, and what gathers the weights of a sharded block stays outside. A ResNet as a whole, unless it is sharded: its blocks differ.
+    are, and what gathers the weights of a sharded block stays outside. Besides them the stem, from bytes to embeddings. A ResNet as a
+    whole, unless it is sharded: its blocks differ.
     """
     blocks = blocks_of(model)
     if not is_sharded(model) and not all(isinstance(block, Block) for block in blocks):
@@ -437,6 +438,10 @@ def compile_parts(model: nn.Module) -> None:
     )
     for block in blocks:
         vars(block)["forward"] = torch.compile(block.forward)
+    for part in model.modules():
+        if isinstance(part, VisionTransformer):
+            vars(part).pop("stem", None)
+            vars(part)["stem"] = torch.compile(part.stem)
 
 
 def sum_gradients(model: nn.Module, world: World) -> None:

@@ -9,7 +9,8 @@ from torch.nn import functional as F
 from infra.config import replace
 from vit.models.build import at_resolution
 from vit.models.config import ViTConfig
-from vit.models.vit import VisionTransformer
+from vit.models.network import normalised
+from vit.models.vit import VisionTransformer, product_of_patches
 
 SIZES = {
     "Ti": {"embed_dim": 192, "depth": 12, "num_heads": 3, "mlp_dim": 768},
@@ -152,6 +153,15 @@ def test_relative_positions_add_a_key_per_offset():
     expected = attention.out(out.transpose(1, 2).reshape(2, 5, 64))
     torch.testing.assert_close(attention(x), expected)
     torch.testing.assert_close(attention.weights(x) @ v, out)
+
+
+def test_patches_of_a_gpu_are_embedded_by_a_matrix_product_equal_to_the_convolution():
+    """Of bytes and of floats; rows and columns that fill no whole patch are dropped."""
+    convolution = torch.nn.Conv2d(3, 5, kernel_size=4, stride=4).double()
+    pictures = torch.randint(0, 256, (2, 18, 15, 3), dtype=torch.uint8)
+    pixels = normalised(pictures).double()
+    assert normalised(pixels) is pixels
+    torch.testing.assert_close(product_of_patches(convolution, pixels), convolution(pixels), rtol=1e-12, atol=1e-12)
 
 
 def test_without_positions_the_order_of_patches_does_not_matter():
