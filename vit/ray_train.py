@@ -27,7 +27,7 @@ from vit.ray_input import decoded_on_ray
 from vit.run import TrainingRun
 from vit.run_spec import START_TRY_S, RunSpec
 from vit.training.world import World
-from vit.worker_group.devices import choose_devices, devices_text, most_gpus
+from vit.worker_group.devices import choose_devices, devices_text, most_of
 from vit.worker_group.worker_starts import NoRoom, StartsFailed, WorkerStarts, report_waiting, waits
 
 log = logging.getLogger(__name__)
@@ -83,10 +83,10 @@ def fit(run_uri: str, attempt: int, config: TrainConfig, folder: str) -> None:
 
     with handlers_kept():
         ray.init(ignore_reinit_error=True, logging_level=logging.WARNING)
-    alive = ray.cluster_resources().get("GPU", 0)
-    most = most_gpus(Settings().one_node_ray, alive, declared_resources())
-    execution = config.execution
-    devices = choose_devices(execution.device, execution.num_workers, alive, most, execution.min_workers)
+    up, declared, execution = ray.cluster_resources(), declared_resources(), config.execution
+    alive = up.get("GPU", 0)
+    most, most_cpus = (most_of(kind, Settings().one_node_ray, up.get(kind, 0), declared) for kind in ("GPU", "CPU"))
+    devices = choose_devices(execution.device, execution.num_workers, alive, most, execution.min_workers, most_cpus)
     workers, gpus = devices.num_workers, devices.use_gpu
     log.info("training on %s: %s", devices.text, devices.why)
     steps = config.recipe.total_steps

@@ -39,7 +39,7 @@ METRICS = {
         "progress/images_seen": "Training images up to this step, counting repeats.",
         "throughput/images_per_s": "Images per second over all workers; of a preparation, examined images per second.",
         "throughput/mfu": "Model FLOPs utilisation: achieved over peak FLOP/s of the device. Absent where no peak is known.",
-        "time/data_wait_fraction": "Share of the time of the loop that was spent waiting for batches.",
+        "time/data_wait_fraction": "Share of the time in which the device waited for batches: it had no work left.",
         "time/store_wait_fraction": "Of it: waiting for the store.",
         "time/decode_wait_fraction": "Of it: waiting for decoding and augmentation.",
         "time/hand_over_wait_fraction": "Of it: the rest, planning and handing over batches.",

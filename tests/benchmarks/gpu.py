@@ -165,7 +165,9 @@ def trace(update) -> tuple[int, int, float, list[tuple[float, int, str]]]:
         counts[event.key] += event.count
     launches = sum(n for name, n in counts.items() if name.startswith(("cudaLaunchKernel", "cuLaunchKernel")))
     waits = counts["cudaStreamSynchronize"] + counts["aten::_local_scalar_dense"]
-    on_gpu = [event for event in events if event.device_type == torch.autograd.DeviceType.CUDA]
+    on_gpu = [
+        e for e in events if e.device_type == torch.autograd.DeviceType.CUDA and not e.key.startswith("Optimizer")
+    ]
     kernels = sorted(
         ((e.self_device_time_total / 1e3 / PROFILED, e.count // PROFILED, e.key[:100]) for e in on_gpu), reverse=True
     )

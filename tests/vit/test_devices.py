@@ -11,7 +11,7 @@ import pytest
 from flows.console import line
 from infra.runs.claims import take_claim
 from infra.storage import open_store
-from vit.worker_group.devices import choose_devices, most_gpus
+from vit.worker_group.devices import choose_devices, most_of
 
 
 @pytest.mark.parametrize(
@@ -47,10 +47,10 @@ def test_between_two_numbers_of_workers_the_fewest_must_be_reachable():
 
 
 def test_most_gpus_are_those_of_one_node_or_of_declared_node_types():
-    assert most_gpus(one_node=True, alive=1, declared=None) == 1
-    assert most_gpus(one_node=False, alive=1, declared=None) is None
-    assert most_gpus(one_node=False, alive=0, declared={"CPU": 8, "GPU": 4}) == 4
-    assert most_gpus(one_node=False, alive=0, declared={"CPU": 8}) == 0
+    assert most_of("GPU", one_node=True, alive=1, declared=None) == 1
+    assert most_of("GPU", one_node=False, alive=1, declared=None) is None
+    assert most_of("GPU", one_node=False, alive=0, declared={"CPU": 8, "GPU": 4}) == 4
+    assert most_of("GPU", one_node=False, alive=0, declared={"CPU": 8}) == 0
 
 
 def test_progress_line_shows_awaited_and_used_gpus():

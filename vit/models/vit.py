@@ -16,6 +16,9 @@ from vit.models.network import Network, drop_branch, lecun_normal_, normalised
 from vit.models.pos_embed import sincos_2d
 
 POS_EMBED_STD = 0.02
+BLOCKS_TOGETHER = 4
+"""Blocks that are compiled as one. One alone is short work, which a host hardly queues as fast as a GPU does it; all take minutes to
+compile."""
 
 
 class SelfAttention(nn.Module):
@@ -190,12 +193,25 @@ class Transformer(Network):
         if tables is not None:
             x = x + tables[0]
         x = self.dropout(x)
-        for i, block in enumerate(self.blocks):
-            if tables is not None and i > 0 and self.config.pos_embed_at != "stem":
-                x = x + tables[i if len(tables) > 1 else 0]
-            x = block(x)
+        blocks, added = list(self.blocks), [self.added_before(i, tables) for i in range(len(self.blocks))]
+        for i in range(0, len(blocks), BLOCKS_TOGETHER):
+            part = slice(i, i + BLOCKS_TOGETHER)
+            x = self.through(x, blocks[part], added[part])
         tokens: Tensor = self.norm(x)
         return tokens
+
+    def added_before(self, block: int, tables: Float[Tensor, "n T D"] | None) -> Float[Tensor, "T D"] | None:
+        """The positions that are added before a block; those before the first block belong to the stem."""
+        if tables is None or block == 0 or self.config.pos_embed_at == "stem":
+            return None
+        return tables[block if len(tables) > 1 else 0]
+
+    @staticmethod
+    def through(x: Float[Tensor, "B T D"], blocks: list[nn.Module], added: list[Tensor | None]) -> Tensor:
+        """Some blocks in a row, each after the positions that are added before it: what `compile_parts` compiles at once."""
+        for block, positions in zip(blocks, added, strict=True):
+            x = block(x if positions is None else x + positions)
+        return x
 
     def pooled(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B D"]:
         """The feature vector of an image from its encoded tokens, including the tanh of a pre-logits layer."""

@@ -5,7 +5,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from functools import partial
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -38,7 +39,6 @@ from vit.training.to_device.device_batches import DeviceBatches
 from vit.training.world import World
 
 Metrics = Mapping[str, float]
-T = TypeVar("T")
 BUCKET_BYTES = 32 * 2**20
 """Size of the messages in which CPU ranks sum their gradients."""
 
@@ -221,18 +221,13 @@ def update_average(state: TrainState, recipe: TrainRecipe, finite: Tensor) -> No
 
 @dataclass
 class Clock:
-    """Seconds that the host has waited for data, and steps done, since the last logged step. Where the host queues work for a device,
-    only the whole time says how fast that is."""
+    """Steps done since the last logged step, and seconds. Where the host queues work for a device, only the whole time says how fast that
+    is."""
 
-    data_wait_s: float = 0.0
+    waited_before_s: float = 0.0
+    """Seconds that the device had waited for data until then."""
     steps: int = 0
     started: float = field(default_factory=time.perf_counter)
-
-    def waited_for(self, batches: Iterator[T]) -> T:
-        start = time.perf_counter()
-        batch = next(batches)
-        self.data_wait_s += time.perf_counter() - start
-        return batch
 
     @property
     def elapsed_s(self) -> float:
@@ -298,7 +293,7 @@ def train(
     meetings = Meetings(state.step, world, every_step=every_step, stop_requested=stop_requested)
     ideal_s = ideal_seconds(state.model, recipe, world.device)
     while state.step < total:
-        micro_batches = clock.waited_for(on_device)
+        micro_batches = next(on_device)
         num_bad += bad.name(micro_batches)
         result = None
         if state.guard.leaves_out(state.step + 1):
@@ -326,11 +321,12 @@ def train(
         num_bad = 0
         if result is not None and logs:
             lr = learning_rate(step, state, recipe)
-            measured = measure(step, result, recipe, lr, world, clock, ideal_s, input_waits().since(waits))
+            waited_s = on_device.waited_s - clock.waited_before_s
+            measured = measure(step, result, recipe, lr, world, clock, waited_s, ideal_s, input_waits().since(waits))
             elapsed_s = clock.steps * recipe.input.global_batch_size / measured["throughput/images_per_s"]
-            measured |= ranks.compare(clock.steps, clock.data_wait_s, elapsed_s)
+            measured |= ranks.compare(clock.steps, waited_s, elapsed_s)
             report(step, measured | guard_metrics(state.guard) | {"input/bad_examples": float(bad.count)})
-            clock, waits = Clock(), input_waits()
+            clock, waits = Clock(on_device.waited_s), input_waits()
         if bad.too_many:
             return "failed"
         if stop == "cancelled" and execution.on_cancel == "discard":
@@ -370,12 +366,13 @@ def measure(
     lr: float,
     world: World,
     clock: Clock,
+    waited_s: float,
     ideal_s: float | None,
     waits: Waits,
 ) -> dict[str, float]:
     """The metrics of one step over all ranks, by one all-reduce."""
     counts = [float(result.loss_sum), float(result.correct), float(result.num_valid)]
-    local = [*counts, clock.data_wait_s, waits.store_s, waits.decode_s, clock.elapsed_s]
+    local = [*counts, waited_s, waits.store_s, waits.decode_s, clock.elapsed_s]
     loss, correct, valid, waited, store, decode, elapsed = world.sum(torch.tensor(local, dtype=torch.float64)).tolist()
     valid = valid or math.nan  # a step of bad examples only has no loss
     batch = recipe.input.global_batch_size
@@ -425,23 +422,25 @@ def set_tf32(allowed: bool) -> None:
 def compile_parts(model: nn.Module) -> None:
     """Compiles a network in place; the names of its tensors do not change.
 
-    Of a Vision Transformer each block by itself: they are alike and the compiler works for one or two of them only, however many there
-    are, and what gathers the weights of a sharded block stays outside. Besides them the stem, from bytes to embeddings. A ResNet as a
-    whole, unless it is sharded: its blocks differ.
+    Of a Vision Transformer some blocks together: all such parts are alike and the compiler works for one or two of them only, however
+    many there are, and DDP sends the gradients of one while the next is computed. Besides them the stem, from bytes to embeddings.
+    Each block by itself where its weights are gathered outside of it, or its activations computed again. Any other network as a whole:
+    its blocks differ.
     """
     blocks = blocks_of(model)
     if not is_sharded(model) and not all(isinstance(block, Block) for block in blocks):
         model.compile()
         return
-    torch._dynamo.config.optimize_ddp = (
-        False  # it cuts large graphs into the messages of DDP; a block is not worth cutting
-    )
-    for block in blocks:
-        vars(block)["forward"] = torch.compile(block.forward)
+    # It cuts large graphs into the messages of DDP; a few blocks are not worth cutting.
+    torch._dynamo.config.optimize_ddp = False
+    alone = is_sharded(model) or any("forward" in vars(block) for block in blocks)
+    if alone:
+        for block in blocks:
+            vars(block)["forward"] = torch.compile(block.forward)
     for part in model.modules():
         if isinstance(part, VisionTransformer):
-            vars(part).pop("stem", None)
-            vars(part)["stem"] = torch.compile(part.stem)
+            vars(part)["stem"] = torch.compile(partial(VisionTransformer.stem, part))
+            vars(part)["through"] = VisionTransformer.through if alone else torch.compile(VisionTransformer.through)
 
 
 def sum_gradients(model: nn.Module, world: World) -> None:

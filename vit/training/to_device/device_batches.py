@@ -1,9 +1,10 @@
 """Micro-batches on the device of a training: on a GPU through pinned memory, on a stream of copies beside the computation.
 
 The host queues the work of the next steps while the device computes, at most two steps ahead of it. On a CPU the
-batches pass through untouched. The path of a GPU has not been run on one; `tests/vit/training/to_device` follows its calls.
+batches pass through untouched. CI has no GPU: `tests/vit/training/to_device` follows the calls.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
@@ -30,12 +31,18 @@ class DeviceBatches(Iterator[Sequence[Batch]]):
         self._copies = None if device.type == "cpu" else torch.cuda.Stream(device)
         self._ahead: Sequence[Batch] | None = None
         self._unfinished: deque[torch.cuda.Event] = deque()
+        self.waited_s = 0.0
+        """Seconds that the device has waited for the steps so far: those of the host but for the time in which it still had work."""
 
     def __next__(self) -> Sequence[Batch]:
+        start = time.perf_counter()
         if self._copies is None:
-            return next(self._batches)
+            step = next(self._batches)
+            self.waited_s += time.perf_counter() - start
+            return step
         step, self._ahead = self._ahead or self._copied(self._copies), None
         computing = torch.cuda.current_stream(self._device)
+        self.waited_s += min(time.perf_counter() - start, self._idle_s(computing))
         # The device waits, not the host, and for this step only: the copies of later ones have not been queued.
         computing.wait_stream(self._copies)
         for batch in step:
@@ -55,11 +62,20 @@ class DeviceBatches(Iterator[Sequence[Batch]]):
         if self._copies is None:
             return
         self.copy_ahead()
-        done = torch.cuda.Event(blocking=True)
+        done = torch.cuda.Event(enable_timing=True, blocking=True)
         done.record(torch.cuda.current_stream(self._device))
         self._unfinished.append(done)
         if len(self._unfinished) > MOST_QUEUED:
             self._unfinished.popleft().synchronize()
+
+    def _idle_s(self, computing: "torch.cuda.Stream") -> float:
+        """Seconds for which the device has had nothing to do. Waits for it only where it is idle."""
+        if not self._unfinished or not self._unfinished[-1].query():
+            return 0.0
+        now = torch.cuda.Event(enable_timing=True)
+        now.record(computing)
+        now.synchronize()
+        return float(self._unfinished[-1].elapsed_time(now)) / 1_000
 
     def _copied(self, copies: "torch.cuda.Stream") -> Sequence[Batch]:
         step = next(self._batches)

@@ -107,3 +107,43 @@ def test_on_a_cpu_the_batches_pass_through_untouched(make_batch):
     on_device.copy_ahead()
     assert next(on_device) is steps[0]
     assert next(on_device) is steps[1]
+
+
+def test_a_wait_of_the_host_counts_where_the_device_has_no_work_left(log, monkeypatch):
+    clock = 0.0
+    monkeypatch.setattr("vit.training.to_device.device_batches.time.perf_counter", lambda: clock)
+
+    class Event:
+        """Done 3 s after it was recorded, which is when the device has done a step."""
+
+        def __init__(self, **_):
+            pass
+
+        def record(self, stream):
+            self.done = clock + (3 if stepped else 0)
+
+        def query(self):
+            return clock >= self.done
+
+        def synchronize(self):
+            assert self.query()
+
+        def elapsed_time(self, later):
+            return 1_000 * (later.done - self.done)
+
+    def slow():
+        nonlocal clock
+        for number, seconds in enumerate([2, 1, 5, 7]):
+            clock += seconds
+            yield step_of(number, log)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    steps, waited = DeviceBatches(slow(), META), []
+    for _ in range(4):
+        stepped = False
+        next(steps)
+        waited.append(steps.waited_s)
+        stepped = True
+        steps.keep_pace()
+    # Before the first step nothing is timed. The second comes in time; the device was idle for 2 of the 5 s, then for 4 of the 7.
+    assert waited == [0, 0, 2, 6]
