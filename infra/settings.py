@@ -73,6 +73,8 @@ class Settings(BaseModel):
     """A token in place of user and password."""
     tensorboard: Path | None = Field(default=None, validation_alias=AliasChoices("VITLINE_TENSORBOARD"))
     """Folder into which flows and commands also write the curves of their runs, as TensorBoard's event files."""
+    wandb: str | None = Field(default=None, validation_alias=AliasChoices("VITLINE_WANDB"))
+    """Project of Weights & Biases, `PROJECT` or `ENTITY/PROJECT`, to which flows and commands also send the curves of their runs."""
     prefect_api_url: str | None = Field(default=None, validation_alias=AliasChoices("PREFECT_API_URL"))
     """The API of the Prefect server, such as http://127.0.0.1:4200/api."""
     prefect_api_auth_string: SecretStr | None = Field(

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from flows import console
+from flows.curves.curve_writer import CurveWriter, readers
 from flows.records import Origin
 from flows.to_mlflow.shipper import Shipper
-from flows.to_tensorboard import CurveWriter
 from infra.local.child_jobs import ChildJobs
 from infra.local.paths import log_dir
 from infra.local.ray_node import LocalRay
@@ -204,7 +204,7 @@ def open_engines(
     with (
         Cluster(settings, logs, observer.say) as cluster,
         Shipper(settings, logs) as shipper,
-        CurveWriter(settings.root, settings.tensorboard) as curves,
+        CurveWriter(settings.root, readers(settings)) as curves,
     ):
         try:
             yield Engines(settings, cluster, observer, shipper, origin or Origin(), curves)

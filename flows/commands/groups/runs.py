@@ -117,7 +117,7 @@ def runs_tensorboard(
 
     Example: `vitline runs tensorboard curves --follow`
     """
-    from flows.to_tensorboard import write_curves
+    from flows.curves.event_files import write_curves
     from infra.storage import open_store
 
     write_curves(open_store(settings(root).root), folder, keys or [], follow=follow, report=console.say)

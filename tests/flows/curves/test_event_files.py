@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from flows import to_tensorboard
-from flows.to_tensorboard import CurveWriter, write_curves
+from flows.curves import curve_writer, event_files
+from flows.curves.curve_writer import CurveWriter, readers
+from flows.curves.event_files import write_curves
 from infra.runs.claims import take_claim
 from infra.runs.journal import Journal
+from infra.settings import Settings
 from infra.storage import open_store
 
 
@@ -86,7 +88,7 @@ def test_a_run_is_followed_to_its_end(store, journal, tmp_path, monkeypatch):
         sealed(journal, 2)
         run.write_json("state.json", {"state": "finished", "attempt": 1, "updated_at": 0.0})
 
-    monkeypatch.setattr(to_tensorboard.time, "sleep", meanwhile)
+    monkeypatch.setattr(event_files.time, "sleep", meanwhile)
     sealed(journal, 1)
     write_curves(store, tmp_path, ["birds-0a1b"], follow=True, report=said.append)
     assert said == ["birds-0a1b: 2 points", "birds-0a1b: 2 points"]
@@ -96,9 +98,9 @@ def test_a_run_is_followed_to_its_end(store, journal, tmp_path, monkeypatch):
 def test_a_flow_writes_the_curves_of_its_runs_and_nothing_that_goes_wrong_disturbs_it(
     store, journal, tmp_path, monkeypatch, caplog
 ):
-    monkeypatch.setattr(to_tensorboard, "POLL_S", 0.01)
+    monkeypatch.setattr(curve_writer, "POLL_S", 0.01)
     sealed(journal, 1)
-    with CurveWriter(store.uri, tmp_path / "curves") as curves:
+    with CurveWriter(store.uri, readers(Settings(tensorboard=tmp_path / "curves"))) as curves:
         curves.follow("birds-0a1b")
         curves.follow("birds-0a1b")
         while not (tmp_path / "curves").exists():
@@ -106,9 +108,9 @@ def test_a_flow_writes_the_curves_of_its_runs_and_nothing_that_goes_wrong_distur
         sealed(journal, 2)
     assert [step for _, step, *_ in written(tmp_path / "curves/birds-0a1b")] == [1, 2, 1, 2]
     (tmp_path / "file").write_text("in the way")
-    with CurveWriter(store.uri, tmp_path / "file") as curves:
+    with CurveWriter(store.uri, readers(Settings(tensorboard=tmp_path / "file"))) as curves:
         curves.follow("birds-0a1b")
-    with CurveWriter(store.uri, None) as curves:
+    with CurveWriter(store.uri, readers(Settings())) as curves:
         curves.follow("birds-0a1b")
     assert [record.getMessage() for record in caplog.records] == [f"curves could not be written to {tmp_path / 'file'}"]
 

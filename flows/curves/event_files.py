@@ -4,70 +4,55 @@ A folder for each run, with every point of its journal. What the files of a fold
 interrupted and repeated, and a run that goes on is written on. Imports tensorboardX, which Ray Train needs as well.
 """
 
-import contextlib
-import logging
 import os
 import struct
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
+from flows.curves.journal_points import Curves, Point
 from flows.records import list_run_keys
 from infra.names import matching, there_are
-from infra.runs.beside import beside
 from infra.runs.run_state import read_state
-from infra.runs.segments import Segment, list_segments, read_segments
-from infra.storage import Store, open_store
+from infra.runs.segments import JournalRecord
+from infra.storage import Store
 
 if TYPE_CHECKING:
     from tensorboardX import SummaryWriter
 
-log = logging.getLogger(__name__)
 POLL_S = 15.0
 EVENTS = "events.out.tfevents.*"
 _HEADER, _FOOTER = struct.Struct("<QI"), 4  # the length of an event and its checksum; the checksum of the event
-Point = tuple[str, int]  # metric and step
 
 
-class Curves:
+class EventFiles(Curves):
     """The event files of one run."""
 
     def __init__(self, run: Store, folder: Path) -> None:
-        self._run, self._folder = run, folder
-        self._written: set[Point] | None = None
-        self._read = set[Segment]()
+        super().__init__(run)
+        self._folder = folder
         self._writer: SummaryWriter | None = None
 
-    def write(self) -> int:
-        """Writes the points of the journal that the files lack; their number."""
-        if self._written is None:
-            self._written = set(points_of(self._folder))
-        before = len(self._written)
-        new = [segment for segment in list_segments(self._run) if segment not in self._read]
-        for segment, records in zip(new, read_segments(self._run, new), strict=True):
-            for record in records:
-                if (record.key, record.step) not in self._written:
-                    self._written.add((record.key, record.step))
-                    self._open().add_scalar(record.key, record.value, record.step, record.timestamp_ms / 1000)
-            self._read.add(segment)
-        if self._writer is not None:
-            self._writer.flush()
-        return len(self._written) - before
+    def points(self) -> Iterator[Point]:
+        return points_of(self._folder)
 
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-
-    def _open(self) -> "SummaryWriter":
+    def add(self, record: JournalRecord) -> None:
         if self._writer is None:
             from tensorboardX import SummaryWriter
 
             # By itself the name has only seconds, and another file of the same second would take its place.
             self._writer = SummaryWriter(str(self._folder), filename_suffix=f".{uuid.uuid4().hex[:8]}")
-        return self._writer
+        self._writer.add_scalar(record.key, record.value, record.step, record.timestamp_ms / 1000)
+
+    def flush(self) -> None:
+        if self._writer is not None:
+            self._writer.flush()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
 
 
 def points_of(folder: Path) -> Iterator[Point]:
@@ -85,49 +70,6 @@ def points_of(folder: Path) -> Iterator[Point]:
             yield from ((value.tag, event.step) for value in event.summary.value)
 
 
-class CurveWriter:
-    """Context that writes the curves of the runs that a flow or command follows to a folder, from a thread beside the work. Does
-    nothing without a folder. What goes wrong is logged once and disturbs nothing: `vitline runs tensorboard` adds what is missing."""
-
-    def __init__(self, root: str, folder: Path | None) -> None:
-        self._root, self._folder = root, folder
-        self._going = dict[str, Curves]()
-        self._lock, self._failed = threading.Lock(), False
-        self._stack = contextlib.ExitStack()
-
-    def __enter__(self) -> Self:
-        if self._folder is not None:
-            self._stack.enter_context(beside(self._write_on, name="curves"))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-        self._write()
-        for curves in self._going.values():
-            curves.close()
-
-    def follow(self, key: str) -> None:
-        """Writes the curves of this run, and what it adds, until the context ends."""
-        if self._folder is not None:
-            with self._lock:
-                self._going.setdefault(key, Curves(open_store(self._root).child(f"runs/{key}"), self._folder / key))
-
-    def _write_on(self, over: threading.Event) -> None:
-        while not over.wait(POLL_S):
-            self._write()
-
-    def _write(self) -> None:
-        with self._lock:
-            going = list(self._going.values())
-        for curves in going:
-            try:
-                curves.write()
-            except Exception:  # the disk is full, the store is away, tensorboardX is missing
-                if not self._failed:
-                    log.warning("curves could not be written to %s", self._folder, exc_info=True)
-                self._failed = True
-
-
 def write_curves(
     root: Store,
     folder: str | os.PathLike[str],
@@ -138,7 +80,7 @@ def write_curves(
 ) -> None:
     """Writes the curves of the runs whose keys begin with one of `keys`, or of all. With `follow` it goes on: with what unfinished
     runs add and, without keys, with new runs. Reports the number of points by run. Raises ValueError for a key that matches no run."""
-    ended, going = set[str](), dict[str, Curves]()
+    ended, going = set[str](), dict[str, EventFiles]()
     try:
         while True:
             chosen = _chosen(root, keys)
@@ -146,7 +88,7 @@ def write_curves(
                 run = root.child(f"runs/{key}")
                 over = _is_over(run)  # before its journal is read, which is whole then
                 if key not in going:
-                    going[key] = Curves(run, Path(folder, key))
+                    going[key] = EventFiles(run, Path(folder, key))
                 if number := going[key].write():
                     report(f"{key}: {number:,} points")
                 if over:
