@@ -1,5 +1,7 @@
 """Prefetch threads: order, bounds and errors; torch's thread count stays as it was."""
 
+import subprocess
+import sys
 import threading
 import time
 from functools import partial
@@ -179,3 +181,33 @@ def test_pending_load_runs_in_the_waiting_thread_and_keeps_its_error():
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             broken.result()
+
+
+OPEN_AT_THE_END = """
+import atexit, sys, threading, time
+
+@atexit.register  # before vit.input.prefetch registers its own, so after it
+def threads_left():
+    print([thread.name for thread in threading.enumerate()])
+
+from vit.input.prefetch import Prefetcher
+
+def slow():
+    for i in range(10**6):
+        yield [lambda: None], i
+        time.sleep(0.5)
+
+items = iter(Prefetcher(slow(), threads=2, depth=3))
+next(items)
+print([thread.name for thread in threading.enumerate()])
+sys.exit(3)
+"""
+
+
+def test_a_program_that_leaves_an_iteration_open_ends_its_threads_first():
+    """A thread of Arrow or torch that outlives Python aborts the process, once in many times."""
+    done = subprocess.run([sys.executable, "-c", OPEN_AT_THE_END], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 3, done.stderr
+    during, after = map(eval, done.stdout.splitlines())
+    assert len(during) > 1
+    assert after == ["MainThread"]
