@@ -80,6 +80,7 @@ def test_each_run_is_a_run_of_the_project_with_its_config_and_every_point_at_its
         birds.seal()
         city.record({"train/loss": 2.0}, 1)
         city.seal()
+    wandb.teardown()  # its service may write the last of a file after the run has finished, and has ended after this
     by_run = {}
     for written in (folder / "wandb").glob("offline-run-*"):
         (run,) = [r.run for r in records(written) if r.WhichOneof("record_type") == "run"]
