@@ -18,27 +18,29 @@ class Curves(ABC):
         self._read = set[Segment]()
 
     def write(self) -> int:
-        """Writes the points of the journal that the reader lacks; their number. After an error the next call starts anew."""
+        """Writes the points of the journal that the reader lacks; their number. After an error of the reader, not of the run's store,
+        the next call asks again what the reader has."""
+        if self._written is None:
+            self._written = set(self.points())
+        new = [segment for segment in list_segments(self._run) if segment not in self._read]
+        records = [record for part in read_segments(self._run, new) for record in part]
         try:
-            return self._write()
+            number = self._write(records, self._written)
         except Exception:
             self._written = None
             self._read.clear()
             raise
+        self._read.update(new)
+        return number
 
-    def _write(self) -> int:
-        if self._written is None:
-            self._written = set(self.points())
-        before = len(self._written)
-        new = [segment for segment in list_segments(self._run) if segment not in self._read]
-        for segment, records in zip(new, read_segments(self._run, new), strict=True):
-            for record in records:
-                if (record.key, record.step) not in self._written:
-                    self._written.add((record.key, record.step))
-                    self.add(record)
-            self._read.add(segment)
+    def _write(self, records: Iterable[JournalRecord], written: set[Point]) -> int:
+        before = len(written)
+        for record in records:
+            if (record.key, record.step) not in written:
+                written.add((record.key, record.step))
+                self.add(record)
         self.flush()
-        return len(self._written) - before
+        return len(written) - before
 
     @abstractmethod
     def points(self) -> Iterable[Point]:
