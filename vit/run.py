@@ -102,12 +102,12 @@ class TrainingRun:
         except CannotResume as error:  # a restart of the worker group would not help
             log.error("%s", error)
             return self._end("failed", {"reason": str(error)[:4000]})
-        self._micro_batch = micro_batch_that_fits(state, self.recipe, self.config.execution, self.world)
         if self.world.rank == 0:
             self.claim.check()
             if (mixture := self.corpora.record()) and not self.run.exists(MIXTURE_KEY):
                 self.run.write_json(MIXTURE_KEY, mixture)
             write_state(self.run, "running", self.attempt, from_step=state.step)
+        self._micro_batch = micro_batch_that_fits(state, self.recipe, self.config.execution, self.world)
         with (
             StopPoller(self.run, self.attempt) as stop,
             Reporter(

@@ -48,10 +48,12 @@ STOP_MARGIN_S = 5.0
 # How long a cancelled job may take for the rest of its step and a checkpoint before its driver gets a signal. Prefect kills
 # the flow process 30 s after the cancel.
 CANCEL_PATIENCE_S = 15.0
-# Without progress, the observer reports at this interval which other jobs run, and after the longer time also that none does.
+# Without progress, the observer reports at this interval which other jobs run. After the longer time also that none does, or that
+# the job itself has started: a compiled network takes minutes for its first step.
 LOOK_S = 10.0
 ALONE_S = 30.0
 NO_OTHER_JOB = "no other job runs on this cluster"
+NO_STEP_YET = "it has started, and its first step is not done"
 LOG_LINES = 40
 # Exit codes of a shell whose command was not found or cannot be executed.
 NO_COMMAND = (126, 127)
@@ -317,10 +319,10 @@ def follow(
             if now is not None:
                 waits = ""
             elif time.monotonic() > next_look:
-                found, next_look = other_jobs(engines, claim.job_id), time.monotonic() + LOOK_S
-                if found == NO_OTHER_JOB and time.monotonic() < started + ALONE_S:
+                found, next_look = why_no_progress(engines, run, claim), time.monotonic() + LOOK_S
+                if found in (NO_OTHER_JOB, NO_STEP_YET) and time.monotonic() < started + ALONE_S:
                     found = ""
-                elif found != waits:
+                elif found not in (waits, NO_STEP_YET):
                     engines.observer.say(f"{title} has not started; {found}")
                 waits = found
             for line in errors.news():
@@ -331,7 +333,7 @@ def follow(
         try:
             return engines.cluster.jobs.follow(claim.job_id, on_poll, poll_s=POLL_S)
         except BaseException as error:
-            if waits and isinstance(error, StopRequested) and error.reason == "out_of_time":
+            if waits not in ("", NO_STEP_YET) and isinstance(error, StopRequested) and error.reason == "out_of_time":
                 error.args = (f"{error}, and {title} had not started; {waits}",)
             stop = engines.observer.stop(error)
             if stop is not None:
@@ -364,6 +366,13 @@ def was_frozen(run: Store, claim: Claim) -> bool:
     ended_otherwise = state["attempt"] == claim.attempt and state["state"] not in ("running", "preempted")
     asked = stop is not None and stop["attempt"] == claim.attempt and stop["by"] == DRIVER_FROZEN
     return asked and not ended_otherwise
+
+
+def why_no_progress(engines: Engines, run: Store, claim: Claim) -> str:
+    """Why a job has reported none: it is at its first step, or waits for room, which other jobs may have."""
+    state = read_state(run)
+    begun = state is not None and state["state"] == "running" and state["attempt"] == claim.attempt
+    return NO_STEP_YET if begun else other_jobs(engines, claim.job_id)
 
 
 def other_jobs(engines: Engines, job_id: str) -> str:

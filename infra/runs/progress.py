@@ -37,7 +37,7 @@ class RunProgress(TypedDict, total=False):
     waiting_for: str
     """What the workers wait for before they start."""
     waits: str
-    """Why a job has not started; only shown, never stored."""
+    """Why a job has reported nothing; only shown, never stored."""
 
 
 def write_progress(run: Store, progress: RunProgress, check_claim: Callable[[], object]) -> None:

@@ -329,6 +329,20 @@ def test_running_jobs_are_named_with_the_command_that_makes_room(run, root, monk
     assert f"no room for 1 workers; {text}" in str(error)
 
 
+def test_a_job_at_its_first_step_is_not_said_to_wait_for_others(run, monkeypatch):
+    """A compiled network takes minutes for it, and to stop another run would not help."""
+    monkeypatch.setattr(stage, "LOOK_S", -1)
+    monkeypatch.setattr(stage, "ALONE_S", -1)
+    cluster, shown = ScriptedCluster(run, "failed"), []
+    monkeypatch.setattr(FakeObserver, "stage", lambda self, title: contextlib.nullcontext(shown.append))
+    cluster.ended["owls-a1"] = Job(id="owls-a1", state="running", exit_code=None, message="")
+    monkeypatch.setattr(stage, "read_state", lambda run: {"state": "running", "attempt": 1})
+    with pytest.raises(StageFailed):
+        run_with_script(run, cluster)
+    assert shown[0] == {"waits": "it has started, and its first step is not done"}
+    assert not any("not started" in message for message in cluster.messages)
+
+
 def test_ctrl_c_requests_a_checkpoint_and_waits_for_it(run):
     cluster = ScriptedCluster(run)
 
