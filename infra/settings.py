@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 _SECRET_NAME = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|AUTH|CREDENTIAL")
 _LOCALHOST = re.compile(r"^(https?://)localhost(?=[:/]|$)", re.IGNORECASE)
@@ -75,6 +75,10 @@ class Settings(BaseModel):
     """Folder into which flows and commands also write the curves of their runs, as TensorBoard's event files."""
     wandb: str | None = Field(default=None, validation_alias=AliasChoices("VITLINE_WANDB"))
     """Project of Weights & Biases, `PROJECT` or `ENTITY/PROJECT`, to which flows and commands also send the curves of their runs."""
+    recipe_packages: frozenset[str] = Field(
+        default=frozenset(), validation_alias=AliasChoices("VITLINE_RECIPE_PACKAGES")
+    )
+    """Python packages, separated by commas, whose functions forms may name as recipes. Commands may name any."""
     prefect_api_url: str | None = Field(default=None, validation_alias=AliasChoices("PREFECT_API_URL"))
     """The API of the Prefect server, such as http://127.0.0.1:4200/api."""
     prefect_api_auth_string: SecretStr | None = Field(
@@ -83,6 +87,11 @@ class Settings(BaseModel):
     """The login of a Prefect server of your own, such as admin:pass."""
     prefect_api_key: SecretStr | None = Field(default=None, validation_alias=AliasChoices("PREFECT_API_KEY"))
     """The key of Prefect Cloud."""
+
+    @field_validator("recipe_packages", mode="before")
+    @classmethod
+    def _separated(cls, value: Any) -> Any:
+        return filter(None, (name.strip() for name in value.split(","))) if isinstance(value, str) else value
 
     def __init__(self, **given: Any) -> None:
         found: dict[str, Any] = {}

@@ -22,6 +22,12 @@ ClassMap = Annotated[
         "or the path or URI of a table with the columns corpus, class, mixture_class."
     ),
 ]
+Recipe = Annotated[
+    str,
+    typer.Option(
+        help="Recipe of the training: a name (`vitline pretrain recipes`), a YAML file, or a Python function, PACKAGE.MODULE:FUNCTION."
+    ),
+]
 Set = Annotated[
     list[str] | None, typer.Option("--set", help="Override a field: `--set recipe.optim.peak_lr=3e-4`. Repeatable.")
 ]

@@ -18,6 +18,7 @@ from vit.config import TrainConfig
 from vit.model_record import published_record, read_contract
 from vit.models.config import network_config
 from vit.recipes import recipe_named
+from vit.recipes.own import kind_of
 
 
 def requested_training(
@@ -32,13 +33,20 @@ def requested_training(
 
     Weights of another codebase are published below the root first.
     """
-    recipe_named(recipe)  # raises with a list of the recipes
-    fields = {"recipe": recipe, "overrides": parse_overrides(overrides), **weighted(corpora)}
+    fields = {**recipe_fields(recipe, overrides), **weighted(corpora)}
     if class_map is not None:
         fields["class_map"] = class_map
     if init_from is not None:
         fields["init_from"] = _published(root, init_from)
     return resolve_pretrain(root, PretrainRequest.model_validate(fields))
+
+
+def recipe_fields(recipe: str, overrides: Sequence[str]) -> dict[str, Any]:
+    """The fields of a form for the `--recipe` and `--set` of a command. Raises ValueError for a recipe that is neither known nor one of
+    others."""
+    recipe_named(recipe)
+    changes = parse_overrides(overrides)
+    return {"overrides": {"recipe": recipe} | changes} if kind_of(recipe) else {"recipe": recipe, "overrides": changes}
 
 
 def _published(root: str, source: str) -> str:

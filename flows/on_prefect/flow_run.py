@@ -14,7 +14,10 @@ from flows.on_prefect.prefect_observer import client
 from flows.on_prefect.run_names import given_name
 from flows.records import Origin
 from flows.requests.refusals import problem_text
+from flows.requests.training_draft import recipe_function
 from infra.config import FrozenConfig
+from infra.settings import Settings
+from vit.recipes.own import check_package
 
 R = TypeVar("R", bound=FrozenConfig)
 MOST_MISSED = 60
@@ -94,6 +97,9 @@ def read_request(model: type[R], given: Mapping[str, Any], defaults: Mapping[str
     """The validated request. Fields that a request by the API leaves out keep the deployment's values, not the defaults of the
     model. Raises ValueError that names every violated rule."""
     try:
-        return model.model_validate({**defaults, **given})
+        request = model.model_validate({**defaults, **given})
     except ValidationError as error:
         raise ValueError("; ".join(problem_text(problem, model.model_fields) for problem in error.errors())) from error
+    if (function := recipe_function(request)) is not None:
+        check_package(function, Settings().recipe_packages)
+    return request

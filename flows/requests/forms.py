@@ -16,7 +16,8 @@ from infra.redact import holds_credentials
 PresetName = Literal["icons", "new-icons", "letters", "digits", "digits-0-to-4", "digits-5-to-9"]
 RecipeName = Literal[
     "icons", "digits",
-    "vit-s16-i21k", "vit-b32-i21k", "vit-b16-i21k", "vit-l32-i21k", "vit-l16-i21k", "vit-b16-imagenet",
+    "vit-s16-i21k", "vit-b32-i21k", "vit-b16-i21k", "vit-l32-i21k", "vit-l16-i21k", 
+    "vit-b32-imagenet", "vit-b16-imagenet", "vit-l32-imagenet", "vit-l16-imagenet",
     "vit-b16-i21k-light1", "vit-b16-i21k-light2", "vit-b16-i21k-medium1", "vit-b16-i21k-medium2",
     "vit-b16-i21k-strong1", "vit-b16-i21k-strong2",
     "vit-s16-plain-imagenet", "vit-b16-masked-patches-jft",
@@ -130,7 +131,7 @@ class PretrainRequest(FrozenConfig):
     corpus_weight: CorpusWeight = 1.0
     class_map: ClassMap = "names"
     recipe: RecipeName = "icons"
-    """What to train and how; `vitline pretrain recipes` describes them."""
+    """What to train and how; `vitline pretrain recipes` describes them. One of your own: the override {"recipe": "s3://lab/birds.yaml"}."""
     name: Name | None = None
     """First part of the run's name: lower case letters, digits and '-', a letter or digit first; at most 40. Empty: corpus and recipe."""
     seed: NonNegativeInt = 0
@@ -286,7 +287,8 @@ class PipelineRequest(FrozenConfig):
     corpus_weight: CorpusWeight = 1.0
     class_map: ClassMap = "names"
     recipe: RecipeName = "icons"
-    """What to pre-train and how; `vitline pretrain recipes` describes them."""
+    """What to pre-train and how; `vitline pretrain recipes` describes them. One of your own: the override
+    {"recipe": "s3://lab/birds.yaml"}."""
     seed: NonNegativeInt = 0
     """Seed of initialisation, reading order, augmentation and dropout."""
     train_images: Count | None = None

@@ -48,12 +48,14 @@ def override_paths(flow: str) -> list[str]:
     prepared = [path for path in flatten(tree_of(digits())) if path.startswith(("recipe.", "execution."))]
     paths = {
         "prepare-corpus": prepared,
-        "pretrain": trained,
-        "self-train": trained,
+        "pretrain": ["recipe", *trained],
+        "self-train": ["recipe", *trained],
         "branch": trained,
         "finetune": trained,
         "evaluate": protocol,
-        "pretrain-then-transfer": trained + protocol + [f"{PREFIX}{name}" for name in NightSettings.model_fields],
+        "pretrain-then-transfer": ["recipe", *trained]
+        + protocol
+        + [f"{PREFIX}{name}" for name in NightSettings.model_fields],
     }
     fixed = ("protocol.name", "protocol.kind", "recipe.model.architecture", "recipe.seed")
     return [path for path in paths.get(flow, []) if path not in fixed]

@@ -10,7 +10,7 @@ from flows.catalog import find_corpus, find_model, find_run
 from flows.records import list_run_keys
 from flows.requests.forms import BranchRequest, PipelineRequest, PretrainRequest
 from flows.requests.overrides import refuse_form_fields
-from flows.requests.training_draft import check_loss, draft_training, training_name
+from flows.requests.training_draft import check_loss, draft_training, recipe_of, recipe_title, training_name
 from infra.config import replace
 from infra.runs.run_state import NO_STATE, read_state
 from infra.storage import open_store
@@ -50,7 +50,9 @@ def initial_model(root: str, reference: str) -> str:
 def _from_random_weights(root: str, request: PretrainRequest) -> TrainConfig:
     check_mixture_fields(request)
     uris = [find_corpus(root, name).uri for name in (request.corpus, *(each.corpus for each in request.mix_with))]
-    name = request.name or training_name(_together([load_manifest(open_store(uri)) for uri in uris]), request.recipe)
+    name = request.name or training_name(
+        _together([load_manifest(open_store(uri)) for uri in uris]), recipe_title(recipe_of(request))
+    )
     return on_corpora(draft_training(name, request), request, uris)
 
 

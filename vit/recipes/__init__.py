@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from infra.names import there_are
 from vit.config import ExecutionConfig, TrainRecipe
 from vit.models.variants import spelled
-from vit.recipes import augreg, digits, icons, masked_patches, paper, plain
+from vit.recipes import augreg, digits, icons, masked_patches, own, paper, plain
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,13 @@ def _i21k(variant: str, epochs: int = 90) -> Recipe:
     return Recipe(
         f"{spelled(variant)} on ImageNet-21k, {epochs} epochs (paper, Table 3)",
         lambda: (paper.i21k(variant, epochs), paper.cluster_execution()),
+    )
+
+
+def _imagenet(variant: str) -> Recipe:
+    return Recipe(
+        f"{spelled(variant)} from scratch on ImageNet, 300 epochs (paper, Table 3)",
+        lambda: (paper.imagenet(variant), paper.cluster_execution()),
     )
 
 
@@ -50,10 +57,7 @@ RECIPES: dict[str, Recipe] = {
     "vit-l16-i21k": _i21k("l16"),
     "vit-s16-i21k": _i21k("s16"),
     **{f"vit-b16-i21k-{level}": _augreg(level) for level in augreg.LEVELS if level != "none"},
-    "vit-b16-imagenet": Recipe(
-        "ViT-B/16 from scratch on ImageNet, 300 epochs (paper, Table 3)",
-        lambda: (paper.imagenet("b16"), paper.cluster_execution()),
-    ),
+    **{f"vit-{variant}-imagenet": _imagenet(variant) for variant in paper.IMAGENET},
     "vit-s16-plain-imagenet": Recipe(
         "ViT-S/16 from scratch on ImageNet, 90 epochs, with RandAugment and MixUp (arXiv:2205.01580)",
         lambda: (plain.imagenet(), paper.cluster_execution()),
@@ -79,7 +83,16 @@ RECIPES: dict[str, Recipe] = {
 
 
 def recipe_named(name: str) -> Recipe:
-    """The recipe of this name. Raises ValueError listing the known names."""
-    if name not in RECIPES:
-        raise ValueError(f"There is no recipe {name!r}; {there_are(name, RECIPES)}")
-    return RECIPES[name]
+    """The recipe of this name, or that of others: PACKAGE.MODULE:FUNCTION, or the path or URI of a YAML file, which are read when its
+    configs are made. Raises ValueError listing the known names."""
+    if name in RECIPES:
+        return RECIPES[name]
+    kind = own.kind_of(name)
+    if kind is None:
+        raise ValueError(
+            f"There is no recipe {name!r}; {there_are(name, RECIPES)} One of your own is PACKAGE.MODULE:FUNCTION, or a file that "
+            "ends in .yaml."
+        )
+    return Recipe(
+        name, lambda: own.configs_of_function(name) if kind == "function" else own.configs_of_file(name, RECIPES)
+    )

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from data_prep.source_kinds import SourceKind
-from flows.commands.command_line import ClassMap, Json, Root, Set, settings, show_one, show_rows
+from flows.commands.command_line import ClassMap, Json, Recipe, Root, Set, settings, show_one, show_rows
 
 app = typer.Typer(
     help="Corpora: prepare, show, verify, compare, make subsets.", no_args_is_help=True, rich_markup_mode=None
@@ -178,7 +178,7 @@ def data_verify(
 @app.command("shuffle-report")
 def data_shuffle_report(
     name: Corpus,
-    recipe: Annotated[str, typer.Option(help="Recipe of the training; `vitline pretrain recipes` lists them.")],
+    recipe: Recipe,
     set_: Set = None,
     batches: Annotated[int, typer.Option(min=1, help="Batches to look at, spread over an epoch.")] = 64,
     root: Root = None,
@@ -199,7 +199,7 @@ def data_shuffle_report(
 @app.command("views")
 def data_views(
     names: Corpora,
-    recipe: Annotated[str, typer.Option(help="Recipe of the training; `vitline pretrain recipes` lists them.")],
+    recipe: Recipe,
     out: Annotated[Path, typer.Option(help="The HTML page to write.")] = Path("views.html"),
     class_map: ClassMap = None,
     set_: Set = None,
@@ -224,7 +224,7 @@ def data_views(
 @app.command("bench")
 def data_bench(
     names: Corpora,
-    recipe: Annotated[str, typer.Option(help="Recipe of the training; `vitline pretrain recipes` lists them.")],
+    recipe: Recipe,
     gpu: Annotated[str, typer.Option(help="The GPU to feed: `H200`, `A100`, ...")] = "H200",
     mfu: Annotated[float, typer.Option(help="Share of the GPU's peak FLOP/s that the training reaches.")] = 0.5,
     images_per_s: Annotated[

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from flows.commands.command_line import ClassMap, Json, Root, Set, settings, show_one, show_rows
+from flows.commands.command_line import ClassMap, Json, Recipe, Root, Set, settings, show_one, show_rows
 
 app = typer.Typer(help="Pre-training: plan and run.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -27,7 +27,7 @@ InitFrom = Annotated[
 @app.command("plan")
 def pretrain_plan(
     corpus: Corpora,
-    recipe: Annotated[str, typer.Option(help="Recipe; `vitline pretrain recipes` lists them.")],
+    recipe: Recipe,
     class_map: ClassMap = None,
     init_from: InitFrom = None,
     set_: Set = None,
@@ -58,7 +58,7 @@ def pretrain_recipes(json: Json = False) -> None:
 @app.command("run")
 def pretrain_run(
     corpus: Corpora,
-    recipe: Annotated[str, typer.Option(help="Recipe; `vitline pretrain recipes` lists them.")],
+    recipe: Recipe,
     class_map: ClassMap = None,
     init_from: InitFrom = None,
     set_: Set = None,
@@ -81,7 +81,7 @@ def pretrain_self_train(
     teacher: Annotated[str, typer.Argument(help="Model that labels: NAME (its newest version), NAME/VERSION or URI")],
     corpus: Annotated[str, typer.Option(help="Corpus of labelled images: NAME, NAME/VERSION or URI.")],
     unlabelled: Annotated[str, typer.Option(help="Corpus of the images to label: NAME, NAME/VERSION or URI.")],
-    recipe: Annotated[str, typer.Option(help="Recipe; `vitline pretrain recipes` lists them.")],
+    recipe: Recipe,
     split: Annotated[
         list[str] | None, typer.Option(help="Split of the images to label; may be repeated. Default: train.")
     ] = None,
@@ -106,9 +106,8 @@ def pretrain_self_train(
 
     Example: `vitline pretrain self-train birds --corpus birds --unlabelled city --recipe vit-b16-i21k-medium2`
     """
-    from flows.commands.training import train_on
+    from flows.commands.training import recipe_fields, train_on
     from flows.requests.forms import SelfTrainRequest
-    from flows.requests.overrides import parse_overrides
     from flows.requests.self_training_plan import resolve_self_train
     from flows.requests.training_config import resolve_pretrain
     from flows.self_train import label_images
@@ -118,11 +117,14 @@ def pretrain_self_train(
         "teacher": teacher,
         "corpus": corpus,
         "unlabelled": unlabelled,
-        "recipe": recipe,
         "labels": labels,
     }
-    fields |= {"top_k": top_k, "min_score": min_score, "max_per_class": max_per_class}
-    fields |= {"predicted_weight": predicted_weight, "overrides": parse_overrides(set_ or [])}
+    fields |= recipe_fields(recipe, set_ or []) | {
+        "top_k": top_k,
+        "min_score": min_score,
+        "max_per_class": max_per_class,
+    }
+    fields |= {"predicted_weight": predicted_weight}
     chosen = settings(root)
     plan = resolve_self_train(
         chosen.root, SelfTrainRequest.model_validate(fields | ({"splits": split} if split else {}))

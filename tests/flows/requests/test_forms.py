@@ -69,7 +69,9 @@ def test_every_violated_rule_is_reported_in_words(change, says):
 
 def test_every_override_that_a_description_lists_exists(digits_root):
     root = digits_root
-    for path in override_paths("pretrain-then-transfer"):
+    own_recipe, *paths = override_paths("pretrain-then-transfer")
+    assert own_recipe == "recipe"
+    for path in paths:
         assert path.startswith(("recipe.", "execution.", "protocol.", "nights."))
         missing = f"{path}x"
         with pytest.raises(ValueError, match=f"no field '{re.escape(missing)}'; .* Did you mean '{re.escape(path)}'"):

@@ -1,0 +1,116 @@
+"""Recipes of others: what a function or a file makes, and what is refused in one sentence."""
+
+import sys
+
+import pytest
+
+from vit.config import ExecutionConfig
+from vit.recipes import recipe_named
+from vit.recipes.own import check_package
+
+MODULE = """
+from infra.config import replace
+from vit.recipes import recipe_named
+
+def mine():
+    recipe, execution = recipe_named("digits").make()
+    return replace(recipe, **{"optim.peak_lr": 0.25}), execution
+
+def alone():
+    return mine()[0]
+
+def fails():
+    raise KeyError("birds")
+
+def text():
+    return "vit-b16"
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """The module `own_birds` in the current folder."""
+    (tmp_path / "own_birds.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield
+    sys.modules.pop("own_birds", None)
+
+
+def made(name):
+    return recipe_named(name).make()
+
+
+def test_a_function_gives_a_recipe_with_or_without_an_execution(module):
+    recipe, execution = made("own_birds:mine")
+    assert (recipe.optim.peak_lr, execution) == (0.25, made("digits")[1])
+    assert made("own_birds:alone") == (recipe, ExecutionConfig())
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("own_birds:mime", "own_birds has no function 'mime'. Did you mean 'mine'?"),
+        ("own_birds:fails", "failed: KeyError: 'birds'"),
+        ("own_birds:text", "returned str. It must return a TrainRecipe"),
+        ("own_cats:mine", "cannot be imported: ModuleNotFoundError: No module named 'own_cats'"),
+        ("own birds", "There is no recipe 'own birds'; available: .*PACKAGE.MODULE:FUNCTION"),
+    ],
+)
+def test_what_is_no_function_that_returns_a_recipe_is_refused(module, name, error):
+    with pytest.raises(ValueError, match=error):
+        made(name)
+
+
+def test_forms_name_functions_of_listed_packages_only():
+    check_package("lab.recipes:birds", ["lab"])
+    with pytest.raises(
+        ValueError, match=r"Python code of 'os', which forms may not import. Add .* VITLINE_RECIPE_PACKAGES"
+    ):
+        check_package("os:abort", ["lab"])
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(text):
+        (tmp_path / "birds.yaml").write_text(text)
+        return str(tmp_path / "birds.yaml")
+
+    return write
+
+
+def test_a_file_changes_a_recipe_or_is_a_whole_one(file, tmp_path):
+    base, execution = made("digits")
+    text = (
+        "base: digits\nrecipe: {total_steps: 7, optim: {peak_lr: 5e-4, warmup_steps: 2}}\nexecution: {num_workers: 2}\n"
+    )
+    recipe, changed = made(file(text))
+    assert (recipe.total_steps, recipe.optim.peak_lr, recipe.model, changed.num_workers) == (7, 5e-4, base.model, 2)
+    assert made(file("base: digits\n")) == (base, execution)
+    assert made(f"file://{tmp_path}/birds.yaml") == (base, execution)
+    whole = file(f"recipe: {base.model_dump_json()}\n")
+    assert made(whole) == (base, ExecutionConfig())
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("- 1\n", "birds.yaml holds no mapping"),
+        ("base: [digits\n", "birds.yaml is not valid YAML: while parsing"),
+        ("base: digit\n", "birds.yaml starts from 'digit', which is no recipe. Did you mean 'digits'?"),
+        ("base: [digits]\n", "starts from ..digits.., which is no recipe"),
+        ("base: digits\noptim: {}\n", "birds.yaml has the key 'optim'"),
+        ("execution: {}\n", "birds.yaml has neither `base` nor `recipe`"),
+        ("base: digits\nrecipe: {optim: {peak: 1}}\n", "has no field 'recipe.optim.peak'"),
+        ("base: digits\nrecipe: {optim: {peak_lr: -1}}\n", "peak_lr"),
+        ("base: digits\nrecipe: {model: !!python/object/apply:os.getcwd []}\n", "could not determine a constructor"),
+    ],
+)
+def test_a_file_that_is_no_recipe_is_refused(file, text, error):
+    with pytest.raises(ValueError, match=error):
+        made(file(text))
+
+
+def test_a_file_that_is_missing_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"There is no recipe .*cats.yaml': no such file"):
+        made(str(tmp_path / "cats.yaml"))

@@ -1,0 +1,122 @@
+"""Recipes of others: a Python function that returns configs, or a YAML file with their fields.
+
+A recipe is only where a config comes from. Its run key is that of the config, so that equal configs share a run, whoever wrote them.
+"""
+
+import importlib
+import re
+import sys
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from infra.config import FrozenConfig, flatten, replace
+from infra.names import did_you_mean
+from infra.storage import open_store
+from vit.config import ExecutionConfig, TrainRecipe
+
+Configs = tuple[TrainRecipe, ExecutionConfig]
+_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_ENDINGS = (".yaml", ".yml")
+
+
+class _Whole(FrozenConfig):
+    """Both parts of a recipe."""
+
+    recipe: TrainRecipe
+    execution: ExecutionConfig = ExecutionConfig()
+
+
+def kind_of(reference: str) -> Literal["function", "file"] | None:
+    """Whether a reference is PACKAGE.MODULE:FUNCTION or a YAML file; None for other texts, such as the name of a recipe."""
+    if reference.endswith(_ENDINGS):
+        return "file"
+    return "function" if _FUNCTION.fullmatch(reference) else None
+
+
+def check_package(function: str, packages: Collection[str]) -> None:
+    """Raises ValueError for a PACKAGE.MODULE:FUNCTION of a package that is not among `packages`. To import a module is to run it, and
+    who fills in a form may not choose what the workers run."""
+    package = re.split(r"[.:]", function)[0]
+    if package not in packages:
+        raise ValueError(
+            f"The recipe {function!r} is Python code of {package!r}, which forms may not import. Add the package to "
+            "VITLINE_RECIPE_PACKAGES where flows run, or give a YAML file."
+        )
+
+
+def configs_of_function(reference: str) -> Configs:
+    """What PACKAGE.MODULE:FUNCTION returns: a TrainRecipe, or one and an ExecutionConfig. The current folder is searched last.
+
+    Raises ValueError for what cannot be imported or called, or returns something else.
+    """
+    module_name, _, name = reference.partition(":")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise ValueError(
+            f"The module of the recipe {reference!r} cannot be imported: {type(error).__name__}: {error}. Install its package "
+            "where this runs, or run the command in the folder of the module."
+        ) from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ValueError(f"{module_name} has no function {name!r}.{did_you_mean(name, vars(module))}")
+    try:
+        made = function()
+    except Exception as error:
+        raise ValueError(f"The recipe {reference!r} failed: {type(error).__name__}: {error}") from error
+    recipe, execution = made if isinstance(made, tuple) and len(made) == 2 else (made, ExecutionConfig())
+    if not isinstance(recipe, TrainRecipe) or not isinstance(execution, ExecutionConfig):
+        raise ValueError(
+            f"The recipe {reference!r} returned {type(made).__name__}. It must return a TrainRecipe, or a TrainRecipe and an "
+            "ExecutionConfig, of vit.config."
+        )
+    return recipe, execution
+
+
+def configs_of_file(reference: str, base_named: Mapping[str, Any]) -> Configs:
+    """The configs of a YAML file at a path or URI, by its keys: `base`, the name of a recipe to start from; `recipe` and `execution`,
+    what differs from it. Without `base`, `recipe` is whole. `base_named` has the recipes by name.
+
+    Raises ValueError naming the file for one that is missing, or whose content is not that.
+    """
+    tree = _tree(reference)
+    if odd := sorted(tree.keys() - {"base", "recipe", "execution"}, key=str):
+        raise ValueError(f"{reference} has the key {odd[0]!r}; a recipe has `base`, `recipe` and `execution`.")
+    base = tree.pop("base", None)
+    if base is None:
+        if "recipe" not in tree:
+            raise ValueError(
+                f"{reference} has neither `base` nor `recipe`. Name a recipe to start from, as in `base: vit-s16-i21k`."
+            )
+        whole = _Whole.model_validate(tree)
+    else:
+        if not isinstance(base, str) or base not in base_named:
+            raise ValueError(
+                f"{reference} starts from {base!r}, which is no recipe.{did_you_mean(str(base), base_named)}"
+            )
+        recipe, execution = base_named[base].make()
+        changes = {path: value for path, value in flatten(tree).items() if value != {}}
+        whole = replace(_Whole(recipe=recipe, execution=execution), **changes)
+    return whole.recipe, whole.execution
+
+
+def _tree(reference: str) -> dict[Any, Any]:
+    folder, _, name = reference.rpartition("/") if "://" in reference else ("", "", reference)
+    try:
+        text = open_store(folder).read(name) if folder else Path(name).expanduser().read_bytes()
+    except FileNotFoundError as error:
+        raise ValueError(f"There is no recipe {reference!r}: no such file.") from error
+    except OSError as error:
+        raise ValueError(f"The recipe {reference!r} cannot be read: {error}") from error
+    try:
+        tree = yaml.safe_load(text)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{reference} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(tree, dict):
+        raise ValueError(f"{reference} holds no mapping; a recipe has the keys `base`, `recipe` and `execution`.")
+    return tree
