@@ -214,8 +214,8 @@ def pretrain_then_transfer_flow(request: PipelineRequest) -> State:
     def night_or_pipeline(request: PipelineRequest, engines: Engines, this: FlowRun) -> str | State:
         skip_if_late(request, this)
         plan = resolve_pipeline(engines.root, request, this.night)
+        from flows.costs.budget import check_deadline
         from flows.end_to_end import pretrain_then_transfer
-        from flows.requests.budget import check_deadline
 
         engines.observer.say(f"pipeline {plan.key}: {check_deadline(engines.root, plan)}")
         if plan.note:
@@ -330,7 +330,7 @@ def show_findings(engines: Engines, key: str, findings: "list[Inconsistency]") -
 
 def run_training(config: TrainConfig, engines: Engines) -> str:
     """Trains and returns URI and score of the model."""
-    from flows.requests.training_cost import training_cost
+    from flows.costs.training_cost import training_cost
 
     cost = training_cost(config)  # raises for lanes, workers or a batch that do not fit the corpus
     engines.observer.say(

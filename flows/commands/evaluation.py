@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NotRequired, TypedDict
 
 from flows import console
-from flows.requests.evaluation_cost import TaskCost, measured_flops, task_costs
+from flows.costs.evaluation_cost import TaskCost, measured_flops, task_costs
 from flows.requests.evaluation_plan import resolve_evaluate
 from flows.requests.forms import EvaluateRequest
 from flows.stages.engines import open_engines

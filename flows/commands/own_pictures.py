@@ -8,7 +8,7 @@ import typer
 
 from data_prep.shard_format import ShardReader
 from flows import console
-from flows.requests.training_cost import training_cost
+from flows.costs.training_cost import training_cost
 from flows.stages.engines import open_engines
 from flows.stages.prepare_corpus import PreparedCorpus, prepare_corpora, refusals, source_request
 from flows.stages.pretrain import train_model

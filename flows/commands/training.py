@@ -5,11 +5,11 @@ from typing import Any
 
 from flows import console
 from flows.commands.command_line import show_one
+from flows.costs.training_cost import training_cost
 from flows.records import list_run_keys
 from flows.requests.forms import PretrainRequest
 from flows.requests.overrides import parse_overrides
 from flows.requests.training_config import resolve_pretrain
-from flows.requests.training_cost import training_cost
 from flows.stages.engines import Engines, open_engines
 from flows.stages.pretrain import train_model
 from infra.settings import Settings

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from flows import console
-from flows.requests.training_cost import reading_plan
+from flows.costs.training_cost import reading_plan
 from infra.html.page import num_bytes
 from vit.config import TrainConfig
 from vit.corpora.training_corpora import open_corpora

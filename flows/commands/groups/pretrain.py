@@ -39,7 +39,7 @@ def pretrain_plan(
     Example: `vitline pretrain plan --corpus birds --recipe vit-s16-i21k --set execution.num_workers=8`
     """
     from flows.commands.training import requested_training
-    from flows.requests.training_cost import training_plan
+    from flows.costs.training_cost import training_plan
 
     show_one(
         training_plan(requested_training(settings(root).root, corpus, recipe, set_ or [], class_map, init_from)), json
@@ -154,10 +154,10 @@ def pretrain_branch(
     Example: `vitline pretrain branch birds-0a1b2c3d4e5f --step 60000 --set recipe.optim.peak_lr=3e-4`
     """
     from flows.commands.training import train_and_show
+    from flows.costs.training_cost import training_plan
     from flows.requests.forms import BranchRequest
     from flows.requests.overrides import parse_overrides
     from flows.requests.training_config import resolve_branch
-    from flows.requests.training_cost import training_plan
 
     fields = {"parent": parent, "step": step, "cooldown_images": cooldown_images, "name": name}
     request = BranchRequest.model_validate(fields | {"overrides": parse_overrides(set_ or [])})

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from flows.costs.budget import check_deadline
 from flows.end_to_end import PipelineRecorder, go_on
 from flows.records import PipelineRecord, read_pipeline, write_pipeline
-from flows.requests.budget import check_deadline
 from flows.requests.forms import PipelineRequest
 from flows.requests.pipeline_plan import resolve_pipeline
 from flows.stages.engines import open_engines
@@ -63,7 +63,7 @@ def test_what_does_not_go_together_is_refused(root, changes, refusal):
 
 
 def test_the_deadline_counts_what_is_trained_tonight(root, monkeypatch):
-    monkeypatch.setattr("flows.requests.budget.known_images_per_s", lambda *_: 8.0)
+    monkeypatch.setattr("flows.costs.budget.known_images_per_s", lambda *_: 8.0)
     fits, short = (plan_of(root, deadline_hours=hours) for hours in (3, 2))
     assert check_deadline(root, fits) == "deadline of 3 h: 76,800 images take 2.67 h at 8 images/s"
     with pytest.raises(ValueError, match=r"Set nights\.advance_images to at most 44,800"):

@@ -6,9 +6,9 @@ import pytest
 
 from data_prep.shard_format import load_class_names
 from flows.catalog import show_run
+from flows.costs.training_cost import training_cost
 from flows.requests.forms import BranchRequest, PretrainRequest
 from flows.requests.training_config import resolve_branch, resolve_pretrain
-from flows.requests.training_cost import training_cost
 from infra.config import replace
 from infra.runs.run_state import write_state
 from infra.storage import open_store

@@ -3,9 +3,9 @@
 import pytest
 
 from data_prep.decode import DecodePolicy
+from flows.costs.training_cost import training_cost
 from flows.requests.finetune_config import resolve_finetune
 from flows.requests.forms import FinetuneRequest
-from flows.requests.training_cost import training_cost
 from infra.config import replace
 from infra.storage import open_store
 from vit.input.config import AugmentConfig

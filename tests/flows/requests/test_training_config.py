@@ -5,9 +5,9 @@ import pytest
 from data_prep.plan import mixture_leakage
 from data_prep.plan.mixture_leakage import MixtureLeak
 from flows.commands.training import weighted
+from flows.costs.training_cost import training_cost
 from flows.requests.forms import PretrainRequest
 from flows.requests.training_config import resolve_pretrain
-from flows.requests.training_cost import training_cost
 from flows.stages.pretrain import mixture_leaks
 from vit.recipes import recipe_named
 

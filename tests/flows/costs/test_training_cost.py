@@ -2,7 +2,7 @@
 
 import pytest
 
-from flows.requests.training_cost import bandwidth_text, loading_text, memory_text, training_cost
+from flows.costs.training_cost import bandwidth_text, loading_text, memory_text, training_cost
 from infra.config import replace
 
 

@@ -10,7 +10,7 @@ from data_prep.decode import DecodePolicy
 from data_prep.shard_format import load_manifest
 from flows.cli import app
 from flows.commands.models import published_uri
-from flows.requests.evaluation_cost import task_costs
+from flows.costs.evaluation_cost import task_costs
 from flows.requests.evaluation_plan import resolve_evaluate
 from flows.requests.forms import EvaluateRequest
 from infra.storage import open_store
