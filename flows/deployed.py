@@ -122,7 +122,7 @@ def prepare_corpus(request: PrepareRequest) -> State:
         from flows.stages.prepare_corpus import corpus_rows, preparation_key, prepare_corpora
 
         (corpus,), _, _ = prepare_corpora([config], engines)
-        show(engines, "corpus", corpus.manifest.name, ["", " "], corpus_rows(corpus))
+        show(engines, "corpus", corpus.manifest.name, ["field", "value"], corpus_rows(corpus))
         if isinstance(engines.observer, PrefectObserver):
             key = preparation_key([config], [open_store(corpus.uri)], engines.root)
             links = corpus_links(corpus, engines.shipper.run_url(key))
@@ -197,7 +197,7 @@ def predict(request: PredictRequest) -> State:
         from flows.stages.predict_classes import predict_classes, prediction_rows, prediction_sentence
 
         result = predict_classes(spec, engines)
-        show(engines, "predictions", spec.run_key, ["", " "], prediction_rows(spec, result))
+        show(engines, "predictions", spec.run_key, ["field", "value"], prediction_rows(spec, result))
         return prediction_sentence(spec, result)
 
     return run(PredictRequest, request, body)
@@ -330,12 +330,6 @@ def show_findings(engines: Engines, key: str, findings: "list[Inconsistency]") -
 
 def run_training(config: TrainConfig, engines: Engines) -> str:
     """Trains and returns URI and score of the model."""
-    from flows.costs.training_cost import training_cost
-
-    cost = training_cost(config)  # raises for lanes, workers or a batch that do not fit the corpus
-    engines.observer.say(
-        f"{cost['images']:,} images in {cost['steps']:,} steps, {cost['epochs']:.1f} epochs; {cost['loss']}"
-    )
     spec, result = train_model(config, engines)
     state = result.state
     fields: Mapping[str, object] = state
@@ -344,7 +338,7 @@ def run_training(config: TrainConfig, engines: Engines) -> str:
         for field in ("step", "images_seen", "val_top1", "val_mean_average_precision", "model")
         if field in fields
     ]
-    show(engines, "model", spec.run_key, ["", " "], rows)
+    show(engines, "model", spec.run_key, ["field", "value"], rows)
     score = f", val {percent(state['val_top1'])}" if "val_top1" in state else ""
     return f"{state['model']}{score}{' (trained before)' if result.reused else ''}"
 

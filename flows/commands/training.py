@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flows import console
-from flows.commands.command_line import show_one
-from flows.costs.training_cost import training_cost
+from flows.commands.command_line import cell, show_one
+from flows.costs.training_plan import settings_of
 from flows.records import list_run_keys
 from flows.requests.forms import PretrainRequest
 from flows.requests.overrides import parse_overrides
@@ -86,13 +86,25 @@ def train_and_show(settings: Settings, config: TrainConfig, *, as_json: bool) ->
 
 def train_on(engines: Engines, config: TrainConfig, *, as_json: bool) -> None:
     """The same on engines that may have done other work before."""
-    training_cost(config)  # raises for lanes, workers or a batch that do not fit, before a cluster is started
     spec, result = train_model(config, engines)
     shown = {"run": spec.run_key, "reused": result.reused, "wall_s": round(result.wall_s, 1), **result.state}
     if as_json:
         console.emit(shown)
     else:
         show_one(shown, as_json=False)
+
+
+def show_plan(
+    plan: Mapping[str, Any], config: TrainConfig, recipe: str, overrides: Sequence[str], as_json: bool
+) -> None:
+    """Prints a plan and where its settings come from: on a terminal those that are not at their defaults."""
+    settings = settings_of(config, recipe, parse_overrides(overrides))
+    if as_json:
+        show_one({**plan, "settings": settings}, as_json=True)
+        return
+    show_one(plan, as_json=False)
+    chosen = [[path, cell(one["value"]), one["origin"]] for path, one in settings.items() if one["origin"] != "default"]
+    console.table("Settings that are not at their defaults", ["field", "value", "from"], chosen)
 
 
 def describe_model(uri: str) -> Mapping[str, Any]:

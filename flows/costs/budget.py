@@ -1,43 +1,15 @@
 """Whether a pipeline fits its deadline, estimated from the throughput of earlier runs of the same network."""
 
-import statistics
-
-from flows.catalog import list_runs
+from flows.costs.measured_speed import measured_speeds
 from flows.requests.pipeline_plan import PipelinePlan
-from infra.records import readable, reading
-from infra.runs.journal import read_journal
-from infra.storage import Store, open_store
 from vit.config import TrainConfig
-
-# With fewer records, the warmup of caches and compilers would distort the median.
-MIN_RECORDS = 3
 
 
 def known_images_per_s(root: str, training: TrainConfig) -> float | None:
-    """Median throughput of the newest finished or paused training of the same network, batch and number of workers."""
-    wanted = _like(training)
-    for row in list_runs(root):
-        if row["stage"] != "pretrain" or row["state"] not in ("finished", "paused"):
-            continue
-        run = open_store(row["uri"])
-        # A config with fields of a newer version is none of the same training.
-        config = next(readable([run], _config, lambda odd: None), None)
-        if config is None or _like(config) != wanted:
-            continue
-        rates = [record.value for record in read_journal(run) if record.key == "throughput/images_per_s"]
-        if len(rates) >= MIN_RECORDS:
-            return statistics.median(rates)
-    return None
-
-
-def _config(run: Store) -> TrainConfig:
-    with reading(run.uri_of("config.json")):
-        return TrainConfig.model_validate(run.read_json("config.json")["config"])
-
-
-def _like(training: TrainConfig) -> tuple[object, ...]:
-    recipe, execution = training.recipe, training.execution
-    return recipe.model, recipe.input.global_batch_size, recipe.precision, execution.num_workers
+    """Throughput of the newest finished or paused training of the same network, batch and number of workers."""
+    workers = training.execution.num_workers
+    speeds = measured_speeds(root, training)
+    return next((speed.images_per_s for speed in speeds if speed.config.execution.num_workers == workers), None)
 
 
 def check_deadline(root: str, plan: PipelinePlan) -> str:

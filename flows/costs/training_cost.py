@@ -1,7 +1,6 @@
 """What a training will take: steps, epochs, compute and memory, before it starts. No mathematics of its own."""
 
 from collections.abc import Callable, Iterable, Mapping
-from math import ceil
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from infra.html.page import num_bytes
@@ -60,7 +59,6 @@ class TrainingCost(TypedDict):
     training_exaflop: float
     workers: int
     device: str
-    micro_batches_per_step: int
     reading: dict[str, Any]
     """The fields of `vit.input.plan.OrderPlan`."""
     loading: str
@@ -69,8 +67,6 @@ class TrainingCost(TypedDict):
     """What the training does at a spike, where its recipe has a guard."""
     bandwidth: str
     """What the store must send so that no GPU waits."""
-    memory: NotRequired[str]
-    """What a worker holds; in plans only, because it takes a second to count."""
     start: NotRequired[str]
     """What is taken from where, unless the training starts from random weights."""
     mixture: NotRequired[dict[str, MixedCorpusCost]]
@@ -106,9 +102,6 @@ def training_cost(config: TrainConfig) -> TrainingCost:
         "training_exaflop": 3 * flops * images / 1e18,
         "workers": config.execution.num_workers,
         "device": DEVICES[config.execution.device],
-        "micro_batches_per_step": ceil(
-            recipe.input.global_batch_size / config.execution.num_workers / config.execution.planned_micro_batch
-        ),
         "reading": reading,
         "loading": loading_text(
             config,
@@ -135,43 +128,6 @@ def training_cost(config: TrainConfig) -> TrainingCost:
             for part, share, num_rows in zip(corpora.parts, corpora.shares, rows, strict=True)
         }
     return cost
-
-
-def training_plan(config: TrainConfig) -> TrainingCost:
-    """The cost of a training, with the memory of a worker. Raises ValueError like `training_cost`."""
-    cost = training_cost(config)
-    return {**cost, "memory": memory_text(config, cost["corpus"]["classes"])}
-
-
-def memory_text(config: TrainConfig, num_classes: int) -> str:
-    """What a worker holds, one of the fewest: weights, gradients, moments and average in float32, and the activations of a micro-batch."""
-    from vit.models.memory import activation_bytes, num_weights
-
-    recipe, execution = config.recipe, config.execution
-    weights = num_weights(recipe.model, num_classes)
-    moments = 2 if recipe.optim.optimizer == "adamw" else int(recipe.optim.beta1 > 0)
-    copies = {"weights": 1, "gradients": 1, "moments": moments, "average": int(recipe.average_decay is not None)}
-    held = 4 * sum(copies.values()) * weights
-    parts = ", ".join(f"{name} {num_bytes(4 * number * weights)}" for name, number in copies.items() if number)
-    workers = execution.min_workers or execution.num_workers
-    largest = max(1, min(execution.planned_micro_batch, -(-recipe.input.global_batch_size // workers)))
-    kept = activation_bytes(
-        recipe.model,
-        largest,
-        bfloat16=recipe.precision == "bfloat16",
-        checkpointing=execution.activation_checkpointing,
-    )
-    split = {
-        "none": "",
-        "fsdp": f", split over {workers} workers: {num_bytes(held / workers)}",
-        "hsdp": ", split over the workers of a machine",
-    }[execution.sharding if workers > 1 else "none"]
-    again = execution.activation_checkpointing
-    mode = "" if again == "none" else f", activation checkpointing {again}"
-    return (
-        f"{num_bytes(held)} for {weights / 1e6:,.1f} M weights ({parts}){split}; {num_bytes(kept)} of activations for a micro-batch of "
-        f"{largest} ({recipe.precision}{mode}); to which torch adds what it needs to compute"
-    )
 
 
 def start_text(config: TrainConfig, corpora: "TrainingCorpora") -> str:

@@ -132,6 +132,9 @@ class PrefectObserver:
         if artifact:
             self._show(lambda: update_progress_artifact(artifact, 100.0))
 
+    def planned(self, run_key: str, rows: list[list[str]]) -> None:
+        self.table("plan", f"Plan of {run_key}", ["field", "value"], rows)
+
     def submitted(self, run_key: str, job_page: str, run_uri: str, mlflow_url: str | None) -> None:
         links = {"run": f"`{run_key}`", "Ray job": f"[{job_page}]({job_page})", "store": f"`{run_uri}`"}
         if mlflow_url:

@@ -6,6 +6,8 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
+from flows.requests.training_draft import recipe_title
+
 # The run dialog of Prefect's page suggests names such as `alpha3-andromedae-flux`: a Greek letter, one of some thousand
 # places, and sometimes a word. A typed name such as `beta-test` cannot be distinguished from these.
 _GREEK = (
@@ -24,7 +26,10 @@ def given_name(name: str | None) -> str | None:
 
 
 def descriptive_name(flow: str, request: Mapping[str, Any], now: datetime) -> str:
-    """`icons-birds-s0-1121-030000`: name, parent, recipe, corpus, model and preset of the request, seed, and UTC time."""
+    """`icons-birds-s0-1121-030000`: name, parent, recipe (also one of its own), corpus, model and preset of the request, seed, and UTC
+    time."""
+    if isinstance(own := (request.get("overrides") or {}).get("recipe"), str):
+        request = {**request, "recipe": recipe_title(own)}
     parts = [
         str(request.get(field))
         for field in ("name", "parent", "recipe", "corpus", "model", "preset")

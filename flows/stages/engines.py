@@ -53,6 +53,9 @@ class Observer(Protocol):
     def stage(self, title: str) -> AbstractContextManager[Show]:
         """Shows the progress of one stage."""
 
+    def planned(self, run_key: str, rows: list[list[str]]) -> None:
+        """Shows what a training will take, before it is submitted: names and texts."""
+
     def submitted(self, run_key: str, job_page: str, run_uri: str, mlflow_url: str | None) -> None:
         """Reports where the job of a stage can be seen after it was submitted."""
 
@@ -80,6 +83,9 @@ class Terminal:
 
     def stage(self, title: str) -> AbstractContextManager[Show]:
         return console.progress(title)
+
+    def planned(self, run_key: str, rows: list[list[str]]) -> None:
+        return None  # `vitline pretrain plan` shows it
 
     def submitted(self, run_key: str, job_page: str, run_uri: str, mlflow_url: str | None) -> None:
         log.debug("run=%s job=%s uri=%s", run_key, job_page, run_uri)

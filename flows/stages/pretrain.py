@@ -3,6 +3,9 @@
 from datetime import date
 
 from flows.catalog import corpus_stats
+from flows.costs.measured_speed import measured_speed
+from flows.costs.training_cost import training_cost
+from flows.costs.training_plan import plan_rows
 from flows.stages.engines import Engines
 from flows.stages.prepare_corpus import leak_lines
 from flows.stages.stage import StageResult, run_stage, run_store
@@ -34,7 +37,12 @@ def train_model(
         engines.observer.say(
             f"step {config.parent.step:,} of {spec.inputs['parent'].partition('@')[0]} is kept for {spec.run_key}"
         )
-    execution = config.execution
+    execution, cost = config.execution, training_cost(config)
+    if (read_state(run) or NO_STATE)["state"] != "finished":
+        engines.observer.say(
+            f"{cost['images']:,} images in {cost['steps']:,} steps, {cost['epochs']:.1f} epochs; {cost['loss']}"
+        )
+        engines.observer.planned(spec.run_key, plan_rows(config, cost))
     result = run_stage(
         engines,
         run,
@@ -50,6 +58,8 @@ def train_model(
         claim_timeout_s=execution.claim_timeout_s,
         env={"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(min(START_TRY_S, execution.queue_timeout_s / 4))},
     )
+    if not result.reused and (speed := measured_speed(run, config)) is not None:
+        engines.observer.say(speed.text(cost["corpus"]["classes"]))
     return spec, result
 
 

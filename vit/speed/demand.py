@@ -9,6 +9,8 @@ from vit.training.timing.gpu_peaks import named_peak
 
 GPU, MFU = "H200", 0.5
 """What is assumed where nothing is said. 50 % is more than most trainings reach: an input that feeds it feeds them, too."""
+TRAINING_MFU = 0.35
+"""What plans count days with. B/16 and L/16 reached 0.37 and 0.33 on an H200 (tests/benchmarks/README.md)."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,8 @@ from vit.training.guard.nonfinite_steps import NonfiniteSteps
 from vit.training.guard.spike_guard import Spike, SpikeGuard
 from vit.training.loss import LOSSES, mixed_targets, num_correct, targets_of
 from vit.training.masked_patches.objective import batch_corruption, patch_scores, with_patch_head
-from vit.training.optim import build_optimizer, lr_at, set_lr, step_where_finite
+from vit.training.optim import build_optimizer, set_lr, step_where_finite
+from vit.training.schedule import lr_at
 from vit.training.sharding.fsdp import is_sharded
 from vit.training.sharding.slices import own_slice, whole
 from vit.training.timing.device_peak import maker_peak

@@ -30,20 +30,26 @@ def pretrain_plan(
     recipe: Recipe,
     class_map: ClassMap = None,
     init_from: InitFrom = None,
+    gpu: Annotated[str, typer.Option(help="GPU that each worker has: H200, H100, A100, ...")] = "H200",
+    mfu: Annotated[float, typer.Option(help="Share of the GPU's peak FLOP/s that the training reaches.")] = 0.35,
+    gpu_hour_price: Annotated[
+        float | None, typer.Option(min=0, help="Price of an hour of one GPU, in any currency.")
+    ] = None,
     set_: Set = None,
     root: Root = None,
     json: Json = False,
 ) -> None:
-    """Show what a pre-training would cost, without starting it.
+    """Show what a pre-training would take, without starting it: days, memory, checkpoints, and the origin of each setting.
 
-    Example: `vitline pretrain plan --corpus birds --recipe vit-s16-i21k --set execution.num_workers=8`
+    Example: `vitline pretrain plan --corpus birds --recipe vit-s16-i21k --gpu H100 --gpu-hour-price 2.5`
     """
-    from flows.commands.training import requested_training
-    from flows.costs.training_cost import training_plan
+    from flows.commands.training import requested_training, show_plan
+    from flows.costs.training_plan import training_plan
 
-    show_one(
-        training_plan(requested_training(settings(root).root, corpus, recipe, set_ or [], class_map, init_from)), json
-    )
+    chosen = settings(root).root
+    config = requested_training(chosen, corpus, recipe, set_ or [], class_map, init_from)
+    plan = training_plan(config, chosen, gpu=gpu, mfu=mfu, gpu_hour_price=gpu_hour_price)
+    show_plan(plan, config, recipe, set_ or [], json)
 
 
 @app.command("recipes")
@@ -154,7 +160,7 @@ def pretrain_branch(
     Example: `vitline pretrain branch birds-0a1b2c3d4e5f --step 60000 --set recipe.optim.peak_lr=3e-4`
     """
     from flows.commands.training import train_and_show
-    from flows.costs.training_cost import training_plan
+    from flows.costs.training_plan import training_plan
     from flows.requests.forms import BranchRequest
     from flows.requests.overrides import parse_overrides
     from flows.requests.training_config import resolve_branch
@@ -164,6 +170,6 @@ def pretrain_branch(
     chosen = settings(root)
     config = resolve_branch(chosen.root, request)
     if plan:
-        show_one(training_plan(config), json)
+        show_one(training_plan(config, chosen.root), json)
     else:
         train_and_show(chosen, config, as_json=json)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flows.costs.training_cost import bandwidth_text, loading_text, memory_text, training_cost
+from flows.costs.training_cost import bandwidth_text, loading_text, training_cost
 from infra.config import replace
 
 
@@ -68,17 +68,3 @@ def test_a_plan_says_what_the_spike_guard_does(train_config):
         "rewind: where loss or gradient norm stands 10 spreads above the median of 128 steps, the training goes back and leaves out the "
         "updates of 50 steps before and after, then 0.5 of the learning rate for 200 steps; more than 10 spikes in 1,000 steps end it"
     )
-
-
-def test_memory_counts_each_copy_of_the_weights_and_what_a_worker_keeps_of_them(train_config):
-    config = train_config("plan")
-    alone = memory_text(config, 10)
-    held, _, rest = alone.partition(" for ")
-    for part in ("weights ", "gradients ", "moments ", "activations for a micro-batch of "):
-        assert part in rest
-    assert "split" not in alone
-    four = {"execution.num_workers": 4, "execution.sharding": "fsdp"}
-    assert f"{held} for " in memory_text(replace(config, **four), 10)
-    assert ", split over 4 workers: " in memory_text(replace(config, **four), 10)
-    averaged = memory_text(replace(config, **{"recipe.average_decay": 0.9}), 10)
-    assert ", average " in averaged

@@ -30,6 +30,8 @@ def test_names_that_the_server_or_vitline_generates_are_replaced():
 def test_a_generated_name_describes_recipe_corpus_and_seed():
     names = [descriptive_name("pretrain", {"recipe": "icons", "corpus": "birds", "seed": seed}, NOW) for seed in (0, 1)]
     assert names == ["icons-birds-s0-1121-030000", "icons-birds-s1-1121-030000"]
+    own = {"recipe": "icons", "corpus": "birds", "overrides": {"recipe": "s3://lab/My_crows.yaml"}}
+    assert descriptive_name("pretrain", own, NOW) == "my-crows-birds-1121-030000"
     assert descriptive_name("reconcile", {}, NOW) == "reconcile-1121-030000"
 
 

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from infra.config import replace
 from vit.config import ExecutionConfig
 from vit.training.bad_examples import BadExamples
-from vit.training.optim import lr_at, set_lr
+from vit.training.optim import set_lr
+from vit.training.schedule import lr_at
 from vit.training.train import Hook, initial_state, train, train_step
 from vit.training.world import World
 

@@ -8,7 +8,8 @@ from vit.config import OptimConfig
 from vit.models.build import meta_network
 from vit.models.config import BiTConfig, HybridConfig, ViTConfig
 from vit.models.vit import VisionTransformer
-from vit.training.optim import build_optimizer, eager, is_decayed, lr_at, set_lr, step_where_finite
+from vit.training.optim import build_optimizer, eager, is_decayed, set_lr, step_where_finite
+from vit.training.schedule import lr_at
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,73 @@
+"""How fast trainings ran, by their own records, beside what a plan would have said of them."""
+
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from flows.catalog import list_runs
+from infra.records import readable, reading
+from infra.runs.journal import read_journal
+from infra.storage import Store, open_store
+from vit.config import TrainConfig
+from vit.models.flops import forward_flops
+from vit.run_spec import read_starts
+from vit.speed.demand import TRAINING_MFU
+from vit.training.timing.gpu_peaks import peak_of
+
+# With fewer records, the warmup of caches and compilers would distort the median.
+MIN_RECORDS = 3
+
+
+@dataclass(frozen=True)
+class MeasuredSpeed:
+    """The speed of a training."""
+
+    run: str
+    config: TrainConfig
+    images_per_s: float
+    """Median over all workers."""
+    workers: int
+    hardware: str
+    """The device of a worker, as in `StartRecord`; empty in runs of versions that did not record it."""
+
+    def text(self, num_classes: int) -> str:
+        """`birds-0a1b2c: 26,400 images/s on 8 x NVIDIA H100, 1.03 of the plan at 35% of its peak`"""
+        recipe = self.config.recipe
+        where = f"{self.workers} x {self.hardware}" if self.hardware else f"{self.workers} workers"
+        said = f"{self.run}: {self.images_per_s:,.0f} images/s on {where}"
+        if (peak := peak_of(self.hardware, recipe.precision)) is None:
+            return said
+        planned = self.workers * peak * TRAINING_MFU / (3 * forward_flops(recipe.model, num_classes))
+        return f"{said}, {self.images_per_s / planned:.2f} of the plan at {TRAINING_MFU:.0%} of its peak"
+
+
+def measured_speeds(root: str, training: TrainConfig) -> Iterator[MeasuredSpeed]:
+    """The finished and paused trainings of the same network, batch and precision, the newest first."""
+    for row in list_runs(root):
+        if row["stage"] != training.stage or row["state"] not in ("finished", "paused"):
+            continue
+        run = open_store(row["uri"])
+        # A config with fields of a newer version is none of the same training.
+        config = next(readable([run], _config, lambda odd: None), None)
+        if config is not None and _like(config) == _like(training) and (found := measured_speed(run, config)):
+            yield found
+
+
+def measured_speed(run: Store, config: TrainConfig) -> MeasuredSpeed | None:
+    """The speed of one training; None if its journal has too few records."""
+    rates = [record.value for record in read_journal(run) if record.key == "throughput/images_per_s"]
+    if len(rates) < MIN_RECORDS:
+        return None
+    last = max(read_starts(run), key=lambda start: start["at"], default=None)
+    workers, hardware = (last["world_size"], last.get("hardware", "")) if last else (config.execution.num_workers, "")
+    return MeasuredSpeed(run.uri.rstrip("/").rpartition("/")[2], config, statistics.median(rates), workers, hardware)
+
+
+def _config(run: Store) -> TrainConfig:
+    with reading(run.uri_of("config.json")):
+        return TrainConfig.model_validate(run.read_json("config.json")["config"])
+
+
+def _like(training: TrainConfig) -> tuple[object, ...]:
+    recipe = training.recipe
+    return recipe.model, recipe.input.global_batch_size, recipe.precision
