@@ -90,7 +90,7 @@ REFUSED = [
     ("prepare_corpus", {"preset": "digits", "decontaminate": ["pets"]}, "decontaminate is a field for a source of your own"),
     ("prepare_corpus", {"preset": "digits", "overrides": {"recipe.decontaminate": ["pets"]}}, "There is no corpus 'pets' below"),
     ("pretrain_flow", {"corpus": "brids", "overrides": {"recipe": "os:abort"}}, "Python code of 'os', which forms may not import"),
-    ("pretrain_flow", {"corpus": "digits-0-to-4", "overrides": {"recipe": "/no/birds.yaml"}}, "There is no recipe '/no/birds.yaml'"),
+    ("pretrain_then_transfer_flow", {"overrides": {"recipe": "/no/birds.yaml"}}, "There is no recipe '/no/birds.yaml'"),
     ("pretrain_flow", {"corpus": "brids"}, "There is no corpus 'brids'"),
     ("finetune", {"model": "no-such", "corpus": "digits-0-to-4"}, "'no-such' is not a published model"),
     ("evaluate", {"model": "no-such", "tasks": ["digits-5-to-9"]}, "'no-such' is not a published model"),

@@ -88,11 +88,12 @@ def recipe_named(name: str) -> Recipe:
     if name in RECIPES:
         return RECIPES[name]
     kind = own.kind_of(name)
-    if kind is None:
+    if kind is None and set(name) & set("./:"):
         raise ValueError(
-            f"There is no recipe {name!r}; {there_are(name, RECIPES)} One of your own is PACKAGE.MODULE:FUNCTION, or a file that "
-            "ends in .yaml."
+            f"There is no recipe {name!r}. One of your own is PACKAGE.MODULE:FUNCTION, or a file that ends in .yaml."
         )
+    if kind is None:
+        raise ValueError(f"There is no recipe {name!r}; {there_are(name, RECIPES)}")
     return Recipe(
         name, lambda: own.configs_of_function(name) if kind == "function" else own.configs_of_file(name, RECIPES)
     )

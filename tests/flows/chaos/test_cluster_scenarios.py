@@ -12,6 +12,7 @@ from infra.storage import open_store
 from .repeats import marked_repeats
 
 REPEATED = {
+    "lost-node": "tests/vit/test_elastic.py",
     "killed-worker": "tests/end_to_end/test_kills.py",
     "cancelled-job": "tests/end_to_end/test_cancel.py",
     "preempted-job": "tests/flows/ops/test_reconcile_flows.py",

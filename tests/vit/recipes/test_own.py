@@ -54,7 +54,10 @@ def test_a_function_gives_a_recipe_with_or_without_an_execution(module):
         ("own_birds:fails", "failed: KeyError: 'birds'"),
         ("own_birds:text", "returned str. It must return a TrainRecipe"),
         ("own_cats:mine", "cannot be imported: ModuleNotFoundError: No module named 'own_cats'"),
-        ("own birds", "There is no recipe 'own birds'; available: .*PACKAGE.MODULE:FUNCTION"),
+        (
+            "own_birds.mine",
+            "There is no recipe 'own_birds.mine'. One of your own is PACKAGE.MODULE:FUNCTION, or a file",
+        ),
     ],
 )
 def test_what_is_no_function_that_returns_a_recipe_is_refused(module, name, error):
