@@ -1,5 +1,6 @@
 """How fast trainings ran, by their own records, beside what a plan would have said of them."""
 
+import logging
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from vit.run_spec import read_starts
 from vit.speed.demand import TRAINING_MFU
 from vit.training.timing.gpu_peaks import peak_of
 
+log = logging.getLogger(__name__)
 # With fewer records, the warmup of caches and compilers would distort the median.
 MIN_RECORDS = 3
 
@@ -54,11 +56,15 @@ def measured_speeds(root: str, training: TrainConfig) -> Iterator[MeasuredSpeed]
 
 
 def measured_speed(run: Store, config: TrainConfig) -> MeasuredSpeed | None:
-    """The speed of one training; None if its journal has too few records."""
-    rates = [record.value for record in read_journal(run) if record.key == "throughput/images_per_s"]
+    """The speed of one training; None if its journal has too few records or cannot be read, which fails nothing that only shows it."""
+    try:
+        rates = [record.value for record in read_journal(run) if record.key == "throughput/images_per_s"]
+        last = max(read_starts(run), key=lambda start: start["at"], default=None)
+    except (OSError, ValueError) as error:
+        log.warning("the speed of %s is not known: %s", run.uri, error)
+        return None
     if len(rates) < MIN_RECORDS:
         return None
-    last = max(read_starts(run), key=lambda start: start["at"], default=None)
     workers, hardware = (last["world_size"], last.get("hardware", "")) if last else (config.execution.num_workers, "")
     return MeasuredSpeed(run.uri.rstrip("/").rpartition("/")[2], config, statistics.median(rates), workers, hardware)
 

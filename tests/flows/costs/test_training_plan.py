@@ -1,8 +1,11 @@
 """The plan of a training: batch, schedule, decay, checkpoints, days and price, the origin of each setting, and earlier trainings."""
 
+import inspect
+
 import pytest
 
-from flows.costs.measured_speed import MeasuredSpeed
+from flows.commands.groups.pretrain import pretrain_plan
+from flows.costs.measured_speed import MeasuredSpeed, measured_speed
 from flows.costs.training_plan import (
     batch_text,
     checkpoint_bytes,
@@ -17,9 +20,14 @@ from flows.costs.training_plan import (
     training_plan,
 )
 from infra.config import replace
+from infra.runs.claims import take_claim
+from infra.runs.journal import Journal
+from infra.runs.segments import list_segments
+from infra.storage import open_store
 from vit.config import TrainConfig
 from vit.models.build import meta_network
 from vit.recipes import recipe_named
+from vit.speed.demand import TRAINING_MFU
 
 
 @pytest.fixture
@@ -105,10 +113,28 @@ def test_a_speed_is_put_beside_the_plan_of_a_gpu_with_a_known_peak(b16):
     assert MeasuredSpeed("birds-0a1b", b16, 60.0, 2, "").text(10) == "birds-0a1b: 60 images/s on 2 workers"
 
 
+def test_the_speed_of_a_run_is_that_of_its_journal_and_a_damaged_one_has_none(b16, root, caplog):
+    run = open_store(root).child("runs/birds-0a1b")
+    take_claim(run, "birds-0a1b", job_state=lambda job: "running", owner="test")
+    journal = Journal(run, 1)
+    for step, rate in enumerate((10.0, 100.0, 120.0), 1):
+        journal.record({"throughput/images_per_s": rate}, step)
+    journal.seal()
+    for number, world in enumerate((2, 4)):
+        run.write_json(
+            f"starts/a1-from-none-00{number}.json", {"at": number, "world_size": world, "hardware": "AMD EPYC"}
+        )
+    assert measured_speed(run, b16) == MeasuredSpeed("birds-0a1b", b16, 100.0, 4, "AMD EPYC")
+    run.write(list_segments(run)[0].key, b"{}\n")
+    assert measured_speed(run, b16) is None
+    assert "the speed of" in caplog.text
+
+
 def test_a_plan_has_all_of_it_and_knows_gpus_by_name(train_config, root):
     config = replace(train_config("owls", workers=2), **{"execution.device": "cpu"})
     plan = training_plan(config, root)
     assert plan["earlier_runs"] == []
+    assert inspect.signature(pretrain_plan).parameters["mfu"].default == TRAINING_MFU
     assert plan["days"] == "not known for CPUs; `vitline model bench` measures a step"
     on_gpus = replace(config, **{"execution.device": "auto"})
     assert "on 2 A100 at 50% of their peak" in training_plan(on_gpus, root, gpu="A100", mfu=0.5)["days"]
