@@ -116,7 +116,10 @@ def _tree(reference: str) -> dict[Any, Any]:
     try:
         tree = yaml.safe_load(text)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{reference} is not valid YAML: {' '.join(str(error).split())}") from error
+        # The whole error would quote the file, which may be another one than a recipe, to whoever fills in a form.
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        line = f" (line {mark.line + 1})" if mark else ""
+        raise ValueError(f"{reference}{line} is not valid YAML: {problem or 'it is no text'}") from None
     if not isinstance(tree, dict):
         raise ValueError(f"{reference} holds no mapping; a recipe has the keys `base`, `recipe` and `execution`.")
     return tree
