@@ -16,7 +16,7 @@ from prefect.client.schemas.objects import State, StateType
 from prefect.exceptions import Pause
 
 from flows.console import percent
-from flows.on_prefect.flow_run import FlowRun, read_request
+from flows.on_prefect.flow_run import FlowRun, check_own_recipe, read_request
 from flows.on_prefect.flow_states import filter_engine_log, outlive_the_worker, state_of
 from flows.on_prefect.prefect_observer import PrefectObserver, suspended_state
 from flows.on_prefect.run_names import descriptive_name, given_name
@@ -98,6 +98,7 @@ def run(model: type[R], given: Mapping[str, Any] | R, body: Callable[[R, Engines
     with PrefectObserver(this.id) as observer, contextlib.ExitStack() as heartbeat:
         try:
             request = read_request(model, fields, this.defaults)
+            check_own_recipe(request)
             heartbeat.enter_context(beating(open_store(Settings().root), str(this.id)))
             with open_engines(Settings(), observer, this.origin) as engines:
                 done = body(request, engines, this)

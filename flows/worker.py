@@ -24,7 +24,7 @@ from prefect.settings import get_current_settings
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker, ProcessWorkerResult
 
 from flows.catalog import find_corpus, find_model
-from flows.on_prefect.flow_run import read_request
+from flows.on_prefect.flow_run import check_own_recipe, read_request
 from flows.on_prefect.flow_states import state_of
 from flows.on_prefect.request_checks import REQUEST_CHECKS, Checks
 from flows.on_prefect.run_names import descriptive_name, given_name
@@ -56,9 +56,8 @@ def refusal(flow: str, parameters: Mapping[str, Any], defaults: Mapping[str, Any
     model, check = CHECKS[flow]
     try:
         request = read_request(model, parameters.get("request") or {}, defaults.get("request") or {})
-        if (
-            recipe_function(request) is None
-        ):  # the worker would keep the module as it is now; each flow run imports it anew
+        check_own_recipe(request)
+        if recipe_function(request) is None:  # else the worker would keep the module as it is now
             check(Settings().root, request)
     except ValueError as error:
         return state_of(error)

@@ -18,6 +18,7 @@ from flows.on_prefect.deployments import deployment_named
 from flows.on_prefect.flow_run import read_request
 from flows.on_prefect.prefect_observer import AWAY_PATIENCE_S, client
 from flows.on_prefect.request_checks import REQUEST_CHECKS
+from flows.requests.training_draft import recipe_function
 from infra.settings import Settings
 
 POLL_S = 1.0
@@ -41,7 +42,7 @@ def trigger(settings: Settings, name: str, changes: Mapping[str, Any]) -> tuple[
                 f"{settings.prefect_api_url} has no deployment {name!r}; `vitline flows deploy` registers it."
             ) from error
         request = read_request(deployment.model, changes, (found.parameters or {}).get("request", {}))
-        if deployment.flow in REQUEST_CHECKS:
+        if deployment.flow in REQUEST_CHECKS and recipe_function(request) is None:  # its package is where flows run
             _, check = REQUEST_CHECKS[deployment.flow]
             check(settings.root, request)
         run = api.create_flow_run_from_deployment(

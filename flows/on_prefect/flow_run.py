@@ -97,9 +97,12 @@ def read_request(model: type[R], given: Mapping[str, Any], defaults: Mapping[str
     """The validated request. Fields that a request by the API leaves out keep the deployment's values, not the defaults of the
     model. Raises ValueError that names every violated rule."""
     try:
-        request = model.model_validate({**defaults, **given})
+        return model.model_validate({**defaults, **given})
     except ValidationError as error:
         raise ValueError("; ".join(problem_text(problem, model.model_fields) for problem in error.errors())) from error
+
+
+def check_own_recipe(request: FrozenConfig) -> None:
+    """Raises ValueError where a form names a Python function as its recipe that this process may not import."""
     if (function := recipe_function(request)) is not None:
         check_package(function, Settings().recipe_packages)
-    return request
