@@ -20,7 +20,14 @@ VIT_MAY_IMPORT = {
     "data_prep.parquet_files",
 }
 IMPORTERS = {
-    "ray": {"data_prep/prepare.py", "vit/ray_train.py", "vit/ray_input.py", "vit/ray_workers.py", "vit/worker_group/"},
+    "ray": {
+        "data_prep/prepare.py",
+        "vit/ray_train.py",
+        "vit/ray_input.py",
+        "vit/ray_probes.py",
+        "vit/ray_workers.py",
+        "vit/worker_group/",
+    },
     "prefect": {"flows/"},
     "mlflow": {"infra/mlflow/server.py", "infra/mlflow/tracking.py"},
     "s3fs": {"infra/stores/s3_store.py"},

@@ -188,6 +188,35 @@ class TrainRecipe(FrozenConfig):
                 )
 
 
+class CheckpointProbeConfig(FrozenConfig):
+    """Scores of the network during the training, on features of committed checkpoints: nearest neighbours, and few-shot least squares. A
+    task of its own computes them, which the training never waits for."""
+
+    every_steps: NonNegativeInt = 0
+    """Steps from one probe to the next. A probe scores the newest checkpoint, so there are at most as many as checkpoints. 0: none."""
+    corpora: tuple[str, ...] = ()
+    """Corpora with one label per image to probe on, each a NAME, NAME/VERSION or URI: examples come from its split `train`, and `val` is
+    scored. None named: those of the training."""
+    images: PositiveInt = 5_000
+    """Most images of each of the two splits: the first ones, whose order is random in a corpus."""
+    shots: PositiveInt = 10
+    """Examples of each class of the few-shot score; of a class with fewer among these images all."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """What computes the features: CPUs, or a GPU that the training does not use."""
+    cpus: PositiveInt = 1
+    """CPUs that the task asks Ray for, and threads that it uses. Beside a training on CPUs it asks for none and runs with low priority."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        changed = [name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default]
+        if changed and not self.every_steps:
+            raise ValueError(
+                f"probes.{changed[0]}={getattr(self, changed[0])!r} has no effect without probes.every_steps. Set that, too, such as to "
+                "5000, or leave it out."
+            )
+        return self
+
+
 class ExecutionConfig(FrozenConfig):
     """How a training is computed. No setting here changes its results by more than rounding."""
 
@@ -237,6 +266,8 @@ class ExecutionConfig(FrozenConfig):
     evaluate_every_steps: NonNegativeInt = added(0)
     """Steps between two scores of the validation split during the training, on all workers; they change nothing in the training. 0:
     only at its end."""
+    probes: CheckpointProbeConfig = added(CheckpointProbeConfig())
+    """Scores of committed checkpoints during the training; they change nothing in it."""
     keep_checkpoints: PositiveInt = 2
     """Number of newest checkpoints to keep."""
     keep_every_images: PositiveInt | None = added(None)

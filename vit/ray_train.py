@@ -11,7 +11,7 @@ import logging
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from infra.redact import cleaned
@@ -24,6 +24,7 @@ from infra.settings import Settings
 from infra.storage import Store, open_store
 from vit.config import TrainConfig
 from vit.ray_input import decoded_on_ray
+from vit.ray_probes import checkpoints_probed
 from vit.run import TrainingRun
 from vit.run_spec import START_TRY_S, RunSpec
 from vit.training.world import World
@@ -44,10 +45,10 @@ def drive(run: Store, attempt: int) -> int:
     config = RunSpec.model_validate(run.read_json("config.json")).config
     execution = config.execution
 
-    def work(_: StopPoller) -> Ending:
+    def work(stop: StopPoller) -> Ending:
         try:
             with tempfile.TemporaryDirectory(prefix="vitline-train-") as folder:
-                fit(run.uri, attempt, config, folder)
+                fit(run.uri, attempt, config, folder, lambda: stop.asked() is not None)
         except Exception as error:
             log.exception("the worker group failed")
             # Ray Train wraps what `starts_callback` raises in a paragraph of its own.
@@ -68,8 +69,8 @@ def drive(run: Store, attempt: int) -> int:
     )
 
 
-def fit(run_uri: str, attempt: int, config: TrainConfig, folder: str) -> None:
-    """Blocks until the worker group is done.
+def fit(run_uri: str, attempt: int, config: TrainConfig, folder: str, stopped: Callable[[], bool]) -> None:
+    """Blocks until the worker group is done, and the last checkpoint probed, unless `stopped()`.
 
     Ray Train restarts workers without limit. The workers themselves end the run if restarts bring no progress, which
     Ray's count of restarts could not tell; starts that fail before that are counted by `WorkerStarts`. Raises Ray Train's
@@ -115,7 +116,10 @@ def fit(run_uri: str, attempt: int, config: TrainConfig, folder: str) -> None:
             callbacks=[starts_callback(starts)],
         ),
     )
-    with one_training(min(START_TRY_S, execution.queue_timeout_s / 4), starts.begin, starts.unplaced):
+    with (
+        checkpoints_probed(run_uri, attempt, execution.probes, on_gpus=gpus, given_up=stopped),
+        one_training(min(START_TRY_S, execution.queue_timeout_s / 4), starts.begin, starts.unplaced),
+    ):
         trainer.fit()
 
 

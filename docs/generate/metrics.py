@@ -24,6 +24,9 @@ METRICS = {
         "val/top1": "Top-1 accuracy over the held-out split, at the same steps; with several labels per image any of them counts.",
         "val/mean_average_precision": "Mean over classes of the average precision over the held-out split, at the same steps; only "
         "with several labels per image.",
+        "probe/<corpus>/knn_top1": "With `execution.probes`, at the step of a checkpoint: share of the validation images whose nearest "
+        "training images, by the features of that checkpoint, vote for their class.",
+        "probe/<corpus>/fewshot_top1": "The same of least squares on `execution.probes.shots` examples of each class.",
         "train/patch_accuracy": "With masked patches, in place of top-1: share of the corrupted patches of one step whose 3-bit colour is "
         "right.",
         "val/patch_accuracy": "The same over the held-out split, whenever `val/loss` is measured.",
@@ -109,7 +112,7 @@ def differing_metrics() -> list[str]:
     return sorted((found ^ written) | (samples - known))
 
 
-PUT_TOGETHER = ("data/", "system/", "vtab/")
+PUT_TOGETHER = ("data/", "probe/", "system/", "vtab/")
 """Metrics whose names the code makes from parts."""
 
 

@@ -12,6 +12,7 @@ from data_prep.shard_format import load_manifest
 from flows.nights.settings import NightSettings, night_settings
 from flows.requests.forms import PipelineRequest
 from flows.requests.named_corpora import CorpusChoice, choose_corpus, corpus_identity, named_tasks
+from flows.requests.probed_corpora import check_probed_names
 from flows.requests.requested_protocol import requested_protocol
 from flows.requests.training_config import check_mixture_fields, class_table_of, on_corpora, weights_of
 from flows.requests.training_draft import draft_training
@@ -52,6 +53,7 @@ def resolve_pipeline(root: str, request: PipelineRequest, night: date | None = N
     names, note = named_tasks(root, request.tasks)
     sources = [choose_corpus(root, name) for name in (request.corpus, *(each.corpus for each in request.mix_with))]
     tasks = [choose_corpus(root, name) for name in names]
+    check_probed_names(training, root, {each.name for each in (*sources, *tasks) if isinstance(each, CorpusConfig)})
     identity: list[Any] = [training.recipe, training.val_split, protocol, request.seed, request.from_scratch]
     inputs = {f"{i}": corpus_identity(open_store(root), choice) for i, choice in enumerate((sources[0], *tasks))}
     if request.mix_with:

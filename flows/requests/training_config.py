@@ -10,6 +10,7 @@ from flows.catalog import find_corpus, find_model, find_run
 from flows.records import list_run_keys
 from flows.requests.forms import BranchRequest, PipelineRequest, PretrainRequest
 from flows.requests.overrides import refuse_form_fields
+from flows.requests.probed_corpora import with_probed_corpora
 from flows.requests.training_draft import check_loss, draft_training, recipe_of, recipe_title, training_name
 from infra.config import replace
 from infra.runs.run_state import NO_STATE, read_state
@@ -25,7 +26,7 @@ from vit.training.checkpoints.names import kept_steps, newest_step, no_checkpoin
 
 def resolve_pretrain(root: str, request: PretrainRequest) -> TrainConfig:
     """The config of a pre-training on a prepared corpus, or on a mixture of them, from random weights or those of a model."""
-    config = _from_random_weights(root, request)
+    config = with_probed_corpora(_from_random_weights(root, request), root)
     if request.init_from is None:
         return config
     model = initial_model(root, request.init_from)
@@ -121,6 +122,7 @@ def resolve_branch(root: str, request: BranchRequest) -> TrainConfig:
     allow = tuple(sorted(path for path in changes if path.startswith("recipe.")))
     name = request.name or f"{spec.config.name}-branch"[:63]
     config = replace(spec.config, name=name, parent=replace(parent, allow=allow).model_dump(), **changes)
+    config = with_probed_corpora(config, root)
     key = make_spec(config, root).run_key  # raises for what a branch may not change
     own = run.uri.rpartition("/")[0]
     if request.step not in kept_steps(run) and newest_step(open_store(f"{own}/{key}")) is None:

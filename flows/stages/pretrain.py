@@ -6,6 +6,7 @@ from flows.catalog import corpus_stats
 from flows.costs.measured_speed import measured_speed
 from flows.costs.training_cost import training_cost
 from flows.costs.training_plan import plan_rows
+from flows.requests.probed_corpora import with_probed_corpora
 from flows.stages.engines import Engines
 from flows.stages.prepare_corpus import leak_lines
 from flows.stages.stage import StageResult, run_stage, run_store
@@ -26,6 +27,7 @@ def train_model(
 
     Raises ValueError for a config that does not fit its corpus or parent, before a job is submitted; StageFailed, Skipped.
     """
+    config = with_probed_corpora(config, engines.root)
     spec = replace(make_spec(config, engines.root, night), pause_at_step=pause_at_step)
     run = run_store(engines.root, spec.run_key)
     if config.mixture is not None and read_state(run) is None:  # a run that has begun has said it

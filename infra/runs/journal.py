@@ -71,6 +71,11 @@ class Journal:
                     self._unsealed.append(record)
                     self._next_seq += 1
 
+    @property
+    def newest_step(self) -> int:
+        """The newest step that this writer has recorded, also in earlier attempts; 0 if there is none."""
+        return max((step for steps in self._known.values() for step in steps), default=0)
+
     def seal(self) -> None:
         """Writes everything recorded so far into one segment. Call it before each checkpoint manifest.
 

@@ -106,6 +106,10 @@ def test_mlflow_has_a_parent_and_a_child_for_every_stage(flows, pipelines, stack
     for child in children.values():
         assert child["mlflow.parentRunId"] == parent
         assert child["vitline.flow_run_id"] == pipelines.worked
+    (trained,) = [run for run, tag in tags.items() if tag["vitline.stage"] == "pretrain"]
+    (run,) = [run for run in found.json()["runs"] if run["info"]["run_id"] == trained]
+    probes = {each["key"]: each["step"] for each in run["data"]["metrics"] if each["key"].startswith("probe/")}
+    assert probes == {"probe/digits-5-to-9/knn_top1": 6, "probe/digits-5-to-9/fewshot_top1": 6}
 
 
 def test_a_second_run_reuses_every_stage_and_reports_it(flows, pipelines, again, in_stack):

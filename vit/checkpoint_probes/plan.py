@@ -1,0 +1,73 @@
+"""Which corpora the checkpoints of a training are probed on, and when. Imports no torch, so that flows can refuse what does not fit."""
+
+from typing import NamedTuple
+
+from data_prep.shard_format import Manifest, load_manifest
+from infra.storage import Store, open_store
+from vit.config import TrainConfig
+from vit.corpora.training_corpora import corpus_titles, open_corpora
+
+TRAIN, VAL = "train", "val"
+"""Splits of a corpus that is named for probes."""
+
+
+class ProbedCorpus(NamedTuple):
+    """A corpus to probe on. `examples` and `scored` are its splits."""
+
+    title: str
+    """In the names of metrics: NAME, or NAME-VERSION where several have one name."""
+    store: Store
+    manifest: Manifest
+    examples: str
+    scored: str
+
+
+def probed_corpora(config: TrainConfig) -> list[ProbedCorpus]:
+    """The corpora to probe on; empty if there are to be no probes.
+
+    Raises ValueError naming a corpus that has several labels per image or lacks a split, and where the training has none to probe on.
+    """
+    probes = config.execution.probes
+    if not probes.every_steps:
+        return []
+    if probes.corpora:
+        stores, splits = [open_store(uri) for uri in probes.corpora], (TRAIN, VAL)
+    else:
+        stores, splits = _of_training(config)
+    manifests = [load_manifest(store) for store in stores]
+    for manifest in manifests:
+        _check(manifest, splits)
+    titles = [title.replace("/", "-") for title in corpus_titles(manifests)]
+    return [ProbedCorpus(*each, *splits) for each in zip(titles, stores, manifests, strict=True)]
+
+
+def _of_training(config: TrainConfig) -> tuple[list[Store], tuple[str, str]]:
+    """The corpora of the training that have a validation split, and the names of the two splits."""
+    val = config.val_split
+    parts = open_corpora(config).with_split(val)
+    if val is None or not parts:
+        raise ValueError(
+            f"execution.probes: the corpora of {config.name} have no validation split to score. Name others in "
+            "execution.probes.corpora, or set execution.probes.every_steps=0."
+        )
+    return [part.store for part in parts], (config.split, val)
+
+
+def _check(manifest: Manifest, splits: tuple[str, str]) -> None:
+    title = f"{manifest.name}/{manifest.version}"
+    if not manifest.single_label:
+        raise ValueError(
+            f"execution.probes: {title} may have several labels per image, and probes need one. Name other corpora in "
+            "execution.probes.corpora."
+        )
+    if missing := [split for split in splits if split not in manifest.splits]:
+        raise ValueError(
+            f"execution.probes: {title} has no split {missing[0]!r}, only {', '.join(sorted(manifest.splits))}; probes take examples "
+            f"from {splits[0]!r} and score {splits[1]!r}. Name another corpus in execution.probes.corpora."
+        )
+
+
+def is_due(step: int, probed: int, every_steps: int) -> bool:
+    """Whether a checkpoint of `step` is to be probed, where the newest that was probed is of step `probed`: a multiple of
+    `every_steps` lies between them, or is `step`."""
+    return step // every_steps > probed // every_steps
