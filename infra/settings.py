@@ -78,7 +78,8 @@ class Settings(BaseModel):
     recipe_packages: frozenset[str] = Field(
         default=frozenset(), validation_alias=AliasChoices("VITLINE_RECIPE_PACKAGES")
     )
-    """Python packages, separated by commas, whose functions forms may name as recipes. Commands may name any."""
+    """Python packages, separated by commas, whose code vitline may import: functions that forms name as recipes (commands may name any),
+    networks, and losses. Jobs get the setting of the flow or command that submits them."""
     prefect_api_url: str | None = Field(default=None, validation_alias=AliasChoices("PREFECT_API_URL"))
     """The API of the Prefect server, such as http://127.0.0.1:4200/api."""
     prefect_api_auth_string: SecretStr | None = Field(

@@ -11,6 +11,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from infra.config import FrozenConfig, added, digest_of, renamed
 from vit.input.config import InputConfig
 from vit.models.config import ActivationCheckpointing, AnyNetworkConfig, PatchTarget, ViTConfig
+from vit.own_code import REFERENCE
 
 Loss = Literal["softmax", "sigmoid"]
 
@@ -131,8 +132,11 @@ class TrainRecipe(FrozenConfig):
     """Reading order, batch size and augmentation."""
     optim: OptimConfig = OptimConfig()
     """Optimizer and schedule."""
-    loss: Loss = "softmax"
-    """Softmax cross-entropy, or sigmoid cross-entropy summed over classes (for several labels per image)."""
+    loss: Loss | Annotated[str, Field(pattern=REFERENCE)] = "softmax"
+    """Softmax cross-entropy, sigmoid cross-entropy summed over classes (for several labels per image), or a function of others as
+    PACKAGE.MODULE:NAME: logits (B, K), targets (B, K) -> losses (B,)."""
+    loss_source: str = added("")
+    """Digest of the Python files of the package of such a function. It is filled in when a training is planned."""
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     """Share of the target that is spread evenly over all classes."""
     total_steps: PositiveInt

@@ -6,7 +6,8 @@ import numpy as np
 
 from vit.input.image_contract import ImageContract
 from vit.model_record import ModelRecord
-from vit.models.config import NetworkConfig, TransformerConfig, ViTConfig, network_config
+from vit.models.config import NetworkConfig, OwnNetworkConfig, TransformerConfig, ViTConfig, network_config
+from vit.own_code import package_of
 
 
 def elsewhere(config: NetworkConfig) -> str:
@@ -31,16 +32,24 @@ def card(name: str, version: str, config: ModelRecord, contract: ImageContract, 
         made += (
             f"\n- corpus: `{each['corpus']}`, {100 * each['share']:.4g} % of the examples, digest `{each['digest']}`"
         )
+    network = network_config(model)
+    code = ""
+    if isinstance(network, OwnNetworkConfig):
+        package = package_of(network.network)
+        code = (
+            f"Needs the Python package `{package}`, whose files had the digest `{network.source[:12]}`, and "
+            f"`VITLINE_RECIPE_PACKAGES={package}`.\n"
+        )
     return f"""# {name} {version}
 
-{network_config(model).summary}; {parameters:,} parameters, {len(classes):,} classes.
+{network.summary}; {parameters:,} parameters, {len(classes):,} classes.
 Digest `{config["digest"]}`.
 
 ## Made from
 {made}
 
 ## Use
-```python
+{code}```python
 from vit.published import load_model
 
 model = load_model("{name}/{version}")
@@ -50,5 +59,5 @@ Images go through `image_contract.json`: RGB, resized to {contract.evaluation.im
 ({contract.evaluation.eval_resize}, antialias {"on" if contract.evaluation.antialias else "off"}), \
 values from {contract.low:g} to {contract.high:g}.
 
-Elsewhere: `vitline model convert {name}/{version} out --to ...` writes {elsewhere(network_config(model))}.
+Elsewhere: `vitline model convert {name}/{version} out --to ...` writes {elsewhere(network)}.
 """

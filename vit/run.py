@@ -30,8 +30,10 @@ from vit.input.prefetch import Prefetcher
 from vit.inspection.first_inputs import save_first_inputs
 from vit.inspection.inspect_run import inspect_run
 from vit.inspection.spikes import spike_text, worst_examples, write_spike
+from vit.models.config import OwnNetworkConfig
 from vit.models.masked_patches import MaskedPatchModel
 from vit.models.network import Network
+from vit.own_code import check_source, is_reference
 from vit.published import adapt, initialised, load_model, publish
 from vit.rewind import rewind
 from vit.run_spec import MIXTURE_KEY, RunSpec, StartRecord, WorkerError, parent_spec
@@ -162,12 +164,25 @@ class TrainingRun:
 
     def _newest_state(self) -> TrainState:
         """The state of the newest checkpoint, or the one that the run begins with."""
+        self._check_own_code()
         state = self._initial()
         if (restored := resume(self.run, state, self._meta(), self.world, self.claim.check)) is not None:
             log.info("resumed at step=%d from %s", state.step, restored.prefix)
         else:
             self._go_on_from_parent(state)
         return state
+
+    def _check_own_code(self) -> None:
+        """Raises CannotResume where the run has a network or loss of others, and their code here is not the one that it began with."""
+        own = {"loss": (self.recipe.loss, self.recipe.loss_source)}
+        if isinstance(network := self.recipe.model, OwnNetworkConfig):
+            own["network"] = network.network, network.source
+        for what, (reference, digest) in own.items():
+            try:
+                if is_reference(reference):
+                    check_source(reference, digest, what)
+            except ValueError as other:
+                raise CannotResume(str(other)) from other
 
     def _begun(self) -> TrainState:
         """The state that the run begins with: of a branch that of its parent's checkpoint."""
@@ -416,9 +431,9 @@ class TrainingRun:
         return {"model": model, "inspection": self._inspect(network)}
 
     def _inspect(self, network: Network) -> list[str]:
-        """The paper's figures of a pre-trained network."""
+        """The paper's figures of a pre-trained network; none of a network of others."""
         num_images = self.config.execution.inspect_images
-        if self.config.stage != "pretrain" or num_images == 0:
+        if self.config.stage != "pretrain" or num_images == 0 or isinstance(self.recipe.model, OwnNetworkConfig):
             return []
         val = self.corpora.with_split(self.config.val_split)
         part, split = (val[0], str(self.config.val_split)) if val else (self.corpora.parts[0], self.config.split)

@@ -14,6 +14,7 @@ from flows.costs.measured_speed import measured_speeds
 from flows.costs.training_cost import TrainingCost, training_cost
 from infra.html.page import num_bytes, short
 from vit.config import TrainConfig
+from vit.models.config import OwnNetworkConfig
 from vit.speed.demand import GPU, TRAINING_MFU, demand_of
 from vit.training.schedule import lr_at
 
@@ -224,8 +225,12 @@ def days_text(images: int, workers: int, images_per_s: float, gpu: str, mfu: flo
 
 
 def settings_of(config: TrainConfig, recipe: str, overridden: Collection[str]) -> dict[str, dict[str, Any]]:
-    """Each field of recipe and execution by its dotted name, with its value and origin: `default`, `recipe NAME`, or `--set`."""
+    """Each field of recipe and execution by its dotted name, with its value and origin: `default`, `recipe NAME`, `--set`, or
+    `the code itself` for what is measured of networks and losses of others."""
     found = dict[str, dict[str, Any]]()
+    measured = {"recipe.loss_source"}
+    if isinstance(config.recipe.model, OwnNetworkConfig):
+        measured |= {f"recipe.model.{name}" for name in ("source", "embed_dim", "feature_flop")}
 
     def walk(group: BaseModel, prefix: str) -> None:
         for name, field in type(group).model_fields.items():
@@ -234,7 +239,10 @@ def settings_of(config: TrainConfig, recipe: str, overridden: Collection[str]) -
                 walk(value, path)
                 continue
             is_default = field.default is not PydanticUndefined and value == field.default
-            origin = "--set" if path in overridden else "default" if is_default else f"recipe {recipe}"
+            is_set = any(path == each or path.startswith(f"{each}.") for each in overridden)
+            origin = "--set" if is_set else "default" if is_default else f"recipe {recipe}"
+            if path in measured and not is_default:
+                origin = "the code itself"
             found[path] = {"value": value, "origin": origin}
 
     walk(config.recipe, "recipe")

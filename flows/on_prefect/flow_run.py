@@ -17,7 +17,7 @@ from flows.requests.refusals import problem_text
 from flows.requests.training_draft import recipe_function
 from infra.config import FrozenConfig
 from infra.settings import Settings
-from vit.recipes.own import check_package
+from vit.own_code import check_package
 
 R = TypeVar("R", bound=FrozenConfig)
 MOST_MISSED = 60

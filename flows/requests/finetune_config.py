@@ -5,6 +5,7 @@ from typing import Any
 from data_prep.shard_format import Manifest, load_manifest
 from flows.catalog import find_corpus, find_model
 from flows.requests.forms import FinetuneRequest
+from flows.requests.own_code import with_own_code
 from flows.requests.probed_corpora import with_probed_corpora
 from flows.requests.training_draft import check_loss, training_name, with_steps
 from infra.config import replace
@@ -44,7 +45,7 @@ def resolve_finetune(root: str, request: FinetuneRequest) -> TrainConfig:
             num_workers=request.num_workers or 1, save_every_steps=max(1, recipe.total_steps // 4)
         ),
     )
-    config = with_probed_corpora(replace(config, **request.overrides), root)
+    config = with_own_code(with_probed_corpora(replace(config, **request.overrides), root))
     check_loss(config, store.uri, manifest)
     return config
 

@@ -57,5 +57,5 @@ def override_paths(flow: str) -> list[str]:
         + protocol
         + [f"{PREFIX}{name}" for name in NightSettings.model_fields],
     }
-    fixed = ("protocol.name", "protocol.kind", "recipe.model.architecture", "recipe.seed")
+    fixed = ("protocol.name", "protocol.kind", "recipe.model.architecture", "recipe.loss_source", "recipe.seed")
     return [path for path in paths.get(flow, []) if path not in fixed]

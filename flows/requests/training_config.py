@@ -10,6 +10,7 @@ from flows.catalog import find_corpus, find_model, find_run
 from flows.records import list_run_keys
 from flows.requests.forms import BranchRequest, PipelineRequest, PretrainRequest
 from flows.requests.overrides import refuse_form_fields
+from flows.requests.own_code import with_own_code
 from flows.requests.probed_corpora import with_probed_corpora
 from flows.requests.training_draft import check_loss, draft_training, recipe_of, recipe_title, training_name
 from infra.config import replace
@@ -122,7 +123,7 @@ def resolve_branch(root: str, request: BranchRequest) -> TrainConfig:
     allow = tuple(sorted(path for path in changes if path.startswith("recipe.")))
     name = request.name or f"{spec.config.name}-branch"[:63]
     config = replace(spec.config, name=name, parent=replace(parent, allow=allow).model_dump(), **changes)
-    config = with_probed_corpora(config, root)
+    config = with_own_code(with_probed_corpora(config, root))
     key = make_spec(config, root).run_key  # raises for what a branch may not change
     own = run.uri.rpartition("/")[0]
     if request.step not in kept_steps(run) and newest_step(open_store(f"{own}/{key}")) is None:

@@ -6,6 +6,7 @@ from typing import Any
 from data_prep.shard_format import Manifest
 from flows.requests.forms import PipelineRequest, PretrainRequest, SelfTrainRequest
 from flows.requests.overrides import refuse_form_fields
+from flows.requests.own_code import with_own_code
 from infra.config import FrozenConfig, replace
 from vit.config import TrainConfig, TrainRecipe
 from vit.recipes import recipe_named
@@ -35,7 +36,7 @@ def draft_training(name: str, request: PretrainRequest | PipelineRequest) -> Tra
     elif request.peak_lr is not None:
         overrides = {"recipe.optim.peak_lr": request.peak_lr, **overrides}
     refuse_form_fields({path for path in overrides if path.partition(".")[0] in _OF_THE_FORM})
-    return replace(config, **overrides)
+    return with_own_code(replace(config, **overrides))
 
 
 def recipe_of(request: PretrainRequest | SelfTrainRequest | PipelineRequest) -> str:

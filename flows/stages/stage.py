@@ -37,6 +37,7 @@ from infra.runs.run_state import (
     write_reconciled_state,
 )
 from infra.runs.watching import Watch, moving
+from infra.settings import Settings
 from infra.storage import Store, open_store, probe_conditional_writes
 
 log = logging.getLogger(__name__)
@@ -179,6 +180,8 @@ def submit(engines: Engines, run: Store, claim: Claim, module: str, env: dict[st
     env = {**env, "VITLINE_SUBMITTED_FROM": json.dumps(compared_versions())}
     if (left_s := engines.observer.time_left()) is not None:
         env["VITLINE_TIME_LEFT_S"] = str(max(left_s, 0.0))
+    if packages := Settings().recipe_packages:
+        env["VITLINE_RECIPE_PACKAGES"] = ",".join(sorted(packages))
     jobs.submit(claim.job_id, command, env=env, metadata=metadata)
     announce(engines, run, claim)
 

@@ -1,21 +1,25 @@
 """Builds networks from their configs."""
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from infra.config import replace
 from vit.models.bit import BiTResNet
-from vit.models.config import BiTConfig, HybridConfig, NetworkConfig, TransformerConfig, ViTConfig
+from vit.models.config import BiTConfig, HybridConfig, NetworkConfig, OwnNetworkConfig, TransformerConfig, ViTConfig
 from vit.models.hybrid import HybridTransformer
 from vit.models.limits import check_limits
 from vit.models.masked_patches import MaskedPatchModel
 from vit.models.network import Network
 from vit.models.pos_embed import resample_positions, sincos_2d
 from vit.models.vit import Transformer, VisionTransformer
+from vit.own_code import imported_where_allowed, source_digest
+
+log = logging.getLogger(__name__)
 
 
 def build_network(config: NetworkConfig, num_classes: int) -> Network:
@@ -24,8 +28,30 @@ def build_network(config: NetworkConfig, num_classes: int) -> Network:
         return HybridTransformer(config, num_classes)
     if isinstance(config, BiTConfig):
         return BiTResNet(config, num_classes)
+    if isinstance(config, OwnNetworkConfig):
+        return own_network(config, num_classes)
     assert isinstance(config, ViTConfig), config
     return VisionTransformer(config, num_classes)
+
+
+def own_network(config: OwnNetworkConfig, num_classes: int) -> Network:
+    """A network of others. Raises ValueError for code that may not be imported, fails, or makes no `Network` with a head of
+    `num_classes`. Code that has changed since is a warning; a training compares it before (`vit.own_code.check_source`)."""
+    make = imported_where_allowed(config.network, "network")
+    if config.source and (found := source_digest(config.network)) != config.source:
+        log.warning("the code of %s has changed: %s, was %s", config.network, found[:12], config.source[:12])
+    try:
+        network = make(config, num_classes)
+    except Exception as error:
+        raise ValueError(f"The network {config.network!r} failed: {type(error).__name__}: {error}") from error
+    head = getattr(network, "head", None)
+    if not isinstance(network, Network) or not isinstance(head, nn.Linear) or head.out_features != num_classes:
+        raise ValueError(
+            f"{config.network} returned {type(network).__name__}. It must return a subclass of vit.models.network.Network whose "
+            f"`head` is a torch.nn.Linear of {num_classes:,} classes."
+        )
+    network.config, network.num_classes = config, num_classes
+    return network
 
 
 def like(network: Network) -> Network:
@@ -59,7 +85,9 @@ def network_with(config: NetworkConfig, num_classes: int, weights: Mapping[str, 
 
     Raises torch's RuntimeError if names or shapes do not match, and ValueError like `meta_network`.
     """
-    network = meta_network(config, num_classes)
+    # Code of others may compute buffers that are not among the weights.
+    own = isinstance(config, OwnNetworkConfig)
+    network = build_network(config, num_classes) if own else meta_network(config, num_classes)
     network.load_state_dict(dict(weights), strict=True, assign=True)
     if isinstance(network, Transformer) and network.config.pos_embed == "sincos-2d":
         network.pos_embed_fixed = sincos_2d(network.config.grid_side, network.config.embed_dim)

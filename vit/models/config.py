@@ -4,11 +4,12 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import Discriminator, Field, PositiveFloat, PositiveInt, Tag, TypeAdapter, model_validator
+from pydantic import Discriminator, Field, NonNegativeInt, PositiveFloat, PositiveInt, Tag, TypeAdapter, model_validator
 
 from infra.config import FrozenConfig
+from vit.own_code import REFERENCE
 
-TAGS = ("vit", "hybrid", "bit")
+TAGS = ("vit", "hybrid", "bit", "own")
 N = TypeVar("N", bound="NetworkConfig")
 # Settings that may differ from those of the weights that a training starts from: they have no weights but the head's, or weights
 # that can be resampled.
@@ -212,19 +213,47 @@ class BiTConfig(NetworkConfig):
         return f"a BiT ResNet: blocks {blocks}, width x{self.width_factor}, images of {self.image_size_px} px"
 
 
+class OwnNetworkConfig(NetworkConfig):
+    """A network of others, which their code builds: a subclass of `vit.models.network.Network`."""
+
+    architecture: Literal["own"] = "own"
+    """Kind of network."""
+    network: str = Field(pattern=REFERENCE)
+    """What builds it, as PACKAGE.MODULE:NAME: a class or function of (config, num_classes)."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Its own settings: JSON values by name."""
+    source: str = ""
+    """Digest of the Python files of the package. It is filled in when a training is planned."""
+    embed_dim: NonNegativeInt = 0
+    """Width of the features. It is filled in when a training is planned."""
+    feature_flop: NonNegativeInt = 0
+    """FLOPs from one image to its features. They are counted when a training is planned."""
+
+    @property
+    def is_stochastic(self) -> bool:
+        return True
+
+    @property
+    def summary(self) -> str:
+        return f"a network of others, {self.network}, for images of {self.image_size_px} px"
+
+
 def _architecture(value: Any) -> str | None:
     """The architecture of a config; a config without one is a Vision Transformer."""
     return value.get("architecture", "vit") if isinstance(value, dict) else getattr(value, "architecture", None)
 
 
 AnyNetworkConfig = Annotated[
-    Annotated[ViTConfig, Tag("vit")] | Annotated[HybridConfig, Tag("hybrid")] | Annotated[BiTConfig, Tag("bit")],
+    Annotated[ViTConfig, Tag("vit")]
+    | Annotated[HybridConfig, Tag("hybrid")]
+    | Annotated[BiTConfig, Tag("bit")]
+    | Annotated[OwnNetworkConfig, Tag("own")],
     Discriminator(_architecture),
 ]
-_ANY: TypeAdapter[ViTConfig | HybridConfig | BiTConfig] = TypeAdapter(AnyNetworkConfig)
+_ANY: TypeAdapter[ViTConfig | HybridConfig | BiTConfig | OwnNetworkConfig] = TypeAdapter(AnyNetworkConfig)
 
 
-def network_config(tree: Any) -> ViTConfig | HybridConfig | BiTConfig:
+def network_config(tree: Any) -> ViTConfig | HybridConfig | BiTConfig | OwnNetworkConfig:
     """The network config from JSON data or from a config of any architecture. Raises ValueError naming the field."""
     return _ANY.validate_python(tree)
 

@@ -1,6 +1,6 @@
 """Floating-point operations of a forward pass, for MFU and for the compute in reports."""
 
-from vit.models.config import BiTConfig, HybridConfig, NetworkConfig, TransformerConfig, ViTConfig
+from vit.models.config import BiTConfig, HybridConfig, NetworkConfig, OwnNetworkConfig, TransformerConfig, ViTConfig
 
 
 def forward_flops(config: NetworkConfig, num_classes: int) -> int:
@@ -12,6 +12,8 @@ def forward_flops(config: NetworkConfig, num_classes: int) -> int:
     if isinstance(config, BiTConfig):
         macs, channels = _bit_macs(config)
         return 2 * (macs + channels * num_classes)
+    if isinstance(config, OwnNetworkConfig):
+        return config.feature_flop + 2 * config.embed_dim * num_classes
     assert isinstance(config, TransformerConfig)
     return 2 * (_stem_macs(config) + _encoder_macs(config) + _head_macs(config, num_classes))
 

@@ -19,6 +19,8 @@ class Network(nn.Module):
     config: NetworkConfig
     num_classes: int
     head: nn.Linear
+    block_types: tuple[type[nn.Module], ...] = ()
+    """Kinds of modules, besides those of vitline, that repeat: what activation checkpointing and sharding work on."""
 
     def features(self, images: Float[Tensor, "B 3 H W"] | UInt8[Tensor, "B H W 3"]) -> Float[Tensor, "B D"]:
         """The input of the head."""

@@ -35,8 +35,9 @@ def recompute_blocks(model: nn.Module, mode: ActivationCheckpointing) -> None:
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The blocks of a network, in their order: those of transformers and of ResNets."""
-    return [module for module in model.modules() if isinstance(module, _BLOCKS)]
+    """The blocks of a network, in their order: those of transformers and of ResNets, and of others by their `block_types`."""
+    types = (*_BLOCKS, *getattr(model, "block_types", ()))
+    return [module for module in model.modules() if isinstance(module, types)]
 
 
 def _contexts(mode: ActivationCheckpointing) -> dict[str, Any]:

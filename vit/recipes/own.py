@@ -3,10 +3,7 @@
 A recipe is only where a config comes from. Its run key is that of the config, so that equal configs share a run, whoever wrote them.
 """
 
-import importlib
-import re
-import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,9 +13,9 @@ from infra.config import FrozenConfig, flatten, replace
 from infra.names import did_you_mean
 from infra.storage import open_store
 from vit.config import ExecutionConfig, TrainRecipe
+from vit.own_code import imported, is_reference
 
 Configs = tuple[TrainRecipe, ExecutionConfig]
-_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _ENDINGS = (".yaml", ".yml")
 
 
@@ -33,18 +30,7 @@ def kind_of(reference: str) -> Literal["function", "file"] | None:
     """Whether a reference is PACKAGE.MODULE:FUNCTION or a YAML file; None for other texts, such as the name of a recipe."""
     if reference.endswith(_ENDINGS):
         return "file"
-    return "function" if _FUNCTION.fullmatch(reference) else None
-
-
-def check_package(function: str, packages: Collection[str]) -> None:
-    """Raises ValueError for a PACKAGE.MODULE:FUNCTION of a package that is not among `packages`. To import a module is to run it, and
-    who fills in a form may not choose what the workers run."""
-    package = re.split(r"[.:]", function)[0]
-    if package not in packages:
-        raise ValueError(
-            f"The recipe {function!r} is Python code of {package!r}, which forms may not import. Add the package to "
-            "VITLINE_RECIPE_PACKAGES where flows run, or give a YAML file."
-        )
+    return "function" if is_reference(reference) else None
 
 
 def configs_of_function(reference: str) -> Configs:
@@ -52,19 +38,7 @@ def configs_of_function(reference: str) -> Configs:
 
     Raises ValueError for what cannot be imported or called, or returns something else.
     """
-    module_name, _, name = reference.partition(":")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        raise ValueError(
-            f"The module of the recipe {reference!r} cannot be imported: {type(error).__name__}: {error}. Install its package "
-            "where this runs, or run the command in the folder of the module."
-        ) from error
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise ValueError(f"{module_name} has no function {name!r}.{did_you_mean(name, vars(module))}")
+    function = imported(reference, "recipe")
     try:
         made = function()
     except Exception as error:
@@ -100,7 +74,12 @@ def configs_of_file(reference: str, base_named: Mapping[str, Any]) -> Configs:
                 f"{reference} starts from {base!r}, which is no recipe.{did_you_mean(str(base), base_named)}"
             )
         recipe, execution = base_named[base].make()
+        model = tree.get("recipe", {}).get("model") if isinstance(tree.get("recipe"), dict) else None
+        whole_model = isinstance(model, dict) and "architecture" in model
         changes = {path: value for path, value in flatten(tree).items() if value != {}}
+        if whole_model:  # its fields are those of another kind of network
+            changes = {path: value for path, value in changes.items() if not path.startswith("recipe.model.")}
+            changes["recipe.model"] = model
         whole = replace(_Whole(recipe=recipe, execution=execution), **changes)
     return whole.recipe, whole.execution
 

@@ -12,7 +12,7 @@ from vit.config import TrainRecipe
 from vit.input.batches import Batch, SeveralLabels
 from vit.models.network import Network
 from vit.training.average_precision import AveragePrecision
-from vit.training.loss import LOSSES, hits, num_correct, targets_of
+from vit.training.loss import hits, loss_named, num_correct, targets_of
 from vit.training.masked_patches.objective import batch_corruption, patch_scores
 from vit.training.predictions import Predictions
 from vit.training.to_device.device_batches import DeviceBatches
@@ -61,7 +61,7 @@ def evaluate(
     ranked = AveragePrecision() if average_precision else None
     for (batch,) in DeviceBatches(([each] for each in batches), world.device):
         logits, targets = forward(network, batch.images, precision), targets_of(batch.labels, network.num_classes)
-        losses, valid = LOSSES[loss](logits, targets), batch.valid
+        losses, valid = loss_named(loss)(logits, targets), batch.valid
         sums += torch.stack([num_correct(logits, batch.labels, valid), (losses * valid).sum(), valid.sum()]).double()
         per_class += (targets * valid[:, None]).sum(dim=0).double()
         if ranked is not None and isinstance(batch.labels, SeveralLabels):
@@ -108,7 +108,7 @@ def _predictions(batch: Batch, logits: Float[Tensor, "B K"], losses: Float[Tenso
     """The predictions for the valid examples of a batch of `eval_batches`, which come first in it."""
     n = batch.num_valid
     scores = logits[:n].float().cpu()
-    probabilities = scores.softmax(dim=-1) if loss == "softmax" else scores.sigmoid()
+    probabilities = scores.sigmoid() if loss == "sigmoid" else scores.softmax(dim=-1)
     # On the device, like `num_correct`, so that both choose the same class among equal logits.
     classes = logits.argmax(dim=-1)
     predicted = classes[:n].cpu()

@@ -1,11 +1,16 @@
 """Losses per example. The caller sums them and divides by the global batch, so padding and workers do not matter."""
 
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from vit.input.batches import Labels, SeveralLabels
+from vit.own_code import imported_where_allowed
 
 
 def targets_of(labels: Labels, num_classes: int, label_smoothing: float = 0.0) -> Float[Tensor, "B K"]:
@@ -34,7 +39,30 @@ def sigmoid_cross_entropy(logits: Float[Tensor, "B K"], targets: Float[Tensor, "
     return F.binary_cross_entropy_with_logits(logits.float(), targets, reduction="none").sum(dim=-1)
 
 
-LOSSES = {"softmax": softmax_cross_entropy, "sigmoid": sigmoid_cross_entropy}
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+LOSSES: dict[str, LossFunction] = {"softmax": softmax_cross_entropy, "sigmoid": sigmoid_cross_entropy}
+
+
+@cache
+def loss_named(name: str) -> LossFunction:
+    """The loss of a recipe: logits (B, K), targets (B, K) -> losses (B,). One of others by its PACKAGE.MODULE:NAME.
+
+    Raises ValueError for code that may not be imported; that loss does so for a result of another shape.
+    """
+    if name in LOSSES:
+        return LOSSES[name]
+    own = imported_where_allowed(name, "loss")
+
+    def checked(logits: Tensor, targets: Tensor) -> Tensor:
+        losses: Any = own(logits, targets)
+        if not isinstance(losses, Tensor) or losses.shape != logits.shape[:1]:
+            found = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+            raise ValueError(
+                f"The loss {name!r} returned {found}; it must return one loss per example, ({len(logits)},)."
+            )
+        return losses.float()
+
+    return checked
 
 
 def num_correct(logits: Float[Tensor, "B K"], labels: Labels, valid: Tensor) -> Tensor:

@@ -22,12 +22,12 @@ from vit.models.build import build_network, like
 from vit.models.flops import forward_flops
 from vit.models.network import Network
 from vit.models.recompute import blocks_of, recompute_blocks
-from vit.models.vit import Block, VisionTransformer
+from vit.models.vit import VisionTransformer
 from vit.training.agreement import Meetings
 from vit.training.bad_examples import BadExamples
 from vit.training.guard.nonfinite_steps import NonfiniteSteps
 from vit.training.guard.spike_guard import Spike, SpikeGuard
-from vit.training.loss import LOSSES, mixed_targets, num_correct, targets_of
+from vit.training.loss import loss_named, mixed_targets, num_correct, targets_of
 from vit.training.masked_patches.objective import batch_corruption, patch_scores, with_patch_head
 from vit.training.optim import build_optimizer, set_lr, step_where_finite
 from vit.training.schedule import lr_at
@@ -191,7 +191,7 @@ def example_losses_of(
         return losses, (accuracy * batch.valid).sum()
     logits = forward(network, batch.images, recipe.precision)
     targets = batch_targets(batch, recipe, num_classes)
-    return LOSSES[recipe.loss](logits, targets), num_correct(logits.detach(), batch.labels, batch.valid)
+    return loss_named(recipe.loss)(logits, targets), num_correct(logits.detach(), batch.labels, batch.valid)
 
 
 def batch_targets(batch: Batch, recipe: TrainRecipe, num_classes: int) -> Tensor:
@@ -429,7 +429,7 @@ def compile_parts(model: nn.Module) -> None:
     its blocks differ.
     """
     blocks = blocks_of(model)
-    if not is_sharded(model) and not all(isinstance(block, Block) for block in blocks):
+    if not is_sharded(model) and not any(isinstance(part, VisionTransformer) for part in model.modules()):
         model.compile()
         return
     # It cuts large graphs into the messages of DDP; a few blocks are not worth cutting.

@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from vit.config import ExecutionConfig
+from vit.own_code import check_package
 from vit.recipes import recipe_named
-from vit.recipes.own import check_package
 
 MODULE = """
 from infra.config import replace
@@ -71,6 +71,15 @@ def test_forms_name_functions_of_listed_packages_only():
         ValueError, match=r"Python code of 'os', which forms may not import. Add .* VITLINE_RECIPE_PACKAGES"
     ):
         check_package("os:abort", ["lab"])
+
+
+def test_a_file_replaces_the_network_of_its_base_by_one_of_another_kind(file):
+    recipe, _ = made(
+        file(
+            "base: digits\nrecipe:\n  model: {architecture: own, network: 'lab.nets:Crow', image_size_px: 32}\n  seed: 3"
+        )
+    )
+    assert (recipe.model.network, recipe.model.image_size_px, recipe.seed) == ("lab.nets:Crow", 32, 3)
 
 
 @pytest.fixture

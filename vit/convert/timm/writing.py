@@ -46,12 +46,13 @@ def to_timm(network: Network) -> tuple[dict[str, Any], dict[str, Tensor]]:
     Computed position embeddings become a table. Kernels of a ResNet are rescaled (see `from_timm`). Stochastic depth is
     left out, because timm rescales the remaining branches and vitline does not. Raises ValueError, "not supported: ...",
     for what timm cannot compute: a pre-logits layer, relative or every-layer position embeddings, another epsilon,
-    ResNets without a name in timm.
+    ResNets without a name in timm, networks of others.
     """
     if isinstance(network, Transformer):
         return _transformer_to_timm(network, network.config)
     config = network.config
-    assert isinstance(config, BiTConfig), config
+    if not isinstance(config, BiTConfig):
+        raise ValueError(f"not supported: {config.summary} in timm, which has no such network.")
     depth = next((depth for depth, stages in BIT_STAGES.items() if stages == config.stages), 0)
     if (depth, config.width_factor) not in _BIT_NAMES:
         names = ", ".join(f"bit_r{d}x{w}" for d, w in sorted(_BIT_NAMES))

@@ -1,0 +1,191 @@
+"""Networks and losses of others: what their code must be, what a run keeps of it, and where it is refused."""
+
+import sys
+
+import pytest
+import torch
+
+from flows.requests.own_code import with_own_code
+from infra.config import replace
+from infra.runs.claims import take_claim
+from infra.runs.journal import read_journal
+from infra.storage import open_store
+from vit.model_record import CARD, file_key, published_record
+from vit.models.build import build_network
+from vit.models.config import OwnNetworkConfig, network_config
+from vit.models.flops import forward_flops
+from vit.models.memory import activation_bytes
+from vit.models.recompute import blocks_of
+from vit.own_code import check_source, source_digest
+from vit.published import adapt, load_model
+from vit.run import TrainingRun
+from vit.run_spec import make_spec
+from vit.training.loss import loss_named, softmax_cross_entropy
+from vit.training.world import World
+
+NETS = """
+import torch
+from torch import nn
+from vit.models.network import Network, normalised
+
+class Layer(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).sin().relu()
+
+class Crow(Network):
+    block_types = (Layer,)
+
+    def __init__(self, config, num_classes):
+        super().__init__()
+        width = config.settings["width"]
+        self.register_buffer("shift", torch.full((1,), 0.5), persistent=False)
+        self.pool = nn.AvgPool2d(config.image_size_px // 4)
+        self.layers = nn.Sequential(Layer(48, width), Layer(width, width))
+        self.head = nn.Linear(width, num_classes)
+
+    def features(self, images):
+        return self.layers(self.pool(normalised(images)).flatten(1) + self.shift)
+
+class HeadOfOneClass(Crow):
+    def __init__(self, config, num_classes):
+        super().__init__(config, 1)
+
+def text(config, num_classes):
+    return "crow"
+
+def fails(config, num_classes):
+    raise KeyError("width")
+"""
+LOSSES = """
+import torch.nn.functional as F
+
+def same(logits, targets):
+    return -(targets * F.log_softmax(logits.float(), dim=-1)).sum(dim=-1)
+
+def mean(logits, targets):
+    return same(logits, targets).mean()
+"""
+
+
+@pytest.fixture(autouse=True)
+def package(tmp_path, monkeypatch):
+    """The package `own_lab` in the current folder, which may be imported."""
+    folder = tmp_path / "code" / "own_lab"
+    folder.mkdir(parents=True)
+    for name, text in {"__init__": "", "nets": NETS, "losses": LOSSES}.items():
+        (folder / f"{name}.py").write_text(text)
+    monkeypatch.chdir(folder.parent)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("VITLINE_RECIPE_PACKAGES", "own_lab")
+    loss_named.cache_clear()
+    yield folder
+    for name in [name for name in sys.modules if name.split(".")[0] == "own_lab"]:
+        del sys.modules[name]
+
+
+CROW = OwnNetworkConfig(network="own_lab.nets:Crow", image_size_px=16, settings={"width": 24})
+
+
+@pytest.fixture
+def config(train_config):
+    whole = replace(train_config("crows", steps=6, save_every_steps=3), **{"recipe.model": CROW})
+    return replace(whole, **{"recipe.loss": "own_lab.losses:same"})
+
+
+@pytest.fixture
+def start(root):
+    def make(config):
+        spec = make_spec(config, root)
+        run = open_store(root).child(f"runs/{spec.run_key}")
+        run.write_json("config.json", spec.model_dump(mode="json"))
+        return run, take_claim(run, spec.run_key, job_state=lambda job: "failed", owner="test").attempt
+
+    return make
+
+
+def test_a_plan_holds_the_digest_of_the_code_and_what_was_measured_of_the_network(config, package):
+    planned = with_own_code(config)
+    model = planned.recipe.model
+    assert (model.source, planned.recipe.loss_source) == (source_digest("own_lab:x"),) * 2
+    assert (model.embed_dim, model.feature_flop) == (24, 2 * (48 * 24 + 24 * 24))
+    assert forward_flops(model, 10) == model.feature_flop + 2 * 24 * 10
+    assert with_own_code(planned) == planned
+    assert network_config(model.model_dump(mode="json")) == model
+    (package / "more.py").write_text("")
+    assert with_own_code(config).config_digest != planned.config_digest
+    with pytest.raises(ValueError, match=r"'own_lab' are others .* Restore that version"):
+        with_own_code(planned)
+
+
+def test_a_run_trains_the_network_with_the_loss_and_publishes_a_model_that_can_be_loaded(config, start):
+    run, attempt = start(with_own_code(config))
+    assert TrainingRun(run, attempt, World()).execute() == "finished"
+    assert len([record for record in read_journal(run) if record.key == "train/loss"]) == 6
+    model = load_model(run.read_json("state.json")["model"])
+    logits = model.network(torch.zeros(2, 3, 16, 16))
+    assert logits.shape == (2, 10)
+    assert logits.isfinite().all()
+    assert adapt(model.network, model.network.config, 3).head.out_features == 3
+    published = open_store(model.uri)
+    assert "VITLINE_RECIPE_PACKAGES=own_lab" in published.read(file_key(published_record(published), CARD)).decode()
+
+
+def test_a_run_whose_code_has_changed_fails_with_both_digests(config, start, package):
+    run, attempt = start(with_own_code(config))
+    (package / "nets.py").write_text(NETS.replace("0.5", "0.6"))
+    assert TrainingRun(run, attempt, World()).execute() == "failed"
+    assert "own_lab" in run.read_json("state.json")["reason"]
+
+
+def test_the_same_loss_as_code_of_others_gives_the_same_losses():
+    logits, targets = torch.randn(4, 3), torch.eye(4, 3)
+    assert torch.equal(loss_named("own_lab.losses:same")(logits, targets), softmax_cross_entropy(logits, targets))
+
+
+def test_a_loss_that_is_not_one_number_an_example_is_refused():
+    with pytest.raises(
+        ValueError, match=r"'own_lab.losses:mean' returned \(\); it must return one loss per example, \(4,\)"
+    ):
+        loss_named("own_lab.losses:mean")(torch.randn(4, 3), torch.eye(4, 3))
+
+
+def test_blocks_of_others_are_checkpointed_and_their_memory_is_counted():
+    network = build_network(CROW, 10)
+    assert [type(block).__name__ for block in blocks_of(network)] == ["Layer", "Layer"]
+    assert activation_bytes(CROW, 4) > activation_bytes(CROW, 4, checkpointing="full") > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("HeadOfOneClass", r"returned HeadOfOneClass\. It must return a subclass .*Linear of 2 classes"),
+        ("text", "returned str"),
+        ("fails", "'own_lab.nets:fails' failed: KeyError: 'width'"),
+        ("Craw", "has no function 'Craw'. Did you mean 'Crow'"),
+    ],
+)
+def test_what_is_no_network_is_refused_before_anything_is_spent(config, name, error):
+    with pytest.raises(ValueError, match=error):
+        with_own_code(replace(config, **{"recipe.model.network": f"own_lab.nets:{name}"}))
+
+
+def test_code_of_packages_that_are_not_listed_is_never_imported(config, monkeypatch, start):
+    planned = with_own_code(config)
+    run, attempt = start(planned)
+    TrainingRun(run, attempt, World()).execute()
+    monkeypatch.setenv("VITLINE_RECIPE_PACKAGES", "other")
+    loss_named.cache_clear()
+    with pytest.raises(ValueError, match=r"code of 'own_lab', which may not be imported here\. Add the package"):
+        with_own_code(planned)
+    with pytest.raises(Exception, match=r"code of 'own_lab', which may not be imported here"):
+        load_model(run.read_json("state.json")["model"])
+    with pytest.raises(ValueError, match="code of 'os'"):
+        build_network(OwnNetworkConfig(network="os:abort"), 2)
+    with pytest.raises(ValueError, match="code of 'os'"):
+        loss_named("os:abort")
+
+
+def test_a_package_that_is_not_installed_is_named(monkeypatch):
+    monkeypatch.setenv("VITLINE_RECIPE_PACKAGES", "own_owls")
+    with pytest.raises(ValueError, match="There is no Python package 'own_owls' here"):
+        check_source("own_owls.nets:Owl", "0" * 64, "network")
