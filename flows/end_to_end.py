@@ -159,10 +159,12 @@ def pretrain_stage(
     """URI of the published model of the n-th seed. The record names that of the first."""
     training = on_corpora(plan.training, plan.request, [corpus.uri for corpus in corpora])
     training = replace(training, **{"recipe.seed": training.recipe.seed + nth_seed})
-    if plan.nights.advance_images is None:
-        spec, trained = train_model(training, engines, plan.night)
-    else:
+    if plan.nights.advance_images is not None:
         spec, trained = go_on(plan.nights, training, engines, recorder)
+    elif plan.nights.cooldown_at_hours is not None:
+        spec, trained = in_time(plan, training, engines, recorder)
+    else:
+        spec, trained = train_model(training, engines, plan.night)
     state = trained.state
     what = f"{state['images_seen']:,} images in {state['step']:,} steps"
     if "val_top1" in state:
@@ -196,6 +198,36 @@ def go_on(
     what = f"{step * batch:,} of {recipe.total_steps * batch:,} images of the long run"
     recorder.stage("advance", long_run.run_key, trained.reused, trained.wall_s, what, run.uri)
     return train_cooldown(training, engines, long_run, step, cooldown)
+
+
+def in_time(
+    plan: PipelinePlan, training: TrainConfig, engines: Engines, recorder: "PipelineRecorder"
+) -> tuple[RunSpec, StageResult]:
+    """Trains to the end, or until the time for the cooldown has come. Returns the run whose model is scored: the cooldown from there,
+    or the training itself. Raises StageFailed where that time came within the warmup."""
+    nights, recipe, step = plan.nights, training.recipe, recorder.record.long_run_step
+    if step is not None:  # a pipeline that was cut has begun the cooldown
+        spec = make_spec(training, engines.root, plan.night)
+    else:
+        begin = recorder.record.started_at + 3600 * (nights.cooldown_at_hours or 0)
+        spec, trained = train_model(training, engines, plan.night, pause_at=begin)
+        if trained.state["state"] == "finished":
+            return spec, trained
+        step = trained.state["step"]
+        if step <= (warmup := recipe.optim.warmup_steps):
+            raise StageFailed(
+                f"{spec.run_key} was at step {step:,} when the time for its cooldown came "
+                f"(nights.cooldown_at_hours={nights.cooldown_at_hours:g}), within its warmup of {warmup:,} steps. Set a later time, or "
+                "start earlier.",
+                "out_of_time",
+            )
+        recorder.note(long_run_step=step)
+        batch = recipe.input.global_batch_size
+        what = f"{step * batch:,} of {recipe.total_steps * batch:,} images, then out of time"
+        where = run_store(engines.root, spec.run_key).uri
+        recorder.stage("advance", spec.run_key, trained.reused, trained.wall_s, what, where)
+        engines.observer.say(f"{spec.run_key} is out of time at step {step:,}; a cooldown from there follows")
+    return train_cooldown(training, engines, spec, step, nights.cooldown_images or 0)
 
 
 def transfer_stage(

@@ -92,7 +92,8 @@ class PipelineRecord(StoredRecord):
     images_seen: int | None = None
     """Images that the published model was trained on, counting repeats."""
     long_run_step: int | None = None
-    """With `nights.advance_images`: the step up to which this pipeline trains the long run."""
+    """With `nights.advance_images`: the step up to which this pipeline trains the long run. With `nights.cooldown_at_hours`: the step
+    from which it is cooled down."""
     metrics: dict[str, float] = Field(default_factory=dict)
     """Headline metrics by name (docs/design.md, "Metrics"), such as `val/top1` and `tasks/digits/top1`."""
     report: str | None = None

@@ -249,7 +249,8 @@ class TrainingRun:
 
         def stop_requested() -> RunState | None:
             saver.raise_error()  # a claim that was lost at a save ends the loop now, not at the next save
-            return stop.asked() or ("paused" if self._pauses(state) else None)
+            in_time = self.spec.pause_at is None or time.time() < self.spec.pause_at
+            return stop.asked() or ("paused" if self._pauses(state) or not in_time else None)
 
         if self._pauses(state):  # it was killed after its last checkpoint
             return "paused"

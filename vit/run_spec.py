@@ -3,7 +3,7 @@
 from datetime import date
 from typing import NotRequired, TypedDict
 
-from pydantic import PositiveInt
+from pydantic import PositiveFloat, PositiveInt
 
 from infra.config import FrozenConfig
 from infra.keys import run_key
@@ -37,6 +37,8 @@ class RunSpec(FrozenConfig):
     """UTC date of the scheduled start of a nightly run."""
     pause_at_step: PositiveInt | None = None
     """The step at which this attempt pauses with a checkpoint, from which a later one goes on; None trains to the end."""
+    pause_at: PositiveFloat | None = None
+    """Unix seconds at which this attempt pauses likewise; None for no such time."""
 
 
 def make_spec(config: TrainConfig, root: str, night: date | None = None) -> RunSpec:

@@ -1,6 +1,7 @@
 """Whether a pipeline fits its deadline, estimated from the throughput of earlier runs of the same network."""
 
 from flows.costs.measured_speed import measured_speeds
+from flows.nights.settings import NightSettings
 from flows.requests.pipeline_plan import PipelinePlan
 from vit.config import TrainConfig
 
@@ -18,6 +19,8 @@ def check_deadline(root: str, plan: PipelinePlan) -> str:
     if hours is None:
         return "no deadline"
     nights, recipe = plan.nights, plan.training.recipe
+    if nights.cooldown_at_hours is not None:
+        return _check_cooldown(hours, nights, known_images_per_s(root, plan.training))
     cooldown, field = nights.cooldown_images or 0, "nights.advance_images" if nights.advance_images else "train_images"
     images = nights.advance_images or recipe.total_steps * recipe.input.global_batch_size * nights.num_seeds
     images += cooldown
@@ -32,3 +35,20 @@ def check_deadline(root: str, plan: PipelinePlan) -> str:
             f"but deadline_hours is {hours:g}. Set {field} to at most {fits:,}, or a larger deadline_hours."
         )
     return f"deadline of {hours:g} h: {images:,} images take {needed:.2f} h at {rate:,.0f} images/s"
+
+
+def _check_cooldown(hours: float, nights: NightSettings, rate: float | None) -> str:
+    """The line about the deadline of a training that is cooled down before it. Raises ValueError if the cooldown does not fit."""
+    begin, images = nights.cooldown_at_hours or 0, nights.cooldown_images or 0
+    text = f"deadline of {hours:g} h: what is trained after {begin:g} h is cooled down over {images:,} images"
+    if rate is None:
+        return f"{text}; no earlier run of this network has a known rate"
+    needed = images / rate / 3600
+    if begin + needed > hours:
+        fits = int((hours - begin) * 3600 * rate)
+        raise ValueError(
+            f"nights.cooldown_images={images:,} take {needed:.2f} h at the {rate:,.0f} images/s of the last run of this network, but from "
+            f"nights.cooldown_at_hours={begin:g} to deadline_hours={hours:g} there are {hours - begin:g} h, also for the transfer. Set "
+            f"fewer than {fits:,} images, or an earlier time."
+        )
+    return f"{text}, which take {needed:.2f} h at {rate:,.0f} images/s"

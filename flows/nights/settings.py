@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Self
 
-from pydantic import Field, PositiveInt, ValidationError, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from infra.config import FrozenConfig
 from infra.names import did_you_mean
@@ -26,23 +26,33 @@ class NightSettings(FrozenConfig):
     advance_images: PositiveInt | None = None
     """For one long pre-training: the images of each night, counting repeats. It goes on where it stood the night before, and
     `train_images` is its whole length. None: every night trains anew."""
+    cooldown_at_hours: PositiveFloat | None = None
+    """For nights that shall not be longer: a training that is not at its end so many hours after the start of the night pauses with a
+    checkpoint, and `cooldown_images` follow. Choose it so that cooldown and transfer end before `deadline_hours`."""
     cooldown_images: PositiveInt | None = None
-    """With `advance_images`: what is scored each night is a branch that is trained on so many images more, in which the learning rate
-    falls to zero. The long run itself goes on without it."""
+    """With `advance_images` or `cooldown_at_hours`: what is scored is a branch that is trained on so many images more, in which the
+    learning rate falls to zero. The long run itself goes on without it."""
     promote: bool = True
     """Whether a night that passes the gate becomes the champion. If not, only `vitline model promote` moves it."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if (self.advance_images is None) != (self.cooldown_images is None):
+        if self.advance_images is not None and self.cooldown_at_hours is not None:
             raise ValueError(
-                f"nights.advance_images={self.advance_images} and nights.cooldown_images={self.cooldown_images} belong together. Set "
-                "both, such as 1000000 and 200000, or neither."
+                f"nights.cooldown_at_hours={self.cooldown_at_hours:g} is not supported with nights.advance_images, whose nights end by "
+                "images. Leave one of them out."
             )
-        if self.advance_images is not None and self.num_seeds > 1:
+        length = "cooldown_at_hours" if self.cooldown_at_hours is not None else "advance_images"
+        value = getattr(self, length)
+        if (value is None) != (self.cooldown_images is None):
             raise ValueError(
-                f"nights.num_seeds={self.num_seeds} is not supported with nights.advance_images, which goes on with one long run. Leave "
-                "one of them out."
+                f"nights.{length}={value} and nights.cooldown_images={self.cooldown_images} belong together. Set both, such as "
+                f"{'6' if self.cooldown_at_hours is not None else '1000000'} and 200000, or neither."
+            )
+        if value is not None and self.num_seeds > 1:
+            raise ValueError(
+                f"nights.num_seeds={self.num_seeds} is not supported with nights.{length}, which is for one training. Leave one of them "
+                "out."
             )
         if self.advance_images is not None and self.ingest:
             raise ValueError(

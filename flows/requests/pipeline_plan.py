@@ -68,6 +68,9 @@ def resolve_pipeline(root: str, request: PipelineRequest, night: date | None = N
     if nights.advance_images is not None:
         _check_long_run(training.recipe, nights)
         identity.append({"advance_images": nights.advance_images, "cooldown_images": nights.cooldown_images})
+    if nights.cooldown_at_hours is not None:
+        _check_cooldown(training.recipe, nights, request.deadline_hours)
+        identity.append({"cooldown_at_hours": nights.cooldown_at_hours, "cooldown_images": nights.cooldown_images})
     if nights.num_seeds > 1:  # with one seed, keys are those of versions that knew no more
         identity.append(nights.num_seeds)
     key = run_key(request.name, "pipeline", digest_of(identity), inputs, night)
@@ -104,16 +107,32 @@ def _check_growing(source: CorpusChoice, name: str) -> None:
 
 def _check_long_run(recipe: TrainRecipe, nights: NightSettings) -> None:
     """Refuses parts of a long run that are too short for its batch or its warmup."""
-    batch, advance, cooldown = recipe.input.global_batch_size, nights.advance_images or 0, nights.cooldown_images or 0
+    batch, advance = recipe.input.global_batch_size, nights.advance_images or 0
     least = batch * (recipe.optim.warmup_steps + 1)
     if advance < least:
         raise ValueError(
             f"nights.advance_images={advance:,} ends within the warmup, which no cooldown can follow. Set it to at least {least:,}, the "
             f"warmup of {recipe.optim.warmup_steps:,} steps and one batch of {batch:,} images."
         )
+    _check_cooldown(recipe, nights, None)
+
+
+def _check_cooldown(recipe: TrainRecipe, nights: NightSettings, deadline_hours: float | None) -> None:
+    """Refuses a cooldown that is too short, comes after the deadline, or is the second one of its recipe."""
+    batch, cooldown, at = recipe.input.global_batch_size, nights.cooldown_images or 0, nights.cooldown_at_hours
     if cooldown < batch:
         raise ValueError(
             f"nights.cooldown_images={cooldown:,} is less than one batch of {batch:,} images. Set it to at least that number."
+        )
+    if at is not None and deadline_hours is not None and at >= deadline_hours:
+        raise ValueError(
+            f"nights.cooldown_at_hours={at:g} is not before deadline_hours={deadline_hours:g}, by which cooldown and transfer are to be "
+            "done. Set an earlier time."
+        )
+    if at is not None and recipe.optim.cooldown_steps:
+        raise ValueError(
+            f"nights.cooldown_at_hours is not supported with recipe.optim.cooldown_steps={recipe.optim.cooldown_steps}: the recipe has a "
+            "cooldown of its own. Set that to 0."
         )
 
 

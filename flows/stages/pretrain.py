@@ -20,15 +20,19 @@ from vit.training.checkpoints.names import newest_step
 
 
 def train_model(
-    config: TrainConfig, engines: Engines, night: date | None = None, pause_at_step: int | None = None
+    config: TrainConfig,
+    engines: Engines,
+    night: date | None = None,
+    pause_at_step: int | None = None,
+    pause_at: float | None = None,
 ) -> tuple[RunSpec, StageResult]:
     """Trains the config's network, or returns the finished run of the same key; also fine-tunes on a whole corpus.
-    With `pause_at_step` it trains up to there, and the state may be `paused`.
+    With `pause_at_step`, or `pause_at` in Unix seconds, it trains up to there, and the state may be `paused`.
 
     Raises ValueError for a config that does not fit its corpus or parent, before a job is submitted; StageFailed, Skipped.
     """
     config = with_probed_corpora(config, engines.root)
-    spec = replace(make_spec(config, engines.root, night), pause_at_step=pause_at_step)
+    spec = replace(make_spec(config, engines.root, night), pause_at_step=pause_at_step, pause_at=pause_at)
     run = run_store(engines.root, spec.run_key)
     if config.mixture is not None and read_state(run) is None:  # a run that has begun has said it
         engines.observer.say("looking for leakage in the corpora of the mixture")
@@ -54,7 +58,7 @@ def train_model(
         title=f"{config.stage} {config.name}",
         progress=lambda: read_progress(run),
         output=lambda state: open_store(state["model"]).exists("config.json"),
-        paused=lambda state: pause_at_step is not None and state["step"] >= pause_at_step,
+        paused=lambda state: pause_at is not None or (pause_at_step is not None and state["step"] >= pause_at_step),
         kept=lambda: {"checkpoint": newest_step(run) or 0},
         grace_s=execution.grace_s,
         claim_timeout_s=execution.claim_timeout_s,

@@ -1,4 +1,5 @@
-"""`nights.advance_images`: one long pre-training goes on a part a night, and a cooldown from where it stands is scored."""
+"""`nights.advance_images`: one long pre-training goes on a part a night, and a cooldown from where it stands is scored.
+`nights.cooldown_at_hours`: so is that of a training that is out of time."""
 
 from datetime import date
 from types import SimpleNamespace
@@ -6,13 +7,13 @@ from types import SimpleNamespace
 import pytest
 
 from flows.costs.budget import check_deadline
-from flows.end_to_end import PipelineRecorder, go_on
+from flows.end_to_end import PipelineRecorder, go_on, in_time
 from flows.records import PipelineRecord, read_pipeline, write_pipeline
 from flows.requests.forms import PipelineRequest
 from flows.requests.pipeline_plan import resolve_pipeline
 from flows.stages.engines import open_engines
 from flows.stages.long_run import next_step
-from flows.stages.stage import exclusively
+from flows.stages.stage import StageFailed, exclusively
 from infra.config import replace
 from infra.runs.journal import read_journal
 from infra.runs.run_state import read_state
@@ -60,6 +61,34 @@ def test_a_part_does_not_end_within_the_own_cooldown_of_the_long_run(root, train
 def test_what_does_not_go_together_is_refused(root, changes, refusal):
     with pytest.raises(ValueError, match=refusal):
         plan_of(root, overrides=LONG | changes)
+
+
+IN_TIME = {"nights.cooldown_at_hours": 2, "nights.cooldown_images": 28_800}
+
+
+@pytest.mark.parametrize(
+    ("changes", "refusal"),
+    [
+        ({"nights.cooldown_images": None}, "cooldown_at_hours=2.0 and nights.cooldown_images=None belong together"),
+        ({"nights.num_seeds": 3}, "nights.num_seeds=3 is not supported with nights.cooldown_at_hours"),
+        ({"nights.advance_images": 64_000}, "cooldown_at_hours=2 is not supported with nights.advance_images"),
+        ({"nights.cooldown_at_hours": 3}, "cooldown_at_hours=3 is not before deadline_hours=3"),
+        ({"recipe.optim.cooldown_steps": 5}, "not supported with recipe.optim.cooldown_steps=5"),
+    ],
+)
+def test_what_does_not_go_with_a_cooldown_in_time_is_refused(root, changes, refusal):
+    with pytest.raises(ValueError, match=refusal):
+        plan_of(root, overrides=IN_TIME | changes, deadline_hours=3)
+
+
+def test_a_cooldown_has_to_fit_between_its_begin_and_the_deadline(root, monkeypatch):
+    plan = plan_of(root, overrides=IN_TIME, deadline_hours=3)
+    assert check_deadline(root, plan).endswith("28,800 images; no earlier run of this network has a known rate")
+    monkeypatch.setattr("flows.costs.budget.known_images_per_s", lambda *_: 16.0)
+    assert check_deadline(root, plan).endswith("28,800 images, which take 0.50 h at 16 images/s")
+    monkeypatch.setattr("flows.costs.budget.known_images_per_s", lambda *_: 4.0)
+    with pytest.raises(ValueError, match=r"take 2\.00 h .* there are 1 h, .* Set fewer than 14,400 images"):
+        check_deadline(root, plan)
 
 
 def test_the_deadline_counts_what_is_trained_tonight(root, monkeypatch):
@@ -117,3 +146,30 @@ def test_nights_train_one_run_and_score_a_cooldown_from_where_it_stands(root, tm
         rows, _, again, _ = night(13)  # the first night once more
         assert (rows[0][2], again.reused, again.state["model"]) == (True, True, trained.state["model"])
         assert night()[2].reused
+
+
+@pytest.mark.slow
+@pytest.mark.servers
+@pytest.mark.timeout(900)
+def test_a_training_that_is_out_of_time_is_cooled_down_from_where_it_stands(root, tmp_path, train_config):
+    config = replace(train_config("late", steps=10**6), **{"recipe.optim.warmup_steps": 0})
+    nights = plan_of(root).nights.model_copy(
+        update={"advance_images": None, "cooldown_at_hours": 1.0, "cooldown_images": 4 * 16}
+    )
+    plan = SimpleNamespace(nights=nights, night=None)
+    with open_engines(Settings(root=root, home=tmp_path)) as engines:
+
+        def night(config, step=None):
+            """As if it had begun an hour ago."""
+            rows, said = [], {}
+            record = SimpleNamespace(long_run_step=step, started_at=0.0)
+            recorder = SimpleNamespace(stage=lambda *row: rows.append(row), note=said.update, record=record)
+            return rows, said, *in_time(plan, config, engines, recorder)
+
+        ((stage, key, _, _, what, _),), said, spec, trained = night(config)
+        assert (stage, said["long_run_step"], what) == ("advance", 1, "16 of 16,000,000 images, then out of time")
+        assert (spec.inputs["parent"], trained.state["step"]) == (f"{key}@1", 5)
+        assert published_record(open_store(trained.state["model"]))["provenance"]["parent"] == f"{key}@1"
+        assert night(config, step=1)[3].reused  # the pipeline was cut after its cooldown
+        with pytest.raises(StageFailed, match=r"at step 1 when the time for its cooldown came .* warmup of 2 steps"):
+            night(replace(config, **{"recipe.optim.warmup_steps": 2}))
