@@ -1,4 +1,10 @@
-"""The demo without icons: a small ViT on handwritten digits."""
+"""The demo without icons: a small ViT on handwritten digits.
+
+Expected: nearly all digits right; with so few, a training from scratch does about as well, so it shows that all works, and no more.
+Source: vitline.
+Hardware: two CPU cores.
+Cost: minutes there.
+"""
 
 from vit.config import OptimConfig, TrainRecipe
 from vit.input.config import AugmentConfig, InputConfig

@@ -1,5 +1,6 @@
 """`vitline pretrain`: plans, recipes, trainings and their branches."""
 
+import re
 from typing import Annotated, Any, Literal
 
 import typer
@@ -53,12 +54,29 @@ def pretrain_plan(
 
 
 @app.command("recipes")
-def pretrain_recipes(json: Json = False) -> None:
-    """List the recipes. Example: `vitline pretrain recipes`"""
-    from vit.recipes import RECIPES
+def pretrain_recipes(
+    name: Annotated[str | None, typer.Argument(help="A recipe, to show what is expected of it.")] = None,
+    json: Json = False,
+) -> None:
+    """List the recipes, or show one: the published result, its source, hardware and cost.
 
+    Example: `vitline pretrain recipes vit-b16-i21k`
+    """
+    from vit.recipes import RECIPES, recipe_named
+
+    if name is not None:
+        recipe = recipe_named(name)
+        show_one({"recipe": name, "what": recipe.what, **header_fields(recipe.header)}, json)
+        return
     rows = [{"recipe": name, "what": recipe.what} for name, recipe in RECIPES.items()]
     show_rows("recipes", rows, ["recipe", "what"], json, "")
+
+
+def header_fields(header: str) -> dict[str, str]:
+    """`Expected: ...`, `Source: ...` of the header of a recipe, by name."""
+    text = " ".join(header.split())
+    found = re.split(r"(?:^| )(Expected|Source|Hardware|Cost): ", text)
+    return {name.lower(): value for name, value in zip(found[1::2], found[2::2], strict=True)}
 
 
 @app.command("run")

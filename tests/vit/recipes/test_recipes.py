@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from flows.commands.groups.pretrain import header_fields
 from infra.config import replace
 from vit.input.batches import train_batches
 from vit.models.config import BiTConfig
@@ -26,6 +27,13 @@ SMALL = {
 
 def recipe(name):
     return RECIPES[name].make()[0]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_each_says_what_is_expected_of_it_and_what_it_costs(name):
+    fields = header_fields(RECIPES[name].header)
+    assert list(fields) == ["expected", "source", "hardware", "cost"]
+    assert all(fields.values())
 
 
 @pytest.fixture(scope="module")
