@@ -60,9 +60,14 @@ def imported(reference: str, what: str) -> Any:
     return found
 
 
+def check_allowed(reference: str, what: str) -> None:
+    """Raises ValueError for a reference into a package that is not in VITLINE_RECIPE_PACKAGES."""
+    check_package(reference, Settings().recipe_packages, what)
+
+
 def imported_where_allowed(reference: str, what: str) -> Any:
     """Like `imported`, for packages in VITLINE_RECIPE_PACKAGES only."""
-    check_package(reference, Settings().recipe_packages, what)
+    check_allowed(reference, what)
     return imported(reference, what)
 
 

@@ -17,11 +17,18 @@ LOW_PRIORITY = 10
 
 @contextlib.contextmanager
 def checkpoints_probed(
-    run_uri: str, attempt: int, probes: CheckpointProbeConfig, *, on_gpus: bool, given_up: Callable[[], bool]
+    run_uri: str,
+    attempt: int,
+    probes: CheckpointProbeConfig,
+    *,
+    on_gpus: bool,
+    grows: bool,
+    given_up: Callable[[], bool],
 ) -> Iterator[None]:
     """Meanwhile, checkpoints of the run are probed; where the training has finished, its last one is, too, unless `given_up()`.
 
     `on_gpus`: whether the training is. One on CPUs may need every CPU for its next start of workers, so a probe asks Ray for none.
+    `grows`: whether the cluster's autoscaler may bring nodes; else a probe that no node has room for is not begun.
     """
     if not probes.every_steps:
         yield
@@ -29,7 +36,10 @@ def checkpoints_probed(
     run = open_store(run_uri)
 
     def begin(prefix: str) -> Scoring:
-        return RayScoring(run_uri, prefix, probes, num_cpus=probes.cpus if on_gpus else 0)
+        num_cpus = probes.cpus if on_gpus else 0
+        if not grows:
+            check_room(num_cpus, int(probes.device == "cuda"))
+        return RayScoring(run_uri, prefix, probes, num_cpus=num_cpus)
 
     follower = ProbeFollower(run, attempt, probes.every_steps, begin)
     try:
@@ -39,6 +49,18 @@ def checkpoints_probed(
             follower.finish(given_up)
     finally:
         follower.close()
+
+
+def check_room(num_cpus: int, num_gpus: int) -> None:
+    """Raises RuntimeError where no node of the cluster has as many CPUs and GPUs, busy ones included."""
+    import ray
+
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if not any(node.get("CPU", 0) >= num_cpus and node.get("GPU", 0) >= num_gpus for node in nodes):
+        raise RuntimeError(
+            f"no node of the cluster has {num_cpus} CPUs{' and a GPU' if num_gpus else ''}; change execution.probes.cpus or "
+            "execution.probes.device"
+        )
 
 
 class RayScoring:

@@ -117,7 +117,9 @@ def fit(run_uri: str, attempt: int, config: TrainConfig, folder: str, stopped: C
         ),
     )
     with (
-        checkpoints_probed(run_uri, attempt, execution.probes, on_gpus=gpus, given_up=stopped),
+        checkpoints_probed(
+            run_uri, attempt, execution.probes, on_gpus=gpus, grows=declared is not None, given_up=stopped
+        ),
         one_training(min(START_TRY_S, execution.queue_timeout_s / 4), starts.begin, starts.unplaced),
     ):
         trainer.fit()

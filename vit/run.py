@@ -33,7 +33,7 @@ from vit.inspection.spikes import spike_text, worst_examples, write_spike
 from vit.models.config import OwnNetworkConfig
 from vit.models.masked_patches import MaskedPatchModel
 from vit.models.network import Network
-from vit.own_code import check_source, is_reference
+from vit.own_code import check_allowed, check_source, is_reference
 from vit.published import adapt, initialised, load_model, publish
 from vit.rewind import rewind
 from vit.run_spec import MIXTURE_KEY, RunSpec, StartRecord, WorkerError, parent_spec
@@ -173,16 +173,21 @@ class TrainingRun:
         return state
 
     def _check_own_code(self) -> None:
-        """Raises CannotResume where the run has a network or loss of others, and their code here is not the one that it began with."""
+        """Raises CannotResume, on every rank, where the code of a network or loss of others is not the one that the run began with on one
+        of them."""
         own = {"loss": (self.recipe.loss, self.recipe.loss_source)}
         if isinstance(network := self.recipe.model, OwnNetworkConfig):
             own["network"] = network.network, network.source
+        problem = ""
         for what, (reference, digest) in own.items():
             try:
                 if is_reference(reference):
+                    check_allowed(reference, what)
                     check_source(reference, digest, what)
             except ValueError as other:
-                raise CannotResume(str(other)) from other
+                problem = str(other)
+        if problems := [text for text in self.world.gather(problem) if text]:
+            raise CannotResume(problems[0])
 
     def _begun(self) -> TrainState:
         """The state that the run begins with: of a branch that of its parent's checkpoint."""

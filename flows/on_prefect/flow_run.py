@@ -16,8 +16,7 @@ from flows.records import Origin
 from flows.requests.refusals import problem_text
 from flows.requests.training_draft import recipe_function
 from infra.config import FrozenConfig
-from infra.settings import Settings
-from vit.own_code import check_package
+from vit.own_code import check_allowed
 
 R = TypeVar("R", bound=FrozenConfig)
 MOST_MISSED = 60
@@ -105,4 +104,4 @@ def read_request(model: type[R], given: Mapping[str, Any], defaults: Mapping[str
 def check_own_recipe(request: FrozenConfig) -> None:
     """Raises ValueError where a form names a Python function as its recipe that this process may not import."""
     if (function := recipe_function(request)) is not None:
-        check_package(function, Settings().recipe_packages)
+        check_allowed(function, "recipe")

@@ -6,10 +6,9 @@ import sys
 from typing import Any
 
 from infra.config import replace
-from infra.settings import Settings
 from vit.config import TrainConfig
 from vit.models.config import OwnNetworkConfig
-from vit.own_code import check_package, check_source, is_reference, source_digest
+from vit.own_code import check_allowed, check_source, is_reference, source_digest
 
 MEASURE_S = 300
 
@@ -22,14 +21,14 @@ def with_own_code(config: TrainConfig) -> TrainConfig:
     """
     recipe, changes = config.recipe, dict[str, Any]()
     if isinstance(network := recipe.model, OwnNetworkConfig):
-        check_package(network.network, Settings().recipe_packages, "network")
+        check_allowed(network.network, "network")
         if network.source:
             check_source(network.network, network.source, "network")
         else:
             found = {"source": source_digest(network.network), **_measured(network)}
             changes |= {f"recipe.model.{name}": value for name, value in found.items()}
     if is_reference(recipe.loss):
-        check_package(recipe.loss, Settings().recipe_packages, "loss")
+        check_allowed(recipe.loss, "loss")
         if recipe.loss_source:
             check_source(recipe.loss, recipe.loss_source, "loss")
         else:

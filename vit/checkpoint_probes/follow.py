@@ -16,7 +16,7 @@ from vit.training.checkpoints.names import FOLDER, find_checkpoints
 
 log = logging.getLogger(__name__)
 LOOK_S, LAST_LOOK_S = 5.0, 0.5
-LAST_S = 1_800.0
+LAST_S = 600.0
 """How long the job waits for the scores of the last checkpoint after a training."""
 WRITER = "probes"
 """Of the journal: probes and training record at the same time."""
@@ -73,8 +73,16 @@ class ProbeFollower:
         if found := find_checkpoints(self._run.list(FOLDER)).unmarked:
             step = found[0].step
             if step > self._begun and (is_last or is_due(step, self._begun, self._every)):
-                self._begun, self._current = step, (step, self._begin(found[0].prefix))
+                self._begun = step
+                self._current = self._started(step, found[0].prefix)
         return self._current is not None
+
+    def _started(self, step: int, prefix: str) -> tuple[int, Scoring] | None:
+        try:
+            return step, self._begin(prefix)
+        except Exception as error:
+            log.warning("step=%d: this checkpoint could not be probed: %s", step, error)
+            return None
 
     def _is_over(self, step: int, scoring: Scoring, journal: Journal) -> bool:
         try:

@@ -113,6 +113,15 @@ def test_a_checkpoint_that_cannot_be_scored_is_named_in_the_log_and_passed_over(
     follower.close()
 
 
+def test_a_probe_that_cannot_begin_is_named_in_the_log_once(run, caplog):
+    follower = run.follower(100)
+    run.save(100)
+    follower._begin = lambda prefix: 1 / 0
+    assert not follower.look()
+    assert not follower.look()
+    assert caplog.text.count("step=100: this checkpoint could not be probed: division by zero") == 1
+
+
 def test_an_attempt_that_has_lost_its_claim_records_nothing(run, caplog):
     follower = run.follower(100)
     run.save(100)
