@@ -218,7 +218,9 @@ def processes():
         found = []
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                if all(word in " ".join(process.cmdline()) for word in words):
+                while not (line := process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
+                    time.sleep(0.001)  # a program that is just being started has none for a moment
+                if all(word in " ".join(line) for word in words):
                     found.append(process)
         return found
 

@@ -4,14 +4,22 @@ Imports neither torch nor Ray, so forms, plans and flows can validate a config o
 """
 
 from math import log
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from infra.config import FrozenConfig, added, digest_of, renamed
 from vit.input.config import InputConfig
 from vit.models.config import ActivationCheckpointing, AnyNetworkConfig, PatchTarget, ViTConfig
-from vit.own_code import REFERENCE
+from vit.own_code import is_reference
 
 Loss = Literal["softmax", "sigmoid"]
 
@@ -132,7 +140,7 @@ class TrainRecipe(FrozenConfig):
     """Reading order, batch size and augmentation."""
     optim: OptimConfig = OptimConfig()
     """Optimizer and schedule."""
-    loss: Loss | Annotated[str, Field(pattern=REFERENCE)] = "softmax"
+    loss: str = "softmax"
     """Softmax cross-entropy, sigmoid cross-entropy summed over classes (for several labels per image), or a function of others as
     PACKAGE.MODULE:NAME: logits (B, K), targets (B, K) -> losses (B,)."""
     loss_source: str = added("")
@@ -152,6 +160,13 @@ class TrainRecipe(FrozenConfig):
     """What happens at a spike of the loss or the gradient norm."""
     masked_patches: MaskedPatchConfig | None = added(None)
     """Pre-training without labels, in place of the loss of classes. The published network is to be fine-tuned: its head is not trained."""
+
+    @field_validator("loss")
+    @classmethod
+    def _check_loss(cls, loss: str) -> str:
+        if loss not in get_args(Loss) and not is_reference(loss):
+            raise ValueError("must be 'softmax', 'sigmoid', or a function of others as PACKAGE.MODULE:NAME")
+        return loss
 
     @model_validator(mode="after")
     def _check(self) -> Self:

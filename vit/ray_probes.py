@@ -57,9 +57,9 @@ def check_room(num_cpus: int, num_gpus: int) -> None:
 
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     if not any(node.get("CPU", 0) >= num_cpus and node.get("GPU", 0) >= num_gpus for node in nodes):
+        wanted = " and ".join([f"{num_cpus} CPUs"] * bool(num_cpus) + ["a GPU"] * bool(num_gpus))
         raise RuntimeError(
-            f"no node of the cluster has {num_cpus} CPUs{' and a GPU' if num_gpus else ''}; change execution.probes.cpus or "
-            "execution.probes.device"
+            f"no node of the cluster has {wanted}; change execution.probes.cpus or execution.probes.device"
         )
 
 

@@ -8,7 +8,6 @@ import typer
 
 from data_prep.shard_format import ShardReader
 from flows import console
-from flows.costs.training_cost import training_cost
 from flows.stages.engines import open_engines
 from flows.stages.prepare_corpus import PreparedCorpus, prepare_corpora, refusals, source_request
 from flows.stages.pretrain import train_model
@@ -39,11 +38,9 @@ def run_own_pictures(
         config = own_pictures(
             name, corpus.uri, corpus.manifest, num_workers=min(cpus, 8), total_steps=steps, num_gpus=gpus, num_cpus=cpus
         )
-        cost = training_cost(config)
         seconds = estimate(config, corpus.manifest.num_classes)
         console.say(
-            f"recipe: {config.recipe.model.summary}; {cost['steps']:,} steps = {cost['epochs']:.0f} passes; "
-            f"estimated {console.duration(seconds)} here on "
+            f"recipe: {config.recipe.model.summary}; estimated {console.duration(seconds)} here on "
             f"{devices_text('cuda' if gpus else 'cpu', config.execution.num_workers)}, {config.recipe.precision}"
         )
         if (

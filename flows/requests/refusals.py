@@ -6,6 +6,7 @@ from typing import Any
 from flows.requests.forms import NAME_PATTERNS
 from infra.names import there_are
 from vit.models.config import field_path
+from vit.own_code import REFERENCE
 
 WORDS = {
     "greater_than_equal": "must be at least {ge}",
@@ -32,6 +33,8 @@ WORDS = {
     "missing": "must be given",
 }
 """Expectations by pydantic's type of the error."""
+PATTERNS = NAME_PATTERNS | {REFERENCE: "PACKAGE.MODULE:NAME"}
+"""Expectations by the pattern of a text."""
 
 
 def settable_path(loc: Sequence[str | int]) -> str:
@@ -57,8 +60,8 @@ def expectation(problem: Mapping[str, Any]) -> str:
     context = {k: f"{v:g}" if isinstance(v, float) else v for k, v in problem.get("ctx", {}).items()}
     if context.get("min_length") == 1:
         return "must not be left empty"
-    if problem["type"] == "string_pattern_mismatch" and context["pattern"] in NAME_PATTERNS:
-        return f"must be {NAME_PATTERNS[context['pattern']]}"
+    if problem["type"] == "string_pattern_mismatch" and context["pattern"] in PATTERNS:
+        return f"must be {PATTERNS[context['pattern']]}"
     if problem["type"] in WORDS:
         return WORDS[problem["type"]].format(**context)
     return str(problem["msg"]).removeprefix("Value error, ").rstrip(".")

@@ -84,6 +84,18 @@ def configs_of_file(reference: str, base_named: Mapping[str, Any]) -> Configs:
     return whole.recipe, whole.execution
 
 
+class _WithoutAliases(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no annotations
+    """Few aliases of aliases stand for more fields than fit into memory."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark
+            raise yaml.MarkedYAMLError(
+                problem="aliases (*name) are not supported; write the value out", problem_mark=mark
+            )
+        return super().compose_node(parent, index)
+
+
 def _tree(reference: str) -> dict[Any, Any]:
     folder, _, name = reference.rpartition("/") if "://" in reference else ("", "", reference)
     try:
@@ -93,7 +105,7 @@ def _tree(reference: str) -> dict[Any, Any]:
     except OSError as error:
         raise ValueError(f"The recipe {reference!r} cannot be read: {error}") from error
     try:
-        tree = yaml.safe_load(text)
+        tree = yaml.load(text, _WithoutAliases)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         # The whole error would quote the file, which may be another one than a recipe, to whoever fills in a form.
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)

@@ -110,6 +110,7 @@ def test_a_file_changes_a_recipe_or_is_a_whole_one(file, tmp_path):
         ("- 1\n", "birds.yaml holds no mapping"),
         ("base: [digits\n", "birds.yaml .line 2. is not valid YAML: expected"),
         ("base: digit\n", "birds.yaml starts from 'digit', which is no recipe. Did you mean 'digits'?"),
+        ("base: &a [x]\nrecipe: {loss: *a}\n", r"line 2. is not valid YAML: aliases .\*name. are not supported"),
         ("base: [digits]\n", "starts from ..digits.., which is no recipe"),
         ("base: digits\noptim: {}\n", "birds.yaml has the key 'optim'"),
         ("execution: {}\n", "birds.yaml has neither `base` nor `recipe`"),
