@@ -19,6 +19,7 @@ from infra.storage import Store, listed_records, open_store
 from vit.branch import branches_of
 from vit.model_names import find_published, is_location
 from vit.model_record import ModelRecord
+from vit.training.checkpoints.best import best_checkpoint
 from vit.training.checkpoints.names import kept_steps
 
 if TYPE_CHECKING:
@@ -278,6 +279,8 @@ def show_run(root: str, run: Store) -> WorkDetail:
     shown = cast(WorkDetail, {**row, "config": config, "metrics": last})
     if "config" in config:
         shown["checkpoints"] = kept_steps(run)
+        if (best := best_checkpoint(run)) is not None:
+            shown["best_checkpoint"] = best
         shown["branches"] = [f"{key} at step {step}" for key, step in branches_of(run).items()]
         if "parent" in config["inputs"]:
             shown["branch_of"] = config["inputs"]["parent"]

@@ -10,6 +10,7 @@ from infra.runs.progress import RunProgress
 from infra.runs.run_state import RunStateRecord
 from infra.storage import Store
 from vit.run_spec import read_progress
+from vit.training.checkpoints.best import BestMark
 
 AT_WORK = ("running", "waiting")
 PROGRESS = ("step", "total_steps", "unit", "images_per_s", "bytes_per_s", "remaining_s", "refused", "loss", "running")
@@ -65,6 +66,8 @@ class WorkDetail(WorkRow):
     """The last value of every metric."""
     checkpoints: NotRequired[list[int]]
     """Steps of the kept checkpoints that are not marked as damaged; `vitline pretrain branch` starts from them."""
+    best_checkpoint: NotRequired[BestMark]
+    """With `execution.keep_best`: the one with the best validation score."""
     branch_of: NotRequired[str]
     """Of a branch: run key and step of its parent's checkpoint."""
     branches: NotRequired[list[str]]

@@ -292,6 +292,9 @@ class ExecutionConfig(FrozenConfig):
     keep_every_images: PositiveInt | None = added(None)
     """Besides the newest, keep for ever the first regular checkpoint after each so many images seen, such as 100000000. None: only
     the newest."""
+    keep_best: bool = added(False)
+    """Besides the newest, keep the checkpoint with the best top-1 of the validation split (of several labels the mean average precision,
+    of masked patches their accuracy). Needs `evaluate_every_steps`, at steps that are saved."""
     inspect_images: NonNegativeInt = 64
     """Number of validation images in the attention figures after pre-training; 0 draws no figures."""
     max_nonfinite_steps: NonNegativeInt = 5
@@ -326,6 +329,11 @@ class ExecutionConfig(FrozenConfig):
         if self.min_workers is not None and self.min_workers > self.num_workers:
             raise ValueError(
                 f"min_workers={self.min_workers} is more than num_workers={self.num_workers}. Give at most that, or more workers."
+            )
+        if self.keep_best and (not self.evaluate_every_steps or self.evaluate_every_steps % self.save_every_steps):
+            raise ValueError(
+                f"keep_best needs a score of checkpoints, but evaluate_every_steps={self.evaluate_every_steps} is no multiple of "
+                f"save_every_steps={self.save_every_steps}. Set both, such as to {self.save_every_steps}."
             )
         if self.shard_cache_dir is not None and not self.shard_cache_dir.startswith(("/", "~")):
             raise ValueError(

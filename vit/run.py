@@ -39,6 +39,7 @@ from vit.rewind import rewind
 from vit.run_spec import MIXTURE_KEY, RunSpec, StartRecord, WorkerError, parent_spec
 from vit.speed.micro_batch import micro_batch_that_fits
 from vit.training.bad_examples import BadExamples
+from vit.training.checkpoints.best import BestCheckpoint
 from vit.training.checkpoints.manifest import CannotResume, RunIdentity
 from vit.training.checkpoints.names import kept_steps, lasts, list_checkpoints
 from vit.training.checkpoints.resume import resume, start_from
@@ -70,6 +71,7 @@ class TrainingRun:
         self.config, self.recipe = self.spec.config, self.spec.config.recipe
         self.claim = ClaimHolder(self.run, self.attempt)
         self._parent_let_go = False
+        self._best = BestCheckpoint(self.run)
         execution = self.config.execution
         self._micro_batch = execution.planned_micro_batch
         self.loading = Loading(
@@ -138,6 +140,8 @@ class TrainingRun:
                 detail |= self._score(network, state.step, reporter)
                 if self.world.rank == 0:
                     detail |= self._publish(network, state)
+                    self.claim.check()
+                    self._best.mark()
             elif outcome == "failed":  # without an error, because a restart of the worker group would not help
                 detail["reason"] = bad.reason(self.world)
             elif outcome == "diverged" and state.guard.too_many(state.step):
@@ -241,7 +245,7 @@ class TrainingRun:
                 keep_every_images=execution.keep_every_images,
             ),
             check_claim=self.claim.check,
-            before_commit=reporter.seal,
+            before_commit=partial(self._before_commit, reporter),
             after_commit=self._let_parent_go,
             progress=self.watchdog.progress,
         )
@@ -278,6 +282,11 @@ class TrainingRun:
             )
         saver.wait()
         return outcome
+
+    def _before_commit(self, reporter: Reporter) -> None:
+        """Called on rank 0 under its claim: the checkpoint before this one, if it is the best, is not to be deleted for it."""
+        reporter.seal()
+        self._best.mark()
 
     def _pauses(self, state: TrainState) -> bool:
         pause = self.spec.pause_at_step
@@ -394,7 +403,9 @@ class TrainingRun:
 
         num_rows = sum(part.num_rows(split) for part in parts)
         if self.recipe.masked_patches is not None:
-            reporter.record(step, evaluate_patches(network, batches(), num_rows, self.recipe, self.world))
+            patches = evaluate_patches(network, batches(), num_rows, self.recipe, self.world)
+            reporter.record(step, patches)
+            self._note_score(step, patches["val/patch_accuracy"])
             return None
         score = evaluate(
             network,
@@ -409,7 +420,12 @@ class TrainingRun:
         if score.mean_average_precision is not None:
             metrics["val/mean_average_precision"] = score.mean_average_precision
         reporter.record(step, metrics)
+        self._note_score(step, metrics.get("val/mean_average_precision", score.top1))
         return score
+
+    def _note_score(self, step: int, score: float) -> None:
+        if self.config.execution.keep_best:
+            self._best.scored(step, score)
 
     def _publish(self, network: Network, state: TrainState) -> StateDetail:
         """Publishes the model and draws the figures of the run."""

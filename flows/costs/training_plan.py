@@ -206,6 +206,8 @@ def checkpoints_text(config: TrainConfig, weights: int, images_per_s: float | No
     if execution.keep_every_images is not None:
         lasting = steps * batch // execution.keep_every_images
         kept += f", and one every {execution.keep_every_images:,} images: {num_bytes(size * lasting)} at the end"
+    if execution.keep_best:
+        kept += ", and the best"
     return (
         f"{num_bytes(size)} each, every {execution.save_every_steps:,} steps{pause}, {number:,} in all: {num_bytes(size * number)} to the "
         f"store; {kept}"

@@ -28,6 +28,7 @@ from vit.models.config import BiTConfig, HybridConfig, ViTConfig
 from vit.published import adapt, load_model
 from vit.run import TrainingRun
 from vit.run_spec import make_spec
+from vit.training.checkpoints.best import best_checkpoint
 from vit.training.checkpoints.manifest import CheckpointError
 from vit.training.checkpoints.names import list_checkpoints
 from vit.training.reporter import Reporter, system_metrics
@@ -223,6 +224,40 @@ def test_a_resumed_run_keeps_the_same_lasting_checkpoints(start, train_config, m
         assert TrainingRun(run, attempt, World()).execute() == "finished"
         kept.append([int(prefix.split("-")[1]) for prefix in list_checkpoints(run)])
     assert kept == [[20, 15, 9]] * 2  # after 100 and 200 images; 300 are reached after the last regular one
+
+
+@pytest.mark.parametrize("stop_at", [None, 14])
+def test_the_checkpoint_with_the_best_score_is_kept_also_by_a_resumed_run(start, train_config, monkeypatch, stop_at):
+    config = train_config("best", save_every_steps=3, evaluate_every_steps=3, keep_checkpoints=1, keep_best=True)
+    scores = {3: 0.2, 6: 0.7, 9: 0.4, 12: 0.7, 15: 0.6, 18: 0.1, 20: 0.5}
+    run, attempt = start(config, open_store(f"memory://{uuid.uuid4().hex}/runs/r"))
+
+    def scored(training, network, step, reporter):
+        training._note_score(step, scores[step])
+
+    monkeypatch.setattr(TrainingRun, "_evaluate", scored)
+    if stop_at:
+        asked = itertools.count(1)  # once a step
+        with monkeypatch.context() as patch:
+            patch.setattr(StopPoller, "asked", lambda watch: "preempted" if next(asked) == stop_at else None)
+            assert TrainingRun(run, attempt, World()).execute() == "preempted"
+        run, attempt = start(config, run)
+    assert TrainingRun(run, attempt, World()).execute() == "finished"
+    assert [int(prefix.split("-")[1]) for prefix in list_checkpoints(run)] == [20, 12]
+    assert best_checkpoint(run) == {"step": 12, "score": 0.7}
+
+
+def test_the_last_checkpoint_may_be_the_best(start, train_config):
+    run, attempt = start(train_config("best", save_every_steps=10, evaluate_every_steps=10, keep_best=True))
+    assert TrainingRun(run, attempt, World()).execute() == "finished"
+    found = {record.step: record.value for record in read_journal(run) if record.key == "val/top1"}
+    best = best_checkpoint(run)
+    assert best["score"] == max(found.values()) == found[best["step"]]
+
+
+def test_a_best_checkpoint_needs_scores_of_steps_that_are_saved(train_config):
+    with pytest.raises(ValueError, match=r"evaluate_every_steps=15 is no multiple of save_every_steps=10\. Set both"):
+        train_config("best", evaluate_every_steps=15, keep_best=True)
 
 
 @pytest.fixture

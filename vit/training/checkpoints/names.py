@@ -13,6 +13,8 @@ FOLDER = "checkpoints/"
 MANIFEST, MARK = "manifest.json", "rejected.json"
 LASTING = "lasting.json"
 """Marks a checkpoint that is never deleted (`execution.keep_every_images`)."""
+BEST = "best.json"
+"""Marks the checkpoint of the best validation score, with the score (`execution.keep_best`)."""
 _PIN = re.compile(r"^pinned-(.+)\.json$")
 """Marks a checkpoint that a branch, a run of this key, needs until it has one of its own (docs/design.md, "Branches")."""
 _PREFIX = re.compile(r"^checkpoints/step-(\d{9})-a(\d+)(?:-r([1-9]\d*))?$")
@@ -40,7 +42,9 @@ class Found(NamedTuple):
     marked: list[CheckpointName]
     """Those that were found to be damaged. Earlier versions of vitline deleted their manifests."""
     lasting: list[CheckpointName]
-    """Those that are never deleted, while nobody deletes their mark."""
+    """Those that are never deleted, while nobody deletes their mark; the best one among them."""
+    best: list[CheckpointName]
+    """The one of the best validation score; two where a kill came between the marks."""
     pins: dict[str, list[CheckpointName]]
     """Those that a branch needs, by the run key of the branch."""
     unknown: list[str]
@@ -63,7 +67,7 @@ def parse_prefix(prefix: str) -> CheckpointName | None:
 
 def find_checkpoints(keys: Iterable[str]) -> Found:
     """The checkpoints that some keys of a run belong to."""
-    files: dict[str, list[CheckpointName]] = {MANIFEST: [], MARK: [], LASTING: []}
+    files: dict[str, list[CheckpointName]] = {MANIFEST: [], MARK: [], LASTING: [], BEST: []}
     pins: dict[str, list[CheckpointName]] = {}
     unknown = []
     for key in keys:
@@ -75,10 +79,12 @@ def find_checkpoints(keys: Iterable[str]) -> Found:
             pins.setdefault(pin[1], []).append(name)
         elif file == MANIFEST and prefix.startswith(FOLDER):
             unknown.append(prefix)
-    committed, marked, lasting = (sorted(files[file], reverse=True) for file in (MANIFEST, MARK, LASTING))
-    return Found(
-        committed, marked, [name for name in lasting if name in committed and name not in marked], pins, sorted(unknown)
+    committed, marked = (sorted(files[file], reverse=True) for file in (MANIFEST, MARK))
+    best, lasting = (
+        [name for name in sorted({*names}, reverse=True) if name in committed and name not in marked]
+        for names in (files[BEST], files[LASTING] + files[BEST])
     )
+    return Found(committed, marked, lasting, best, pins, sorted(unknown))
 
 
 def pin_key(name: CheckpointName, branch: str) -> str:

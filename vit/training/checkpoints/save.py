@@ -6,6 +6,7 @@
                                   manifest.json                            created last, by rank 0
                                   rejected.json                            a mark: a reader found it damaged, and why
                                   lasting.json                             a mark: it is never deleted
+                                  best.json                                a mark: it has the best validation score
 
 Each rank writes a share of the tensors from reused host buffers, in a thread, and hashes while it writes. That thread runs
 no collective: rank 0 waits for the JSON files of the other ranks in the store. Pickle is never read or written.
@@ -78,9 +79,9 @@ def share(tensors: Mapping[str, Tensor], rank: int, world_size: int) -> dict[str
 class CheckpointSaver:
     """Saves in the background. At most one save is in flight; the next call raises its error.
 
-    Every rank calls `check_claim` before it writes. Before the commit, rank 0 calls it again, then `before_commit` (which
-    seals the journal up to the step of the checkpoint), then `check_claim` once more. After the commit it calls `check_claim`, then
-    `after_commit`, and deletes older files.
+    Every rank calls `check_claim` before it writes. Before the commit, rank 0 calls it again, then `before_commit` (which seals the
+    journal up to the step of the checkpoint, and marks the best of those before it), then `check_claim` once more. After the
+    commit it calls `check_claim`, then `after_commit`, and deletes older files.
     An attempt that has lost its claim raises there and writes nothing more. `progress` is called as bytes are written. A step
     that `lasts` is never deleted. With `rewind_steps` one checkpoint is kept that is so many steps older than the newest.
     """
