@@ -121,6 +121,7 @@ class TrainingRun:
                 active=self.world.rank == 0,
                 devices=devices_text(self.world.device.type, self.world.size),
                 check_claim=self.claim.check,
+                from_step=0 if self.recipe.spike_guard.action == "rewind" else state.step,
             ) as reporter,
             system_metrics(self.run, self.attempt, self.world, reporter.journal, lambda: state.step, self.claim.check),
         ):

@@ -21,6 +21,8 @@ from infra.runs.segments import JournalRecord, Segment, list_segments, read_segm
 from infra.storage import PreconditionFailed, Store
 
 log = logging.getLogger(__name__)
+_FIRST_READ = 16
+"""Segments that are read first, from the newest back; 30 s each."""
 
 
 class Journal:
@@ -37,12 +39,15 @@ class Journal:
         seal_every_s: float = 30.0,
         writer: str = "",
         check_claim: Callable[[], object] = lambda: None,
+        from_step: int = 0,
     ) -> None:
+        """`from_step`: nothing is recorded of earlier steps. Segments that have only earlier ones are then not read, so that a start
+        does not take longer the older a run is."""
         self._run, self._attempt, self._writer = run, attempt, writer
         self._check_claim = check_claim
         self._known: dict[str, set[int]] = {}
         self._next_seq = self._next_segment = 0
-        for segment, records in _close_earlier(run, attempt, writer).items():
+        for segment, records in _close_earlier(run, attempt, writer, from_step).items():
             for record in records:
                 self._known.setdefault(record.key, set()).add(record.step)
                 self._next_seq = max(self._next_seq, record.seq + 1)
@@ -120,16 +125,19 @@ def read_journal(run: Store) -> list[JournalRecord]:
     return list(first.values())
 
 
-def _close_earlier(run: Store, attempt: int, writer: str) -> dict[Segment, list[JournalRecord]]:
-    """All segments of a writer, after the journals of all attempts before `attempt` were closed by an empty segment each.
+def _close_earlier(run: Store, attempt: int, writer: str, from_step: int) -> dict[Segment, list[JournalRecord]]:
+    """The newest segments of a writer, back to one of steps before `from_step`, after the journals of all attempts before `attempt` were
+    closed by an empty segment each.
 
     An earlier attempt may be suspended between its look at the claim and its write. When it wakes, its segment exists, it looks
     at the claim again and stops. So whatever it has sealed is known here, and it seals nothing after this attempt has begun.
     """
     own = [segment for segment in list_segments(run) if segment.writer == writer]
-    found = dict(zip(own, read_segments(run, own), strict=True))
+    found = _newest(run, own, from_step)
     for earlier in range(1, attempt):
-        last = max((segment for segment in found if segment.attempt == earlier), default=None)
+        last = max((segment for segment in own if segment.attempt == earlier), default=None)
+        if last is not None and last not in found:
+            found[last] = read_segments(run, [last])[0]
         while last is None or found[last]:
             last = Segment(earlier, writer, last.number + 1 if last else 0)
             try:
@@ -137,6 +145,20 @@ def _close_earlier(run: Store, attempt: int, writer: str) -> dict[Segment, list[
                 found[last] = []
             except PreconditionFailed:
                 found[last] = read_segments(run, [last])[0]
+    return found
+
+
+def _newest(run: Store, segments: Sequence[Segment], from_step: int) -> dict[Segment, list[JournalRecord]]:
+    """The last of some segments, back to the first that has steps before `from_step` only; steps of a writer do not decrease."""
+    found: dict[Segment, list[JournalRecord]] = {}
+    size, rest = _FIRST_READ, list(segments)
+    while rest:
+        part, rest = rest[-size:], rest[:-size]
+        records = read_segments(run, part)
+        found |= zip(part, records, strict=True)
+        if any(each and max(record.step for record in each) < from_step for each in records):
+            break
+        size *= 2
     return found
 
 

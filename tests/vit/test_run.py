@@ -113,7 +113,7 @@ def test_every_network_trains_is_published_and_can_be_fine_tuned(start, train_co
 
 def test_one_process_per_node_reports_system_metrics(root):
     """Rank 0's node writes to rank 0's journal, another node to its own journal; one process per node does."""
-    run, steps = open_store(root), iter((5, 6))
+    run, steps = open_store(root), iter((5, 6, 6))
     with Reporter(run, 1, 10, active=True) as reporter:
         with system_metrics(run, 1, World(), reporter.journal, lambda: next(steps)):
             pass

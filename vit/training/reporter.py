@@ -38,10 +38,12 @@ class Reporter:
         active: bool,
         devices: str = "",
         check_claim: Callable[[], object] = lambda: None,
+        from_step: int = 0,
     ):
+        """`from_step`: the step that the training resumes from, unless it may go back."""
         self.devices, self.check_claim = devices, check_claim
         self.run, self.total_steps = run, total_steps
-        self.journal = Journal(run, attempt, check_claim=check_claim) if active else None
+        self.journal = Journal(run, attempt, check_claim=check_claim, from_step=from_step) if active else None
         self.started, self.shown = time.monotonic(), 0.0
         self.first_step: int | None = None
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="progress")
@@ -158,7 +160,8 @@ def system_metrics(
         return
     with contextlib.ExitStack() as stack:
         if journal is None:
-            journal = Journal(run, attempt, writer=f"node-{world.node_rank}", check_claim=check_claim)
+            writer = f"node-{world.node_rank}"
+            journal = Journal(run, attempt, writer=writer, check_claim=check_claim, from_step=step())
             stack.callback(close_quietly, journal)
         stack.enter_context(
             SystemSampler(journal.record, world.node_rank, step, lambda: gpu_memory_used_bytes(world.device))

@@ -198,6 +198,25 @@ def test_attempt_that_wakes_while_it_seals_writes_nothing_after_its_successor_ha
     assert run.list("journal/") == [*before, "journal/a2/segment-000001.jsonl"]
 
 
+@pytest.mark.parametrize("from_step", [0, 70, 100])
+def test_a_resumed_journal_reads_back_to_its_checkpoint_only_and_repeats_no_later_step(run, monkeypatch, from_step):
+    """Each segment has a step. The first attempt was killed at step 100, after its checkpoint of step 70; or right after that of 100."""
+    first = Journal(run, 1, seal_every_s=1e6)
+    for step in range(101):
+        first.record({"a": float(step)}, step)
+        first.seal()
+    reads, read = [], run.read
+    monkeypatch.setattr(run, "read", lambda key, *place: reads.append(key) or read(key, *place))
+    resumed = Journal(run, 2, seal_every_s=1e6, from_step=from_step)
+    assert len(reads) <= {0: 101, 70: 48, 100: 16}[from_step] + 1
+    for step in range(from_step + 1, 103):
+        resumed.record({"a": -1.0}, step)
+    resumed.close()
+    assert [(record.seq, record.step, record.value) for record in read_journal(run)] == [
+        (step, step, float(step) if step <= 100 else -1.0) for step in range(103)
+    ]
+
+
 def test_segment_that_arrives_while_its_journal_is_closed_is_known(run, monkeypatch):
     create = run.create
 
