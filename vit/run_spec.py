@@ -5,7 +5,7 @@ from typing import NotRequired, TypedDict
 
 from pydantic import PositiveFloat, PositiveInt
 
-from infra.config import FrozenConfig
+from infra.config import FrozenConfig, added
 from infra.keys import run_key
 from infra.records import UnreadableRecord, reading
 from infra.runs.progress import RunProgress
@@ -37,7 +37,7 @@ class RunSpec(FrozenConfig):
     """UTC date of the scheduled start of a nightly run."""
     pause_at_step: PositiveInt | None = None
     """The step at which this attempt pauses with a checkpoint, from which a later one goes on; None trains to the end."""
-    pause_at: PositiveFloat | None = None
+    pause_at: PositiveFloat | None = added(None)
     """Unix seconds at which this attempt pauses likewise; None for no such time."""
 
 

@@ -15,12 +15,11 @@ def known_images_per_s(root: str, training: TrainConfig) -> float | None:
 
 def check_deadline(root: str, plan: PipelinePlan) -> str:
     """One line about the deadline of a plan. Raises ValueError if the plan does not fit."""
-    hours = plan.request.deadline_hours
-    if hours is None:
-        return "no deadline"
-    nights, recipe = plan.nights, plan.training.recipe
+    hours, nights, recipe = plan.request.deadline_hours, plan.nights, plan.training.recipe
     if nights.cooldown_at_hours is not None:
         return _check_cooldown(hours, nights, known_images_per_s(root, plan.training))
+    if hours is None:
+        return "no deadline"
     cooldown, field = nights.cooldown_images or 0, "nights.advance_images" if nights.advance_images else "train_images"
     images = nights.advance_images or recipe.total_steps * recipe.input.global_batch_size * nights.num_seeds
     images += cooldown
@@ -37,14 +36,15 @@ def check_deadline(root: str, plan: PipelinePlan) -> str:
     return f"deadline of {hours:g} h: {images:,} images take {needed:.2f} h at {rate:,.0f} images/s"
 
 
-def _check_cooldown(hours: float, nights: NightSettings, rate: float | None) -> str:
+def _check_cooldown(hours: float | None, nights: NightSettings, rate: float | None) -> str:
     """The line about the deadline of a training that is cooled down before it. Raises ValueError if the cooldown does not fit."""
     begin, images = nights.cooldown_at_hours or 0, nights.cooldown_images or 0
-    text = f"deadline of {hours:g} h: what is trained after {begin:g} h is cooled down over {images:,} images"
+    deadline = "no deadline" if hours is None else f"deadline of {hours:g} h"
+    text = f"{deadline}: a training that is not done after {begin:g} h is cooled down over {images:,} images"
     if rate is None:
         return f"{text}; no earlier run of this network has a known rate"
     needed = images / rate / 3600
-    if begin + needed > hours:
+    if hours is not None and begin + needed > hours:
         fits = int((hours - begin) * 3600 * rate)
         raise ValueError(
             f"nights.cooldown_images={images:,} take {needed:.2f} h at the {rate:,.0f} images/s of the last run of this network, but from "

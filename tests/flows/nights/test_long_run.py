@@ -84,6 +84,8 @@ def test_what_does_not_go_with_a_cooldown_in_time_is_refused(root, changes, refu
 def test_a_cooldown_has_to_fit_between_its_begin_and_the_deadline(root, monkeypatch):
     plan = plan_of(root, overrides=IN_TIME, deadline_hours=3)
     assert check_deadline(root, plan).endswith("28,800 images; no earlier run of this network has a known rate")
+    whenever = plan_of(root, overrides=IN_TIME)
+    assert check_deadline(root, whenever).startswith("no deadline: a training that is not done after 2 h is cooled")
     monkeypatch.setattr("flows.costs.budget.known_images_per_s", lambda *_: 16.0)
     assert check_deadline(root, plan).endswith("28,800 images, which take 0.50 h at 16 images/s")
     monkeypatch.setattr("flows.costs.budget.known_images_per_s", lambda *_: 4.0)
