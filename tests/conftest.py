@@ -293,9 +293,7 @@ def http():
     """A client for servers that may be busy."""
     import httpx
 
-    from .servers import Patient
-
-    with httpx.Client(timeout=60, transport=Patient(), follow_redirects=True) as client:
+    with httpx.Client(timeout=60, follow_redirects=True) as client:
         yield client
 
 

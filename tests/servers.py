@@ -36,19 +36,6 @@ def use_s3(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
     return env["VITLINE_ROOT"]
 
 
-class Patient(httpx.HTTPTransport):
-    """Asks again after a 503, by which Prefect says that its SQLite was busy; as Prefect's own client does."""
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        for wait_s in (0.2, 0.5, 1, 2, 4):
-            response = super().handle_request(request)
-            if response.status_code != 503:
-                return response
-            response.close()
-            time.sleep(wait_s)
-        return super().handle_request(request)
-
-
 def eventually(what: Callable[[], T], timeout_s: float = 240) -> T:
     """The first true answer of `what()`."""
     deadline = time.monotonic() + timeout_s
@@ -63,7 +50,7 @@ class FlowRuns:
 
     def __init__(self, env: dict[str, str]):
         auth = tuple(env["PREFECT_API_AUTH_STRING"].split(":"))
-        self.api = httpx.Client(base_url=env["PREFECT_API_URL"], auth=auth, timeout=300, transport=Patient())
+        self.api = httpx.Client(base_url=env["PREFECT_API_URL"], auth=auth, timeout=300)
 
     def post(self, deployment: str, parameters: dict, **run) -> httpx.Response:
         """The answer to `create_flow_run`; `run` holds fields of the run itself, such as its name."""

@@ -76,7 +76,7 @@ def programs(num_cpus: int | None = None) -> dict[str, Program]:
         head(config).keep_logs(log_dir)
         rmtree(head(config).folder, ignore_errors=True)
 
-    found = (
+    found = (  # infra may not import flows, so modules there are named as text
         Program(
             "s3",
             seaweed.command,
@@ -95,7 +95,9 @@ def programs(num_cpus: int | None = None) -> dict[str, Program]:
         ),
         Program(
             "prefect",
-            lambda config: _module("prefect", "server", "start", "--host=127.0.0.1", f"--port={config.ports['prefect']}"),
+            lambda config: _module(
+                "flows.on_prefect.local_server", "--host=127.0.0.1", f"--port={config.ports['prefect']}"
+            ),
             lambda config, since: _prefect_problem(config),
             _prefect_environment,
             StackConfig.prefect_login,
@@ -111,7 +113,7 @@ def programs(num_cpus: int | None = None) -> dict[str, Program]:
             needs=("prefect",),
         ),
         Program(
-            "shipper",  # infra may not import flows, so its module is named as text
+            "shipper",
             lambda config: _module("flows.to_mlflow.ship_left", "--alive", str(_alive(config))),
             _shipper_problem,
             lambda config: {},

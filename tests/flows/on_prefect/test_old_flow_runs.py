@@ -38,7 +38,7 @@ def prefect(tmp_path_factory):
         "PREFECT_SERVER_API_AUTH_STRING": env["PREFECT_API_AUTH_STRING"],
         "PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": "false",  # no flow runs but those of the tests
     }
-    command = [sys.executable, "-m", "prefect", "server", "start", "--host=127.0.0.1", f"--port={port}"]
+    command = [sys.executable, "-m", "flows.on_prefect.local_server", "--host=127.0.0.1", f"--port={port}"]
     with open(home / "log", "wb") as log:
         environment = child_environment(NO_TELEMETRY | servers, prefixes=("PREFECT_",))
         server = subprocess.Popen(command, env=environment, stdout=log, stderr=log, preexec_fn=end_with_parent)
