@@ -111,6 +111,7 @@ def test_a_plan_holds_the_digest_of_the_code_and_what_was_measured_of_the_networ
     assert forward_flops(model, 10) == model.feature_flop + 2 * 24 * 10
     assert with_own_code(planned) == planned
     assert network_config(model.model_dump(mode="json")) == model
+    assert model.for_transfer(32).feature_flop == 4 * model.feature_flop
     (package / "more.py").write_text("")
     assert with_own_code(config).config_digest != planned.config_digest
     with pytest.raises(ValueError, match=r"'own_lab' are others .* Restore that version"):
@@ -125,7 +126,8 @@ def test_a_run_trains_the_network_with_the_loss_and_publishes_a_model_that_can_b
     logits = model.network(torch.zeros(2, 3, 16, 16))
     assert logits.shape == (2, 10)
     assert logits.isfinite().all()
-    assert adapt(model.network, model.network.config, 3).head.out_features == 3
+    larger = model.network.config.for_transfer(32)
+    assert adapt(model.network, larger, 3)(torch.zeros(2, 3, 32, 32)).shape == (2, 3)
     published = open_store(model.uri)
     assert "VITLINE_RECIPE_PACKAGES=own_lab" in published.read(file_key(published_record(published), CARD)).decode()
 

@@ -46,10 +46,19 @@ class ProbeFollower:
         self._current: tuple[int, Scoring] | None = None
 
     def follow(self, over: threading.Event) -> None:
-        """Looks every few seconds, until `over` is set."""
+        """Looks every few seconds, until `over` is set. Trouble is logged once, until a look succeeds again."""
+        trouble = False
         while not over.wait(LOOK_S):
-            with quietly():
+            try:
                 self.look()
+                trouble = False
+            except ClaimLost as lost:
+                log.warning("checkpoints are not probed any more: %s", lost)
+                return
+            except Exception:
+                if not trouble:
+                    log.warning("the store or Ray did not answer; checkpoints are looked for again", exc_info=True)
+                trouble = True
 
     def finish(self, given_up: Callable[[], bool]) -> None:
         """After the training: waits until its last checkpoint is scored, `given_up()`, or the time for it is over."""

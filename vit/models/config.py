@@ -14,7 +14,8 @@ N = TypeVar("N", bound="NetworkConfig")
 # Settings that may differ from those of the weights that a training starts from: they have no weights but the head's, or weights
 # that can be resampled.
 ADAPTABLE = {
-    "image_size_px", "pre_logits", "head_bias_init", "dropout_rate", "stochastic_depth_rate", "pos_embed_resample"
+    "image_size_px", "pre_logits", "head_bias_init", "dropout_rate", "stochastic_depth_rate", "pos_embed_resample",
+    "feature_flop",
 }  # fmt: skip
 
 ResampleMethod = Literal["bilinear-align-corners", "bilinear", "bicubic", "bicubic-antialias"]
@@ -227,7 +228,8 @@ class OwnNetworkConfig(NetworkConfig):
     embed_dim: NonNegativeInt = 0
     """Width of the features. It is filled in when a training is planned."""
     feature_flop: NonNegativeInt = 0
-    """FLOPs from one image to its features. They are counted when a training is planned."""
+    """FLOPs from one image to its features. They are counted when a training is planned; for a transfer at another size they are
+    multiplied by the ratio of the pixels."""
 
     @property
     def is_stochastic(self) -> bool:
@@ -236,6 +238,12 @@ class OwnNetworkConfig(NetworkConfig):
     @property
     def summary(self) -> str:
         return f"a network of others, {self.network}, for images of {self.image_size_px} px"
+
+    def for_transfer(self: N, image_size_px: int | None = None, head_bias_init: float = 0.0) -> N:
+        moved = super().for_transfer(image_size_px, head_bias_init)
+        assert isinstance(self, OwnNetworkConfig)
+        scaled = round(self.feature_flop * (moved.image_size_px / self.image_size_px) ** 2)
+        return type(self).model_validate(moved.model_dump() | {"feature_flop": scaled})
 
 
 def _architecture(value: Any) -> str | None:

@@ -1,10 +1,13 @@
 """Which checkpoints are probed, and what becomes of their scores."""
 
+import threading
+
 import pytest
 
 from infra.runs.claims import take_claim
 from infra.runs.journal import read_journal
 from infra.storage import open_store
+from vit.checkpoint_probes import follow
 from vit.checkpoint_probes.follow import ProbeFollower
 from vit.checkpoint_probes.plan import is_due
 
@@ -120,6 +123,22 @@ def test_a_probe_that_cannot_begin_is_named_in_the_log_once(run, caplog):
     assert not follower.look()
     assert not follower.look()
     assert caplog.text.count("step=100: this checkpoint could not be probed: division by zero") == 1
+
+
+def test_a_store_that_is_away_for_a_while_is_one_warning(run, monkeypatch, caplog):
+    monkeypatch.setattr(follow, "LOOK_S", 0.0)
+    follower, over, looks = run.follower(100), threading.Event(), []
+
+    def look():
+        looks.append(1)
+        if len(looks) == 5:
+            over.set()
+        elif len(looks) != 3:
+            raise OSError("connection refused")
+
+    monkeypatch.setattr(follower, "look", look)
+    follower.follow(over)
+    assert caplog.text.count("the store or Ray did not answer") == 2  # for looks 1 and 2, and for look 4
 
 
 def test_an_attempt_that_has_lost_its_claim_records_nothing(run, caplog):
