@@ -38,6 +38,7 @@ from vit.published import adapt, initialised, load_model, publish
 from vit.rewind import rewind
 from vit.run_spec import MIXTURE_KEY, RunSpec, StartRecord, WorkerError, parent_spec
 from vit.speed.micro_batch import micro_batch_that_fits
+from vit.speed.training_memory import forget_peak, peak_of_workers, planned_memory
 from vit.training.bad_examples import BadExamples
 from vit.training.checkpoints.best import BestCheckpoint
 from vit.training.checkpoints.manifest import CannotResume, RunIdentity
@@ -112,6 +113,7 @@ class TrainingRun:
                 self.run.write_json(MIXTURE_KEY, mixture)
             write_state(self.run, "running", self.attempt, from_step=state.step)
         self._micro_batch = micro_batch_that_fits(state, self.recipe, self.config.execution, self.world)
+        forget_peak(self.world)
         with (
             StopPoller(self.run, self.attempt) as stop,
             Reporter(
@@ -136,6 +138,7 @@ class TrainingRun:
             detail: StateDetail = {"step": state.step, "images_seen": self._images(state)}
             if state.guard.spikes:
                 detail["spikes"] = [spike["step"] for spike in state.guard.spikes]
+            detail |= self._memory(state)
             if outcome == "finished":
                 network = state.evaluation_model()
                 detail |= self._score(network, state.step, reporter)
@@ -150,6 +153,18 @@ class TrainingRun:
             elif outcome != "diverged" and stop.by:
                 detail["reason"] = stop.by
         return self._end(outcome, detail)
+
+    def _memory(self, state: TrainState) -> StateDetail:
+        """The memory of a worker beside what a plan says of it, on GPUs."""
+        execution, peak = self.config.execution, peak_of_workers(self.world)
+        if peak is None or execution.sharding == "hsdp":  # whose share depends on the machines
+            return {}
+        weights = sum(
+            value.numel() for value in state.model.parameters()
+        )  # of a network that is split, too, those of all ranks
+        sharers = self.world.size if execution.sharding == "fsdp" else 1
+        plan = planned_memory(self.recipe, execution, weights, self._micro_batch, sharers)
+        return {"peak_memory_bytes": peak, "planned_memory_bytes": plan.total}
 
     @cached_property
     def corpora(self) -> TrainingCorpora:

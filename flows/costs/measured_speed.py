@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from flows.catalog import list_runs
-from infra.records import readable, reading
+from infra.html.page import num_bytes
+from infra.records import UnreadableRecord, readable, reading
 from infra.runs.journal import read_journal
+from infra.runs.run_state import RunStateRecord, read_state
 from infra.storage import Store, open_store
 from vit.config import TrainConfig
 from vit.models.flops import forward_flops
@@ -31,16 +33,21 @@ class MeasuredSpeed:
     workers: int
     hardware: str
     """The device of a worker, as in `StartRecord`; empty in runs of versions that did not record it."""
+    memory: tuple[int, int] | None = None
+    """On GPUs: most bytes that a worker has had, and what a plan says."""
 
     def text(self, num_classes: int) -> str:
         """`birds-0a1b2c: 26,400 images/s on 8 x NVIDIA H100, 1.03 of the plan at 35% of its peak`"""
         recipe = self.config.recipe
         where = f"{self.workers} x {self.hardware}" if self.hardware else f"{self.workers} workers"
         said = f"{self.run}: {self.images_per_s:,.0f} images/s on {where}"
-        if (peak := peak_of(self.hardware, recipe.precision)) is None:
-            return said
-        planned = self.workers * peak * TRAINING_MFU / (3 * forward_flops(recipe.model, num_classes))
-        return f"{said}, {self.images_per_s / planned:.2f} of the plan at {TRAINING_MFU:.0%} of its peak"
+        if (peak := peak_of(self.hardware, recipe.precision)) is not None:
+            planned = self.workers * peak * TRAINING_MFU / (3 * forward_flops(recipe.model, num_classes))
+            said += f", {self.images_per_s / planned:.2f} of the plan at {TRAINING_MFU:.0%} of its peak"
+        if self.memory is not None:
+            had, plan = self.memory
+            said += f"; {num_bytes(had)} of memory, {had / plan:.2f} of the plan"
+        return said
 
 
 def measured_speeds(root: str, training: TrainConfig) -> Iterator[MeasuredSpeed]:
@@ -60,13 +67,21 @@ def measured_speed(run: Store, config: TrainConfig) -> MeasuredSpeed | None:
     try:
         rates = [record.value for record in read_journal(run) if record.key == "throughput/images_per_s"]
         last = max(read_starts(run), key=lambda start: start["at"], default=None)
-    except (OSError, ValueError) as error:
+        state = read_state(run)
+    except (OSError, ValueError, UnreadableRecord) as error:
         log.warning("the speed of %s is not known: %s", run.uri, error)
         return None
     if len(rates) < MIN_RECORDS:
         return None
     workers, hardware = (last["world_size"], last.get("hardware", "")) if last else (config.execution.num_workers, "")
-    return MeasuredSpeed(run.uri.rstrip("/").rpartition("/")[2], config, statistics.median(rates), workers, hardware)
+    key = run.uri.rstrip("/").rpartition("/")[2]
+    return MeasuredSpeed(key, config, statistics.median(rates), workers, hardware, _memory(state))
+
+
+def _memory(state: RunStateRecord | None) -> tuple[int, int] | None:
+    if state is None or "peak_memory_bytes" not in state:
+        return None
+    return state["peak_memory_bytes"], state["planned_memory_bytes"]
 
 
 def _config(run: Store) -> TrainConfig:

@@ -159,42 +159,32 @@ def decay_text(config: TrainConfig, parameters: dict[str, Any]) -> str:
 
 def memory_text(config: TrainConfig, weights: int) -> str:
     """What a worker holds, one of the fewest: weights, gradients, moments and average in float32, and the activations of a micro-batch."""
-    from vit.models.memory import activation_bytes
+    from vit.speed.training_memory import planned_memory
 
-    recipe, execution, copies = config.recipe, config.execution, {**kept_copies(config), "gradients": 1}
-    held = 4 * sum(copies.values()) * weights
-    parts = ", ".join(f"{name} {num_bytes(4 * number * weights)}" for name, number in copies.items() if number)
+    recipe, execution = config.recipe, config.execution
     workers = execution.min_workers or execution.num_workers
     largest = max(1, min(execution.planned_micro_batch, -(-recipe.input.global_batch_size // workers)))
-    kept = activation_bytes(
-        recipe.model,
-        largest,
-        bfloat16=recipe.precision == "bfloat16",
-        checkpointing=execution.activation_checkpointing,
-    )
+    sharers = workers if execution.sharding == "fsdp" else 1
+    plan = planned_memory(recipe, execution, weights, largest, sharers)
+    parts = ", ".join(f"{name} {num_bytes(4 * number * weights)}" for name, number in plan.copies.items() if number)
     split = {
         "none": "",
-        "fsdp": f", split over {workers} workers: {num_bytes(held / workers)}",
+        "fsdp": f", split over {workers} workers: {num_bytes(plan.split)}",
         "hsdp": ", split over the workers of a machine",
     }[execution.sharding if workers > 1 else "none"]
     again = execution.activation_checkpointing
     mode = "" if again == "none" else f", activation checkpointing {again}"
     return (
-        f"{num_bytes(held)} for {weights / 1e6:,.1f} M weights ({parts}){split}; {num_bytes(kept)} of activations for a micro-batch of "
-        f"{largest} ({recipe.precision}{mode}); to which torch adds what it needs to compute"
+        f"{num_bytes(plan.held)} for {weights / 1e6:,.1f} M weights ({parts}){split}; {num_bytes(plan.activations)} of activations "
+        f"for a micro-batch of {largest} ({recipe.precision}{mode}); to which torch adds what it needs to compute"
     )
-
-
-def kept_copies(config: TrainConfig) -> dict[str, int]:
-    """Tensors as large as the weights that checkpoints hold, by what they are."""
-    optim = config.recipe.optim
-    moments = 2 if optim.optimizer == "adamw" else int(optim.beta1 > 0)
-    return {"weights": 1, "moments": moments, "average": int(config.recipe.average_decay is not None)}
 
 
 def checkpoint_bytes(config: TrainConfig, weights: int) -> int:
     """Bytes of a checkpoint: weights, moments and average in float32."""
-    return 4 * weights * sum(kept_copies(config).values())
+    from vit.speed.training_memory import kept_copies
+
+    return 4 * weights * sum(kept_copies(config.recipe).values())
 
 
 def checkpoints_text(config: TrainConfig, weights: int, images_per_s: float | None) -> str:

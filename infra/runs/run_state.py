@@ -60,6 +60,10 @@ class StateDetail(TypedDict, total=False):
     """Images that the network was trained on, counting repeats."""
     spikes: list[int]
     """The steps at which the spike guard of a training found a spike."""
+    peak_memory_bytes: int
+    """On GPUs: most bytes of tensors that a worker has had."""
+    planned_memory_bytes: int
+    """Beside it: what a plan says of a worker with that micro-batch."""
     val_top1: float
     val_mean_average_precision: float
     val_examples: int

@@ -25,6 +25,7 @@ from infra.storage import open_store
 from vit.config import TrainConfig
 from vit.corpora.training_corpora import open_corpora
 from vit.models.config import BiTConfig, HybridConfig, ViTConfig
+from vit.models.memory import activation_bytes
 from vit.published import adapt, load_model
 from vit.run import TrainingRun
 from vit.run_spec import make_spec
@@ -70,6 +71,17 @@ def test_a_finished_run_has_curves_checkpoints_a_score_and_a_model(start, train_
     model = load_model(state["model"])
     assert len(model.classes) == 10
     assert model.provenance["corpus_digest"] == run.read_json("config.json")["inputs"]["corpus"]
+
+
+def test_on_gpus_a_run_records_its_memory_beside_that_of_a_plan(start, train_config, monkeypatch):
+    """As if the GPU had had as much as the plan says, of a micro-batch of 8."""
+    monkeypatch.setattr("vit.run.peak_of_workers", lambda world: 1_000_000)
+    run, attempt = start(train_config("memory", steps=4))
+    assert TrainingRun(run, attempt, World()).execute() == "finished"
+    state = read_state(run)
+    weights = sum(p.numel() for p in load_model(state["model"]).network.parameters())
+    planned = 4 * 4 * weights + activation_bytes(train_config("memory").recipe.model, 8)
+    assert (state["peak_memory_bytes"], state["planned_memory_bytes"]) == (1_000_000, planned)
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from flows.costs.training_plan import (
 from infra.config import replace
 from infra.runs.claims import take_claim
 from infra.runs.journal import Journal
+from infra.runs.run_state import write_state
 from infra.runs.segments import list_segments
 from infra.storage import open_store
 from vit.config import TrainConfig
@@ -109,6 +110,8 @@ def test_a_speed_is_put_beside_the_plan_of_a_gpu_with_a_known_peak(b16):
     assert measured.text(21_843) == (
         "birds-0a1b: 3,440 images/s on 1 x NVIDIA H200, 1.05 of the plan at 35% of its peak"
     )
+    held = MeasuredSpeed("birds-0a1b", b16, 3_440.0, 1, "NVIDIA H200", (33_000_000_000, 30_000_000_000))
+    assert held.text(21_843).endswith("of its peak; 33 GB of memory, 1.10 of the plan")
     assert MeasuredSpeed("birds-0a1b", b16, 60.0, 2, "AMD EPYC").text(10) == "birds-0a1b: 60 images/s on 2 x AMD EPYC"
     assert MeasuredSpeed("birds-0a1b", b16, 60.0, 2, "").text(10) == "birds-0a1b: 60 images/s on 2 workers"
 
@@ -125,6 +128,8 @@ def test_the_speed_of_a_run_is_that_of_its_journal_and_a_damaged_one_has_none(b1
             f"starts/a1-from-none-00{number}.json", {"at": number, "world_size": world, "hardware": "AMD EPYC"}
         )
     assert measured_speed(run, b16) == MeasuredSpeed("birds-0a1b", b16, 100.0, 4, "AMD EPYC")
+    write_state(run, "running", 1, peak_memory_bytes=11, planned_memory_bytes=10)
+    assert measured_speed(run, b16).memory == (11, 10)
     run.write(list_segments(run)[0].key, b"{}\n")
     assert measured_speed(run, b16) is None
     assert "the speed of" in caplog.text
