@@ -69,7 +69,9 @@ def drive(run: Store, attempt: int) -> int:
     )
 
 
-def fit(run_uri: str, attempt: int, config: TrainConfig, folder: str, stopped: Callable[[], bool]) -> None:
+def fit(
+    run_uri: str, attempt: int, config: TrainConfig, folder: str, stopped: Callable[[], bool] = lambda: False
+) -> None:
     """Blocks until the worker group is done, and the last checkpoint probed, unless `stopped()`.
 
     Ray Train restarts workers without limit. The workers themselves end the run if restarts bring no progress, which

@@ -166,9 +166,14 @@ def test_blocks_of_others_are_checkpointed_and_their_memory_is_counted():
         ("Craw", "has no function 'Craw'. Did you mean 'Crow'"),
     ],
 )
-def test_what_is_no_network_is_refused_before_anything_is_spent(config, name, error):
+def test_what_is_no_network_is_refused(name, error):
     with pytest.raises(ValueError, match=error):
-        with_own_code(replace(config, **{"recipe.model.network": f"own_lab.nets:{name}"}))
+        build_network(replace(CROW, network=f"own_lab.nets:{name}"), 2)
+
+
+def test_a_plan_refuses_what_is_no_network(config):
+    with pytest.raises(ValueError, match=r"returned str\. It must return a subclass"):
+        with_own_code(replace(config, **{"recipe.model.network": "own_lab.nets:text"}))
 
 
 def test_code_of_packages_that_are_not_listed_is_never_imported(config, monkeypatch, start):
