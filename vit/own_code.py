@@ -5,7 +5,7 @@ import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -112,3 +112,16 @@ def check_source(reference: str, digest: str, what: str) -> None:
             f"The Python files of {package_of(reference)!r} are others ({found[:12]}) than those that the {what} {reference!r} was made "
             f"with ({digest[:12]}). Restore that version of the package here, or start a new run."
         )
+
+
+def problem_with_source(used: Mapping[str, tuple[str, str]]) -> str:
+    """Why code of others cannot be used for a run that began with it: `used` has reference and digest by what it is, such as a loss. Names
+    of vitline's own are no such code. Empty where all can be used."""
+    try:
+        for what, (reference, digest) in used.items():
+            if is_reference(reference):
+                check_allowed(reference, what)
+                check_source(reference, digest, what)
+    except ValueError as problem:
+        return str(problem)
+    return ""

@@ -33,12 +33,12 @@ from vit.inspection.spikes import spike_text, worst_examples, write_spike
 from vit.models.config import OwnNetworkConfig
 from vit.models.masked_patches import MaskedPatchModel
 from vit.models.network import Network
-from vit.own_code import check_allowed, check_source, is_reference
+from vit.own_code import problem_with_source
 from vit.published import adapt, initialised, load_model, publish
 from vit.rewind import rewind
 from vit.run_spec import MIXTURE_KEY, RunSpec, StartRecord, WorkerError, parent_spec
 from vit.speed.micro_batch import micro_batch_that_fits
-from vit.speed.training_memory import forget_peak, peak_of_workers, planned_memory
+from vit.speed.training_memory import forget_peak, memory_record
 from vit.training.bad_examples import BadExamples
 from vit.training.checkpoints.best import BestCheckpoint
 from vit.training.checkpoints.manifest import CannotResume, RunIdentity
@@ -138,7 +138,7 @@ class TrainingRun:
             detail: StateDetail = {"step": state.step, "images_seen": self._images(state)}
             if state.guard.spikes:
                 detail["spikes"] = [spike["step"] for spike in state.guard.spikes]
-            detail |= self._memory(state)
+            detail |= memory_record(state.model, self.recipe, self.config.execution, self._micro_batch, self.world)
             if outcome == "finished":
                 network = state.evaluation_model()
                 detail |= self._score(network, state.step, reporter)
@@ -153,18 +153,6 @@ class TrainingRun:
             elif outcome != "diverged" and stop.by:
                 detail["reason"] = stop.by
         return self._end(outcome, detail)
-
-    def _memory(self, state: TrainState) -> StateDetail:
-        """The memory of a worker beside what a plan says of it, on GPUs."""
-        execution, peak = self.config.execution, peak_of_workers(self.world)
-        if peak is None or execution.sharding == "hsdp":  # whose share depends on the machines
-            return {}
-        weights = sum(
-            value.numel() for value in state.model.parameters()
-        )  # of a network that is split, too, those of all ranks
-        sharers = self.world.size if execution.sharding == "fsdp" else 1
-        plan = planned_memory(self.recipe, execution, weights, self._micro_batch, sharers)
-        return {"peak_memory_bytes": peak, "planned_memory_bytes": plan.total}
 
     @cached_property
     def corpora(self) -> TrainingCorpora:
@@ -195,17 +183,10 @@ class TrainingRun:
     def _check_own_code(self) -> None:
         """Raises CannotResume, on every rank, where the code of a network or loss of others is not the one that the run began with on one
         of them."""
-        own = {"loss": (self.recipe.loss, self.recipe.loss_source)}
+        used = {"loss": (self.recipe.loss, self.recipe.loss_source)}
         if isinstance(network := self.recipe.model, OwnNetworkConfig):
-            own["network"] = network.network, network.source
-        problem = ""
-        for what, (reference, digest) in own.items():
-            try:
-                if is_reference(reference):
-                    check_allowed(reference, what)
-                    check_source(reference, digest, what)
-            except ValueError as other:
-                problem = str(other)
+            used["network"] = network.network, network.source
+        problem = problem_with_source(used)
         if problems := [text for text in self.world.gather(problem) if text]:
             raise CannotResume(problems[0])
 

@@ -47,6 +47,23 @@ def make_batch():
     return make
 
 
+@pytest.fixture
+def start(root):
+    """start(config): the run and attempt of a claimed spec, as a flow prepares it for the driver; `run` for one that goes on."""
+    from infra.config import replace
+    from infra.runs.claims import take_claim
+    from infra.storage import open_store
+    from vit.run_spec import make_spec
+
+    def make(config, run=None, pause_at_step=None):
+        spec = replace(make_spec(config, root), pause_at_step=pause_at_step)
+        run = run or open_store(root).child(f"runs/{spec.run_key}")
+        run.write_json("config.json", spec.model_dump(mode="json"))
+        return run, take_claim(run, spec.run_key, job_state=lambda job: "failed", owner="test").attempt
+
+    return make
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _single_torch_thread():
     """Networks this small are slower on two threads, and far slower on a busy machine."""

@@ -11,11 +11,9 @@ import torch
 
 import vit.training.train as loop
 from infra.config import replace
-from infra.runs.claims import take_claim
 from infra.runs.journal import read_journal
 from infra.runs.run_state import read_state
 from infra.runs.stopping import StopPoller
-from infra.storage import open_store
 from tests.vit.training.planted import plant
 from vit.branch import branches_of, pin_parent
 from vit.published import adapt, load_model
@@ -29,20 +27,6 @@ from vit.training.guard.spike_guard import SpikeGuard
 from vit.training.world import World
 
 AVERAGED = {"recipe.average_decay": 0.9}
-
-
-@pytest.fixture
-def start(root):
-    """start(config): the run of a claimed spec, and its key."""
-
-    def make(config):
-        spec = make_spec(config, root)
-        run = open_store(root).child(f"runs/{spec.run_key}")
-        run.write_json("config.json", spec.model_dump(mode="json"))
-        claim = take_claim(run, spec.run_key, job_state=lambda job: "failed", owner="test")
-        return run, claim.attempt
-
-    return make
 
 
 @pytest.fixture

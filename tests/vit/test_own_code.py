@@ -7,7 +7,6 @@ import torch
 
 from flows.requests.own_code import with_own_code
 from infra.config import replace
-from infra.runs.claims import take_claim
 from infra.runs.journal import read_journal
 from infra.storage import open_store
 from vit.model_record import CARD, file_key, published_record
@@ -19,7 +18,6 @@ from vit.models.recompute import blocks_of
 from vit.own_code import check_source, source_digest
 from vit.published import adapt, load_model
 from vit.run import TrainingRun
-from vit.run_spec import make_spec
 from vit.training.loss import loss_named, softmax_cross_entropy
 from vit.training.world import World
 
@@ -90,17 +88,6 @@ CROW = OwnNetworkConfig(network="own_lab.nets:Crow", image_size_px=16, settings=
 def config(train_config):
     whole = replace(train_config("crows", steps=6, save_every_steps=3), **{"recipe.model": CROW})
     return replace(whole, **{"recipe.loss": "own_lab.losses:same"})
-
-
-@pytest.fixture
-def start(root):
-    def make(config):
-        spec = make_spec(config, root)
-        run = open_store(root).child(f"runs/{spec.run_key}")
-        run.write_json("config.json", spec.model_dump(mode="json"))
-        return run, take_claim(run, spec.run_key, job_state=lambda job: "failed", owner="test").attempt
-
-    return make
 
 
 def test_a_plan_holds_the_digest_of_the_code_and_what_was_measured_of_the_network(config, package):

@@ -16,7 +16,7 @@ import vit.input.read_shards
 from data_prep.decode import ImageRejected, decode
 from flows.catalog import find_corpus
 from infra.config import replace
-from infra.runs.claims import ClaimLost, take_claim
+from infra.runs.claims import ClaimLost
 from infra.runs.journal import read_journal
 from infra.runs.run_state import read_state, request_stop
 from infra.runs.segments import list_segments
@@ -34,20 +34,6 @@ from vit.training.checkpoints.manifest import CheckpointError
 from vit.training.checkpoints.names import list_checkpoints
 from vit.training.reporter import Reporter, system_metrics
 from vit.training.world import World
-
-
-@pytest.fixture
-def start(root):
-    """start(config): the run and attempt of a claimed spec, as a flow prepares it for the driver."""
-
-    def make(config, run=None, pause_at_step=None):
-        spec = replace(make_spec(config, root), pause_at_step=pause_at_step)
-        run = run or open_store(root).child(f"runs/{spec.run_key}")
-        run.write_json("config.json", spec.model_dump(mode="json"))
-        claim = take_claim(run, spec.run_key, job_state=lambda job: "failed", owner="test")
-        return run, claim.attempt
-
-    return make
 
 
 def losses(run):
@@ -75,7 +61,7 @@ def test_a_finished_run_has_curves_checkpoints_a_score_and_a_model(start, train_
 
 def test_on_gpus_a_run_records_its_memory_beside_that_of_a_plan(start, train_config, monkeypatch):
     """As if the GPU had had as much as the plan says, of a micro-batch of 8."""
-    monkeypatch.setattr("vit.run.peak_of_workers", lambda world: 1_000_000)
+    monkeypatch.setattr("vit.speed.training_memory.peak_of_workers", lambda world: 1_000_000)
     run, attempt = start(train_config("memory", steps=4))
     assert TrainingRun(run, attempt, World()).execute() == "finished"
     state = read_state(run)

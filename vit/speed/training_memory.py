@@ -3,7 +3,9 @@
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
+from infra.runs.run_state import StateDetail
 from vit.config import ExecutionConfig, TrainRecipe
 from vit.models.memory import activation_bytes
 from vit.training.world import World
@@ -60,3 +62,17 @@ def peak_of_workers(world: World) -> int | None:
     if world.device.type != "cuda":
         return None
     return max(map(int, world.gather(str(torch.cuda.max_memory_allocated(world.device)))))
+
+
+def memory_record(
+    model: nn.Module, recipe: TrainRecipe, execution: ExecutionConfig, micro_batch: int, world: World
+) -> StateDetail:
+    """What `state.json` has of the memory of a worker: the peak and the plan. Nothing on CPUs, nor where the share of a worker depends on
+    the machines. Every rank must call it."""
+    peak = peak_of_workers(world)
+    if peak is None or execution.sharding == "hsdp":
+        return {}
+    weights = sum(value.numel() for value in model.parameters())  # of a network that is split, too, those of all ranks
+    sharers = world.size if execution.sharding == "fsdp" else 1
+    plan = planned_memory(recipe, execution, weights, micro_batch, sharers)
+    return {"peak_memory_bytes": peak, "planned_memory_bytes": plan.total}

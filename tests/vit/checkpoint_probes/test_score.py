@@ -5,15 +5,13 @@ import torch
 
 from data_prep.shard_format import load_manifest
 from infra.config import replace
-from infra.runs.claims import take_claim
-from infra.storage import open_store
 from vit.checkpoint_probes.plan import probed_corpora
 from vit.checkpoint_probes.score import checkpoint_network, score_checkpoint
 from vit.config import CheckpointProbeConfig, MaskedPatchConfig
 from vit.input.batches import row_batches
 from vit.published import load_model
 from vit.run import TrainingRun
-from vit.run_spec import RunSpec, make_spec
+from vit.run_spec import RunSpec
 from vit.training.checkpoints.manifest import CheckpointError
 from vit.training.checkpoints.names import list_checkpoints
 from vit.training.world import World
@@ -22,14 +20,16 @@ from vit.vtab.frozen.linear_probes import draw_shots, least_squares
 from vit.vtab.frozen.nearest import nearest
 
 
-def trained(root, config):
-    """The run, and its published model."""
-    spec = make_spec(config, root)
-    run = open_store(root).child(f"runs/{spec.run_key}")
-    run.write_json("config.json", spec.model_dump(mode="json"))
-    attempt = take_claim(run, spec.run_key, job_state=lambda job: "failed", owner="test").attempt
-    TrainingRun(run, attempt, World()).execute()
-    return run, load_model(run.read_json("state.json")["model"])
+@pytest.fixture
+def trained(start):
+    """trained(config): the run, and its published model."""
+
+    def make(config):
+        run, attempt = start(config)
+        TrainingRun(run, attempt, World()).execute()
+        return run, load_model(run.read_json("state.json")["model"])
+
+    return make
 
 
 @pytest.mark.parametrize(
@@ -40,9 +40,9 @@ def trained(root, config):
     ],
     ids=["averaged", "masked-patches"],
 )
-def test_the_last_checkpoint_scores_as_the_published_model_does(root, train_config, digits, recipe):
+def test_the_last_checkpoint_scores_as_the_published_model_does(trained, train_config, digits, recipe):
     probes = CheckpointProbeConfig(every_steps=10, images=300, shots=3)
-    run, model = trained(root, replace(train_config("probed", probes=probes), **recipe))
+    run, model = trained(replace(train_config("probed", probes=probes), **recipe))
     manifest = load_manifest(digits)
 
     def features(split):
@@ -62,8 +62,8 @@ def test_the_last_checkpoint_scores_as_the_published_model_does(root, train_conf
     assert expected[f"probe/{manifest.name}/knn_top1"] > 0.2
 
 
-def test_a_checkpoint_that_is_gone_is_named(root, train_config):
-    run, _ = trained(root, train_config("probed", probes=CheckpointProbeConfig(every_steps=10)))
+def test_a_checkpoint_that_is_gone_is_named(trained, train_config):
+    run, _ = trained(train_config("probed", probes=CheckpointProbeConfig(every_steps=10)))
     spec = RunSpec.model_validate(run.read_json("config.json"))
     with pytest.raises(CheckpointError, match="step-000000005-a1"):
         checkpoint_network(run, "checkpoints/step-000000005-a1", spec)
