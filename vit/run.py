@@ -115,7 +115,7 @@ class TrainingRun:
         self._micro_batch = micro_batch_that_fits(state, self.recipe, self.config.execution, self.world)
         forget_peak(self.world)
         with (
-            StopPoller(self.run, self.attempt) as stop,
+            StopPoller(self.run, self.attempt, active=self.world.rank == 0) as stop,
             Reporter(
                 self.run,
                 self.attempt,

@@ -64,10 +64,10 @@ def handlers_kept() -> Iterator[None]:
 
 
 class StopPoller:
-    """Reads `stop.json` once a second in a thread. `asked()` returns the latest request to this attempt without waiting."""
+    """Reads `stop.json` once a second in a thread, if `active`. `asked()` returns the latest request to this attempt without waiting."""
 
-    def __init__(self, run: Store, attempt: int) -> None:
-        self._run, self._attempt = run, attempt
+    def __init__(self, run: Store, attempt: int, *, active: bool = True) -> None:
+        self._run, self._attempt, self._active = run, attempt, active
         self._answer: StopReason | None = None
         self.by = ""
         """Who requested the stop; empty if nobody did."""
@@ -85,13 +85,15 @@ class StopPoller:
                 self.by, self._answer = stop["by"], stop["reason"]
 
     def __enter__(self) -> Self:
-        self.read()
-        self._thread.start()
+        if self._active:
+            self.read()
+            self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        self._thread.join()
+        if self._active:
+            self._thread.join()
 
     def _watch(self) -> None:
         while not self._over.wait(_POLL_S):

@@ -261,7 +261,9 @@ def services_cpu_s(directory: Path) -> Counter[str]:
         for process in processes:
             with contextlib.suppress(psutil.Error):
                 line = " ".join(process.cmdline())
-                if not line.startswith("ray::") and "vit.ray_train" not in line and "watchdog" not in line:
+                # Ray names its agents of this node like its workers.
+                of_ray = line.startswith("ray::") and "Agent" not in line
+                if not of_ray and "vit.ray_train" not in line and "watchdog" not in line:
                     found[name] += sum(process.cpu_times()[:2])
     return found
 
