@@ -68,7 +68,8 @@ def and_unreadable(odd: Iterable[UnreadableRecord]) -> str:
 def _flaw(error: Exception) -> str:
     if isinstance(error, ValidationError):
         first = error.errors()[0]
-        return f"{'.'.join(map(str, first['loc'])) or 'its content'}: {first['msg'].rstrip('.')}"
+        flaw = "there is no such field" if first["type"] == "extra_forbidden" else first["msg"].rstrip(".")
+        return f"{'.'.join(map(str, first['loc'])) or 'its content'}: {flaw}"
     if isinstance(error, KeyError):
         return f"it has no {error}"
     return str(error).rstrip(".")

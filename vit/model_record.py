@@ -2,8 +2,9 @@
 
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
-from infra.records import UnreadableRecord
+from infra.records import UnreadableRecord, reading
 from infra.storage import Store, open_store
+from vit.models.config import NetworkConfig, network_config
 
 if TYPE_CHECKING:
     from vit.training.tensor_file import TensorPiece
@@ -67,7 +68,7 @@ class ModelRecord(TypedDict):
     schema_version: int
     architecture: str
     model: dict[str, Any]
-    """The network's config as JSON, for `network_config`."""
+    """The network's config as JSON, for `network_of`."""
     num_classes: int
     tensors: "list[TensorPiece]"
     """The tensors of the weights file."""
@@ -120,6 +121,12 @@ def published_record(store: Store) -> ModelRecord:
             f"or {ANEW}."
         )
     return record
+
+
+def network_of(store: Store, record: ModelRecord) -> NetworkConfig:
+    """The network of the published model in a store. Raises UnreadableRecord for one that this version of vitline cannot build."""
+    with reading(store.uri_of(CONFIG)):
+        return network_config(record["model"])
 
 
 def model_record(uri: str) -> ModelRecord | None:

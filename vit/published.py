@@ -43,12 +43,13 @@ from vit.model_record import (
     ModelRecord,
     PublishingMark,
     file_key,
+    network_of,
     published_record,
     read_classes,
     read_contract,
 )
 from vit.models.build import build_network, network_with
-from vit.models.config import NetworkConfig, TransformerConfig, check_same_network, network_config
+from vit.models.config import NetworkConfig, TransformerConfig, check_same_network
 from vit.models.limits import check_limits
 from vit.models.network import Network
 from vit.models.pos_embed import resample_positions
@@ -319,7 +320,11 @@ def _network(store: Store, config: ModelRecord, num_classes: int) -> Network:
     """The network of a model. Raises CheckpointError if its weights differ from `config.json`, or do not fit the network."""
     file = f"{store.uri}/{file_key(config, WEIGHTS)}"
     try:
-        check_limits(network_config(config["model"]))
+        described = network_of(store, config)
+    except UnreadableRecord as error:
+        raise CheckpointError(str(error)) from error
+    try:
+        check_limits(described)
         size = store.size(file_key(config, WEIGHTS))
         listed = sum(max(0, piece["end"] - piece["start"]) for piece in config["tensors"])
         if listed > size:  # the same bytes listed many times would fill the memory
@@ -329,7 +334,7 @@ def _network(store: Store, config: ModelRecord, num_classes: int) -> Network:
         raise CheckpointError(f"{file}: {str(error).rstrip('.')}. Restore the file from a copy, or {ANEW}.") from error
     weights = dict(zip((p["name"] for p in config["tensors"]), tensors, strict=True))
     try:
-        return network_with(network_config(config["model"]), num_classes, weights)
+        return network_with(described, num_classes, weights)
     except RuntimeError as error:
         raise CheckpointError(f"{file}: the tensors do not fit the network of config.json: {error}") from error
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any, NotRequired, TypedDict
 
 import pyarrow as pa
-from pydantic import NonNegativeInt, PositiveInt, ValidationError
+from pydantic import NonNegativeInt, PositiveInt
 
 from data_prep.decode import DecodePolicy
 from data_prep.shard_format.schema import shard_schema
 from infra.config import digest_of
-from infra.records import StoredRecord, UnreadableRecord
+from infra.records import StoredRecord, UnreadableRecord, reading
 from infra.storage import Store, checked_key, open_store
 
 SCHEMA_VERSION = 2
@@ -231,7 +231,7 @@ def shard_key(split: str, segment: str, index: int, count: int) -> str:
 
 def load_manifest(corpus: Store) -> Manifest:
     """The manifest of a finished corpus. Raises RuntimeError if there is none, and its subclass UnreadableRecord if its schema
-    version is not known or it is damaged."""
+    version is not known, or of which this version of vitline cannot read a field."""
     uri = corpus.uri_of(MANIFEST_KEY)
     try:
         found = corpus.read_json(MANIFEST_KEY)
@@ -248,12 +248,8 @@ def load_manifest(corpus: Store) -> Manifest:
             f"{uri} has schema version {version}, but this code reads 1 to {SCHEMA_VERSION}. Use the version of vitline that "
             "wrote it, or prepare the corpus again."
         )
-    try:
+    with reading(uri):
         return Manifest.model_validate(found)
-    except ValidationError as error:
-        raise UnreadableRecord(
-            f"{uri} is damaged: {error}. Restore it, or delete it and prepare the corpus again."
-        ) from error
 
 
 def load_class_names(corpus: Store) -> list[str]:

@@ -15,8 +15,7 @@ from flows.stages.pretrain import train_model
 from infra.settings import Settings
 from infra.storage import open_store
 from vit.config import TrainConfig
-from vit.model_record import published_record, read_contract
-from vit.models.config import network_config
+from vit.model_record import network_of, published_record, read_contract
 from vit.recipes import recipe_named
 from vit.recipes.own import kind_of
 
@@ -113,7 +112,7 @@ def describe_model(uri: str) -> Mapping[str, Any]:
 
     store = open_store(uri)
     config = published_record(store)
-    network = network_config(config["model"])
+    network = network_of(store, config)
     sizes = [piece["end"] - piece["start"] for piece in config["tensors"]]
     return {
         "uri": store.uri,

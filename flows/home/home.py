@@ -53,7 +53,7 @@ def last_nights(root: Store) -> Iterable[SeriesOfNights]:
         for day in reversed(night_dates(root, name)[-NIGHTS_SHOWN:]):
             try:
                 night = read_night(root, name, day)
-            except UnreadableRecord:  # `vitline nights list` says why
+            except UnreadableRecord:  # `vitline nights ls` says why
                 continue
             nights += [night] if night is not None else []
         if nights:

@@ -64,7 +64,7 @@ def footnote(night: NightRecord) -> str:
 
 
 def night_row(night: NightRecord) -> dict[str, Any]:
-    """A row of `vitline nights list`."""
+    """A row of `vitline nights ls`."""
     word = night.verdict.word if night.verdict else "not compared" if night.pipeline is None else "no verdict"
     return {
         "night": night.night.isoformat(),

@@ -25,7 +25,7 @@ def promote(root: Store, key: str, *, why: str, by: str) -> ChampionRecord:
     if len(found) != 1:
         known = there_are(key, found or keys)
         raise ValueError(
-            f"{key!r} is the key of {len(found) or 'no'} pipelines; {known} `vitline nights list` lists those of nights."
+            f"{key!r} is the key of {len(found) or 'no'} pipelines; {known} `vitline nights ls` lists those of nights."
         )
     record = every[keys.index(found[0])]
     if record.state != "finished" or record.model is None or record.model_digest is None:
@@ -49,7 +49,7 @@ def pipeline_to(root: Store, name: str, to: str) -> str:
         return night.pipeline
     champion = read_champion(root, name)
     if champion is None:
-        raise ValueError(f"The series {name!r} has no champion; `vitline nights list` shows its nights.")
+        raise ValueError(f"The series {name!r} has no champion; `vitline nights ls` shows its nights.")
     if champion.replaces is None:
         raise ValueError(
             f"{champion.pipeline} is the first champion of {name}, so none was before; name a night with --to."

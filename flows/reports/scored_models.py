@@ -1,19 +1,22 @@
 """Facts about a scored model: its network, its pre-training data, and the cost of its training."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from flows.stored_configs import RunFile
+from infra.records import UnreadableRecord
 from infra.runs.journal import read_journal
 from infra.runs.run_state import read_state
 from infra.storage import Store, open_store
-from vit.model_record import model_record
-from vit.models.config import network_config
+from vit.model_record import model_record, network_of
 from vit.models.flops import forward_flops
 from vit.run_spec import read_starts
 from vit.vtab.published.published_checks import architecture_of, data_of_corpus, data_of_weights
+
+log = logging.getLogger(__name__)
 
 DAY_S = 86_400
 CHAIN = 8
@@ -40,9 +43,13 @@ class ModelFacts:
 def model_facts(root: str, model: str | None, depth: int = CHAIN) -> ModelFacts:
     """Facts from the config of a published model, and from the runs and corpora that it names."""
     config = model_record(model) if model and depth else None
-    if config is None:
+    if model is None or config is None:
         return ModelFacts()
-    network, provenance = network_config(config["model"]), config.get("provenance", {})
+    try:
+        network, provenance = network_of(open_store(model), config), config.get("provenance", {})
+    except UnreadableRecord as odd:  # its scores are shown all the same
+        log.warning("%s", odd)
+        return ModelFacts()
     seen = provenance.get("images_seen")
     own_flops = 3 * forward_flops(network, config["num_classes"]) * seen / 1e18 if seen else None
     weights, data, own_days, origin = provenance.get("converted_from"), None, None, None

@@ -13,7 +13,7 @@ from infra.storage import Store, open_store
 from vit.config import ExecutionConfig, OptimConfig, TrainConfig, TrainRecipe, head_bias_for, loss_for
 from vit.input.config import AugmentConfig, InputConfig
 from vit.input.plan import propose_num_lanes
-from vit.model_record import published_record, read_contract
+from vit.model_record import network_of, published_record, read_contract
 from vit.models.config import NetworkConfig, network_config
 from vit.vtab.evaluate import task_facts
 from vit.vtab.protocols import Protocol, protocol_named
@@ -27,7 +27,7 @@ def resolve_finetune(root: str, request: FinetuneRequest) -> TrainConfig:
     model = find_model(root, request.model)
     published = published_record(open_store(model))
     contract = ImageContract.model_validate(read_contract(open_store(model), published))
-    architecture = network_config(published["model"])
+    architecture = network_of(open_store(model), published)
     store = find_corpus(root, request.corpus)
     manifest = load_manifest(store)
     if request.protocol is None:

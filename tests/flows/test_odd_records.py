@@ -1,12 +1,30 @@
 """One record that cannot be read is shown and stops no list and no search (docs/design.md, "Stores")."""
 
+import re
+
 import pytest
 
+from data_prep.shard_format import load_manifest
 from flows import catalog
+from infra.records import UnreadableRecord
 from infra.runs.run_state import write_state
 from infra.storage import open_store
 
 ODD = [b"{}", b"[]", b"null", b"{", b'{"schema_version": 99}', b"[" * 100_000]
+CORPUS = {
+    "schema_version": 2,
+    "name": "birds",
+    "version": "0123",
+    "digest": "d",
+    "class_map_digest": "m",
+    "num_classes": 2,
+    "order_seed": 0,
+    "single_label": True,
+    "splits": {},
+    "decode_policy": {},
+    "counts": {"num_found": 1, "num_accepted": 1, "num_refused": 0, "num_bytes": 1, "refused": {}},
+    "provenance": {},
+}
 MODEL = {"digest": "d", "num_classes": 10, "model": {"image_size_px": 28}, "provenance": {}, "created_at": 1.0}
 
 
@@ -54,20 +72,22 @@ def test_corpora_and_pipelines_that_cannot_be_read_are_named(store, root, odd, c
         catalog.find_corpus(root, "birds")
 
 
+def test_corpus_with_a_field_of_a_newer_version_is_not_called_damaged(store):
+    store.write_json("corpora/birds/0123/manifest.json", CORPUS | {"decode_policy": {"tone_map": 1}})
+    with pytest.raises(UnreadableRecord) as refused:
+        load_manifest(store.child("corpora/birds/0123"))
+    text = str(refused.value)
+    assert re.fullmatch(
+        r".*/corpora/birds/0123/manifest\.json is not a record that this version of vitline reads: decode_policy\.tone_map: "
+        r"there is no such field\. Use the version that wrote it, or move the object away\.",
+        text,
+    )
+
+
 @pytest.mark.parametrize("created_at", [5, None, ["2026"], {}])
 def test_a_time_of_another_kind_stops_no_list(store, root, created_at):
-    counts = {"num_found": 1, "num_accepted": 1, "num_refused": 0, "num_bytes": 1, "refused": {}}
-    corpus = {
-        "schema_version": 2,
-        "name": "birds",
-        "digest": "d",
-        "class_map_digest": "m",
-        "num_classes": 2,
-        "order_seed": 0,
-    }
-    corpus |= {"single_label": True, "splits": {}, "decode_policy": {}, "counts": counts}
     for version, at in (("0123", "2026-01-01T00:00:00+00:00"), ("4567", created_at)):
-        record = corpus | {"version": version, "provenance": {"created_at": at}}
+        record = CORPUS | {"version": version, "provenance": {"created_at": at}}
         store.write_json(f"corpora/birds/{version}/manifest.json", record)
     for version, at in (("0123", 1.0), ("4567", str(created_at))):
         store.write_json(f"models/birds/{version}/config.json", MODEL | {"created_at": at})

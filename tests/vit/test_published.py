@@ -16,6 +16,8 @@ from PIL import Image
 
 from data_prep.decode import DecodePolicy
 from flows.commands.training import describe_model
+from flows.requests.finetune_config import resolve_finetune
+from flows.requests.forms import FinetuneRequest
 from infra.config import replace
 from infra.records import UnreadableRecord
 from infra.runs.claims import ClaimLost
@@ -318,6 +320,19 @@ def test_model_of_a_newer_schema_version_is_refused_with_what_reads_it(network, 
         lambda: publish(open_store(root).child("models"), "birds", "1", network, CONTRACT, CLASSES, {}),
         lambda: published_digest(published),
         lambda: describe_model(published),
+    ):
+        with pytest.raises(UnreadableRecord, match=refusal):
+            use()
+
+
+def test_network_with_a_field_of_a_newer_version_is_refused_with_its_place(published, root):
+    store = open_store(published)
+    config = store.read_json("config.json")
+    store.write_json("config.json", config | {"model": config["model"] | {"rope_base": 100}})
+    refusal = r"birds/1/config\.json is not a record that this version .*: vit\.rope_base: there is no such field\. Use the version"
+    for use in (
+        lambda: describe_model(published),
+        lambda: resolve_finetune(root, FinetuneRequest(model="birds", corpus="digits")),
     ):
         with pytest.raises(UnreadableRecord, match=refusal):
             use()

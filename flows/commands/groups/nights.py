@@ -15,8 +15,8 @@ Series = Annotated[
 ]
 
 
-@app.command("list")
-def nights_list(
+@app.command("ls")
+def nights_ls(
     name: Series = None,
     html: Annotated[
         Path | None, typer.Option(help="Also write this file: scores over time, with noise, data and cost.")
@@ -26,7 +26,7 @@ def nights_list(
 ) -> None:
     """List the nights, newest first, each with its verdict in one sentence.
 
-    Example: `vitline nights list --html nights.html`
+    Example: `vitline nights ls --html nights.html`
     """
     from flows.nights.from_records import known_nights
     from flows.nights.night_page import NIGHT_COLUMNS, night_row

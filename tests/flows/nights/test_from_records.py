@@ -63,7 +63,7 @@ def test_a_worse_night_says_so_and_the_command_says_the_same(store, root):
     assert worse.sentence in shown.output
     as_json = json.loads(run("nights", "show", "2026-01-07", "--root", root, "--json").output)
     assert as_json == json.loads(worse.model_dump_json())
-    rows = json.loads(run("nights", "list", "--root", root, "--json").output)["nights"]
+    rows = json.loads(run("nights", "ls", "--root", root, "--json").output)["nights"]
     assert [row["night"] for row in rows] == [f"2026-01-0{day}" for day in range(8, 1, -1)]
     assert rows[1]["verdict"] == "worse"
 

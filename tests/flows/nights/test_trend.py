@@ -57,7 +57,7 @@ def test_points_band_and_rows_are_those_of_the_records(store):
 
 def test_the_page_links_every_point_to_its_row(store, root, tmp_path):
     page = tmp_path / "nights.html"
-    done = run("nights", "list", "--root", root, "--html", str(page))
+    done = run("nights", "ls", "--root", root, "--html", str(page))
     assert done.exit_code == 0, done.output
     text = page.read_text()
     links = re.findall(r'href="#([^"]+)"', text)
@@ -83,7 +83,7 @@ def test_a_whole_key_is_that_of_one_pipeline_though_others_begin_with_it(store, 
 
 def test_without_nights_nothing_is_written(root, tmp_path):
     page = tmp_path / "nights.html"
-    assert "No night" in run("nights", "list", "--root", root, "--html", str(page)).output
+    assert "No night" in run("nights", "ls", "--root", root, "--html", str(page)).output
     assert not page.exists()
 
 

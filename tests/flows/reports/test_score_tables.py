@@ -9,7 +9,7 @@ from flows.reports.compare_runs import published_beside
 from flows.reports.score_lines import text_tables, transfer_table, vtab_table
 from flows.reports.score_report import published_for, read_report
 from flows.reports.score_tables import markdown, pieces, score_tables_markdown
-from flows.reports.scored_models import device_days, model_facts
+from flows.reports.scored_models import ModelFacts, device_days, model_facts
 from infra.runs.journal import Journal
 from infra.runs.run_state import write_state
 from infra.storage import open_store
@@ -242,6 +242,16 @@ def test_deleted_model_has_scores_and_no_architecture(scored):
     report = read_report(scored.root)
     assert report.facts["999999999999"].architecture is None
     assert score.task in report.tables["vtab"][0].cells
+
+
+def test_a_model_of_a_newer_version_keeps_its_scores(scored, caplog):
+    model = scored.store.child("models/new/1")
+    model.write_json("config.json", {"schema_version": 2, "num_classes": 2, "model": {"architecture": "mamba"}})
+    score = scored.add((model.uri, "8" * 64), "vtab-dtd", 0.5)
+    report = read_report(scored.root)
+    assert report.facts["888888888888"] == ModelFacts()
+    assert score.task in report.tables["vtab"][0].cells
+    assert "models/new/1/config.json is not a record that this version of vitline reads" in caplog.text
 
 
 def test_published_columns_are_shown_for_scored_tasks_only():
