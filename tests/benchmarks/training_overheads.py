@@ -1,6 +1,7 @@
 """What a training costs beside its steps, on CPUs: journal, checkpoints, a second worker, Ray Train, memory over many steps.
 
     .venv/bin/python tests/benchmarks/training_overheads.py journal-and-checkpoints [--rounds 5]
+    .venv/bin/python tests/benchmarks/training_overheads.py stall [--rounds 5]
     .venv/bin/python tests/benchmarks/training_overheads.py workers [--rounds 5]
     .venv/bin/python tests/benchmarks/training_overheads.py ray [--rounds 5]
     .venv/bin/python tests/benchmarks/training_overheads.py memory [--steps 10000]
@@ -8,6 +9,8 @@
 
 `journal-and-checkpoints`: the loop of 100 steps (Ti/16 at 224 px, batch 4, one thread) bare; with a journal, logged every 10 steps; and
 with that and a checkpoint at step 100 whose writing is waited for. Bars: 0.5 % and 2 %.
+`stall`: how long a checkpoint of B/16 with the moments of AdamW holds the loop (`save` returns; a thread writes) against torch.save of the
+same tensors, both into one folder of a disk; on a GPU if there is one. Bar: 0.2.
 `workers`: two processes that sum their gradients by gloo against two that know nothing of each other (S/16, micro-batch 16, one thread
 each): seconds of a step. Bar: 0.85 of the throughput.
 `ray`: steps of a whole training (Ti/16) in a worker of Ray Train against those of the same training in a plain process; and the seconds
@@ -52,10 +55,12 @@ from vit.recipes import digits
 from vit.run import TrainingRun
 from vit.run_spec import make_spec, read_starts
 from vit.training.checkpoints.save import CheckpointSaver
+from vit.training.checkpoints.state_tensors import state_tensors
 from vit.training.train import Hook, initial_state, train
 from vit.training.world import World
 
 CLASSES = 10
+IDENTITY = {"run_key": "r", "recipe": {}, "config_digest": "", "corpus_digest": "", "class_map_digest": ""}
 PREPARE_DIGITS = (
     "from data_prep.corpora import presets; from data_prep.prepare import prepare; from infra.settings import Settings;"
     "prepare([presets.digits()], Settings().root)"
@@ -104,9 +109,8 @@ def journal_and_checkpoints(rounds: int, steps: int = 100) -> None:
         run = open_store(root)
         journal = Journal(run, 1)
         saver = CheckpointSaver(run, attempt=1, before_commit=journal.seal)
-        identity = {"run_key": "r", "recipe": {}, "config_digest": "", "corpus_digest": "", "class_map_digest": ""}
         save = Hook(
-            10**6, lambda s: saver.save(s, {**identity, "save_id": f"{s.step}", "images_seen": 0}), before_stop=True
+            10**6, lambda s: saver.save(s, {**IDENTITY, "save_id": f"{s.step}", "images_seen": 0}), before_stop=True
         )
         write = lambda step, metrics: journal.record(metrics, step)  # noqa: E731
         seconds(lambda *_: None)  # warms up
@@ -129,6 +133,42 @@ def journal_and_checkpoints(rounds: int, steps: int = 100) -> None:
             "{:.4f} [{:.4f}, {:.4f}] of the bare loop".format(*interval(found)),
             [round(each, 4) for each in found],
         )
+
+
+def stall(rounds: int) -> None:
+    config, world = recipe("b16", 2, 10**6), World.current()
+    state = initial_state(config, CLASSES, world.device)
+    train(
+        state,
+        batches(2, 0, 2),
+        config,
+        ExecutionConfig(),
+        world,
+        report=lambda *_: None,
+        stop_requested=lambda: "paused",
+    )
+    ratios = []
+    with tempfile.TemporaryDirectory() as root:
+        saver = CheckpointSaver(open_store(root), attempt=1, keep=1)
+        for number in range(rounds + 1):
+            started = time.perf_counter()
+            torch.save(state_tensors(state), Path(root) / "torch.pt")
+            saved = time.perf_counter()
+            saver.save(state, {**IDENTITY, "save_id": f"{number}", "images_seen": 0})
+            held = time.perf_counter() - saved
+            saver.wait()
+            written, theirs = time.perf_counter() - saved, saved - started
+            print(
+                f"save {number}: torch.save {theirs:.2f} s; ours holds the loop for {held:.3f} s and is done after {written:.2f} s"
+            )
+            ratios.append(held / theirs)
+            state.step += 1
+    tensors = state_tensors(state).values()
+    print(f"{sum(each.nbytes for each in tensors) / 1e9:.2f} GB, device {world.device}, first save {ratios[0]:.3f}")
+    print(
+        "held over torch.save {:.3f} [{:.3f}, {:.3f}]".format(*interval(ratios[1:])),
+        [round(each, 3) for each in ratios],
+    )
 
 
 def worker(rank: int, size: int, port: int, steps: int, answers: "multiprocessing.Queue[float]") -> None:
@@ -294,7 +334,7 @@ def servers(settle_s: float = 45.0, seconds: float = 60.0) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["journal-and-checkpoints", "workers", "ray", "memory", "servers"])
+    parser.add_argument("what", choices=["journal-and-checkpoints", "stall", "workers", "ray", "memory", "servers"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10_000)
     asked = parser.parse_args()
@@ -303,7 +343,8 @@ def main() -> None:
     elif asked.what == "servers":
         servers()
     else:
-        {"journal-and-checkpoints": journal_and_checkpoints, "workers": workers, "ray": ray}[asked.what](asked.rounds)
+        of_rounds = {"journal-and-checkpoints": journal_and_checkpoints, "stall": stall, "workers": workers, "ray": ray}
+        of_rounds[asked.what](asked.rounds)
     sys.stdout.flush()
 
 
