@@ -129,6 +129,12 @@ def network_of(store: Store, record: ModelRecord) -> NetworkConfig:
         return network_config(record["model"])
 
 
+def published_network(uri: str) -> NetworkConfig:
+    """The network of the published model at a URI. Raises what `published_record` and `network_of` raise."""
+    store = open_store(uri)
+    return network_of(store, published_record(store))
+
+
 def model_record(uri: str) -> ModelRecord | None:
     """The record of the published model at a URI, whatever its version, for lists and reports; None if there is none."""
     try:

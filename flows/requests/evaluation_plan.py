@@ -10,7 +10,7 @@ from infra.keys import run_key
 from infra.names import there_are
 from infra.storage import open_store
 from vit.batch_prediction.plan import PredictionSpec
-from vit.model_record import network_of, published_record
+from vit.model_record import published_network, published_record
 from vit.models.config import AnyNetworkConfig
 from vit.vtab.evaluate import TaskRef
 from vit.vtab.probes import Probe
@@ -42,7 +42,7 @@ def resolve_evaluate(root: str, request: EvaluateRequest) -> EvaluationPlan:
             TaskRef(name=load_manifest(corpus).name, corpus=corpus.uri)
             for corpus in (find_corpus(root, task) for task in tasks.names)
         ),
-        architecture=network_of(open_store(uri), published_record(open_store(uri))),
+        architecture=published_network(uri),
         protocol=requested_protocol(request.protocol, request.overrides, request.from_scratch),
         seed=request.seed,
         num_seeds=request.num_seeds,

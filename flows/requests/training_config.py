@@ -19,7 +19,7 @@ from infra.storage import open_store
 from vit.config import MixedCorpus, MixtureConfig, ParentCheckpoint, TrainConfig, TrainRecipe
 from vit.corpora.mixture_classes import NAMES, PREFIXED
 from vit.corpora.training_corpora import open_corpora
-from vit.model_record import network_of, published_record
+from vit.model_record import published_network
 from vit.models.config import check_same_network
 from vit.run_spec import RunSpec, make_spec, parent_spec
 from vit.training.checkpoints.names import kept_steps, newest_step, no_checkpoint
@@ -31,7 +31,7 @@ def resolve_pretrain(root: str, request: PretrainRequest) -> TrainConfig:
     if request.init_from is None:
         return config
     model = initial_model(root, request.init_from)
-    source = network_of(open_store(model), published_record(open_store(model)))
+    source = published_network(model)
     check_same_network(source, config.recipe.model, "trained on as")
     return replace(config, init_model=model)
 

@@ -192,8 +192,8 @@ def _prefect_environment(config: StackConfig) -> dict[str, str]:
             "PREFECT_SERVER_API_AUTH_STRING": config.user_and_password(),
             "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://127.0.0.1:{port},http://localhost:{port}",
             "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",  # else a notice covers the first page that asks for the password
-            # Every 5 s by default. Nothing here has Prefect pause a flow run or clean up after it; a run that nobody takes is shown
-            # as late after half a minute.
+            # Every 5 s by default, which is more work than the flow runs of one machine are worth. A run that nobody takes is shown
+            # as late after half a minute, and a suspended one ends up to a minute after its time.
             "PREFECT_SERVER_SERVICES_PAUSE_EXPIRATIONS_LOOP_SECONDS": "60",
             "PREFECT_SERVER_SERVICES_CLEANUP_RECONCILER_LOOP_SECONDS": "60",
             "PREFECT_SERVER_SERVICES_LATE_RUNS_LOOP_SECONDS": "15",

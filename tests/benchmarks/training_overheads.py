@@ -25,6 +25,7 @@ import argparse
 import contextlib
 import itertools
 import multiprocessing
+import os
 import statistics
 import subprocess
 import sys
@@ -151,6 +152,7 @@ def stall(rounds: int) -> None:
     with tempfile.TemporaryDirectory() as root:
         saver = CheckpointSaver(open_store(root), attempt=1, keep=1)
         for number in range(rounds + 1):
+            os.sync()  # neither waits for what the other has written
             started = time.perf_counter()
             torch.save(state_tensors(state), Path(root) / "torch.pt")
             saved = time.perf_counter()

@@ -270,6 +270,8 @@ def check_same_network(source: NetworkConfig, config: NetworkConfig, use: str) -
     """Raises ValueError naming each setting in which a pre-trained network differs and that other weights cannot have."""
     theirs, ours = source.model_dump(exclude=ADAPTABLE), config.model_dump(exclude=ADAPTABLE)
     differ = [key for key in theirs | ours if theirs.get(key) != ours.get(key)]
+    if "architecture" in differ:
+        differ = ["architecture"]  # the others are those of another kind of network
     if differ:
         changed = "; ".join(f"{key}: {theirs.get(key)} -> {ours.get(key)}" for key in differ)
         raise ValueError(

@@ -15,7 +15,7 @@ from infra.storage import open_store
 from vit.branch import pin_parent
 from vit.input.config import AugmentConfig
 from vit.models.build import build_network
-from vit.models.config import ViTConfig
+from vit.models.config import HybridConfig
 from vit.recipes import recipe_named
 from vit.run_spec import make_spec
 
@@ -148,9 +148,8 @@ def test_other_classes_get_a_new_head_and_another_network_is_refused(root, digit
 
 
 def test_a_network_of_another_architecture_is_refused(root, digits, weights):
-    other = ViTConfig(image_size_px=16, patch_size_px=8, embed_dim=16, depth=1, num_heads=2, mlp_dim=32)
-    weights(["owl"], other)
-    with pytest.raises(ValueError, match="cannot be trained on as the requested one"):
+    weights(["owl"], HybridConfig(image_size_px=32, stages=(1,), embed_dim=16, depth=1, num_heads=2, mlp_dim=32))
+    with pytest.raises(ValueError, match=r"the requested one: architecture: hybrid -> vit\. Request the settings"):
         from_weights(root, digits, init_from="before")
 
 
