@@ -10,14 +10,15 @@ export PYTHONDONTWRITEBYTECODE :=
 PYTEST := $(BIN)/python -m pytest
 # Two processes. Threads of both would wait for each other at every barrier.
 BY_FILE := -n 2 --dist loadfile
-test test-stack test-slow test-rest test-portable test-chaos stack-fast stack-slow servers-fast servers-slow slow chaos: export OMP_NUM_THREADS := 1
+QUEUES := stack servers slow stack-long servers-long long
+test test-portable $(QUEUES): export OMP_NUM_THREADS := 1
 # The tests that compute with networks; what else there is has no kernels to choose.
 COMPUTES := $(addprefix tests/vit/,test_published.py test_run.py convert inspection models training vtab)
 test-portable: export ONEDNN_MAX_CPU_ISA := AVX2
 test-portable: export ATEN_CPU_CAPABILITY := avx2
 
-.PHONY: stack-fast stack-slow servers-fast servers-slow slow chaos smoke-demo
-.PHONY: demo up down install test test-stack test-slow test-rest test-portable test-chaos lint docs lock licences clean
+.PHONY: $(QUEUES) smoke-demo
+.PHONY: demo up down install test test-stack test-slow test-rest test-long test-portable lint docs lock licences clean
 
 demo: install  ## the main job on real images: prepare, pre-train, fine-tune, evaluate, compare
 	@$(BIN)/vitline demo
@@ -36,38 +37,37 @@ test:  ## the fast tests: none needs a server or takes seconds
 	@$(INSTALL) dev
 	@$(PYTEST) $(BY_FILE) -m "not slow and not stack and not servers"
 
-# Tests that share one stack run in one process, one after the other. What kills servers has a stack to itself: other tests
-# check that servers are up and that no log repeats an error. Two processes at a time, the longest first: they keep two cores busy,
-# and a third one only makes each slower.
+# Tests that share one stack run in one process, one after the other. Two processes at a time, the longest first: they keep two
+# cores busy, and a third one only makes each slower.
 BESIDE := @$(MAKE) -j2 --keep-going --no-print-directory
 test-stack:  ## the tests that use the local stack or start servers of their own
 	@$(INSTALL) dev
-	$(BESIDE) stack-fast servers-fast
+	$(BESIDE) stack servers
 
-test-slow:  ## what takes seconds: kills, whole preparations, exports, migrations of databases, long fuzzing
+test-slow:  ## what takes seconds without servers: kills, whole preparations, exports, migrations of databases
 	@$(INSTALL) dev
-	$(BESIDE) stack-slow servers-slow slow
+	$(BESIDE) slow
 
-test-rest:  ## both: all that `make test` leaves out
+test-rest:  ## both
 	@$(INSTALL) dev
-	$(BESIDE) stack-slow slow servers-slow stack-fast $(ALSO) servers-fast
+	$(BESIDE) stack slow $(ALSO) servers
 
-stack-fast: CHOSEN := stack and not slow
-stack-slow: CHOSEN := stack and slow
-servers-fast: CHOSEN := servers and not stack and not slow
-servers-slow: CHOSEN := servers and slow and not stack and not repeats
-slow: CHOSEN := slow and not stack and not servers and not repeats
-chaos: CHOSEN := repeats
-stack-fast stack-slow servers-fast servers-slow slow chaos:
+test-long:  ## what takes tens of seconds: kills in whole flows, suspends, fuzzing, the rest of `vitline ops chaos`
+	@$(INSTALL) dev
+	$(BESIDE) stack-long servers-long long
+
+stack: CHOSEN := stack and not long
+servers: CHOSEN := servers and not stack and not long
+slow: CHOSEN := slow and not stack and not servers and not long
+stack-long: CHOSEN := stack and long
+servers-long: CHOSEN := servers and long and not stack
+long: CHOSEN := long and not stack and not servers
+$(QUEUES):
 	@mkdir -p build && set -o pipefail && $(PYTEST) -m "$(CHOSEN)" --timeout 900 --durations 15 2>&1 | tee build/$@.log
 
 # With ALSO=smoke-demo, `make test-rest` runs it beside the tests. It uses, and ends, the stack of this folder.
 smoke-demo:
 	@mkdir -p build && set -o pipefail && .ci/smoke-demo 2>&1 | tee build/$@.log
-
-test-chaos:  ## scenarios of `vitline ops chaos` whose promise a test of a whole flow keeps as well
-	@$(INSTALL) dev
-	@$(MAKE) --no-print-directory chaos
 
 test-portable:  ## what computes, as on another processor: kernels without AVX-512, products rounded otherwise
 	@$(INSTALL) dev

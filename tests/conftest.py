@@ -46,9 +46,12 @@ def as_on_another_processor(request):
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
 def pytest_collection_modifyitems(items):
-    """Tests that use the stack get the marker `stack`, those that use the Ray of the test run `servers`. The latter run last:
-    their Ray takes no time from the others. `reconcile` looks at all that a stack holds: its tests run while that is little."""
+    """Tests that use the stack get the marker `stack`, those that use the Ray of the test run `servers`, and long ones are slow.
+    Tests with that Ray run last: it takes no time from the others. `reconcile` looks at all that a stack holds: its tests run
+    while that is little."""
     for item in items:
+        if item.get_closest_marker("long"):
+            item.add_marker("slow")
         if {"stack", "s3_uri"} & {*item.fixturenames} or item.get_closest_marker("s3"):
             item.add_marker("stack")
         elif "ray_jobs" in item.fixturenames:

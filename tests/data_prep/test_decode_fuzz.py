@@ -195,7 +195,7 @@ def test_files_that_pillow_refuses_are_refused_in_ten_thousand_mutations():
     assert refused_by_pillow_but_accepted(range(1_000, 11_000)) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(st.lists(damaged(), min_size=20, max_size=20))
 def test_thousands_of_damaged_files_give_one_verdict_each(files):

@@ -143,6 +143,7 @@ def prepare_on(address, request, root):
     return manifest
 
 
+@pytest.mark.long
 def test_a_killed_node_loses_only_its_current_work(cluster, uninterrupted, tmp_path):
     """The only worker node is killed during examining and again during writing; each time another one joins."""
     request, expected = uninterrupted

@@ -100,6 +100,7 @@ def test_cancelled_while_preparing(work, tmp_path):
     assert not [k for k in work.root.list("corpora/cancel-preparing/") if k.endswith("manifest.json")]
 
 
+@pytest.mark.long
 def test_cancelled_while_fine_tuning_and_so_is_the_pipeline(work):
     """Subflows, the pipeline's record and MLflow's parent end as the flow does."""
     before = work.workers()
@@ -119,6 +120,7 @@ def test_cancelled_while_fine_tuning_and_so_is_the_pipeline(work):
     work.eventually(lambda: work.mlflow_status(pipeline.key) == "KILLED")
 
 
+@pytest.mark.long
 def test_a_run_that_reaches_its_deadline_keeps_a_checkpoint_and_ends_as_out_of_time(work):
     """No earlier run of such a network says that it does not fit."""
     overrides = TINY["overrides"] | {

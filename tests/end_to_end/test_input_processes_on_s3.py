@@ -18,7 +18,7 @@ from vit.run_spec import make_spec
 from .test_kills import KilledTraining, Session, result_of, slow_config, training_workers, wait_until  # noqa: F401
 from .undisturbed import train_undisturbed
 
-pytestmark = [pytest.mark.slow, pytest.mark.servers, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.servers, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")

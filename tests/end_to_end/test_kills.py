@@ -27,7 +27,7 @@ from vit.training.checkpoints.names import list_checkpoints
 
 from .undisturbed import train_undisturbed
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 STEPS, SAVE_EVERY = 100, 10
 STEPS_PER_START = 5  # every start of the worker group makes so many steps at least before the next kill
 CLAIM_TIMEOUT_S = 15

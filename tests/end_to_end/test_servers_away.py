@@ -20,7 +20,7 @@ from vit.run_spec import RunSpec
 from ..servers import TINY
 from .undisturbed import train_undisturbed
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 STEPS = 80
 
 

@@ -10,7 +10,7 @@ from vit.training.checkpoints.names import list_checkpoints
 
 from ..servers import TINY
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.usefixtures("quiet_logs")]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800), pytest.mark.usefixtures("quiet_logs")]
 STEPS = 200
 
 

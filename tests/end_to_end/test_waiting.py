@@ -8,7 +8,7 @@ from infra.runs.run_state import read_state
 
 from ..servers import TINY
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 LONG = 1_000_000  # steps: hours
 SHORT_S = 4  # how long a run without a deadline waits
 

@@ -165,6 +165,7 @@ def test_the_model_predicts_the_classes_of_a_corpus(flows, pipelines, in_stack, 
     assert {metric["key"]: metric["value"] for metric in sent["data"]["metrics"]}["predict/images"] == 396
 
 
+@pytest.mark.long
 def test_a_student_is_trained_on_images_that_a_teacher_labels(flows, pipelines, in_stack):
     """By the flow, which finds the predictions of the test before."""
     small = {"execution.num_workers": 1, "recipe.total_steps": 4, "recipe.optim.warmup_steps": 1}

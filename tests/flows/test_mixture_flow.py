@@ -13,7 +13,7 @@ MIXED = {
     "class_map": "prefixed",
 }
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 
 def test_a_pipeline_prepares_and_mixes_its_corpora(flows, in_stack):

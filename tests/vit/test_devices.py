@@ -76,7 +76,7 @@ driver.fit(sys.argv[1], 1, TrainConfig.model_validate_json(sys.argv[2]), sys.arg
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.servers
 def test_gpu_that_is_added_later_is_awaited_and_used(train_config, tmp_path):
     from ray.cluster_utils import Cluster

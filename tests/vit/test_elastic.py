@@ -98,7 +98,7 @@ def test_fewer_workers_than_the_fewest_are_refused_with_both_settings(train_conf
         train_config("owls", workers=2, min_workers=3)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_training_goes_on_without_a_lost_node_and_with_a_new_one(train_config, root, tmp_path, processes):
     """Only the head has the resource `vitline_training`, as the guide for a cluster says."""

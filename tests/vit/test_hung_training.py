@@ -96,6 +96,7 @@ def test_a_hung_training_is_killed_with_its_stacks_and_resumes(train_config, cla
     assert steps_of(run) == list(range(1, 61))
 
 
+@pytest.mark.long
 def test_an_input_process_that_stands_still_is_no_progress_and_ends_with_the_training(train_config, claimed):
     run, _ = claimed(train_config("stopped", steps=60, progress_timeout_s=15.0, decode_processes=2))
     command = [sys.executable, "-c", RANK, run.uri, "stops_an_input_process"]
@@ -118,6 +119,7 @@ def is_alive(pid):
         return False
 
 
+@pytest.mark.long
 def test_ray_train_starts_a_group_again_of_which_one_rank_stands_still(
     train_config, claimed, ray_jobs, until, processes
 ):

@@ -144,7 +144,7 @@ time.sleep(3600)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_training_that_lost_its_place_waits_is_stopped_or_goes_on(ray_jobs, until, processes, train_config, root):
     """Another job takes the CPU of a killed worker. The wait takes far more than the queue timeout and more than the four tries

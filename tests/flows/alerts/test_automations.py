@@ -77,6 +77,7 @@ def create_block(api, url: str) -> None:
     api.post("/block_documents/", json=block).raise_for_status()
 
 
+@pytest.mark.long
 def test_alerts_are_created_once_fire_once_and_belong_to_their_owner(prefect, flows, messages):
     url, sent = messages
     refused = deploy("--notify", "custom-webhook/evening")

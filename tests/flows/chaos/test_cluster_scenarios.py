@@ -9,15 +9,9 @@ from flows.chaos.faults import cluster_faults, node_faults
 from infra.settings import Settings
 from infra.storage import open_store
 
-from .repeats import marked_repeats
+from .scenarios import scenarios_in
 
-REPEATED = {
-    "lost-node": "tests/vit/test_elastic.py",
-    "killed-worker": "tests/end_to_end/test_kills.py",
-    "cancelled-job": "tests/end_to_end/test_cancel.py",
-    "preempted-job": "tests/flows/ops/test_reconcile_flows.py",
-}
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -26,10 +20,7 @@ def bench(tmp_path_factory):
     return Bench(Settings(root=root), open_store(root))
 
 
-@pytest.mark.parametrize(
-    "scenario",
-    marked_repeats([*vars(cluster_faults).values(), *vars(node_faults).values()], REPEATED),
-)
+@pytest.mark.parametrize("scenario", [*scenarios_in(cluster_faults), *scenarios_in(node_faults)])
 def test_promise_is_kept_on_ray(scenario, bench):
     result = scenario.run(bench)
     assert result.verdict == "kept", result

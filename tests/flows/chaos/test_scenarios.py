@@ -15,7 +15,6 @@ from data_prep.plan import check_refused
 from data_prep.shard_format import open_checked
 from flows.chaos.bench import Bench
 from flows.chaos.faults import checkpoint_faults, claim_faults, data_faults, process_faults, store_faults
-from flows.chaos.scenario import Scenario
 from infra.runs import claims, watching
 from infra.settings import Settings
 from infra.storage import open_store
@@ -23,6 +22,8 @@ from infra.stores import s3_store
 from infra.stores.file_store import FileStore
 from vit import run as vit_run
 from vit.training import tensor_file, train
+
+from .scenarios import scenarios_in
 
 pytestmark = pytest.mark.slow
 
@@ -50,12 +51,8 @@ def s3_bench(s3_uri):
     return Bench(Settings(root=s3_uri), open_store(s3_uri))
 
 
-def of(family):
-    return [pytest.param(each, id=each.name) for each in vars(family).values() if isinstance(each, Scenario)]
-
-
 EVERYWHERE = [
-    param for family in (claim_faults, process_faults, checkpoint_faults, data_faults) for param in of(family)
+    param for family in (claim_faults, process_faults, checkpoint_faults, data_faults) for param in scenarios_in(family)
 ]
 
 
@@ -67,7 +64,7 @@ def test_promise_is_kept_on_a_disk(scenario, bench):
     assert result.found
 
 
-@pytest.mark.parametrize("scenario", of(store_faults))
+@pytest.mark.parametrize("scenario", scenarios_in(store_faults))
 def test_promise_about_a_faulty_store_is_kept(scenario, s3_bench):
     result = scenario.run(s3_bench)
     assert result.verdict == "kept", result
@@ -81,7 +78,7 @@ def test_promise_is_kept_on_s3(scenario, s3_bench):
     assert result.verdict == "kept", result
 
 
-@pytest.mark.parametrize("scenario", of(store_faults))
+@pytest.mark.parametrize("scenario", scenarios_in(store_faults))
 def test_faults_of_a_network_are_not_tried_on_a_disk(scenario, bench):
     result = scenario.run(bench)
     assert result.verdict == "not tried"

@@ -14,7 +14,7 @@ from infra.runs.journal import read_journal
 from infra.settings import Settings
 from infra.storage import open_store
 
-from .repeats import marked_repeats
+from .scenarios import scenarios_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -30,17 +30,9 @@ def bench(tmp_path_factory):
     bench.close()
 
 
+@pytest.mark.long
 @pytest.mark.servers
-@pytest.mark.parametrize(
-    "scenario",
-    marked_repeats(
-        vars(server_faults).values(),
-        {
-            "prefect-away": "tests/end_to_end/test_servers_away.py",
-            "mlflow-away": "tests/end_to_end/test_servers_away.py",
-        },
-    ),
-)
+@pytest.mark.parametrize("scenario", scenarios_in(server_faults))
 def test_promise_is_kept_on_real_servers(scenario, bench):
     result = scenario.run(bench)
     assert result.verdict == "kept", result

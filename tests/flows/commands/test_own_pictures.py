@@ -133,7 +133,7 @@ def test_the_estimate_includes_every_step_and_the_start(monkeypatch):
     assert estimate(config_of(12, total_steps=100), num_classes=3) == pytest.approx(37.5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_printed_python_code_loads_the_model_in_a_new_process(tmp_path):
     for number in range(40):
         side = np.full((24, 24, 3), 40 + 4 * number, np.uint8)

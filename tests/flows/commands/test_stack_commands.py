@@ -102,7 +102,7 @@ def test_commands_use_a_running_stack_unless_a_root_is_given(run, joined, tmp_pa
         assert f"no corpus 'nope' below {tmp_path}" in run("data", "show", "nope", *arguments, **env)[2]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_stack_with_an_existing_store_starts_the_other_services(run, s3_uri, tmp_path):
     """A flow runs in the worker that was started, and uses the store with the credentials of this shell."""

@@ -118,7 +118,7 @@ def test_a_pipeline_that_is_started_again_goes_to_the_same_step_unless_a_person_
     assert read_pipeline(store, plan.key).long_run_step == goes_to
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.servers
 @pytest.mark.timeout(900)
 def test_nights_train_one_run_and_score_a_cooldown_from_where_it_stands(root, tmp_path, train_config):
@@ -150,7 +150,7 @@ def test_nights_train_one_run_and_score_a_cooldown_from_where_it_stands(root, tm
         assert night()[2].reused
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.servers
 @pytest.mark.timeout(900)
 def test_a_training_that_is_out_of_time_is_cooled_down_from_where_it_stands(root, tmp_path, train_config):

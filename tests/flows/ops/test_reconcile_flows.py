@@ -168,6 +168,7 @@ def test_reconcile_leaves_living_training_and_ends_its_dead_flow_run(servers):
     assert servers.reconcile() == {}
 
 
+@pytest.mark.long
 def test_reconcile_ends_cancelled_pipeline_without_worker_and_process(servers):
     flow, run, job = servers.train("left", "pretrain-then-transfer/default", tasks=[servers.corpus])
     servers.kill(flow)

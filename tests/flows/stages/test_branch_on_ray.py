@@ -19,7 +19,7 @@ from infra.settings import Settings
 from vit.run_spec import make_spec
 from vit.training.checkpoints.names import FOLDER, find_checkpoints, kept_steps
 
-pytestmark = [pytest.mark.slow, pytest.mark.servers, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.servers, pytest.mark.timeout(1800)]
 
 
 def losses(run):

@@ -222,7 +222,7 @@ def test_folder_written_by_timm_is_read(timm, randomise, rel_diff, tmp_path):
         assert ours.report.adapted == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_architecture_of_timm_is_read_exactly_or_refused(timm):
     """Built on the meta device. Settings that no entry shows (heads, epsilon, GELU, pool) equal timm's for every name."""
     kinds = ("vit", "deit", "flexivit", "eva", "beit", "test_vit", "resnetv2", "aimv2", "siglip", "naflexvit", "samvit")

@@ -164,7 +164,7 @@ def noise():
     return torch.randn(22_000_000, generator=torch.Generator().manual_seed(0)) / 50
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_large_variants_tell_images_apart(noise):
     """Their weights share the memory of `noise`: drawing hundreds of millions of them takes longer than the forward pass.
     H, g, G and R152x4 run on the meta device only."""

@@ -67,6 +67,7 @@ def submit(jobs, spec, program=("-m", "vit.ray_workers")):
     return run, claim.job_id
 
 
+@pytest.mark.long
 def test_stored_parts_survive_killed_drivers_and_workers(
     ray_jobs, until, processes, slow_model, probe_spec, root, score, images_forwarded
 ):
@@ -101,6 +102,7 @@ def test_stored_parts_survive_killed_drivers_and_workers(
     assert images_forwarded == []
 
 
+@pytest.mark.long
 def test_a_killed_sweep_repeats_no_finished_trial(ray_jobs, until, processes, digits, root):
     rates = tuple(0.01 * (i + 1) for i in range(6))
     spec = EvaluationSpec(
@@ -127,6 +129,7 @@ def test_a_killed_sweep_repeats_no_finished_trial(ray_jobs, until, processes, di
     assert len(score["trials"]) == len(rates) + 1
 
 
+@pytest.mark.long
 def test_workers_that_die_each_time_end_the_evaluation_with_a_reason(ray_jobs, models, probe_spec, root):
     spec = probe_spec("head", models.trained)
 

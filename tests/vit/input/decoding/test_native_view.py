@@ -236,7 +236,7 @@ def test_without_the_extension_nothing_is_said(monkeypatch, caplog):
     assert not caplog.records
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_no_damaged_file_reads_or_writes_outside_of_memory(tmp_path):
     """Long fuzzing with the compiler's checks of addresses and of undefined behaviour."""
     conftest.build(tmp_path, "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
