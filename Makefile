@@ -50,7 +50,7 @@ test-slow:  ## what takes seconds without servers: kills, whole preparations, ex
 
 test-rest:  ## both
 	@$(INSTALL) dev
-	$(BESIDE) stack slow $(ALSO) servers
+	$(BESIDE) stack slow servers $(ALSO)
 
 test-long:  ## what takes tens of seconds: kills in whole flows, suspends, fuzzing, the rest of `vitline ops chaos`
 	@$(INSTALL) dev

@@ -56,6 +56,7 @@ def ended(run, program, *arguments):
     return subprocess.run([sys.executable, "-c", program, run.uri, *arguments], capture_output=True, text=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["main thread", "task"])
 def test_a_small_preparation_that_hangs_is_killed_and_the_next_attempt_finishes_it(run, tmp_path, where):
     spec = PrepareSpec(run_key="prepare", root=str(tmp_path), requests=(REQUEST,), small=True)

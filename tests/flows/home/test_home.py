@@ -42,7 +42,7 @@ def test_a_store_without_anything_needs_nobody(root):
     assert "vitline flows deploy --nightly" in section(page, "Starts next")[0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_reconcile_writes_the_page_in_its_place(flows):
     texts = []
     for _ in range(2):

@@ -145,6 +145,7 @@ def servers(flows, in_stack, digits, http, monkeypatch):
             found.jobs.stop(job.id, wait_s=60)
 
 
+@pytest.mark.long
 def test_reconcile_leaves_living_training_and_ends_its_dead_flow_run(servers):
     """A training goes on without its flow process, and is preempted for good."""
     flow, run, job = servers.train("orphan")

@@ -216,6 +216,7 @@ def test_a_restarted_service_neither_migrates_nor_uses_an_older_database(stack_f
     assert revision(database_file(stack_folder, package)) == before
 
 
+@pytest.mark.long
 @pytest.mark.servers
 def test_the_stack_serves_what_the_older_database_holds(stack_folder, package):
     said = []

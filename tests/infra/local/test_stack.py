@@ -162,7 +162,7 @@ def test_killed_service_is_reported_and_restarted_with_its_data(stack):
     assert check_services(stack.directory) == dict.fromkeys(ALL, "")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_survives_a_killed_process_of_a_service_is_ended_and_gives_up_its_port(start_services):
     """The job server of Ray survives `ray start`, and listens."""
     directory = start_services("s3", "ray")
