@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from data_prep.decode import DecodePolicy
-from infra.config import FrozenConfig, added
+from vitline.data_prep.decode import DecodePolicy
+from vitline.infra.config import FrozenConfig, added
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 SplitName = Literal["train", "val", "test"]

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_prep.splits import order_key
+from vitline.data_prep.splits import order_key
 
 STATS_KEY = "stats.json"
 

@@ -20,7 +20,7 @@ from PIL import Image, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 from pydantic import Field, PositiveInt
 
-from infra.config import FrozenConfig, added
+from vitline.infra.config import FrozenConfig, added
 
 DecodeReason = Literal[
     "empty",

@@ -3,15 +3,15 @@
 from collections.abc import Callable
 from typing import Any
 
-from data_prep.config import ClassFolders, CorpusConfig, Source
-from data_prep.corpora.open_source import open_source
-from data_prep.labels.class_maps import load_class_map
-from data_prep.shard_format import MANIFEST_KEY, Manifest, load_manifest
-from infra.config import digest_of
-from infra.keys import run_key
-from infra.names import there_are
-from infra.records import UnreadableRecord, and_unreadable, readable
-from infra.storage import Store
+from vitline.data_prep.config import ClassFolders, CorpusConfig, Source
+from vitline.data_prep.corpora.open_source import open_source
+from vitline.data_prep.labels.class_maps import load_class_map
+from vitline.data_prep.shard_format import MANIFEST_KEY, Manifest, load_manifest
+from vitline.infra.config import digest_of
+from vitline.infra.keys import run_key
+from vitline.infra.names import there_are
+from vitline.infra.records import UnreadableRecord, and_unreadable, readable
+from vitline.infra.storage import Store
 
 
 def corpus_version(root: Store, config: CorpusConfig) -> str:

@@ -7,8 +7,8 @@ from typing import TypedDict
 
 import numpy as np
 
-from data_prep.decode import DecodePolicy, decode_image
-from data_prep.similarity.thumbnails import THUMBNAIL_PX, thumbnail
+from vitline.data_prep.decode import DecodePolicy, decode_image
+from vitline.data_prep.similarity.thumbnails import THUMBNAIL_PX, thumbnail
 
 
 class Examined(TypedDict):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from infra.storage import Store
+from vitline.infra.storage import Store
 
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
 

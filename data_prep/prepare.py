@@ -1,6 +1,6 @@
 """Prepares corpora as one job: list, examine, plan, leakage, write, publish. The only file of data_prep that imports Ray.
 
-    python -m data_prep.prepare --run URI --attempt N
+    python -m vitline.data_prep.prepare --run URI --attempt N
 
 The run's config.json is a PrepareSpec. Several corpora share one Ray Data execution per stage, because starting one takes
 seconds. Work that a killed attempt had finished is reused: records of examined chunks, and whole shards.
@@ -18,16 +18,16 @@ from typing import Any, TypeVar
 
 from pydantic import PositiveInt
 
-from data_prep.config import CorpusConfig
-from data_prep.corpora.open_source import open_source
-from data_prep.corpus_stats import CorpusStats, merged
-from data_prep.examine.examine import ChunkTask, examine_chunk, list_source
-from data_prep.executors import Executor, Threads, in_process
-from data_prep.find_corpus import corpus_store, prepared_corpus
-from data_prep.plan.check_refused import NothingNew, check_reused
-from data_prep.plan.leakage import PlannedCorpus, find_leaks
-from data_prep.plan.listed_ids import check_ids
-from data_prep.plan.plan_shards import (
+from vitline.data_prep.config import CorpusConfig
+from vitline.data_prep.corpora.open_source import open_source
+from vitline.data_prep.corpus_stats import CorpusStats, merged
+from vitline.data_prep.examine.examine import ChunkTask, examine_chunk, list_source
+from vitline.data_prep.executors import Executor, Threads, in_process
+from vitline.data_prep.find_corpus import corpus_store, prepared_corpus
+from vitline.data_prep.plan.check_refused import NothingNew, check_reused
+from vitline.data_prep.plan.leakage import PlannedCorpus, find_leaks
+from vitline.data_prep.plan.listed_ids import check_ids
+from vitline.data_prep.plan.plan_shards import (
     Base,
     CorpusPlan,
     Selection,
@@ -35,20 +35,20 @@ from data_prep.plan.plan_shards import (
     plan_corpus,
     select_examples,
 )
-from data_prep.plan.sort_records import rows_key
-from data_prep.progress import Progress
-from data_prep.publish import Finished, publish
-from data_prep.records import Chunks, Listing
-from data_prep.shard_format import MANIFEST_KEY, Manifest, listed_shards, load_manifest
-from data_prep.shards.subsets import check_take
-from data_prep.shards.verify_shards import ShardSpec
-from data_prep.shards.write_shards import ShardInfo, ShardTask, ensure_shard
-from data_prep.small_work import is_small
-from infra.config import FrozenConfig
-from infra.runs.driver import Ending, driver_main, run_attempt
-from infra.runs.stopping import StopPoller, handlers_kept
-from infra.runs.task_watch import TaskWatch
-from infra.storage import Store, open_store
+from vitline.data_prep.plan.sort_records import rows_key
+from vitline.data_prep.progress import Progress
+from vitline.data_prep.publish import Finished, publish
+from vitline.data_prep.records import Chunks, Listing
+from vitline.data_prep.shard_format import MANIFEST_KEY, Manifest, listed_shards, load_manifest
+from vitline.data_prep.shards.subsets import check_take
+from vitline.data_prep.shards.verify_shards import ShardSpec
+from vitline.data_prep.shards.write_shards import ShardInfo, ShardTask, ensure_shard
+from vitline.data_prep.small_work import is_small
+from vitline.infra.config import FrozenConfig
+from vitline.infra.runs.driver import Ending, driver_main, run_attempt
+from vitline.infra.runs.stopping import StopPoller, handlers_kept
+from vitline.infra.runs.task_watch import TaskWatch
+from vitline.infra.storage import Store, open_store
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -5,10 +5,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NotRequired, Protocol, TypedDict
 
-from data_prep.records import WORK
-from infra.runs.progress import RunProgress
-from infra.runs.watchdog import note_progress
-from infra.storage import Store
+from vitline.data_prep.records import WORK
+from vitline.infra.runs.progress import RunProgress
+from vitline.infra.runs.watchdog import note_progress
+from vitline.infra.storage import Store
 
 PROGRESS_KEY = f"{WORK}/progress.json"
 STAGES = ("list", "examine", "plan", "leakage", "write", "publish")

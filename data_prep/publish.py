@@ -10,18 +10,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_prep.config import CorpusConfig
-from data_prep.corpora.open_source import open_source
-from data_prep.corpora.raw import FirstRows
-from data_prep.corpus_stats import STATS_KEY, CorpusStats, SampleRow, merged
-from data_prep.examine.range_reads import read_located
-from data_prep.plan.leakage import LEAKAGE_SCHEMA, leak_lists
-from data_prep.plan.plan_shards import Base, CorpusPlan, Selection, split_of
-from data_prep.plan.sort_records import REJECTS_SCHEMA, rejects_key
-from data_prep.records import Chunks, read_table, write_table
-from data_prep.report.dataset_card import dataset_card
-from data_prep.report.report import render_report
-from data_prep.shard_format import (
+from vitline.data_prep.config import CorpusConfig
+from vitline.data_prep.corpora.open_source import open_source
+from vitline.data_prep.corpora.raw import FirstRows
+from vitline.data_prep.corpus_stats import STATS_KEY, CorpusStats, SampleRow, merged
+from vitline.data_prep.examine.range_reads import read_located
+from vitline.data_prep.plan.leakage import LEAKAGE_SCHEMA, leak_lists
+from vitline.data_prep.plan.plan_shards import Base, CorpusPlan, Selection, split_of
+from vitline.data_prep.plan.sort_records import REJECTS_SCHEMA, rejects_key
+from vitline.data_prep.records import Chunks, read_table, write_table
+from vitline.data_prep.report.dataset_card import dataset_card
+from vitline.data_prep.report.report import render_report
+from vitline.data_prep.shard_format import (
     CARD_KEY,
     CLASSES_KEY,
     LEAKAGE_KEY,
@@ -37,9 +37,9 @@ from data_prep.shard_format import (
     first_rows,
     segment_keys,
 )
-from data_prep.shards.content_digest import corpus_digest
-from data_prep.shards.write_shards import HashingSink, ShardInfo
-from infra.storage import Store, open_store
+from vitline.data_prep.shards.content_digest import corpus_digest
+from vitline.data_prep.shards.write_shards import HashingSink, ShardInfo
+from vitline.infra.storage import Store, open_store
 
 SHARDS_SCHEMA = pa.schema(
     [

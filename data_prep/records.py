@@ -13,15 +13,15 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_prep.config import CorpusConfig
-from data_prep.corpora.allowed_roots import AllowedRoots, location
-from data_prep.corpora.raw import EXAMPLE_SCHEMA, Part, WorkFolder
-from data_prep.decode import DecodeReason
-from data_prep.parquet_files import read_parquet
-from data_prep.partitions import read_partition, write_partitions
-from infra.config import FrozenConfig
-from infra.runs.watchdog import note_progress
-from infra.storage import Store
+from vitline.data_prep.config import CorpusConfig
+from vitline.data_prep.corpora.allowed_roots import AllowedRoots, location
+from vitline.data_prep.corpora.raw import EXAMPLE_SCHEMA, Part, WorkFolder
+from vitline.data_prep.decode import DecodeReason
+from vitline.data_prep.parquet_files import read_parquet
+from vitline.data_prep.partitions import read_partition, write_partitions
+from vitline.infra.config import FrozenConfig
+from vitline.infra.runs.watchdog import note_progress
+from vitline.infra.storage import Store
 
 log = logging.getLogger(__name__)
 

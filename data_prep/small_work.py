@@ -4,10 +4,10 @@ import contextlib
 import tempfile
 from collections.abc import Sequence
 
-from data_prep.config import CorpusConfig
-from data_prep.corpora.open_source import open_source
-from data_prep.corpora.raw import Part, WorkFolder
-from infra.storage import Store, open_store
+from vitline.data_prep.config import CorpusConfig
+from vitline.data_prep.corpora.open_source import open_source
+from vitline.data_prep.corpora.raw import Part, WorkFolder
+from vitline.infra.storage import Store, open_store
 
 MAX_BYTES = 1 << 30
 TIMES_ON_ONE_MACHINE = 12

@@ -4,26 +4,33 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 
-from data_prep.find_corpus import prepared_corpora
-from data_prep.shard_format import MANIFEST_KEY, Manifest, SegmentInfo, ViewOrigin, load_class_names, load_manifest
-from flows import console
-from flows.records import PipelineRecord, list_pipeline_keys, list_run_keys, read_pipeline
-from flows.run_standing import AT_WORK, PROGRESS, WorkDetail, WorkRow, attempts_of, standing
-from flows.stored_configs import RunFile, stage_of
-from infra.names import matching, there_are
-from infra.records import UnreadableRecord, and_unreadable, read_each, readable, reading
-from infra.runs.journal import read_journal
-from infra.runs.run_state import NO_STATE, read_state
-from infra.settings import Settings
-from infra.storage import Store, listed_records, open_store
-from vit.branch import branches_of
-from vit.model_names import find_published, is_location
-from vit.model_record import ModelRecord
-from vit.training.checkpoints.best import best_checkpoint
-from vit.training.checkpoints.names import kept_steps
+from vitline.data_prep.find_corpus import prepared_corpora
+from vitline.data_prep.shard_format import (
+    MANIFEST_KEY,
+    Manifest,
+    SegmentInfo,
+    ViewOrigin,
+    load_class_names,
+    load_manifest,
+)
+from vitline.flows import console
+from vitline.flows.records import PipelineRecord, list_pipeline_keys, list_run_keys, read_pipeline
+from vitline.flows.run_standing import AT_WORK, PROGRESS, WorkDetail, WorkRow, attempts_of, standing
+from vitline.flows.stored_configs import RunFile, stage_of
+from vitline.infra.names import matching, there_are
+from vitline.infra.records import UnreadableRecord, and_unreadable, read_each, readable, reading
+from vitline.infra.runs.journal import read_journal
+from vitline.infra.runs.run_state import NO_STATE, read_state
+from vitline.infra.settings import Settings
+from vitline.infra.storage import Store, listed_records, open_store
+from vitline.vit.branch import branches_of
+from vitline.vit.model_names import find_published, is_location
+from vitline.vit.model_record import ModelRecord
+from vitline.vit.training.checkpoints.best import best_checkpoint
+from vitline.vit.training.checkpoints.names import kept_steps
 
 if TYPE_CHECKING:
-    from data_prep.corpus_stats import CorpusStats
+    from vitline.data_prep.corpus_stats import CorpusStats
 
 
 class CorpusRow(TypedDict):
@@ -156,7 +163,7 @@ class FoundStats(NamedTuple):
 
 def corpus_stats(corpus: Store) -> FoundStats | None:
     """The content of stats.json; None for a corpus of an early version that wrote none."""
-    from data_prep.corpus_stats import STATS_KEY, CorpusStats  # a heavy import, which most callers do not need
+    from vitline.data_prep.corpus_stats import STATS_KEY, CorpusStats  # a heavy import, which most callers do not need
 
     manifest = load_manifest(corpus)
     while origin := manifest.view_of:
@@ -351,7 +358,7 @@ def aliased_model(root: str, name: str, say: Callable[[str], None]) -> str:
     uri = Settings().mlflow_tracking_uri
     if uri is None:
         raise ValueError(f"{name!r} is an alias of MLflow's registry, but MLFLOW_TRACKING_URI is not set. Set it.")
-    from infra.mlflow.tracking import Tracking  # imported here because it imports MLflow
+    from vitline.infra.mlflow.tracking import Tracking  # imported here because it imports MLflow
 
     found = Tracking(uri).aliased(model, alias)
     if found is None:

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from flows import console
-from flows.commands.command_line import Json, Root, settings
-from flows.commands.groups import data, deployments, finetune, model, nights, ops, pretrain, runs, stack, vtab
+from vitline.flows import console
+from vitline.flows.commands.command_line import Json, Root, settings
+from vitline.flows.commands.groups import data, deployments, finetune, model, nights, ops, pretrain, runs, stack, vtab
 
 app = typer.Typer(
     name="vitline",
@@ -29,7 +29,7 @@ def print_version(requested: bool) -> None:
         return
     from importlib.metadata import version
 
-    from infra.provenance import checkout_commit
+    from vitline.infra.provenance import checkout_commit
 
     commit = checkout_commit(Path(__file__).resolve().parents[1])
     typer.echo(f"vitline {version('vitline')}" + (f" (commit {commit[:7]})" if commit else ""))
@@ -70,7 +70,7 @@ def demo(
 
     Example: `vitline demo`
     """
-    from flows.commands.demo import preamble, run_demo
+    from vitline.flows.commands.demo import preamble, run_demo
 
     chosen = settings(None)
     preamble(chosen, profile)
@@ -94,14 +94,14 @@ def run(
 
     Example: `vitline run --source ~/pictures/birds --name birds`
     """
-    from flows.commands.own_pictures import run_own_pictures
+    from vitline.flows.commands.own_pictures import run_own_pictures
 
     run_own_pictures(settings(root), source, name, steps=steps, confirm=not yes, as_json=json)
 
 
 def problem_and_option(problem: Mapping[str, Any]) -> str:
     """A validation error of a config as a sentence: field, expectation, value, and how to change it."""
-    from flows.requests import refusals
+    from vitline.flows.requests import refusals
 
     where, text = refusals.settable_path(problem["loc"]), refusals.problem_text(problem)
     if where.startswith(("source.", "recipe", "execution")) or (len(problem["loc"]) > 1 and where == "source"):
@@ -134,7 +134,7 @@ def main() -> None:
         console.say(f"error: this command needs the package {error.name}: `pip install 'vitline[train,flows]'`.")
         sys.exit(1)
     except (RuntimeError, OSError) as error:
-        from flows.stages.stage import Skipped
+        from vitline.flows.stages.stage import Skipped
 
         console.say(f"{'skipped' if isinstance(error, Skipped) else 'error'}: {error}")
         sys.exit(0 if isinstance(error, Skipped) else 1)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from infra.runs.progress import RunProgress
+    from vitline.infra.runs.progress import RunProgress
 
 PLAIN_LINE_EVERY_S = 15.0
 # Control characters, line and paragraph separators, bidirectional controls, and bytes that are not valid text.

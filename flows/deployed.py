@@ -15,14 +15,14 @@ from prefect.client.schemas.objects import FlowRun as PrefectFlowRun
 from prefect.client.schemas.objects import State, StateType
 from prefect.exceptions import Pause
 
-from flows.console import percent
-from flows.on_prefect.flow_run import FlowRun, check_own_recipe, read_request
-from flows.on_prefect.flow_states import filter_engine_log, outlive_the_worker, state_of
-from flows.on_prefect.prefect_observer import PrefectObserver, suspended_state
-from flows.on_prefect.run_names import descriptive_name, given_name
-from flows.requests.evaluation_plan import resolve_evaluate, resolve_predict
-from flows.requests.finetune_config import resolve_finetune
-from flows.requests.forms import (
+from vitline.flows.console import percent
+from vitline.flows.on_prefect.flow_run import FlowRun, check_own_recipe, read_request
+from vitline.flows.on_prefect.flow_states import filter_engine_log, outlive_the_worker, state_of
+from vitline.flows.on_prefect.prefect_observer import PrefectObserver, suspended_state
+from vitline.flows.on_prefect.run_names import descriptive_name, given_name
+from vitline.flows.requests.evaluation_plan import resolve_evaluate, resolve_predict
+from vitline.flows.requests.finetune_config import resolve_finetune
+from vitline.flows.requests.forms import (
     BranchRequest,
     CollectGarbageRequest,
     CompareRequest,
@@ -35,25 +35,25 @@ from flows.requests.forms import (
     ReconcileRequest,
     SelfTrainRequest,
 )
-from flows.requests.pipeline_plan import resolve_pipeline
-from flows.requests.prepare_config import resolve_prepare
-from flows.requests.self_training_plan import resolve_self_train
-from flows.requests.training_config import resolve_branch, resolve_pretrain
-from flows.stages.engines import Engines, Suspended, open_engines
-from flows.stages.heartbeat import beating
-from flows.stages.pretrain import train_model
-from flows.stages.stage import Skipped, exclusively, stop_jobs_of
-from infra.config import FrozenConfig
-from infra.settings import Settings
-from infra.storage import open_store
-from vit.config import TrainConfig
+from vitline.flows.requests.pipeline_plan import resolve_pipeline
+from vitline.flows.requests.prepare_config import resolve_prepare
+from vitline.flows.requests.self_training_plan import resolve_self_train
+from vitline.flows.requests.training_config import resolve_branch, resolve_pretrain
+from vitline.flows.stages.engines import Engines, Suspended, open_engines
+from vitline.flows.stages.heartbeat import beating
+from vitline.flows.stages.pretrain import train_model
+from vitline.flows.stages.stage import Skipped, exclusively, stop_jobs_of
+from vitline.infra.config import FrozenConfig
+from vitline.infra.settings import Settings
+from vitline.infra.storage import open_store
+from vitline.vit.config import TrainConfig
 
 if TYPE_CHECKING:
-    from flows.alerts.problems import Problem
-    from flows.end_to_end import PipelineResult
-    from flows.nights.night_record import NightRecord
-    from flows.ops.reconcile import Inconsistency
-    from flows.stages.prepare_corpus import PreparedCorpus
+    from vitline.flows.alerts.problems import Problem
+    from vitline.flows.end_to_end import PipelineResult
+    from vitline.flows.nights.night_record import NightRecord
+    from vitline.flows.ops.reconcile import Inconsistency
+    from vitline.flows.stages.prepare_corpus import PreparedCorpus
 
 R = TypeVar("R", bound=FrozenConfig)
 FLOW_NAMES: list[str] = []
@@ -120,7 +120,7 @@ def prepare_corpus(request: PrepareRequest) -> State:
 
     def body(request: PrepareRequest, engines: Engines, this: FlowRun) -> str:
         config = resolve_prepare(engines.root, request)
-        from flows.stages.prepare_corpus import corpus_rows, preparation_key, prepare_corpora
+        from vitline.flows.stages.prepare_corpus import corpus_rows, preparation_key, prepare_corpora
 
         (corpus,), _, _ = prepare_corpora([config], engines)
         show(engines, "corpus", corpus.manifest.name, ["field", "value"], corpus_rows(corpus))
@@ -146,7 +146,7 @@ def self_train_flow(request: SelfTrainRequest) -> State:
 
     def body(request: SelfTrainRequest, engines: Engines, this: FlowRun) -> str:
         plan = resolve_self_train(engines.root, request)
-        from flows.self_train import label_images
+        from vitline.flows.self_train import label_images
 
         predicted = label_images(plan, engines)
         return run_training(resolve_pretrain(engines.root, plan.student_on(predicted.uri)), engines)
@@ -172,9 +172,9 @@ def evaluate(request: EvaluateRequest) -> State:
 
     def body(request: EvaluateRequest, engines: Engines, this: FlowRun) -> str:
         plan = resolve_evaluate(engines.root, request)
-        from flows.end_to_end import headline
-        from flows.reports.score_tables import score_tables_markdown
-        from flows.stages.evaluate_tasks import SCORE_COLUMNS, evaluate_tasks, score_cells
+        from vitline.flows.end_to_end import headline
+        from vitline.flows.reports.score_tables import score_tables_markdown
+        from vitline.flows.stages.evaluate_tasks import SCORE_COLUMNS, evaluate_tasks, score_cells
 
         if plan.note:
             engines.observer.say(plan.note)
@@ -195,7 +195,7 @@ def predict(request: PredictRequest) -> State:
 
     def body(request: PredictRequest, engines: Engines, this: FlowRun) -> str:
         spec = resolve_predict(engines.root, request)
-        from flows.stages.predict_classes import predict_classes, prediction_rows, prediction_sentence
+        from vitline.flows.stages.predict_classes import predict_classes, prediction_rows, prediction_sentence
 
         result = predict_classes(spec, engines)
         show(engines, "predictions", spec.run_key, ["field", "value"], prediction_rows(spec, result))
@@ -215,15 +215,15 @@ def pretrain_then_transfer_flow(request: PipelineRequest) -> State:
     def night_or_pipeline(request: PipelineRequest, engines: Engines, this: FlowRun) -> str | State:
         skip_if_late(request, this)
         plan = resolve_pipeline(engines.root, request, this.night)
-        from flows.costs.budget import check_deadline
-        from flows.end_to_end import pretrain_then_transfer
+        from vitline.flows.costs.budget import check_deadline
+        from vitline.flows.end_to_end import pretrain_then_transfer
 
         engines.observer.say(f"pipeline {plan.key}: {check_deadline(engines.root, plan)}")
         if plan.note:
             engines.observer.say(plan.note)
         if this.night is not None:
             with unless_it_fails(engines):
-                from flows.nights.plan import plan_text
+                from vitline.flows.nights.plan import plan_text
 
                 engines.observer.say(plan_text(open_store(engines.root), request.name, this.night, plan.nights))
         with one_at_a_time(engines, this):
@@ -250,7 +250,7 @@ def compare_runs(request: CompareRequest) -> State:
     """Compares pipelines or runs with each other and with the published rows."""
 
     def body(request: CompareRequest, engines: Engines, this: FlowRun) -> str:
-        from flows.reports.compare_runs import compare_newest, comparison_rows
+        from vitline.flows.reports.compare_runs import compare_newest, comparison_rows
 
         columns, rows = comparison_rows(compare_newest(engines.root, request.runs, request.newest))
         show(engines, "comparison", "Differences and metrics", columns, rows)
@@ -264,14 +264,14 @@ def reconcile_flow(request: ReconcileRequest) -> State:
     """Brings what killed processes left to an end state, and sends MLflow what it lacks."""
 
     def body(request: ReconcileRequest, engines: Engines, this: FlowRun) -> str:
-        from flows.on_prefect.old_flow_runs import NOTHING_TO_DO
-        from flows.on_prefect.prefect_runs import PrefectFlowRuns
-        from flows.ops.reconcile import reconcile
+        from vitline.flows.on_prefect.old_flow_runs import NOTHING_TO_DO
+        from vitline.flows.on_prefect.prefect_runs import PrefectFlowRuns
+        from vitline.flows.ops.reconcile import reconcile
 
         findings = reconcile(request, engines, PrefectFlowRuns(FLOW_NAMES))
         if not request.dry_run:
             with unless_it_fails(engines, "alerts or the home page could not be written"):
-                from flows.home.prefect_home import write_home
+                from vitline.flows.home.prefect_home import write_home
 
                 write_home(engines.settings, send_alerts(request, engines))
         return show_findings(engines, "reconciled", findings) or NOTHING_TO_DO["reconcile"]
@@ -284,8 +284,8 @@ def collect_garbage_flow(request: CollectGarbageRequest) -> State:
     """Deletes what is no longer needed, a week after it has listed it."""
 
     def body(request: CollectGarbageRequest, engines: Engines, this: FlowRun) -> str:
-        from flows.on_prefect.old_flow_runs import NOTHING_TO_DO, PrefectOldFlowRuns
-        from flows.ops.collect_garbage import collect_garbage
+        from vitline.flows.on_prefect.old_flow_runs import NOTHING_TO_DO, PrefectOldFlowRuns
+        from vitline.flows.ops.collect_garbage import collect_garbage
 
         findings = collect_garbage(request, engines, PrefectOldFlowRuns(FLOW_NAMES))
         return show_findings(engines, "garbage", findings) or NOTHING_TO_DO["collect-garbage"]
@@ -295,7 +295,7 @@ def collect_garbage_flow(request: CollectGarbageRequest) -> State:
 
 def alert_better_night(night: "NightRecord", *, promotes: bool) -> None:
     """Sends Prefect an event for a night that is better than the champion and does not become it."""
-    from flows.alerts.automations import emit
+    from vitline.flows.alerts.automations import emit
 
     assert night.verdict is not None
     better = any(one.who == "champion" and one.word == "better" for one in night.verdict.against)
@@ -306,8 +306,8 @@ def alert_better_night(night: "NightRecord", *, promotes: bool) -> None:
 
 def send_alerts(request: ReconcileRequest, engines: Engines) -> list[str]:
     """Sends Prefect an event for every new problem that needs a person; returns the sentences of all that are there."""
-    from flows.alerts.automations import emit_problem
-    from flows.alerts.problems import tell_new
+    from vitline.flows.alerts.automations import emit_problem
+    from vitline.flows.alerts.problems import tell_new
 
     def tell(problem: "Problem") -> None:
         engines.observer.say(problem.text)
@@ -358,9 +358,9 @@ def night_on_record(request: PipelineRequest, engines: Engines, this: FlowRun) -
     if (night := this.night) is None:
         yield
         return
-    from flows.nights.night_page import night_markdown
-    from flows.nights.night_record import read_night
-    from flows.nights.not_run import note_missed, note_not_run
+    from vitline.flows.nights.night_page import night_markdown
+    from vitline.flows.nights.night_record import read_night
+    from vitline.flows.nights.not_run import note_missed, note_not_run
 
     root = open_store(engines.root)
     with unless_it_fails(engines):
@@ -405,7 +405,7 @@ def one_at_a_time(engines: Engines, this: FlowRun) -> Iterator[None]:
 
 def corpus_links(corpus: "PreparedCorpus", mlflow_url: str | None) -> dict[str, str]:
     """Links to a corpus and its report, and to the run that prepared it if MLflow has it."""
-    from data_prep.shard_format import REPORT_KEY
+    from vitline.data_prep.shard_format import REPORT_KEY
 
     links = {"corpus": f"`{corpus.uri}`", "report": f"`{corpus.uri}/{REPORT_KEY}`"}
     if mlflow_url:
@@ -419,8 +419,8 @@ def corpus_links(corpus: "PreparedCorpus", mlflow_url: str | None) -> dict[str, 
 
 def show_pipeline(result: "PipelineResult", engines: Engines) -> None:
     """Shows the tables and links of a finished pipeline."""
-    from flows.home.address import home_url
-    from flows.reports.report import SCORE_COLUMNS, score_rows, stage_time
+    from vitline.flows.home.address import home_url
+    from vitline.flows.reports.report import SCORE_COLUMNS, score_rows, stage_time
 
     record = result.record
     rows = [[s.stage, s.what, stage_time(s), s.run_key or "-"] for s in record.stages]

@@ -12,39 +12,39 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from data_prep.config import CorpusConfig
-from data_prep.plan.check_refused import NothingNew
-from data_prep.shard_format import load_manifest
-from flows.nights.from_records import night_of
-from flows.nights.night_record import THE_GATE, NightRecord, write_night
-from flows.nights.promote import make_champion
-from flows.nights.settings import NightSettings
-from flows.records import PipelineRecord, StageRecord, read_pipeline, write_pipeline
-from flows.reports.pipeline_report import write_report
-from flows.requests.evaluation_plan import EvaluationPlan
-from flows.requests.named_corpora import CorpusChoice
-from flows.requests.pipeline_plan import PipelinePlan, recorded_request
-from flows.requests.prepare_config import growth_request
-from flows.requests.training_config import on_corpora
-from flows.stages.engines import Engines
-from flows.stages.evaluate_tasks import evaluate_tasks
-from flows.stages.long_run import next_step, train_cooldown, train_part
-from flows.stages.prepare_corpus import PreparedCorpus, prepare_corpora
-from flows.stages.pretrain import train_model
-from flows.stages.stage import Skipped, StageFailed, StageResult, exclusively, run_store
-from infra.config import replace
-from infra.records import UnreadableRecord
-from infra.redact import cleaned
-from infra.runs.claims import ClaimHolder
-from infra.runs.run_state import RunState
-from infra.storage import open_store
-from vit.config import TrainConfig
-from vit.model_record import published_record
-from vit.run_spec import RunSpec, make_spec
-from vit.vtab.evaluate import EvaluationSpec, Score, TaskRef
-from vit.vtab.protocols import over_seeds
-from vit.vtab.published.report import group_means
-from vit.vtab.tasks import VTAB_TASKS
+from vitline.data_prep.config import CorpusConfig
+from vitline.data_prep.plan.check_refused import NothingNew
+from vitline.data_prep.shard_format import load_manifest
+from vitline.flows.nights.from_records import night_of
+from vitline.flows.nights.night_record import THE_GATE, NightRecord, write_night
+from vitline.flows.nights.promote import make_champion
+from vitline.flows.nights.settings import NightSettings
+from vitline.flows.records import PipelineRecord, StageRecord, read_pipeline, write_pipeline
+from vitline.flows.reports.pipeline_report import write_report
+from vitline.flows.requests.evaluation_plan import EvaluationPlan
+from vitline.flows.requests.named_corpora import CorpusChoice
+from vitline.flows.requests.pipeline_plan import PipelinePlan, recorded_request
+from vitline.flows.requests.prepare_config import growth_request
+from vitline.flows.requests.training_config import on_corpora
+from vitline.flows.stages.engines import Engines
+from vitline.flows.stages.evaluate_tasks import evaluate_tasks
+from vitline.flows.stages.long_run import next_step, train_cooldown, train_part
+from vitline.flows.stages.prepare_corpus import PreparedCorpus, prepare_corpora
+from vitline.flows.stages.pretrain import train_model
+from vitline.flows.stages.stage import Skipped, StageFailed, StageResult, exclusively, run_store
+from vitline.infra.config import replace
+from vitline.infra.records import UnreadableRecord
+from vitline.infra.redact import cleaned
+from vitline.infra.runs.claims import ClaimHolder
+from vitline.infra.runs.run_state import RunState
+from vitline.infra.storage import open_store
+from vitline.vit.config import TrainConfig
+from vitline.vit.model_record import published_record
+from vitline.vit.run_spec import RunSpec, make_spec
+from vitline.vit.vtab.evaluate import EvaluationSpec, Score, TaskRef
+from vitline.vit.vtab.protocols import over_seeds
+from vitline.vit.vtab.published.report import group_means
+from vitline.vit.vtab.tasks import VTAB_TASKS
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from infra.records import StoredRecord, reading
-from infra.runs.run_state import RunState
-from infra.storage import Store
+from vitline.infra.records import StoredRecord, reading
+from vitline.infra.runs.run_state import RunState
+from vitline.infra.storage import Store
 
 Trigger = Literal["command", "manual", "schedule"]
 

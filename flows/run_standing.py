@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, NotRequired, TypedDict, cast
 
-from data_prep.progress import PROGRESS_KEY, preparation_progress
-from flows.console import duration
-from flows.stored_configs import RunFile
-from infra.runs.progress import RunProgress
-from infra.runs.run_state import RunStateRecord
-from infra.storage import Store
-from vit.run_spec import read_progress
-from vit.training.checkpoints.best import BestMark
+from vitline.data_prep.progress import PROGRESS_KEY, preparation_progress
+from vitline.flows.console import duration
+from vitline.flows.stored_configs import RunFile
+from vitline.infra.runs.progress import RunProgress
+from vitline.infra.runs.run_state import RunStateRecord
+from vitline.infra.storage import Store
+from vitline.vit.run_spec import read_progress
+from vitline.vit.training.checkpoints.best import BestMark
 
 AT_WORK = ("running", "waiting")
 PROGRESS = ("step", "total_steps", "unit", "images_per_s", "bytes_per_s", "remaining_s", "refused", "loss", "running")

@@ -1,12 +1,12 @@
 """Labels images with a teacher for a student (noisy student, Xie et al., CVPR 2020): predicted classes -> a corpus with these labels."""
 
-from data_prep.shard_format import load_manifest
-from flows import console
-from flows.requests.self_training_plan import SelfTrainingPlan
-from flows.stages.engines import Engines
-from flows.stages.predict_classes import predict_classes, prediction_sentence
-from flows.stages.prepare_corpus import PreparedCorpus, prepare_corpora
-from infra.storage import open_store
+from vitline.data_prep.shard_format import load_manifest
+from vitline.flows import console
+from vitline.flows.requests.self_training_plan import SelfTrainingPlan
+from vitline.flows.stages.engines import Engines
+from vitline.flows.stages.predict_classes import predict_classes, prediction_sentence
+from vitline.flows.stages.prepare_corpus import PreparedCorpus, prepare_corpora
+from vitline.infra.storage import open_store
 
 
 def label_images(plan: SelfTrainingPlan, engines: Engines) -> PreparedCorpus:

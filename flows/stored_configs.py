@@ -14,21 +14,21 @@ class StoredMixedCorpus(TypedDict):
 
 
 class StoredMixture(TypedDict):
-    """`vit.config.MixtureConfig` as JSON."""
+    """`vitline.vit.config.MixtureConfig` as JSON."""
 
     corpora: list[StoredMixedCorpus]
     class_map: str
 
 
 class StoredParent(TypedDict):
-    """`vit.config.ParentCheckpoint` as JSON."""
+    """`vitline.vit.config.ParentCheckpoint` as JSON."""
 
     run: str
     step: int
 
 
 class StoredTraining(TypedDict):
-    """The config of a training, `vit.config.TrainConfig` as JSON."""
+    """The config of a training, `vitline.vit.config.TrainConfig` as JSON."""
 
     stage: str
     """pretrain or finetune."""
@@ -44,7 +44,7 @@ class StoredTraining(TypedDict):
 
 @final
 class TrainingFile(TypedDict):
-    """`vit.run_spec.RunSpec` as JSON."""
+    """`vitline.vit.run_spec.RunSpec` as JSON."""
 
     run_key: str
     config: StoredTraining
@@ -59,7 +59,7 @@ class StoredSource(TypedDict):
 
 
 class StoredRequest(TypedDict):
-    """The request for a corpus, `data_prep.config.CorpusConfig` as JSON."""
+    """The request for a corpus, `vitline.data_prep.config.CorpusConfig` as JSON."""
 
     name: str
     source: StoredSource
@@ -68,7 +68,7 @@ class StoredRequest(TypedDict):
 
 @final
 class PreparationFile(TypedDict):
-    """`data_prep.prepare.PrepareSpec` as JSON."""
+    """`vitline.data_prep.prepare.PrepareSpec` as JSON."""
 
     run_key: str
     requests: list[StoredRequest]
@@ -83,7 +83,7 @@ class StoredTask(TypedDict):
 
 @final
 class EvaluationFile(TypedDict):
-    """`vit.vtab.evaluate.EvaluationSpec` as JSON."""
+    """`vitline.vit.vtab.evaluate.EvaluationSpec` as JSON."""
 
     run_key: str
     tasks: list[StoredTask]
@@ -96,7 +96,7 @@ class EvaluationFile(TypedDict):
 
 @final
 class PredictionFile(TypedDict):
-    """`vit.batch_prediction.plan.PredictionSpec` as JSON."""
+    """`vitline.vit.batch_prediction.plan.PredictionSpec` as JSON."""
 
     run_key: str
     model: str

@@ -23,17 +23,17 @@ from prefect.client.schemas.responses import DeploymentResponse
 from prefect.settings import get_current_settings
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker, ProcessWorkerResult
 
-from flows.catalog import find_corpus, find_model
-from flows.on_prefect.flow_run import check_own_recipe, read_request
-from flows.on_prefect.flow_states import state_of
-from flows.on_prefect.request_checks import REQUEST_CHECKS, Checks
-from flows.on_prefect.run_names import descriptive_name, given_name
-from flows.requests.forms import FinetuneRequest
-from flows.requests.training_draft import recipe_function
-from infra.settings import Settings, inherited_environment
+from vitline.flows.catalog import find_corpus, find_model
+from vitline.flows.on_prefect.flow_run import check_own_recipe, read_request
+from vitline.flows.on_prefect.flow_states import state_of
+from vitline.flows.on_prefect.request_checks import REQUEST_CHECKS, Checks
+from vitline.flows.on_prefect.run_names import descriptive_name, given_name
+from vitline.flows.requests.forms import FinetuneRequest
+from vitline.flows.requests.training_draft import recipe_function
+from vitline.infra.settings import Settings, inherited_environment
 
 _PATIENCE_S = 5.0  # if the store takes longer to answer, the flow checks the request
-ENTRYPOINTS = "flows.deployed."
+ENTRYPOINTS = "vitline.flows.deployed."
 _SETTINGS = ("VITLINE_", "AWS_", "MLFLOW_", "RAY_")
 
 CHECKS: Checks = {
@@ -130,7 +130,7 @@ class RefusingWorker(ProcessWorker, ABC):  # ABC keeps it from replacing Prefect
 
 def main() -> None:
     """As `prefect worker start --type process`, with this worker."""
-    parser = argparse.ArgumentParser(prog="python -m flows.worker", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m vitline.flows.worker", description=__doc__)
     parser.add_argument("--pool", required=True, help="name of the work pool, of the type process")
     parser.add_argument("--name", required=True, help="name of this worker")
     arguments = parser.parse_args()

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
-from infra.names import did_you_mean
+from vitline.infra.names import did_you_mean
 
 C = TypeVar("C", bound="FrozenConfig")
 

@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping
 from datetime import date
 
-from infra.config import digest_of
-from infra.result_versions import RESULT_VERSIONS
+from vitline.infra.config import digest_of
+from vitline.infra.result_versions import RESULT_VERSIONS
 
 
 def run_key(name: str, stage: str, config_digest: str, inputs: Mapping[str, str], night: date | None = None) -> str:

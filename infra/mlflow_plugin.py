@@ -4,7 +4,7 @@
 MLflow has no setting for it, and no other code of vitline runs in that process.
 """
 
-from infra.settings import reach_programs_beside_python
+from vitline.infra.settings import reach_programs_beside_python
 
 
 class ProgramsBesidePython:

@@ -8,7 +8,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from infra.settings import Settings
+from vitline.infra.settings import Settings
 
 # Versions that must be equal where a job is submitted and where it runs, because both exchange configs and results.
 COMPARED = ("python", "vitline", "ray", "torch")

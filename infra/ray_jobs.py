@@ -22,9 +22,9 @@ from urllib.parse import quote
 
 from pydantic import Field
 
-from infra.config import FrozenConfig
-from infra.plain_text import plain
-from infra.settings import Settings
+from vitline.infra.config import FrozenConfig
+from vitline.infra.plain_text import plain
+from vitline.infra.settings import Settings
 
 log = logging.getLogger(__name__)
 list_ = list  # RayJobs has a method named `list`

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from pydantic import ConfigDict, ValidationError
 
-from infra.config import FrozenConfig
+from vitline.infra.config import FrozenConfig
 
 T = TypeVar("T")
 K = TypeVar("K")

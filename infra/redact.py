@@ -5,7 +5,7 @@ import logging
 import re
 from collections.abc import Iterable
 
-from infra.settings import secret_values
+from vitline.infra.settings import secret_values
 
 HIDDEN = "***"
 _USERINFO = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/?#@\s\"'<>]+@", re.IGNORECASE)

@@ -9,9 +9,9 @@ import os
 import uuid
 from collections.abc import Callable
 
-from infra.stores.disk_cache import DiskCache, disk_cache
-from infra.stores.listed_records import listed_records
-from infra.stores.store import (
+from vitline.infra.stores.disk_cache import DiskCache, disk_cache
+from vitline.infra.stores.listed_records import listed_records
+from vitline.infra.stores.store import (
     Keys,
     Listed,
     PreconditionFailed,
@@ -44,9 +44,9 @@ __all__ = [
 ]
 
 _STORES = {
-    "file": "infra.stores.file_store.FileStore",
-    "memory": "infra.stores.memory_store.MemoryStore",
-    "s3": "infra.stores.s3_store.S3Store",  # imported on use: s3fs takes half a second to import and is an extra
+    "file": "vitline.infra.stores.file_store.FileStore",
+    "memory": "vitline.infra.stores.memory_store.MemoryStore",
+    "s3": "vitline.infra.stores.s3_store.S3Store",  # imported on use: s3fs takes half a second to import and is an extra
 }
 """The class of each scheme."""
 

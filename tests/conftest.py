@@ -17,7 +17,7 @@ import psutil
 import pytest
 from hypothesis import settings
 
-from infra.settings import NO_TELEMETRY, join_environment
+from vitline.infra.settings import NO_TELEMETRY, join_environment
 
 from . import shape_checks  # noqa: F401 - what `--jaxtyping-packages` names
 
@@ -79,8 +79,8 @@ def full_disk():
 @pytest.fixture(scope="session")
 def digits_root(tmp_path_factory) -> str:
     """A root that holds the scikit-learn digits as a task corpus; read only."""
-    from data_prep.corpora import presets
-    from data_prep.prepare import prepare
+    from vitline.data_prep.corpora import presets
+    from vitline.data_prep.prepare import prepare
 
     root = str(tmp_path_factory.mktemp("digits"))
     prepare([presets.digits()], root)
@@ -90,9 +90,9 @@ def digits_root(tmp_path_factory) -> str:
 @pytest.fixture(scope="session")
 def digits(digits_root):
     """The store of the digits corpus."""
-    from data_prep.corpora import presets
-    from data_prep.find_corpus import corpus_store
-    from infra.storage import open_store
+    from vitline.data_prep.corpora import presets
+    from vitline.data_prep.find_corpus import corpus_store
+    from vitline.infra.storage import open_store
 
     return corpus_store(open_store(digits_root), presets.digits())
 
@@ -103,8 +103,8 @@ def two_corpora(tmp_path_factory) -> str:
     import numpy as np
     from PIL import Image
 
-    from data_prep.prepare import prepare
-    from flows.stages.prepare_corpus import source_request
+    from vitline.data_prep.prepare import prepare
+    from vitline.flows.stages.prepare_corpus import source_request
 
     folder = tmp_path_factory.mktemp("mixture")
     root, rng, requests = str(folder / "store"), np.random.default_rng(0), []
@@ -126,10 +126,10 @@ def tagged(tmp_path_factory):
     import numpy as np
     from PIL import Image
 
-    from data_prep.config import CorpusConfig, LabelTable
-    from data_prep.find_corpus import corpus_store
-    from data_prep.prepare import prepare
-    from infra.storage import open_store
+    from vitline.data_prep.config import CorpusConfig, LabelTable
+    from vitline.data_prep.find_corpus import corpus_store
+    from vitline.data_prep.prepare import prepare
+    from vitline.infra.storage import open_store
 
     folder, rng = tmp_path_factory.mktemp("tagged"), np.random.default_rng(0)
     rows = ["image,labels,split"]
@@ -150,9 +150,9 @@ def tagged(tmp_path_factory):
 @pytest.fixture
 def train_config(digits):
     """train_config(name, workers, steps): a network that takes milliseconds a step, with dropout and decay."""
-    from vit.config import ExecutionConfig, OptimConfig, TrainConfig, TrainRecipe
-    from vit.input.config import AugmentConfig, InputConfig
-    from vit.models.config import ViTConfig
+    from vitline.vit.config import ExecutionConfig, OptimConfig, TrainConfig, TrainRecipe
+    from vitline.vit.input.config import AugmentConfig, InputConfig
+    from vitline.vit.models.config import ViTConfig
 
     def make(name: str, workers: int = 1, steps: int = 20, **execution) -> TrainConfig:
         return TrainConfig(
@@ -191,8 +191,8 @@ def root(tmp_path: Path) -> str:
 @pytest.fixture(scope="session")
 def ray_jobs(tmp_path_factory):
     """The jobs of a Ray of two cores, started once for the tests that use it."""
-    from infra.local.ray_node import LocalRay
-    from infra.ray_jobs import RayJobs
+    from vitline.infra.local.ray_node import LocalRay
+    from vitline.infra.ray_jobs import RayJobs
 
     with LocalRay(tmp_path_factory.mktemp("ray"), num_cpus=2, object_store_bytes=150_000_000) as ray:
         yield RayJobs(ray.address, token_path=ray.env["RAY_AUTH_TOKEN_PATH"])
@@ -247,8 +247,8 @@ def planted() -> dict[str, str]:
 @pytest.fixture(scope="session")
 def stack(planted):
     """The whole local stack, real servers all of them, started once for the tests that ask for it."""
-    from infra.local.processes import free_ports
-    from infra.local.stack import stack_environment, start_stack, stop_stack
+    from vitline.infra.local.processes import free_ports
+    from vitline.infra.local.stack import stack_environment, start_stack, stop_stack
 
     from .servers import RunningStack
 
@@ -285,7 +285,7 @@ def s3_uri(request, monkeypatch) -> str:
 @pytest.fixture
 def proxy(s3_uri):
     """A proxy with faults in front of the service behind `s3_uri`."""
-    from flows.chaos.faulty_proxy import proxy_before
+    from vitline.flows.chaos.faulty_proxy import proxy_before
 
     with proxy_before() as server:
         yield server
@@ -303,15 +303,15 @@ def http():
 @pytest.fixture(scope="session")
 def flows(stack):
     """The flows, registered with the stack's Prefect, and `pretrain-then-transfer/tiny` beside them: `FlowRuns`."""
-    from infra.settings import Settings
+    from vitline.infra.settings import Settings
 
     from .servers import TINY, FlowRuns, environment_of
 
     with environment_of(stack):
-        from flows.on_prefect.deployments import PIPELINE, Deployment
-        from flows.on_prefect.prefect_observer import client
-        from flows.on_prefect.registration import PoolSettings, create, register
-        from flows.requests.forms import PipelineRequest
+        from vitline.flows.on_prefect.deployments import PIPELINE, Deployment
+        from vitline.flows.on_prefect.prefect_observer import client
+        from vitline.flows.on_prefect.registration import PoolSettings, create, register
+        from vitline.flows.requests.forms import PipelineRequest
 
         register(Settings())
         with client() as api:
@@ -326,7 +326,7 @@ def flows(stack):
 @pytest.fixture
 def in_stack(stack, flows):
     """This process, like the flow processes and commands of the stack, uses its servers."""
-    from infra.settings import Settings
+    from vitline.infra.settings import Settings
 
     from .servers import environment_of
 
@@ -337,8 +337,8 @@ def in_stack(stack, flows):
 @pytest.fixture(scope="session")
 def pipelines(flows, stack):
     """Two flow runs of the tiny pipeline that were started at once: `Pipelines`."""
-    from flows.catalog import list_pipelines
-    from infra.settings import Settings
+    from vitline.flows.catalog import list_pipelines
+    from vitline.infra.settings import Settings
 
     from .servers import Pipelines, environment_of
 

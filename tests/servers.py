@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 import httpx
 import pytest
 
-from flows.records import PipelineRecord
+from vitline.flows.records import PipelineRecord
 
 T = TypeVar("T")
 

@@ -4,13 +4,13 @@ import hashlib
 
 import pyarrow as pa
 
-from data_prep.parquet_files import read_parquet
-from data_prep.publish import SHARDS_SCHEMA
-from data_prep.records import write_table
-from data_prep.shard_format import SHARDS_KEY, Manifest
-from data_prep.shards.content_digest import table_content_digest
-from infra.config import replace
-from infra.storage import Store
+from vitline.data_prep.parquet_files import read_parquet
+from vitline.data_prep.publish import SHARDS_SCHEMA
+from vitline.data_prep.records import write_table
+from vitline.data_prep.shard_format import SHARDS_KEY, Manifest
+from vitline.data_prep.shards.content_digest import table_content_digest
+from vitline.infra.config import replace
+from vitline.infra.storage import Store
 
 
 def with_shard_list(store: Store, manifest: Manifest) -> Manifest:

@@ -14,10 +14,10 @@ ROOT = Path(__file__).parents[1]
 ROOMS = ("infra", "data_prep", "vit", "flows")
 # A room may import itself and rooms to its left; vit imports only four modules of data_prep.
 VIT_MAY_IMPORT = {
-    "data_prep.shard_format",
-    "data_prep.decode",
-    "data_prep.examine.decode_apart",
-    "data_prep.parquet_files",
+    "vitline.data_prep.shard_format",
+    "vitline.data_prep.decode",
+    "vitline.data_prep.examine.decode_apart",
+    "vitline.data_prep.parquet_files",
 }
 IMPORTERS = {
     "ray": {
@@ -38,11 +38,17 @@ MAX_FILES_PER_FOLDER = 15
 
 
 def module_name(path: Path) -> str:
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    return ".".join(("vitline", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
 
 
 MODULES = {module_name(path): path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))}
 FOLDERS = sorted({path.parent for path in MODULES.values()})
+
+
+def room_of(module: str) -> str | None:
+    """The room of a module; None for one of another package."""
+    top, _, rest = module.partition(".")
+    return rest.split(".")[0] if top == "vitline" and rest else None
 
 
 @functools.cache
@@ -55,7 +61,7 @@ def imports(importer: str) -> set[str]:
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative imports hide the direction"
-            # In `from data_prep import decode`, only both names together are the module.
+            # In `from vitline.data_prep import decode`, only both names together are the module.
             taken = {f"{node.module}.{alias.name}" for alias in node.names}
             names |= {name if name in MODULES else str(node.module) for name in taken}
     return names
@@ -63,18 +69,19 @@ def imports(importer: str) -> set[str]:
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_imports_point_left_and_services_are_imported_only_by_their_modules(room):
-    for name in (name for name in MODULES if name.split(".")[0] == room):
+    for name in (name for name in MODULES if room_of(name) == room):
         file = str(MODULES[name].relative_to(ROOT))
         for module in imports(name):
-            top = module.split(".")[0]
-            if top in ROOMS:
-                assert ROOMS.index(top) <= ROOMS.index(room), f"{file} imports {module}, which is to its right"
+            top, to = module.split(".")[0], room_of(module)
+            assert top not in ROOMS, f"{file} imports {module}, which is vitline.{module}"
+            if to:
+                assert ROOMS.index(to) <= ROOMS.index(room), f"{file} imports {module}, which is to its right"
             if top in IMPORTERS:
                 allowed = any(
                     file == place or (place.endswith("/") and file.startswith(place)) for place in IMPORTERS[top]
                 )
                 assert allowed, f"{file} imports {top}, which only these may import: {sorted(IMPORTERS[top])}"
-            if room == "vit" and top == "data_prep":
+            if room == "vit" and to == "data_prep":
                 assert module in VIT_MAY_IMPORT, f"{file} imports {module}"
             assert room != "data_prep" or top != "torch", f"{file} imports torch, which preparation workers do not have"
 
@@ -82,7 +89,7 @@ def test_imports_point_left_and_services_are_imported_only_by_their_modules(room
 def test_images_of_others_are_decoded_in_the_decoding_process_only():
     """These read images that it has accepted, or published files (docs/design.md, "Secrets and trust")."""
     decoders = re.compile(
-        r"from data_prep\.decode import [^\n]*\b(decode|decode_image)\b|\bImage\.open\(|\bimdecode\(|simplejpeg\.decode"
+        r"from vitline\.data_prep\.decode import [^\n]*\b(decode|decode_image)\b|\bImage\.open\(|\bimdecode\(|simplejpeg\.decode"
     )
     found = {str(path.relative_to(ROOT)) for path in MODULES.values() if decoders.search(path.read_text())}
     vtab = {f"data_prep/corpora/vtab/{name}.py" for name in ("caltech101", "sun397", "diabetic_retinopathy")}
@@ -121,7 +128,7 @@ def test_folder_is_small_and_has_a_short_readme(folder):
 )
 def test_configs_and_flows_import_neither_torch_nor_ray(name):
     """Imported in a new process, because imports may be indirect. Each flow run is a process of its own."""
-    module = name.removesuffix(".py").replace("/", ".")
+    module = "vitline." + name.removesuffix(".py").replace("/", ".")
     code = f"import sys, {module}; sys.exit(bool({{'torch', 'ray'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 

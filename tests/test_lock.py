@@ -8,7 +8,7 @@ import pytest
 from packaging.utils import canonicalize_name
 
 from docs.generate.licences import ROOT, SYSTEM, applying, pinned
-from infra.local.install import pins
+from vitline.infra.local.install import pins
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 ITSELF, OPTIONAL = PROJECT["project"]["name"], PROJECT["project"]["optional-dependencies"]

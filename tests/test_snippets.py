@@ -19,17 +19,17 @@ import torch
 import typer.main
 from PIL import Image
 
-from data_prep.config import ClassFolders, CorpusConfig
-from data_prep.decode import DecodePolicy
-from data_prep.prepare import prepare
-from flows.cli import app
-from infra.storage import open_store
-from vit.convert.timm import write_timm
-from vit.input.config import AugmentConfig
-from vit.input.image_contract import ImageContract
-from vit.models.build import build_network
-from vit.models.config import ViTConfig
-from vit.published import publish
+from vitline.data_prep.config import ClassFolders, CorpusConfig
+from vitline.data_prep.decode import DecodePolicy
+from vitline.data_prep.prepare import prepare
+from vitline.flows.cli import app
+from vitline.infra.storage import open_store
+from vitline.vit.convert.timm import write_timm
+from vitline.vit.input.config import AugmentConfig
+from vitline.vit.input.image_contract import ImageContract
+from vitline.vit.models.build import build_network
+from vitline.vit.models.config import ViTConfig
+from vitline.vit.published import publish
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("infra", "data_prep", "vit", "flows", "tests")

@@ -6,12 +6,12 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from infra.config import flatten, tree_of
-from infra.names import there_are
-from infra.records import reading
-from infra.storage import Store, open_store
-from vit.config import ParentCheckpoint, TrainRecipe
-from vit.training.checkpoints.names import FOLDER, find_checkpoints, kept_steps, no_checkpoint, pin_key
+from vitline.infra.config import flatten, tree_of
+from vitline.infra.names import there_are
+from vitline.infra.records import reading
+from vitline.infra.storage import Store, open_store
+from vitline.vit.config import ParentCheckpoint, TrainRecipe
+from vitline.vit.training.checkpoints.names import FOLDER, find_checkpoints, kept_steps, no_checkpoint, pin_key
 
 BRANCHES = "branches/"
 """In the folder of a run: one record for every branch of it."""

@@ -16,10 +16,10 @@ from pydantic import (
     model_validator,
 )
 
-from infra.config import FrozenConfig, added, digest_of, renamed
-from vit.input.config import InputConfig
-from vit.models.config import ActivationCheckpointing, AnyNetworkConfig, PatchTarget, ViTConfig
-from vit.own_code import is_reference
+from vitline.infra.config import FrozenConfig, added, digest_of, renamed
+from vitline.vit.input.config import InputConfig
+from vitline.vit.models.config import ActivationCheckpointing, AnyNetworkConfig, PatchTarget, ViTConfig
+from vitline.vit.own_code import is_reference
 
 Loss = Literal["softmax", "sigmoid"]
 

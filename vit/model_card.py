@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vit.input.image_contract import ImageContract
-from vit.model_record import ModelRecord
-from vit.models.config import NetworkConfig, OwnNetworkConfig, TransformerConfig, ViTConfig, network_config
-from vit.own_code import package_of
+from vitline.vit.input.image_contract import ImageContract
+from vitline.vit.model_record import ModelRecord
+from vitline.vit.models.config import NetworkConfig, OwnNetworkConfig, TransformerConfig, ViTConfig, network_config
+from vitline.vit.own_code import package_of
 
 
 def elsewhere(config: NetworkConfig) -> str:
@@ -50,7 +50,7 @@ Digest `{config["digest"]}`.
 
 ## Use
 {code}```python
-from vit.published import load_model
+from vitline import load_model
 
 model = load_model("{name}/{version}")
 print(model.predict(["picture.jpg"]))

@@ -3,9 +3,9 @@
 import contextlib
 import re
 
-from infra.names import there_are
-from infra.records import UnreadableRecord, reading
-from infra.storage import open_store
+from vitline.infra.names import there_are
+from vitline.infra.records import UnreadableRecord, reading
+from vitline.infra.storage import open_store
 
 _MODEL_KEY = r"models/[^/]+/[^/]+/config\.json"
 

@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
-from infra.records import UnreadableRecord, reading
-from infra.storage import Store, open_store
-from vit.models.config import NetworkConfig, network_config
+from vitline.infra.records import UnreadableRecord, reading
+from vitline.infra.storage import Store, open_store
+from vitline.vit.models.config import NetworkConfig, network_config
 
 if TYPE_CHECKING:
-    from vit.training.tensor_file import TensorPiece
+    from vitline.vit.training.tensor_file import TensorPiece
 
 
 SCHEMA_VERSION = 2

@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from infra.names import did_you_mean
-from infra.settings import Settings
+from vitline.infra.names import did_you_mean
+from vitline.infra.settings import Settings
 
 REFERENCE = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 """PACKAGE.MODULE:NAME"""

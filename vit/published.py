@@ -1,6 +1,6 @@
 """Published models: weights, config, image contract, classes and a card in one folder (docs/design.md, "Published models").
 
-from vit.published import load_model
+from vitline import load_model
 model = load_model("emoji-vit")
 print(model.predict(["cat.png"]))
 """
@@ -18,18 +18,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data_prep.decode import DecodePolicy, ImageRejected
-from data_prep.examine.decode_apart import decode_apart
-from infra.config import digest_of
-from infra.local.running_stack import local_store
-from infra.provenance import versions
-from infra.records import UnreadableRecord
-from infra.storage import PreconditionFailed, Store, json_bytes, open_store
-from vit.input.augment import evaluation_pixels
-from vit.input.image_contract import ImageContract
-from vit.model_card import card
-from vit.model_names import find_published, is_location
-from vit.model_record import (
+from vitline.data_prep.decode import DecodePolicy, ImageRejected
+from vitline.data_prep.examine.decode_apart import decode_apart
+from vitline.infra.config import digest_of
+from vitline.infra.local.running_stack import local_store
+from vitline.infra.provenance import versions
+from vitline.infra.records import UnreadableRecord
+from vitline.infra.storage import PreconditionFailed, Store, json_bytes, open_store
+from vitline.vit.input.augment import evaluation_pixels
+from vitline.vit.input.image_contract import ImageContract
+from vitline.vit.model_card import card
+from vitline.vit.model_names import find_published, is_location
+from vitline.vit.model_record import (
     ANEW,
     CARD,
     CLASSES,
@@ -48,13 +48,13 @@ from vit.model_record import (
     read_classes,
     read_contract,
 )
-from vit.models.build import build_network, network_with
-from vit.models.config import NetworkConfig, TransformerConfig, check_same_network
-from vit.models.limits import check_limits
-from vit.models.network import Network
-from vit.models.pos_embed import resample_positions
-from vit.training.checkpoints.manifest import CheckpointError
-from vit.training.tensor_file import raw_bytes, read_tensors, write_tensors
+from vitline.vit.models.build import build_network, network_with
+from vitline.vit.models.config import NetworkConfig, TransformerConfig, check_same_network
+from vitline.vit.models.limits import check_limits
+from vitline.vit.models.network import Network
+from vitline.vit.models.pos_embed import resample_positions
+from vitline.vit.training.checkpoints.manifest import CheckpointError
+from vitline.vit.training.tensor_file import raw_bytes, read_tensors, write_tensors
 
 log = logging.getLogger(__name__)
 HEAD = ("head.weight", "head.bias")

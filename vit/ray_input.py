@@ -11,11 +11,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from vit.input.batches import Batch
-from vit.input.decoding.parts import FilledPart, Spent, assembled, filled_parts
-from vit.input.decoding.processes import check_parts
-from vit.input.decoding.training import PREFETCH, TrainingRequest
-from vit.input.prefetch import Effort, Prefetcher, Waits, Work
+from vitline.vit.input.batches import Batch
+from vitline.vit.input.decoding.parts import FilledPart, Spent, assembled, filled_parts
+from vitline.vit.input.decoding.processes import check_parts
+from vitline.vit.input.decoding.training import PREFETCH, TrainingRequest
+from vitline.vit.input.prefetch import Effort, Prefetcher, Waits, Work
 
 log = logging.getLogger(__name__)
 LATE_S = 30.0

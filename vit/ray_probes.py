@@ -5,11 +5,11 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from infra.runs.beside import beside
-from infra.runs.run_state import state_of
-from infra.storage import open_store
-from vit.checkpoint_probes.follow import ProbeFollower, Scoring
-from vit.config import CheckpointProbeConfig
+from vitline.infra.runs.beside import beside
+from vitline.infra.runs.run_state import state_of
+from vitline.infra.storage import open_store
+from vitline.vit.checkpoint_probes.follow import ProbeFollower, Scoring
+from vitline.vit.config import CheckpointProbeConfig
 
 LOW_PRIORITY = 10
 """Niceness of a task: where cores are scarce, the training has them."""
@@ -97,7 +97,7 @@ def score_in_task(run_uri: str, prefix: str, probes: CheckpointProbeConfig) -> d
     """Scores a checkpoint on CPUs or the GPU of this task. Called in the process of the task."""
     import torch
 
-    from vit.checkpoint_probes.score import score_checkpoint
+    from vitline.vit.checkpoint_probes.score import score_checkpoint
 
     os.nice(LOW_PRIORITY)
     torch.set_num_threads(probes.cpus)

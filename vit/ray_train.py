@@ -1,6 +1,6 @@
 """The Ray job driver of a training: runs `train()` on W Ray Train workers (docs/design.md, "Runs and stages").
 
-    python -m vit.ray_train --run URI --attempt N
+    python -m vitline.vit.ray_train --run URI --attempt N
 
 Ray Train receives neither checkpoints nor metrics. A restarted worker group finds the newest checkpoint in the store, and
 the outcome is `state.json`, which determines the exit code of the driver.
@@ -14,22 +14,22 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from infra.redact import cleaned
-from infra.runs.beside import beside
-from infra.runs.claims import ClaimLost
-from infra.runs.driver import Ending, driver_main, run_attempt
-from infra.runs.run_state import request_stop
-from infra.runs.stopping import StopPoller, handlers_kept
-from infra.settings import Settings
-from infra.storage import Store, open_store
-from vit.config import TrainConfig
-from vit.ray_input import decoded_on_ray
-from vit.ray_probes import checkpoints_probed
-from vit.run import TrainingRun
-from vit.run_spec import START_TRY_S, RunSpec
-from vit.training.world import World
-from vit.worker_group.devices import choose_devices, devices_text, most_of
-from vit.worker_group.worker_starts import NoRoom, StartsFailed, WorkerStarts, report_waiting, waits
+from vitline.infra.redact import cleaned
+from vitline.infra.runs.beside import beside
+from vitline.infra.runs.claims import ClaimLost
+from vitline.infra.runs.driver import Ending, driver_main, run_attempt
+from vitline.infra.runs.run_state import request_stop
+from vitline.infra.runs.stopping import StopPoller, handlers_kept
+from vitline.infra.settings import Settings
+from vitline.infra.storage import Store, open_store
+from vitline.vit.config import TrainConfig
+from vitline.vit.ray_input import decoded_on_ray
+from vitline.vit.ray_probes import checkpoints_probed
+from vitline.vit.run import TrainingRun
+from vitline.vit.run_spec import START_TRY_S, RunSpec
+from vitline.vit.training.world import World
+from vitline.vit.worker_group.devices import choose_devices, devices_text, most_of
+from vitline.vit.worker_group.worker_starts import NoRoom, StartsFailed, WorkerStarts, report_waiting, waits
 
 log = logging.getLogger(__name__)
 BACKENDS = {True: "nccl", False: "gloo"}
@@ -82,7 +82,7 @@ def fit(
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig
 
-    from vit.worker_group.one_training import one_training
+    from vitline.vit.worker_group.one_training import one_training
 
     with handlers_kept():
         ray.init(ignore_reinit_error=True, logging_level=logging.WARNING)
@@ -175,7 +175,7 @@ def trainer_class(elastic: tuple[int, str, int] | None = None) -> type[Any]:
     """
     from ray.train.torch import TorchTrainer
 
-    from vit.worker_group.elastic import Elastic, OneNode, OneNodeElastic
+    from vitline.vit.worker_group.elastic import Elastic, OneNode, OneNodeElastic
 
     class Trainer(TorchTrainer):
         def _create_default_callbacks(self) -> list[Any]:

@@ -1,7 +1,7 @@
 """The Ray job driver of an evaluation or a batch prediction: runs its trials, or computes its features or predictions, on all CPUs or GPUs
 of the cluster.
 
-python -m vit.ray_workers --run URI --attempt N
+python -m vitline.vit.ray_workers --run URI --attempt N
 """
 
 import logging
@@ -13,17 +13,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from infra.runs.claims import ClaimHolder
-from infra.runs.driver import Ending, driver_main, run_attempt
-from infra.runs.progress import RunProgress, write_progress
-from infra.runs.stopping import StopPoller, handlers_kept
-from infra.runs.task_watch import PROGRESS_TIMEOUT_S, TaskWatch
-from infra.runs.watchdog import Watchdog
-from infra.storage import Store, open_store
-from vit.batch_prediction.plan import PredictionSpec
-from vit.batch_prediction.predict import Predictor, predict
-from vit.ray_train import declared_resources
-from vit.vtab.evaluate import (
+from vitline.infra.runs.claims import ClaimHolder
+from vitline.infra.runs.driver import Ending, driver_main, run_attempt
+from vitline.infra.runs.progress import RunProgress, write_progress
+from vitline.infra.runs.stopping import StopPoller, handlers_kept
+from vitline.infra.runs.task_watch import PROGRESS_TIMEOUT_S, TaskWatch
+from vitline.infra.runs.watchdog import Watchdog
+from vitline.infra.storage import Store, open_store
+from vitline.vit.batch_prediction.plan import PredictionSpec
+from vitline.vit.batch_prediction.predict import Predictor, predict
+from vitline.vit.ray_train import declared_resources
+from vitline.vit.vtab.evaluate import (
     EvaluationSpec,
     NoSettingLeft,
     Score,
@@ -33,15 +33,15 @@ from vit.vtab.evaluate import (
     stored_score,
     total_trials,
 )
-from vit.vtab.frozen.extract_features import Extractor
-from vit.vtab.frozen.feature_plan import FeaturePart, work_chunks
-from vit.vtab.frozen.frozen import frozen_scores
-from vit.vtab.frozen.probe_trials import ProbeTrial
-from vit.vtab.frozen.score_probes import score_probe
-from vit.vtab.probes import Probe
-from vit.vtab.trained.packing import trial_resources
-from vit.vtab.trained.run_trial import ensure_trial
-from vit.vtab.trained.trials import Trial
+from vitline.vit.vtab.frozen.extract_features import Extractor
+from vitline.vit.vtab.frozen.feature_plan import FeaturePart, work_chunks
+from vitline.vit.vtab.frozen.frozen import frozen_scores
+from vitline.vit.vtab.frozen.probe_trials import ProbeTrial
+from vitline.vit.vtab.frozen.score_probes import score_probe
+from vitline.vit.vtab.probes import Probe
+from vitline.vit.vtab.trained.packing import trial_resources
+from vitline.vit.vtab.trained.run_trial import ensure_trial
+from vitline.vit.vtab.trained.trials import Trial
 
 log = logging.getLogger(__name__)
 MAX_RETRIES = 3

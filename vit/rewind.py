@@ -7,12 +7,12 @@ the older state is there. A process that is killed in between resumes from one o
 import logging
 from collections.abc import Callable
 
-from infra.storage import Store
-from vit.training.checkpoints.names import FOLDER, MANIFEST, parse_prefix
-from vit.training.checkpoints.search import before_step, read_together
-from vit.training.checkpoints.state_tensors import held_rows, load_state_tensors, restore, state_tensors
-from vit.training.train import TrainState
-from vit.training.world import World
+from vitline.infra.storage import Store
+from vitline.vit.training.checkpoints.names import FOLDER, MANIFEST, parse_prefix
+from vitline.vit.training.checkpoints.search import before_step, read_together
+from vitline.vit.training.checkpoints.state_tensors import held_rows, load_state_tensors, restore, state_tensors
+from vitline.vit.training.train import TrainState
+from vitline.vit.training.world import World
 
 log = logging.getLogger(__name__)
 

@@ -14,44 +14,44 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from infra.provenance import cpu_model, versions
-from infra.runs.claims import ClaimHolder, ClaimLost
-from infra.runs.run_state import RunState, StateDetail, write_state
-from infra.runs.stopping import StopPoller
-from infra.runs.watchdog import Watchdog
-from infra.storage import Store, open_store
-from vit.branch import unpin_parent
-from vit.corpora.training_corpora import TrainingCorpora, TrainingCorpus, open_corpora
-from vit.corpora.training_sources import sources_of
-from vit.input.batches import Batch, Decoded, Loading, eval_batches, source_batches
-from vit.input.decoding.how_many import decode_processes
-from vit.input.image_contract import ImageContract
-from vit.input.prefetch import Prefetcher
-from vit.inspection.first_inputs import save_first_inputs
-from vit.inspection.inspect_run import inspect_run
-from vit.inspection.spikes import spike_text, worst_examples, write_spike
-from vit.models.config import OwnNetworkConfig
-from vit.models.masked_patches import MaskedPatchModel
-from vit.models.network import Network
-from vit.own_code import problem_with_source
-from vit.published import adapt, initialised, load_model, publish
-from vit.rewind import rewind
-from vit.run_spec import MIXTURE_KEY, RunSpec, StartRecord, WorkerError, parent_spec
-from vit.speed.micro_batch import micro_batch_that_fits
-from vit.speed.training_memory import forget_peak, memory_record
-from vit.training.bad_examples import BadExamples
-from vit.training.checkpoints.best import BestCheckpoint
-from vit.training.checkpoints.manifest import CannotResume, RunIdentity
-from vit.training.checkpoints.names import kept_steps, lasts, list_checkpoints
-from vit.training.checkpoints.resume import resume, start_from
-from vit.training.checkpoints.save import CheckpointSaver
-from vit.training.evaluate import Evaluation, evaluate, evaluate_patches
-from vit.training.guard.spike_guard import Spike
-from vit.training.reporter import Reporter, system_metrics
-from vit.training.sharding.fsdp import shard
-from vit.training.train import Hook, TrainState, initial_state, torch_seed, train, with_optimizer
-from vit.training.world import World
-from vit.worker_group.devices import devices_text
+from vitline.infra.provenance import cpu_model, versions
+from vitline.infra.runs.claims import ClaimHolder, ClaimLost
+from vitline.infra.runs.run_state import RunState, StateDetail, write_state
+from vitline.infra.runs.stopping import StopPoller
+from vitline.infra.runs.watchdog import Watchdog
+from vitline.infra.storage import Store, open_store
+from vitline.vit.branch import unpin_parent
+from vitline.vit.corpora.training_corpora import TrainingCorpora, TrainingCorpus, open_corpora
+from vitline.vit.corpora.training_sources import sources_of
+from vitline.vit.input.batches import Batch, Decoded, Loading, eval_batches, source_batches
+from vitline.vit.input.decoding.how_many import decode_processes
+from vitline.vit.input.image_contract import ImageContract
+from vitline.vit.input.prefetch import Prefetcher
+from vitline.vit.inspection.first_inputs import save_first_inputs
+from vitline.vit.inspection.inspect_run import inspect_run
+from vitline.vit.inspection.spikes import spike_text, worst_examples, write_spike
+from vitline.vit.models.config import OwnNetworkConfig
+from vitline.vit.models.masked_patches import MaskedPatchModel
+from vitline.vit.models.network import Network
+from vitline.vit.own_code import problem_with_source
+from vitline.vit.published import adapt, initialised, load_model, publish
+from vitline.vit.rewind import rewind
+from vitline.vit.run_spec import MIXTURE_KEY, RunSpec, StartRecord, WorkerError, parent_spec
+from vitline.vit.speed.micro_batch import micro_batch_that_fits
+from vitline.vit.speed.training_memory import forget_peak, memory_record
+from vitline.vit.training.bad_examples import BadExamples
+from vitline.vit.training.checkpoints.best import BestCheckpoint
+from vitline.vit.training.checkpoints.manifest import CannotResume, RunIdentity
+from vitline.vit.training.checkpoints.names import kept_steps, lasts, list_checkpoints
+from vitline.vit.training.checkpoints.resume import resume, start_from
+from vitline.vit.training.checkpoints.save import CheckpointSaver
+from vitline.vit.training.evaluate import Evaluation, evaluate, evaluate_patches
+from vitline.vit.training.guard.spike_guard import Spike
+from vitline.vit.training.reporter import Reporter, system_metrics
+from vitline.vit.training.sharding.fsdp import shard
+from vitline.vit.training.train import Hook, TrainState, initial_state, torch_seed, train, with_optimizer
+from vitline.vit.training.world import World
+from vitline.vit.worker_group.devices import devices_text
 
 log = logging.getLogger(__name__)
 UNTRAINED_HEAD = "not trained: the network has learned to predict masked patches, and is to be fine-tuned"

@@ -5,20 +5,20 @@ from typing import NotRequired, TypedDict
 
 from pydantic import PositiveFloat, PositiveInt
 
-from infra.config import FrozenConfig, added
-from infra.keys import run_key
-from infra.records import UnreadableRecord, reading
-from infra.runs.progress import RunProgress
-from infra.storage import Store, open_store
-from vit.branch import check_branch
-from vit.config import ParentCheckpoint, TrainConfig
-from vit.corpora.training_corpora import open_corpora
-from vit.model_record import published_record
+from vitline.infra.config import FrozenConfig, added
+from vitline.infra.keys import run_key
+from vitline.infra.records import UnreadableRecord, reading
+from vitline.infra.runs.progress import RunProgress
+from vitline.infra.storage import Store, open_store
+from vitline.vit.branch import check_branch
+from vitline.vit.config import ParentCheckpoint, TrainConfig
+from vitline.vit.corpora.training_corpora import open_corpora
+from vitline.vit.model_record import published_record
 
 # Ray Train tries to place the worker group for so long before it reports that there is no room, and tries again.
 START_TRY_S = 30.0
 MIXTURE_KEY = "mixture.json"
-"""In the folder of a run on a mixture: `vit.corpora.training_corpora.MixtureRecord`."""
+"""In the folder of a run on a mixture: `vitline.vit.corpora.training_corpora.MixtureRecord`."""
 
 
 class RunSpec(FrozenConfig):

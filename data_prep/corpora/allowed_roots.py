@@ -8,7 +8,7 @@ import functools
 import os
 from collections.abc import Iterable
 
-from infra.storage import open_store
+from vitline.infra.storage import open_store
 
 
 class AllowedRoots:

@@ -2,8 +2,8 @@
 
 import importlib
 
-from data_prep.config import CorpusConfig
-from data_prep.corpora.raw import RawCorpus
+from vitline.data_prep.config import CorpusConfig
+from vitline.data_prep.corpora.raw import RawCorpus
 
 _READERS = {
     "class_folders": "sources.class_folders.ClassFolderCorpus",
@@ -26,6 +26,6 @@ _READERS = {
 def open_source(config: CorpusConfig) -> RawCorpus:
     """The source of a request; nothing is read yet. Imports only the libraries that this source needs."""
     module, _, name = _READERS[config.source.kind].rpartition(".")
-    reader = getattr(importlib.import_module(f"data_prep.corpora.{module}"), name)
+    reader = getattr(importlib.import_module(f"vitline.data_prep.corpora.{module}"), name)
     source: RawCorpus = reader(config.source, config.recipe)
     return source

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from data_prep.config import CorpusConfig, CorpusRecipe, Digits, Icons, Letters
+from vitline.data_prep.config import CorpusConfig, CorpusRecipe, Digits, Icons, Letters
 
 # A task keeps its exact numbers of examples, so duplicates within a split stay.
 _TASK = CorpusRecipe(duplicates="keep")

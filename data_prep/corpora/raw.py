@@ -10,13 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field, JsonValue, NonNegativeInt
 
-from data_prep.config import CorpusRecipe
-from data_prep.corpora.allowed_roots import AllowedRoots
-from data_prep.labels.classes import ClassInfo
-from data_prep.parquet_files import read_parquet
-from data_prep.splits import DrawnSplit
-from infra.config import FrozenConfig
-from infra.storage import Store
+from vitline.data_prep.config import CorpusRecipe
+from vitline.data_prep.corpora.allowed_roots import AllowedRoots
+from vitline.data_prep.labels.classes import ClassInfo
+from vitline.data_prep.parquet_files import read_parquet
+from vitline.data_prep.splits import DrawnSplit
+from vitline.infra.config import FrozenConfig
+from vitline.infra.storage import Store
 
 
 @dataclass(frozen=True, slots=True)

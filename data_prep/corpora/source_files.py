@@ -5,9 +5,9 @@ import hashlib
 import re
 from collections.abc import Iterator
 
-from data_prep.corpora.raw import SplitRule
-from data_prep.labels.label_texts import plain_text
-from infra.storage import Listed, Store, open_store
+from vitline.data_prep.corpora.raw import SplitRule
+from vitline.data_prep.labels.label_texts import plain_text
+from vitline.infra.storage import Listed, Store, open_store
 
 
 class SourceFiles:

@@ -5,10 +5,10 @@ from typing import TypeVar, cast
 
 import numpy as np
 
-from data_prep.decode import DecodePolicy, ImageRejected
-from data_prep.examine.decode_child import Examiner
-from data_prep.examine.decode_server import PIXELS
-from data_prep.examine.local_range import LocalRange
+from vitline.data_prep.decode import DecodePolicy, ImageRejected
+from vitline.data_prep.examine.decode_child import Examiner
+from vitline.data_prep.examine.decode_server import PIXELS
+from vitline.data_prep.examine.local_range import LocalRange
 
 T = TypeVar("T")
 _TIMEOUT_S, _MEMORY_BYTES = 60.0, 4 << 30
@@ -25,7 +25,7 @@ def decode_all_apart(
 
 
 def decode_apart(data: bytes, policy: DecodePolicy) -> np.ndarray:
-    """Pixels (height, width, 3), uint8 RGB, as `data_prep.decode.decode` returns them. Thread-safe.
+    """Pixels (height, width, 3), uint8 RGB, as `vitline.data_prep.decode.decode` returns them. Thread-safe.
 
     Raises ImageRejected, with reason `decoder_crash` if the decoder crashes, hangs for a minute, needs more than 4 GiB or answers
     what the header of the file contradicts; and RuntimeError if the decoding process cannot be started. The first call starts that

@@ -30,9 +30,9 @@ from typing import Any, Generic, Self, TypeVar, cast
 
 import numpy as np
 
-from data_prep.decode import DecodePolicy, ImageRejected
-from data_prep.examine.check_answer import check_decoded, check_examined
-from data_prep.examine.decode_server import (
+from vitline.data_prep.decode import DecodePolicy, ImageRejected
+from vitline.data_prep.examine.check_answer import check_decoded, check_examined
+from vitline.data_prep.examine.decode_server import (
     ANSWER,
     MAX_ANSWER_BYTES,
     PIXELS,
@@ -41,9 +41,9 @@ from data_prep.examine.decode_server import (
     ServerSettings,
     decode_answer,
 )
-from data_prep.examine.local_range import LocalRange
-from data_prep.images import Examined
-from infra.settings import inherited_environment
+from vitline.data_prep.examine.local_range import LocalRange
+from vitline.data_prep.images import Examined
+from vitline.infra.settings import inherited_environment
 
 T = TypeVar("T")
 Outcome = Examined | ImageRejected
@@ -72,7 +72,7 @@ class Examiner:
         *,
         timeout_s: float,
         memory_bytes: int,
-        function: str = "data_prep.images.examine_image",
+        function: str = "vitline.data_prep.images.examine_image",
     ) -> None:
         cpu_s = math.ceil(_CPU_S + 2 * _MAX_IN_FLIGHT * timeout_s)
         self._settings = ServerSettings(policy=policy, memory_bytes=memory_bytes, cpu_s=cpu_s, function=function)
@@ -369,7 +369,7 @@ def _signal_name(number: int) -> str:
 # The import path is passed explicitly: workers may have extended theirs after they were started, which a child does not inherit.
 _PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from data_prep.examine.decode_server import serve; serve(sys.argv[2], int(sys.argv[3]))"
+    "from vitline.data_prep.examine.decode_server import serve; serve(sys.argv[2], int(sys.argv[3]))"
 )
 # A process that handles untrusted bytes gets no secrets of this process in its environment.
 _INHERITED = {"LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONHOME"}

@@ -24,10 +24,10 @@ from typing import NoReturn, cast, get_args
 import numpy as np
 from PIL import Image
 
-from data_prep.decode import DecodePolicy, DecodeReason, ImageRejected
-from data_prep.examine.sandbox import enter_sandbox
-from data_prep.images import Examined
-from infra.config import FrozenConfig
+from vitline.data_prep.decode import DecodePolicy, DecodeReason, ImageRejected
+from vitline.data_prep.examine.sandbox import enter_sandbox
+from vitline.data_prep.images import Examined
+from vitline.infra.config import FrozenConfig
 
 REQUEST = struct.Struct("<Q")
 ANSWER = struct.Struct("<BI")
@@ -46,7 +46,7 @@ _LOADED_LATE = (
 )
 
 Examine = Callable[[bytes, DecodePolicy], Examined | np.ndarray]
-PIXELS = "data_prep.decode.decode"
+PIXELS = "vitline.data_prep.decode.decode"
 """The function whose answers are pixels."""
 
 

@@ -4,7 +4,7 @@ import errno
 import os
 from typing import BinaryIO, Self
 
-from infra.storage import Store
+from vitline.infra.storage import Store
 
 CAN_MOVE = hasattr(os, "splice")
 """Whether the system can move bytes from a file to a pipe (Linux)."""

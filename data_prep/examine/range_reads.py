@@ -11,8 +11,8 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple, TypeVar, cast
 
-from data_prep.examine.local_range import LocalRange
-from infra.storage import Store, open_store
+from vitline.data_prep.examine.local_range import LocalRange
+from vitline.infra.storage import Store, open_store
 
 READ_THREADS = 8
 _GAP_BYTES, _JOINT_BYTES = 64 * 1024, 1024 * 1024

@@ -11,7 +11,7 @@ import struct
 import sys
 from collections.abc import Collection
 
-from data_prep.examine.syscall_filter import filter_program, seccomp_call
+from vitline.data_prep.examine.syscall_filter import filter_program, seccomp_call
 
 # Landlock has the same numbers on all processors.
 _CREATE_RULESET, _RESTRICT_SELF = 444, 446

@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_prep.labels.classes import ClassMap
-from data_prep.partitions import bucket_of, read_partition, write_partitions
-from data_prep.records import read_table
-from data_prep.shard_format import (
+from vitline.data_prep.labels.classes import ClassMap
+from vitline.data_prep.partitions import bucket_of, read_partition, write_partitions
+from vitline.data_prep.records import read_table
+from vitline.data_prep.shard_format import (
     CLASSES_KEY,
     SHARDS_KEY,
     Manifest,
@@ -26,8 +26,8 @@ from data_prep.shard_format import (
     load_manifest,
     segment_keys,
 )
-from data_prep.splits import order_key
-from infra.storage import Store, open_store
+from vitline.data_prep.splits import order_key
+from vitline.infra.storage import Store, open_store
 
 ChangeKind = Literal["added", "removed", "relabelled", "moved", "changed_bytes"]
 _ROWS_AT_ONCE = 500_000  # rows per bucket and per file of buckets, about 100 bytes each

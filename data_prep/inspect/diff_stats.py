@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_prep.corpus_stats import CorpusStats
-from data_prep.labels.classes import ClassMap
-from data_prep.shard_format import Manifest
-from infra.config import flatten
+from vitline.data_prep.corpus_stats import CorpusStats
+from vitline.data_prep.labels.classes import ClassMap
+from vitline.data_prep.shard_format import Manifest
+from vitline.infra.config import flatten
 
 
 @dataclass(frozen=True)

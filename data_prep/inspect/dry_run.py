@@ -14,22 +14,22 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_prep.config import CorpusConfig, CorpusRecipe, PrepareExecution
-from data_prep.corpora.open_source import open_source
-from data_prep.corpora.raw import RawCorpus, WorkFolder, kept_lists
-from data_prep.corpus_stats import CorpusStats, SampleRule
-from data_prep.examine.examine import Record
-from data_prep.inspect.dry_run_report import Cores, DryRun, Number, render
-from data_prep.inspect.expected_rows import Kept, kept_rows, shares
-from data_prep.inspect.sample_source import BUDGET, Budget, ListedSource, Sample, list_parts, take_sample
-from data_prep.labels.class_maps import load_class_map
-from data_prep.labels.classes import ClassMap
-from data_prep.plan.plan_shards import SPLIT_ORDER, Base, Selection, plan_corpus
-from data_prep.plan.sort_records import ROW_SCHEMA, Selected, with_label_ids
-from data_prep.records import NOT_COUNTED, RECORD_SCHEMA, UNCOUNTED
-from data_prep.shards.verify_shards import ShardSpec
-from data_prep.shards.write_shards import ShardTask, write_shard
-from infra.storage import open_store
+from vitline.data_prep.config import CorpusConfig, CorpusRecipe, PrepareExecution
+from vitline.data_prep.corpora.open_source import open_source
+from vitline.data_prep.corpora.raw import RawCorpus, WorkFolder, kept_lists
+from vitline.data_prep.corpus_stats import CorpusStats, SampleRule
+from vitline.data_prep.examine.examine import Record
+from vitline.data_prep.inspect.dry_run_report import Cores, DryRun, Number, render
+from vitline.data_prep.inspect.expected_rows import Kept, kept_rows, shares
+from vitline.data_prep.inspect.sample_source import BUDGET, Budget, ListedSource, Sample, list_parts, take_sample
+from vitline.data_prep.labels.class_maps import load_class_map
+from vitline.data_prep.labels.classes import ClassMap
+from vitline.data_prep.plan.plan_shards import SPLIT_ORDER, Base, Selection, plan_corpus
+from vitline.data_prep.plan.sort_records import ROW_SCHEMA, Selected, with_label_ids
+from vitline.data_prep.records import NOT_COUNTED, RECORD_SCHEMA, UNCOUNTED
+from vitline.data_prep.shards.verify_shards import ShardSpec
+from vitline.data_prep.shards.write_shards import ShardTask, write_shard
+from vitline.infra.storage import open_store
 
 # Most that one request moves, in the code of stores and readers.
 _LIST_PAGE, _WINDOW_BYTES, _UPLOAD_BYTES = 1000, 4 << 20, 32 << 20

@@ -4,15 +4,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from data_prep.config import CorpusConfig
-from data_prep.corpus_stats import CorpusStats, SampleRow
-from data_prep.examine.range_reads import read_located
-from data_prep.labels.classes import ClassMap
-from data_prep.report.report import size_plots
-from data_prep.report.report_pictures import load_pictures
-from infra.html.page import duration, num_bytes
-from infra.html.page import render as render_page
-from infra.storage import open_store
+from vitline.data_prep.config import CorpusConfig
+from vitline.data_prep.corpus_stats import CorpusStats, SampleRow
+from vitline.data_prep.examine.range_reads import read_located
+from vitline.data_prep.labels.classes import ClassMap
+from vitline.data_prep.report.report import size_plots
+from vitline.data_prep.report.report_pictures import load_pictures
+from vitline.infra.html.page import duration, num_bytes
+from vitline.infra.html.page import render as render_page
+from vitline.infra.storage import open_store
 
 _MAX_CLASSES_SHOWN = 200
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_prep.config import CorpusConfig
-from data_prep.corpora.raw import RawCorpus
-from data_prep.labels.class_maps import load_class_map
-from data_prep.plan.plan_shards import Base
+from vitline.data_prep.config import CorpusConfig
+from vitline.data_prep.corpora.raw import RawCorpus
+from vitline.data_prep.labels.class_maps import load_class_map
+from vitline.data_prep.plan.plan_shards import Base
 
 Tables = Callable[[], Iterable[pa.Table]]
 """Labels and splits of some images, table by table; every call starts again."""

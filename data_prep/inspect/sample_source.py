@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_prep.config import CorpusConfig
-from data_prep.corpora.raw import Part, RawCorpus, RawExample, WorkFolder, kept_lists
-from data_prep.examine.decode_child import Examiner
-from data_prep.examine.examine import Record, examine_examples
-from data_prep.plan.listed_ids import check_repeats, keys_of, known_keys, repeats
-from data_prep.shard_format import KnownShard
-from data_prep.splits import order_key
+from vitline.data_prep.config import CorpusConfig
+from vitline.data_prep.corpora.raw import Part, RawCorpus, RawExample, WorkFolder, kept_lists
+from vitline.data_prep.examine.decode_child import Examiner
+from vitline.data_prep.examine.examine import Record, examine_examples
+from vitline.data_prep.plan.listed_ids import check_repeats, keys_of, known_keys, repeats
+from vitline.data_prep.shard_format import KnownShard
+from vitline.data_prep.splits import order_key
 
 _NUM_PARTS = 32
 _IDS_IN_MEMORY = 4_000_000

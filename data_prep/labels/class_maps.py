@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_prep.labels.classes import ClassInfo, ClassMap
-from data_prep.labels.label_texts import labelled_number
-from infra.config import FrozenConfig
-from infra.storage import open_store
+from vitline.data_prep.labels.classes import ClassInfo, ClassMap
+from vitline.data_prep.labels.label_texts import labelled_number
+from vitline.infra.config import FrozenConfig
+from vitline.infra.storage import open_store
 
 
 class Release(FrozenConfig):

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterable
 from typing import TypedDict, cast
 
-from infra.config import FrozenConfig, digest_of
+from vitline.infra.config import FrozenConfig, digest_of
 
 
 class ClassInfo(FrozenConfig):

@@ -5,7 +5,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from data_prep.labels.classes import number_label
+from vitline.data_prep.labels.classes import number_label
 
 
 def labelled_number(label: str) -> int | None:

@@ -11,12 +11,12 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_prep.decode import DecodePolicy
-from data_prep.parquet_files import open_parquet
-from data_prep.plan.locate_pictures import SHARD_TYPE, PictureReader, PictureRow, picture_row
-from data_prep.similarity.dedup import LOCATOR_SCHEMA
-from data_prep.similarity.near_duplicates import HashIndex, as_words
-from infra.storage import Store
+from vitline.data_prep.decode import DecodePolicy
+from vitline.data_prep.parquet_files import open_parquet
+from vitline.data_prep.plan.locate_pictures import SHARD_TYPE, PictureReader, PictureRow, picture_row
+from vitline.data_prep.similarity.dedup import LOCATOR_SCHEMA
+from vitline.data_prep.similarity.near_duplicates import HashIndex, as_words
+from vitline.infra.storage import Store
 
 NEAREST = 16
 """Largest number of evaluation images that a training image is compared with: those with the nearest hashes."""

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_prep.config import CorpusConfig
-from data_prep.corpus_stats import CorpusStats, SampleRule, merged
-from data_prep.executors import Executor, for_pictures, in_process
-from data_prep.find_corpus import prepared_corpora, prepared_corpus
-from data_prep.parquet_files import read_parquet
-from data_prep.plan.leak_pairs import (
+from vitline.data_prep.config import CorpusConfig
+from vitline.data_prep.corpus_stats import CorpusStats, SampleRule, merged
+from vitline.data_prep.executors import Executor, for_pictures, in_process
+from vitline.data_prep.find_corpus import prepared_corpora, prepared_corpus
+from vitline.data_prep.parquet_files import read_parquet
+from vitline.data_prep.plan.leak_pairs import (
     MAX_PAIRS,
     PAIRS_PER_TASK,
     Same,
@@ -29,15 +29,15 @@ from data_prep.plan.leak_pairs import (
     same_pictures,
     save_pairs,
 )
-from data_prep.plan.locate_pictures import SHARD_TYPE, PictureReader, listed_as_cell
-from data_prep.progress import Show
-from data_prep.records import PLAN, REQUEST_KEY, read_table, write_table
-from data_prep.shard_format import Manifest, known_shards, load_manifest, open_shard
-from data_prep.similarity.dedup import LOCATOR_SCHEMA, drops_table
-from data_prep.splits import hashed_split, unit_key
-from infra.config import FrozenConfig
-from infra.records import UnreadableRecord
-from infra.storage import Store, open_store
+from vitline.data_prep.plan.locate_pictures import SHARD_TYPE, PictureReader, listed_as_cell
+from vitline.data_prep.progress import Show
+from vitline.data_prep.records import PLAN, REQUEST_KEY, read_table, write_table
+from vitline.data_prep.shard_format import Manifest, known_shards, load_manifest, open_shard
+from vitline.data_prep.similarity.dedup import LOCATOR_SCHEMA, drops_table
+from vitline.data_prep.splits import hashed_split, unit_key
+from vitline.infra.config import FrozenConfig
+from vitline.infra.records import UnreadableRecord
+from vitline.infra.storage import Store, open_store
 
 INDEX_KEY, DECONTAMINATE_KEY = f"{PLAN}/evaluation.parquet", f"{PLAN}/decontaminate.parquet"
 EVALUATION_SPLITS = ("test", "val")

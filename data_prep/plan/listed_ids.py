@@ -14,16 +14,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_prep.config import CorpusConfig
-from data_prep.corpora.open_source import open_source
-from data_prep.corpora.raw import ExampleRow, Part, RawCorpus, WorkFolder
-from data_prep.executors import Executor, in_process
-from data_prep.partitions import bucket_of, hash_prefixes, in_groups, read_partition, write_partitions
-from data_prep.plan.check_refused import SHOWN, ids_there_error, repeated_ids_error
-from data_prep.records import MERGED_SCHEMA, PLAN, REQUEST_KEY, Chunks
-from data_prep.shard_format import KnownShard, open_shard
-from infra.config import FrozenConfig
-from infra.storage import Store, open_store
+from vitline.data_prep.config import CorpusConfig
+from vitline.data_prep.corpora.open_source import open_source
+from vitline.data_prep.corpora.raw import ExampleRow, Part, RawCorpus, WorkFolder
+from vitline.data_prep.executors import Executor, in_process
+from vitline.data_prep.partitions import bucket_of, hash_prefixes, in_groups, read_partition, write_partitions
+from vitline.data_prep.plan.check_refused import SHOWN, ids_there_error, repeated_ids_error
+from vitline.data_prep.records import MERGED_SCHEMA, PLAN, REQUEST_KEY, Chunks
+from vitline.data_prep.shard_format import KnownShard, open_shard
+from vitline.infra.config import FrozenConfig
+from vitline.infra.storage import Store, open_store
 
 _ROWS_PER_TASK, _SHARDS_PER_TASK = 1 << 18, 64
 _BYTES_PER_ROW = 64  # estimate for parts of unknown length

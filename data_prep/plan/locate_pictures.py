@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_prep.decode import DecodePolicy, ImageRejected
-from data_prep.examine.decode_apart import decode_all_apart
-from data_prep.examine.range_reads import ByteRange, Data, read_ahead
-from data_prep.shard_format import ListedShard, open_shard
-from data_prep.similarity.thumbnails import same_picture, same_pictures, thumbnail
-from infra.storage import Store, open_store
+from vitline.data_prep.decode import DecodePolicy, ImageRejected
+from vitline.data_prep.examine.decode_apart import decode_all_apart
+from vitline.data_prep.examine.range_reads import ByteRange, Data, read_ahead
+from vitline.data_prep.shard_format import ListedShard, open_shard
+from vitline.data_prep.similarity.thumbnails import same_picture, same_pictures, thumbnail
+from vitline.infra.storage import Store, open_store
 
 _THUMBNAILS_KEPT = 10_000  # 3 KB each
 

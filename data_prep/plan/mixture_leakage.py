@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from data_prep.decode import DecodePolicy
-from data_prep.plan.leak_pairs import PAIRS_PER_TASK, nearest_hashes
-from data_prep.plan.leakage import EVALUATION_SCHEMA, prepared_sets, published_rows
-from data_prep.plan.locate_pictures import PictureReader, PictureRow, listed_as_cell
-from data_prep.shard_format import KnownShard, Manifest, known_shards, load_manifest, open_shard
-from infra.storage import Store, open_store
+from vitline.data_prep.decode import DecodePolicy
+from vitline.data_prep.plan.leak_pairs import PAIRS_PER_TASK, nearest_hashes
+from vitline.data_prep.plan.leakage import EVALUATION_SCHEMA, prepared_sets, published_rows
+from vitline.data_prep.plan.locate_pictures import PictureReader, PictureRow, listed_as_cell
+from vitline.data_prep.shard_format import KnownShard, Manifest, known_shards, load_manifest, open_shard
+from vitline.infra.storage import Store, open_store
 
 _HASHES = ["phash", "phash_mirror"]
 

@@ -9,18 +9,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_prep.config import CorpusConfig
-from data_prep.executors import Executor, for_pictures
-from data_prep.partitions import in_groups, read_partition, write_partitions
-from data_prep.plan.locate_pictures import PictureReader, PictureRow, picture_row
-from data_prep.plan.near_records import PAIR_SCHEMA, NearPairs, NearTask, once, ranked
-from data_prep.plan.sort_records import Dropped, save_drops, survivors
-from data_prep.progress import Show
-from data_prep.records import PLAN, REQUEST_KEY, read_table, write_table
-from data_prep.similarity.dedup import LOCATOR_SCHEMA, drops_table
-from data_prep.similarity.near_duplicates import resolve
-from infra.config import FrozenConfig
-from infra.storage import Store, open_store
+from vitline.data_prep.config import CorpusConfig
+from vitline.data_prep.executors import Executor, for_pictures
+from vitline.data_prep.partitions import in_groups, read_partition, write_partitions
+from vitline.data_prep.plan.locate_pictures import PictureReader, PictureRow, picture_row
+from vitline.data_prep.plan.near_records import PAIR_SCHEMA, NearPairs, NearTask, once, ranked
+from vitline.data_prep.plan.sort_records import Dropped, save_drops, survivors
+from vitline.data_prep.progress import Show
+from vitline.data_prep.records import PLAN, REQUEST_KEY, read_table, write_table
+from vitline.data_prep.similarity.dedup import LOCATOR_SCHEMA, drops_table
+from vitline.data_prep.similarity.near_duplicates import resolve
+from vitline.infra.config import FrozenConfig
+from vitline.infra.storage import Store, open_store
 
 NEAREST = 16
 """Largest number of images with near hashes that an image is compared with on thumbnails: those with the nearest hashes."""

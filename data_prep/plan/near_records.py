@@ -4,13 +4,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_prep.partitions import bucket_of, read_partition, write_partitions
-from data_prep.plan.sort_records import SortTask, survivors
-from data_prep.records import PLAN, write_table
-from data_prep.similarity.dedup import split_ranks
-from data_prep.similarity.near_duplicates import as_words, band_keys, distances, num_beyond, pairs_within
-from infra.config import FrozenConfig
-from infra.storage import open_store
+from vitline.data_prep.partitions import bucket_of, read_partition, write_partitions
+from vitline.data_prep.plan.sort_records import SortTask, survivors
+from vitline.data_prep.records import PLAN, write_table
+from vitline.data_prep.similarity.dedup import split_ranks
+from vitline.data_prep.similarity.near_duplicates import as_words, band_keys, distances, num_beyond, pairs_within
+from vitline.infra.config import FrozenConfig
+from vitline.infra.storage import open_store
 
 CAP = 1000
 """Largest number of hashes of the same band that a hash is compared with; thousands may share one, such as empty pages."""

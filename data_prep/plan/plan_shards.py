@@ -9,19 +9,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data_prep.config import CorpusConfig, ShardingConfig
-from data_prep.corpora.open_source import open_source
-from data_prep.corpora.raw import FirstRows, RawCorpus
-from data_prep.corpus_stats import CorpusStats, merged
-from data_prep.executors import Executor, for_records
-from data_prep.labels.class_maps import applied, extended, load_class_map
-from data_prep.labels.classes import ClassMap
-from data_prep.partitions import in_groups
-from data_prep.plan.check_refused import check_left, check_refused
-from data_prep.plan.leakage import save_decontamination
-from data_prep.plan.near_pairs import judge_near
-from data_prep.plan.near_records import NearTask, deal_bands, find_near
-from data_prep.plan.sort_records import (
+from vitline.data_prep.config import CorpusConfig, ShardingConfig
+from vitline.data_prep.corpora.open_source import open_source
+from vitline.data_prep.corpora.raw import FirstRows, RawCorpus
+from vitline.data_prep.corpus_stats import CorpusStats, merged
+from vitline.data_prep.executors import Executor, for_records
+from vitline.data_prep.labels.class_maps import applied, extended, load_class_map
+from vitline.data_prep.labels.classes import ClassMap
+from vitline.data_prep.partitions import in_groups
+from vitline.data_prep.plan.check_refused import check_left, check_refused
+from vitline.data_prep.plan.leakage import save_decontamination
+from vitline.data_prep.plan.near_pairs import judge_near
+from vitline.data_prep.plan.near_records import NearTask, deal_bands, find_near
+from vitline.data_prep.plan.sort_records import (
     CLASSES_FILE,
     VAL_FILE,
     Dropped,
@@ -33,9 +33,9 @@ from data_prep.plan.sort_records import (
     select,
     val_candidates,
 )
-from data_prep.progress import Show
-from data_prep.records import Chunks
-from data_prep.shard_format import (
+from vitline.data_prep.progress import Show
+from vitline.data_prep.records import Chunks
+from vitline.data_prep.shard_format import (
     CLASSES_KEY,
     KnownShard,
     Manifest,
@@ -44,8 +44,8 @@ from data_prep.shard_format import (
     load_manifest,
     segment_keys,
 )
-from data_prep.similarity.near_duplicates import band_bits
-from infra.storage import Store, open_store
+from vitline.data_prep.similarity.near_duplicates import band_bits
+from vitline.infra.storage import Store, open_store
 
 SPLIT_ORDER = ("train", "val", "test")
 Views = Mapping[str, tuple[str | FirstRows, ...]]

@@ -16,16 +16,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from data_prep.config import CorpusConfig
-from data_prep.corpora.open_source import open_source
-from data_prep.corpus_stats import CorpusStats, SampleRule
-from data_prep.labels.classes import ClassMap
-from data_prep.partitions import bucket_of, hash_prefixes, read_partition, write_partitions
-from data_prep.plan.check_refused import ids_there_error, repeated_ids_error
-from data_prep.plan.leakage import leaked_rows
-from data_prep.records import NOT_COUNTED, PLAN, RECORD_SCHEMA, REQUEST_KEY, Chunks, write_table
-from data_prep.shard_format import KnownShard, open_shard
-from data_prep.similarity.dedup import (
+from vitline.data_prep.config import CorpusConfig
+from vitline.data_prep.corpora.open_source import open_source
+from vitline.data_prep.corpus_stats import CorpusStats, SampleRule
+from vitline.data_prep.labels.classes import ClassMap
+from vitline.data_prep.partitions import bucket_of, hash_prefixes, read_partition, write_partitions
+from vitline.data_prep.plan.check_refused import ids_there_error, repeated_ids_error
+from vitline.data_prep.plan.leakage import leaked_rows
+from vitline.data_prep.records import NOT_COUNTED, PLAN, RECORD_SCHEMA, REQUEST_KEY, Chunks, write_table
+from vitline.data_prep.shard_format import KnownShard, open_shard
+from vitline.data_prep.similarity.dedup import (
     DROPS_SCHEMA,
     GAINS_SCHEMA,
     LOCATOR_SCHEMA,
@@ -33,9 +33,9 @@ from data_prep.similarity.dedup import (
     exact_duplicates,
     gained_labels,
 )
-from data_prep.splits import order_key, split_hash, unit_key
-from infra.config import FrozenConfig
-from infra.storage import Store, open_store
+from vitline.data_prep.splits import order_key, split_hash, unit_key
+from vitline.infra.config import FrozenConfig
+from vitline.infra.storage import Store, open_store
 
 CLASSES_FILE, VAL_FILE, KNOWN_FILE = f"{PLAN}/classes.json", f"{PLAN}/val.json", f"{PLAN}/known.json"
 ROW_SCHEMA = pa.schema(

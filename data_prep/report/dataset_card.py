@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from data_prep.labels.classes import ClassMap
-from data_prep.shard_format import Manifest, SplitInfo
+from vitline.data_prep.labels.classes import ClassMap
+from vitline.data_prep.shard_format import Manifest, SplitInfo
 
 _LABELS = ("label", "labels")
 

@@ -9,7 +9,7 @@ from typing import TypedDict
 
 import numpy as np
 
-from data_prep.corpus_stats import (
+from vitline.data_prep.corpus_stats import (
     ASPECT_RATIO,
     FILE_BYTES,
     SIDE_PX,
@@ -17,13 +17,13 @@ from data_prep.corpus_stats import (
     LogScale,
     SampleRow,
 )
-from data_prep.labels.classes import ClassMap
-from data_prep.plan.check_refused import loss_text
-from data_prep.plan.leakage import own_splits_text
-from data_prep.report.report_pictures import leaks_by_size, load_pictures
-from data_prep.shard_format import Manifest, SegmentInfo
-from infra.html.page import duration, num_bytes, render, short
-from infra.html.plots import Axis, Bar, Line, Plot, ticks
+from vitline.data_prep.labels.classes import ClassMap
+from vitline.data_prep.plan.check_refused import loss_text
+from vitline.data_prep.plan.leakage import own_splits_text
+from vitline.data_prep.report.report_pictures import leaks_by_size, load_pictures
+from vitline.data_prep.shard_format import Manifest, SegmentInfo
+from vitline.infra.html.page import duration, num_bytes, render, short
+from vitline.infra.html.plots import Axis, Bar, Line, Plot, ticks
 
 _MAX_CLASS_BARS, _MAX_CLASSES_NAMED, _MAX_LIST_CHARS = 40, 20, 800_000
 

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from PIL import Image
 
-from data_prep.corpus_stats import CorpusStats, Findings, Leak, SampleRow
-from data_prep.decode import DecodePolicy, ImageRejected
-from data_prep.examine.decode_apart import decode_apart
-from infra.config import replace
+from vitline.data_prep.corpus_stats import CorpusStats, Findings, Leak, SampleRow
+from vitline.data_prep.decode import DecodePolicy, ImageRejected
+from vitline.data_prep.examine.decode_apart import decode_apart
+from vitline.infra.config import replace
 
 # On S3 an image costs a round trip, not bandwidth: read one by one, a page took 40 s.
 _READ_THREADS = 16

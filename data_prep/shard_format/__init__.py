@@ -6,7 +6,7 @@
 metadata, is not that of the shard that the manifest lists. Imports neither torch nor Ray.
 """
 
-from data_prep.shard_format.identity import (
+from vitline.data_prep.shard_format.identity import (
     KnownShard,
     ListedShard,
     ShardError,
@@ -14,7 +14,7 @@ from data_prep.shard_format.identity import (
     known_shards,
     listed_shards,
 )
-from data_prep.shard_format.manifest import (
+from vitline.data_prep.shard_format.manifest import (
     CARD_KEY,
     CLASSES_KEY,
     LEAKAGE_KEY,
@@ -37,9 +37,9 @@ from data_prep.shard_format.manifest import (
     segment_store,
     shard_key,
 )
-from data_prep.shard_format.open_checked import check_shard, open_shard
-from data_prep.shard_format.reader import ShardReader, read_row_group
-from data_prep.shard_format.schema import shard_schema
+from vitline.data_prep.shard_format.open_checked import check_shard, open_shard
+from vitline.data_prep.shard_format.reader import ShardReader, read_row_group
+from vitline.data_prep.shard_format.schema import shard_schema
 
 __all__ = [
     "CARD_KEY",

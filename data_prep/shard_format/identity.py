@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pydantic import ConfigDict, NonNegativeInt, PositiveInt
 
-from data_prep.parquet_files import read_parquet
-from data_prep.shard_format.manifest import SHARDS_KEY, Manifest, segment_keys, segment_store
-from infra.config import FrozenConfig
-from infra.storage import Store
+from vitline.data_prep.parquet_files import read_parquet
+from vitline.data_prep.shard_format.manifest import SHARDS_KEY, Manifest, segment_keys, segment_store
+from vitline.infra.config import FrozenConfig
+from vitline.infra.storage import Store
 
 IDENTITY = "vitline"
 """Name of the entry in the Parquet metadata of a shard."""

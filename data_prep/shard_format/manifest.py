@@ -11,11 +11,11 @@ from typing import Any, NotRequired, TypedDict
 import pyarrow as pa
 from pydantic import NonNegativeInt, PositiveInt
 
-from data_prep.decode import DecodePolicy
-from data_prep.shard_format.schema import shard_schema
-from infra.config import digest_of
-from infra.records import StoredRecord, UnreadableRecord, reading
-from infra.storage import Store, checked_key, open_store
+from vitline.data_prep.decode import DecodePolicy
+from vitline.data_prep.shard_format.schema import shard_schema
+from vitline.infra.config import digest_of
+from vitline.infra.records import StoredRecord, UnreadableRecord, reading
+from vitline.infra.storage import Store, checked_key, open_store
 
 SCHEMA_VERSION = 2
 """1: shards without identity. 2: every shard carries its `ShardIdentity`. Both are read."""

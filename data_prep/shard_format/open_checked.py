@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pyarrow as pa
 from pydantic import ValidationError
 
-from data_prep.parquet_files import RowGroupFile
-from data_prep.shard_format.identity import IDENTITY, ListedShard, ShardError, ShardIdentity, one_line
-from infra.storage import Store
+from vitline.data_prep.parquet_files import RowGroupFile
+from vitline.data_prep.shard_format.identity import IDENTITY, ListedShard, ShardError, ShardIdentity, one_line
+from vitline.infra.storage import Store
 
 
 def open_shard(

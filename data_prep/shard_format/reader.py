@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from data_prep.parquet_files import Footer, RowGroupFile
-from data_prep.shard_format.identity import ListedShard, ShardError, listed_shards, one_line
-from data_prep.shard_format.manifest import Manifest, RowGroupLocation, SplitInfo, segment_store
-from data_prep.shard_format.open_checked import check_shard, open_shard
-from infra.config import digest_of
-from infra.storage import DiskCache, Store
+from vitline.data_prep.parquet_files import Footer, RowGroupFile
+from vitline.data_prep.shard_format.identity import ListedShard, ShardError, listed_shards, one_line
+from vitline.data_prep.shard_format.manifest import Manifest, RowGroupLocation, SplitInfo, segment_store
+from vitline.data_prep.shard_format.open_checked import check_shard, open_shard
+from vitline.infra.config import digest_of
+from vitline.infra.storage import DiskCache, Store
 
 # Footers of 10,000 to 20,000 shards. Those of further shards are read again when they are needed.
 _FOOTER_BYTES = 64 * 2**20

@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from data_prep.shard_format import SplitInfo
-from infra.config import digest_of
+from vitline.data_prep.shard_format import SplitInfo
+from vitline.infra.config import digest_of
 
 _DIGEST_FORMAT = 1
 """Format of what the corpus digest covers. It is not the schema version of the manifest: equal rows have equal digests."""

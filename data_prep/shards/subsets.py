@@ -4,8 +4,8 @@ import time
 
 import pyarrow as pa
 
-from data_prep.records import UNCOUNTED, read_table, write_table
-from data_prep.shard_format import (
+from vitline.data_prep.records import UNCOUNTED, read_table, write_table
+from vitline.data_prep.shard_format import (
     CLASSES_KEY,
     MANIFEST_KEY,
     SCHEMA_VERSION,
@@ -19,9 +19,9 @@ from data_prep.shard_format import (
     load_manifest,
     segment_keys,
 )
-from data_prep.shards.content_digest import corpus_digest
-from infra.config import digest_of
-from infra.storage import Store, open_store
+from vitline.data_prep.shards.content_digest import corpus_digest
+from vitline.infra.config import digest_of
+from vitline.infra.storage import Store, open_store
 
 
 def check_take(name: str, num_rows: int | None, train_at_most: int) -> None:

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pydantic import Field
 
-from data_prep.config import PrepareExecution
-from data_prep.corpus_stats import STATS_KEY, CorpusStats
-from data_prep.decode import DecodePolicy, ImageRejected
-from data_prep.examine.decode_child import Examiner
-from data_prep.executors import Executor, in_process
-from data_prep.labels.classes import ClassMap
-from data_prep.parquet_files import RowGroupFile
-from data_prep.records import WORK, read_table
-from data_prep.shard_format import (
+from vitline.data_prep.config import PrepareExecution
+from vitline.data_prep.corpus_stats import STATS_KEY, CorpusStats
+from vitline.data_prep.decode import DecodePolicy, ImageRejected
+from vitline.data_prep.examine.decode_child import Examiner
+from vitline.data_prep.executors import Executor, in_process
+from vitline.data_prep.labels.classes import ClassMap
+from vitline.data_prep.parquet_files import RowGroupFile
+from vitline.data_prep.records import WORK, read_table
+from vitline.data_prep.shard_format import (
     CLASSES_KEY,
     LEAKAGE_KEY,
     REJECTS_KEY,
@@ -34,9 +34,9 @@ from data_prep.shard_format import (
     segment_store,
     shard_schema,
 )
-from data_prep.shards.content_digest import RowContent, content_digest, corpus_digest
-from infra.config import FrozenConfig
-from infra.storage import Store, open_store
+from vitline.data_prep.shards.content_digest import RowContent, content_digest, corpus_digest
+from vitline.infra.config import FrozenConfig
+from vitline.infra.storage import Store, open_store
 
 _BLOCK_BYTES = 1 << 20
 _TABLES = (REJECTS_KEY, SHARDS_KEY, LEAKAGE_KEY)

@@ -13,16 +13,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from data_prep.examine.range_reads import READ_THREADS, ByteRange, JointRead, joint_reads, read_jointly
-from data_prep.parquet_files import open_parquet
-from data_prep.plan.sort_records import rows_key
-from data_prep.records import WORK
-from data_prep.shard_format import SCHEMA_VERSION, ListedShard, ShardError, ShardIdentity, open_shard
-from data_prep.shards.content_digest import table_content_digest
-from data_prep.shards.verify_shards import ShardSpec
-from infra.config import FrozenConfig
-from infra.runs.watchdog import note_progress
-from infra.storage import Store, open_store
+from vitline.data_prep.examine.range_reads import READ_THREADS, ByteRange, JointRead, joint_reads, read_jointly
+from vitline.data_prep.parquet_files import open_parquet
+from vitline.data_prep.plan.sort_records import rows_key
+from vitline.data_prep.records import WORK
+from vitline.data_prep.shard_format import SCHEMA_VERSION, ListedShard, ShardError, ShardIdentity, open_shard
+from vitline.data_prep.shards.content_digest import table_content_digest
+from vitline.data_prep.shards.verify_shards import ShardSpec
+from vitline.infra.config import FrozenConfig
+from vitline.infra.runs.watchdog import note_progress
+from vitline.infra.storage import Store, open_store
 
 _MIN_ROWS_AT_ONCE, _MAX_ROWS_AT_ONCE, _BYTES_AT_ONCE = 32, 1024, 4 * 2**20
 # Larger pages, such as a whole row group of photographs, are assembled in memory that the kernel must provide anew each time, which

@@ -6,13 +6,13 @@ from typing import get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from data_prep.config import CorpusConfig
-from flows.nights.settings import NightSettings
-from flows.on_prefect.deployments import DEPLOYMENTS, Deployment
-from flows.requests.prepare_config import SOURCES
-from vit.config import TrainConfig
-from vit.models.config import AnyNetworkConfig
-from vit.vtab.protocols import Protocol
+from vitline.data_prep.config import CorpusConfig
+from vitline.flows.nights.settings import NightSettings
+from vitline.flows.on_prefect.deployments import DEPLOYMENTS, Deployment
+from vitline.flows.requests.prepare_config import SOURCES
+from vitline.vit.config import TrainConfig
+from vitline.vit.models.config import AnyNetworkConfig
+from vitline.vit.vtab.protocols import Protocol
 
 from .markdown import joined, table, text
 from .types_in_words import NAMED_CHOICES, choices_text, described

@@ -15,11 +15,11 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from data_prep.corpora.sources.digits import DigitsCorpus
-from data_prep.corpora.sources.drawn.icons import icon_sets
-from data_prep.corpora.sources.drawn.letters import font_files
-from flows.commands.vtab_corpora import official_files
-from infra.local.install import pins
+from vitline.data_prep.corpora.sources.digits import DigitsCorpus
+from vitline.data_prep.corpora.sources.drawn.icons import icon_sets
+from vitline.data_prep.corpora.sources.drawn.letters import font_files
+from vitline.flows.commands.vtab_corpora import official_files
+from vitline.infra.local.install import pins
 
 from .markdown import joined, table, text
 

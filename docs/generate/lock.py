@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from infra.local.install import LOCK, ROOT, pins
+from vitline.infra.local.install import LOCK, ROOT, pins
 
 HEAD = """\
 # Written by `make lock`. Every install of this project uses this file: its versions, and only files with one of these sha256.

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from infra.system_metrics import SystemSampler
+from vitline.infra.system_metrics import SystemSampler
 
 from .markdown import joined, table, text
 

@@ -2,12 +2,12 @@
 
 from pydantic import AliasChoices
 
-from data_prep.corpora.presets import PRESETS
-from flows.reports.protocol_rows import protocol_rows
-from infra.settings import Settings
-from vit.models.variants import REGISTERED, network_variant
-from vit.recipes import RECIPES
-from vit.vtab.tasks import VTAB_TASKS
+from vitline.data_prep.corpora.presets import PRESETS
+from vitline.flows.reports.protocol_rows import protocol_rows
+from vitline.infra.settings import Settings
+from vitline.vit.models.variants import REGISTERED, network_variant
+from vitline.vit.recipes import RECIPES
+from vitline.vit.vtab.tasks import VTAB_TASKS
 
 from .markdown import joined, table, text
 

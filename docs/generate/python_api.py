@@ -8,40 +8,40 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-import data_prep.decode
-import data_prep.shard_format
-import infra.stores.store
-import vit.published
-import vit.vtab.protocols
-from infra.storage import open_store
-from vit.models.config import network_config
-from vit.models.variants import network_variant
+import vitline.data_prep.decode
+import vitline.data_prep.shard_format
+import vitline.infra.stores.store
+import vitline.vit.published
+import vitline.vit.vtab.protocols
+from vitline.infra.storage import open_store
+from vitline.vit.models.config import network_config
+from vitline.vit.models.variants import network_variant
 
 from .markdown import joined, table, text
 from .types_in_words import described
 
 API: dict[str, Sequence[Any]] = {
     "Published models": (
-        vit.published.load_model,
-        vit.published.PublishedModel,
-        vit.published.verify_model,
-        vit.published.publish,
+        vitline.vit.published.load_model,
+        vitline.vit.published.PublishedModel,
+        vitline.vit.published.verify_model,
+        vitline.vit.published.publish,
     ),
     "Corpora": (
         open_store,
-        data_prep.shard_format.load_manifest,
-        data_prep.shard_format.load_class_names,
-        data_prep.shard_format.Manifest,
-        data_prep.shard_format.ShardReader,
-        data_prep.shard_format.read_row_group,
-        data_prep.decode.decode,
+        vitline.data_prep.shard_format.load_manifest,
+        vitline.data_prep.shard_format.load_class_names,
+        vitline.data_prep.shard_format.Manifest,
+        vitline.data_prep.shard_format.ShardReader,
+        vitline.data_prep.shard_format.read_row_group,
+        vitline.data_prep.decode.decode,
     ),
-    "Stores": (infra.stores.store.Store,),
+    "Stores": (vitline.infra.stores.store.Store,),
     "Networks, recipes, protocols": (
         network_config,
         network_variant,
-        vit.recipes.recipe_named,
-        vit.vtab.protocols.protocol_named,
+        vitline.vit.recipes.recipe_named,
+        vitline.vit.vtab.protocols.protocol_named,
     ),
 }
 
@@ -113,7 +113,7 @@ def annotation_text(annotation: Any) -> str:
 
 
 def plain_names(code: str) -> str:
-    """`vit.published.PublishedModel` -> `PublishedModel`."""
+    """`vitline.vit.published.PublishedModel` -> `PublishedModel`."""
     unquoted = re.sub(r"'([A-Za-z_][\w.]*)'", r"\1", code).replace("numpy.", "np.")
     return re.sub(r"\b(?:[a-z_]\w*\.)+([A-Z]\w*)", r"\1", unquoted)
 

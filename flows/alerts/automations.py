@@ -17,9 +17,9 @@ from prefect.events.schemas.automations import AutomationCore, EventTrigger
 from prefect.events.schemas.events import ResourceSpecification
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 
-from flows.alerts.problems import Problem
-from flows.on_prefect.prefect_observer import client
-from infra.names import there_are
+from vitline.flows.alerts.problems import Problem
+from vitline.flows.on_prefect.prefect_observer import client
+from vitline.infra.names import there_are
 
 CREATED = "vitline_alerts"
 """The variable that holds the names of the automations that were created."""

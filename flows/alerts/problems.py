@@ -11,14 +11,14 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field, ValidationError
 
-from flows.ops.schedule_checks import schedule_problems
-from flows.run_standing import progress_of
-from infra.config import FrozenConfig
-from infra.local.paths import local_dir
-from infra.ray_jobs import Job
-from infra.records import UnreadableRecord
-from infra.settings import Settings
-from infra.storage import Store
+from vitline.flows.ops.schedule_checks import schedule_problems
+from vitline.flows.run_standing import progress_of
+from vitline.infra.config import FrozenConfig
+from vitline.infra.local.paths import local_dir
+from vitline.infra.ray_jobs import Job
+from vitline.infra.records import UnreadableRecord
+from vitline.infra.settings import Settings
+from vitline.infra.storage import Store
 
 log = logging.getLogger(__name__)
 SEEN = "ops/alerts.json"

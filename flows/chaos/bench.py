@@ -9,26 +9,26 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from data_prep.config import CorpusConfig, CorpusRecipe, Digits, ShardingConfig
-from data_prep.find_corpus import corpus_store
-from data_prep.prepare import prepare
-from flows.chaos.promises import require
-from infra.local.processes import child_environment, end_with_parent
-from infra.runs.claims import read_claim, take_claim
-from infra.runs.journal import read_journal
-from infra.runs.run_state import NO_STATE, RunState, read_state
-from infra.settings import Settings
-from infra.storage import Store, open_store
-from vit.config import ExecutionConfig, OptimConfig, TrainConfig, TrainRecipe
-from vit.input.config import AugmentConfig, InputConfig
-from vit.models.config import ViTConfig
-from vit.published import load_model
-from vit.run import TrainingRun
-from vit.run_spec import make_spec
-from vit.training.world import World
+from vitline.data_prep.config import CorpusConfig, CorpusRecipe, Digits, ShardingConfig
+from vitline.data_prep.find_corpus import corpus_store
+from vitline.data_prep.prepare import prepare
+from vitline.flows.chaos.promises import require
+from vitline.infra.local.processes import child_environment, end_with_parent
+from vitline.infra.runs.claims import read_claim, take_claim
+from vitline.infra.runs.journal import read_journal
+from vitline.infra.runs.run_state import NO_STATE, RunState, read_state
+from vitline.infra.settings import Settings
+from vitline.infra.storage import Store, open_store
+from vitline.vit.config import ExecutionConfig, OptimConfig, TrainConfig, TrainRecipe
+from vitline.vit.input.config import AugmentConfig, InputConfig
+from vitline.vit.models.config import ViTConfig
+from vitline.vit.published import load_model
+from vitline.vit.run import TrainingRun
+from vitline.vit.run_spec import make_spec
+from vitline.vit.training.world import World
 
 if TYPE_CHECKING:
-    from flows.chaos.own_servers import OwnServers
+    from vitline.flows.chaos.own_servers import OwnServers
 
 STEPS, SAVE_EVERY = 20, 5
 CORPUS = CorpusConfig(
@@ -81,7 +81,7 @@ class Training:
     @contextlib.contextmanager
     def child(self, fault: str, at: int = 0) -> Iterator["subprocess.Popen[str]"]:
         """The attempt in a process of its own, which brings `fault` upon itself after step `at`; see `child_attempt`."""
-        command = [sys.executable, "-m", "flows.chaos.child_attempt", "--run", self.run.uri]
+        command = [sys.executable, "-m", "vitline.flows.chaos.child_attempt", "--run", self.run.uri]
         command += ["--attempt", str(self.attempt), "--fault", fault, "--at", str(at)]
         with child_process(command) as child:
             yield child
@@ -131,7 +131,7 @@ class Bench:
     @cached_property
     def servers(self) -> "OwnServers":
         """A Prefect, an MLflow and a Ray that work on this place, started once. Raises NotTried where they do not start."""
-        from flows.chaos.own_servers import own_servers
+        from vitline.flows.chaos.own_servers import own_servers
 
         return self._open.enter_context(own_servers(self.place.uri))
 

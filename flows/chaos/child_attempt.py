@@ -1,6 +1,6 @@
 """One attempt of a tiny training in a process of its own, which brings a fault upon itself.
 
-    python -m flows.chaos.child_attempt --run URI --attempt N --fault kill|stop|full-disk|none|hold --at STEP
+    python -m vitline.flows.chaos.child_attempt --run URI --attempt N --fault kill|stop|full-disk|none|hold --at STEP
 
 `hold` trains nothing: it only holds the claim, until its standard input is closed. The exit code is 0 if the run finished.
 """
@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable
 from unittest.mock import patch
 
-from infra.redact import log_to_stderr
-from infra.runs.claims import ClaimHolder, ClaimLost
-from infra.runs.run_state import CLAIM_LOST_EXIT_CODE, StopReason
-from infra.runs.stopping import StopPoller
-from infra.storage import Store, open_store
+from vitline.infra.redact import log_to_stderr
+from vitline.infra.runs.claims import ClaimHolder, ClaimLost
+from vitline.infra.runs.run_state import CLAIM_LOST_EXIT_CODE, StopReason
+from vitline.infra.runs.stopping import StopPoller
+from vitline.infra.storage import Store, open_store
 
 HEARTBEAT_S, IN_FLIGHT_S = 0.1, 1.0
 
@@ -52,8 +52,8 @@ def train(run: Store, attempt: int, fault: str, at: int) -> int:
     """Trains, with the fault after step `at` of this attempt; the exit code."""
     import torch
 
-    from vit.run import TrainingRun
-    from vit.training.world import World
+    from vitline.vit.run import TrainingRun
+    from vitline.vit.training.world import World
 
     torch.set_num_threads(1)
     steps, asked = itertools.count(1), StopPoller.asked

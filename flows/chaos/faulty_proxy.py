@@ -22,8 +22,8 @@ from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.session import Session
 
-from infra.settings import Settings, changed_environment
-from infra.stores import s3_store
+from vitline.infra.settings import Settings, changed_environment
+from vitline.infra.stores import s3_store
 
 FAULTS = ("503", "reset", "reply lost", "reply cut", "slow")
 LINGER = (1, 13, struct.pack("ii", 1, 0))  # SOL_SOCKET, SO_LINGER

@@ -14,12 +14,12 @@ from typing import Any
 import httpx
 import psutil
 
-from flows.chaos.promises import NotTried, wait_until
-from infra.local.databases import database_file
-from infra.local.processes import child_environment, free_ports, is_running, temporary_folder
-from infra.local.service_logs import unexplained_tracebacks
-from infra.local.stack import check_services, find_stack, stack_environment, start_stack, stop_stack
-from infra.plain_text import last_words
+from vitline.flows.chaos.promises import NotTried, wait_until
+from vitline.infra.local.databases import database_file
+from vitline.infra.local.processes import child_environment, free_ports, is_running, temporary_folder
+from vitline.infra.local.service_logs import unexplained_tracebacks
+from vitline.infra.local.stack import check_services, find_stack, stack_environment, start_stack, stop_stack
+from vitline.infra.plain_text import last_words
 
 SERVICES = ("mlflow", "prefect", "prefect-worker", "shipper", "ray")
 FINAL = ("COMPLETED", "FAILED", "CANCELLED", "CRASHED")
@@ -48,7 +48,7 @@ class OwnServers:
 
     def deploy(self) -> None:
         """Registers the flows. The reconciler is paused: it must not repair what a scenario finds."""
-        command = [sys.executable, "-P", "-m", "flows.cli", "flows", "deploy"]
+        command = [sys.executable, "-P", "-m", "vitline.flows.cli", "flows", "deploy"]
         done = subprocess.run(command, env=child_environment(self.env), capture_output=True, text=True)
         if done.returncode:
             raise NotTried(f"the flows cannot be registered: {last_words(done.stderr)}")

@@ -1,6 +1,6 @@
 """The Ray job driver of a training whose rank 0 suffers a fault at its first start: `chaos.json` of the run says which one.
 
-python -m flows.chaos.ray_driver --run URI --attempt N
+python -m vitline.flows.chaos.ray_driver --run URI --attempt N
 """
 
 import itertools
@@ -10,11 +10,11 @@ import time
 from typing import Any
 from unittest.mock import patch
 
-from infra.runs.driver import driver_main
-from infra.runs.run_state import StopReason, request_stop
-from infra.runs.stopping import StopPoller
-from infra.storage import Store, open_store
-from vit import ray_train
+from vitline.infra.runs.driver import driver_main
+from vitline.infra.runs.run_state import StopReason, request_stop
+from vitline.infra.runs.stopping import StopPoller
+from vitline.infra.storage import Store, open_store
+from vitline.vit import ray_train
 
 FAULT, REACHED = "chaos.json", "chaos-reached.json"
 AT = 12

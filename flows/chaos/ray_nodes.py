@@ -10,13 +10,13 @@ from pathlib import Path
 
 import psutil
 
-from flows.chaos.promises import NotTried, wait_until
-from flows.stages.engines import Cluster
-from infra.local.processes import child_environment, end_with_parent, is_running, tail
-from infra.local.ray_node import FOREIGN_TO_RAY, LocalRay
-from infra.plain_text import last_words
-from infra.ray_jobs import RayJobs
-from infra.settings import Settings
+from vitline.flows.chaos.promises import NotTried, wait_until
+from vitline.flows.stages.engines import Cluster
+from vitline.infra.local.processes import child_environment, end_with_parent, is_running, tail
+from vitline.infra.local.ray_node import FOREIGN_TO_RAY, LocalRay
+from vitline.infra.plain_text import last_words
+from vitline.infra.ray_jobs import RayJobs
+from vitline.infra.settings import Settings
 
 OBJECT_STORE_BYTES = 100_000_000
 JOIN_TIMEOUT_S = 120.0

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from flows.chaos.bench import Bench
-from flows.chaos.promises import NotTried, PromiseBroken
+from vitline.flows.chaos.bench import Bench
+from vitline.flows.chaos.promises import NotTried, PromiseBroken
 
 Verdict = Literal["kept", "broken", "not tried"]
 

@@ -7,9 +7,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from flows.chaos.promises import NotTried
-from infra.local.processes import end_with_parent
-from infra.plain_text import last_words
+from vitline.flows.chaos.promises import NotTried
+from vitline.infra.local.processes import end_with_parent
+from vitline.infra.plain_text import last_words
 
 SIZE_BYTES = 32 << 20
 PAGE_BYTES = 4096

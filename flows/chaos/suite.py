@@ -13,8 +13,8 @@ from importlib.metadata import version
 from types import ModuleType
 from typing import NamedTuple
 
-from flows.chaos.bench import Bench
-from flows.chaos.faults import (
+from vitline.flows.chaos.bench import Bench
+from vitline.flows.chaos.faults import (
     checkpoint_faults,
     claim_faults,
     cluster_faults,
@@ -24,12 +24,12 @@ from flows.chaos.faults import (
     server_faults,
     store_faults,
 )
-from flows.chaos.scenario import Result, Scenario
-from flows.console import utc
-from infra.names import there_are
-from infra.redact import cleaned
-from infra.settings import Settings
-from infra.storage import Store, open_store
+from vitline.flows.chaos.scenario import Result, Scenario
+from vitline.flows.console import utc
+from vitline.infra.names import there_are
+from vitline.infra.redact import cleaned
+from vitline.infra.settings import Settings
+from vitline.infra.storage import Store, open_store
 
 FAMILIES: tuple[ModuleType, ...] = (
     claim_faults,

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows import console
+from vitline.flows import console
 
 if TYPE_CHECKING:
-    from infra.settings import Settings
+    from vitline.infra.settings import Settings
 
 Root = Annotated[
     str | None,
@@ -35,7 +35,7 @@ Set = Annotated[
 
 def settings(root: str | None = None) -> "Settings":
     """The settings of this process, with the given root if there is one."""
-    from infra.settings import Settings  # imported here because `--help` does not need it
+    from vitline.infra.settings import Settings  # imported here because `--help` does not need it
 
     return Settings(root=root) if root else Settings()
 
@@ -69,7 +69,7 @@ def show_one(value: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
         console.emit(value)
         return
-    from infra.config import flatten
+    from vitline.infra.config import flatten
 
     console.table("", ["field", "value"], [[key, field(key, v)] for key, v in flatten(value).items()])
 

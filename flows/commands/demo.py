@@ -10,26 +10,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from data_prep.corpora import presets
-from data_prep.corpora.raw import FetchUnavailable
-from flows import console
-from flows.catalog import list_corpora
-from flows.home.address import home_url
-from flows.on_prefect.deployments import DEMO
-from flows.records import PipelineRecord, read_pipeline
-from flows.reports.recorded_scores import outside
-from flows.reports.report import SCORE_COLUMNS, score_rows, stage_time, standard_error
-from flows.requests.forms import PipelineRequest
-from flows.requests.pipeline_plan import resolve_pipeline
-from flows.stages.prepare_corpus import fetch_sources
-from flows.stages.stage import run_store
-from infra.local.paths import local_dir
-from infra.local.running_stack import stack_dir
-from infra.runs.run_state import NO_STATE, read_state
-from infra.settings import Settings
-from infra.storage import open_store
-from vit.vtab.evaluate import Score
-from vit.vtab.published.report import coverage
+from vitline.data_prep.corpora import presets
+from vitline.data_prep.corpora.raw import FetchUnavailable
+from vitline.flows import console
+from vitline.flows.catalog import list_corpora
+from vitline.flows.home.address import home_url
+from vitline.flows.on_prefect.deployments import DEMO
+from vitline.flows.records import PipelineRecord, read_pipeline
+from vitline.flows.reports.recorded_scores import outside
+from vitline.flows.reports.report import SCORE_COLUMNS, score_rows, stage_time, standard_error
+from vitline.flows.requests.forms import PipelineRequest
+from vitline.flows.requests.pipeline_plan import resolve_pipeline
+from vitline.flows.stages.prepare_corpus import fetch_sources
+from vitline.flows.stages.stage import run_store
+from vitline.infra.local.paths import local_dir
+from vitline.infra.local.running_stack import stack_dir
+from vitline.infra.runs.run_state import NO_STATE, read_state
+from vitline.infra.settings import Settings
+from vitline.infra.storage import open_store
+from vitline.vit.vtab.evaluate import Score
+from vitline.vit.vtab.published.report import coverage
 
 Profile = Literal["full", "smoke"]
 DEPLOYMENT = "pretrain-then-transfer/demo"
@@ -66,7 +66,7 @@ def demo_request(settings: Settings, profile: Profile, seed: int) -> tuple[dict[
 def run_demo(settings: Settings, *, profile: Profile, seed: int, as_json: bool) -> None:
     """Runs the demo and prints its result. Raises RuntimeError with the URL of the flow run if it failed."""
     started = time.monotonic()
-    from flows.commands.trigger import follow, trigger
+    from vitline.flows.commands.trigger import follow, trigger
 
     changes, note = demo_request(settings, profile, seed)
     run, page = trigger(settings, DEPLOYMENT, changes)

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import NotRequired, TypedDict
 
-from flows import console
-from flows.costs.evaluation_cost import TaskCost, measured_flops, task_costs
-from flows.requests.evaluation_plan import resolve_evaluate
-from flows.requests.forms import EvaluateRequest
-from flows.stages.engines import open_engines
-from flows.stages.evaluate_tasks import SCORE_COLUMNS, evaluate_tasks, score_cells
-from infra.settings import Settings
-from vit.vtab.trained.packing import trials_per_gpu
+from vitline.flows import console
+from vitline.flows.costs.evaluation_cost import TaskCost, measured_flops, task_costs
+from vitline.flows.requests.evaluation_plan import resolve_evaluate
+from vitline.flows.requests.forms import EvaluateRequest
+from vitline.flows.stages.engines import open_engines
+from vitline.flows.stages.evaluate_tasks import SCORE_COLUMNS, evaluate_tasks, score_cells
+from vitline.infra.settings import Settings
+from vitline.vit.vtab.trained.packing import trials_per_gpu
 
 
 def score_and_show(settings: Settings, request: EvaluateRequest, *, as_json: bool) -> None:

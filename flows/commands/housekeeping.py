@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from flows.ops.collect_garbage import NoOldFlowRuns, OldFlowRuns, collect_garbage
-from flows.ops.flow_runs import FlowRuns, NoFlowRuns
-from flows.ops.reconcile import Inconsistency, reconcile
-from flows.requests.forms import CollectGarbageRequest, ReconcileRequest
-from flows.stages.engines import open_engines
-from infra.settings import Settings
+from vitline.flows.ops.collect_garbage import NoOldFlowRuns, OldFlowRuns, collect_garbage
+from vitline.flows.ops.flow_runs import FlowRuns, NoFlowRuns
+from vitline.flows.ops.reconcile import Inconsistency, reconcile
+from vitline.flows.requests.forms import CollectGarbageRequest, ReconcileRequest
+from vitline.flows.stages.engines import open_engines
+from vitline.infra.settings import Settings
 
 
 def reconcile_now(settings: Settings, *, dry_run: bool, quiet_minutes: float) -> list[Inconsistency]:
@@ -21,8 +21,8 @@ def reconcile_now(settings: Settings, *, dry_run: bool, quiet_minutes: float) ->
 def flow_runs(settings: Settings) -> FlowRuns:
     if settings.prefect_api_url is None:
         return NoFlowRuns()
-    from flows.deployed import FLOW_NAMES
-    from flows.on_prefect.prefect_runs import PrefectFlowRuns
+    from vitline.flows.deployed import FLOW_NAMES
+    from vitline.flows.on_prefect.prefect_runs import PrefectFlowRuns
 
     return PrefectFlowRuns(FLOW_NAMES)
 
@@ -36,7 +36,7 @@ def collect_garbage_now(settings: Settings, request: Mapping[str, Any]) -> list[
 def old_flow_runs(settings: Settings) -> OldFlowRuns:
     if settings.prefect_api_url is None:
         return NoOldFlowRuns()
-    from flows.deployed import FLOW_NAMES
-    from flows.on_prefect.old_flow_runs import PrefectOldFlowRuns
+    from vitline.flows.deployed import FLOW_NAMES
+    from vitline.flows.on_prefect.old_flow_runs import PrefectOldFlowRuns
 
     return PrefectOldFlowRuns(FLOW_NAMES)

@@ -7,28 +7,28 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.config import CorpusConfig
-from data_prep.corpus_stats import SIDE_PX, CorpusStats
-from data_prep.find_corpus import prepared_corpus
-from data_prep.inspect.diff_corpora import ChangeKind, ExampleDiff, diff_examples
-from data_prep.inspect.diff_stats import CorpusFacts, StatDifference, diff_stats
-from data_prep.inspect.dry_run import dry_run
-from data_prep.inspect.dry_run_report import Cores
-from data_prep.labels.classes import ClassMap
-from data_prep.plan.leakage import own_splits_text
-from data_prep.plan.plan_shards import Base
-from data_prep.shard_format import Manifest, load_manifest
-from data_prep.shards.subsets import check_take
-from flows import console
-from flows.catalog import find_corpus
-from flows.commands.command_line import cell
-from flows.reports.corpus_facts import facts_of
-from flows.stages.prepare_corpus import leakage_text
-from infra.html.page import num_bytes
-from infra.local.paths import local_dir
-from infra.ray_jobs import RayJobs
-from infra.settings import Settings
-from infra.storage import open_store
+from vitline.data_prep.config import CorpusConfig
+from vitline.data_prep.corpus_stats import SIDE_PX, CorpusStats
+from vitline.data_prep.find_corpus import prepared_corpus
+from vitline.data_prep.inspect.diff_corpora import ChangeKind, ExampleDiff, diff_examples
+from vitline.data_prep.inspect.diff_stats import CorpusFacts, StatDifference, diff_stats
+from vitline.data_prep.inspect.dry_run import dry_run
+from vitline.data_prep.inspect.dry_run_report import Cores
+from vitline.data_prep.labels.classes import ClassMap
+from vitline.data_prep.plan.leakage import own_splits_text
+from vitline.data_prep.plan.plan_shards import Base
+from vitline.data_prep.shard_format import Manifest, load_manifest
+from vitline.data_prep.shards.subsets import check_take
+from vitline.flows import console
+from vitline.flows.catalog import find_corpus
+from vitline.flows.commands.command_line import cell
+from vitline.flows.reports.corpus_facts import facts_of
+from vitline.flows.stages.prepare_corpus import leakage_text
+from vitline.infra.html.page import num_bytes
+from vitline.infra.local.paths import local_dir
+from vitline.infra.ray_jobs import RayJobs
+from vitline.infra.settings import Settings
+from vitline.infra.storage import open_store
 
 _NAMED = 3
 _QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)

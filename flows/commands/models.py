@@ -11,24 +11,24 @@ from typing import TypedDict
 import numpy as np
 import torch
 
-from data_prep.decode import ImageRejected
-from data_prep.examine.decode_apart import decode_apart
-from flows import console
-from flows.catalog import find_model
-from infra.config import canonical_json
-from infra.storage import open_store
-from vit.convert.weights import UNPUBLISHED, Weights, load_weights
-from vit.input.augment import evaluation_pixels
-from vit.inspection.figures import MAX_IMAGES, inspect_network
-from vit.inspection.page import write_inspection
-from vit.model_names import is_location
-from vit.models.network import Network
-from vit.models.variants import network_variant
-from vit.models.vit import Transformer
-from vit.published import PublishedModel, file_bytes, publish
-from vit.speed.throughput import Speed, bench
-from vit.training.timing.device_peak import peak_flops
-from vit.training.timing.gpu_peaks import Precision
+from vitline.data_prep.decode import ImageRejected
+from vitline.data_prep.examine.decode_apart import decode_apart
+from vitline.flows import console
+from vitline.flows.catalog import find_model
+from vitline.infra.config import canonical_json
+from vitline.infra.storage import open_store
+from vitline.vit.convert.weights import UNPUBLISHED, Weights, load_weights
+from vitline.vit.input.augment import evaluation_pixels
+from vitline.vit.inspection.figures import MAX_IMAGES, inspect_network
+from vitline.vit.inspection.page import write_inspection
+from vitline.vit.model_names import is_location
+from vitline.vit.models.network import Network
+from vitline.vit.models.variants import network_variant
+from vitline.vit.models.vit import Transformer
+from vitline.vit.published import PublishedModel, file_bytes, publish
+from vitline.vit.speed.throughput import Speed, bench
+from vitline.vit.training.timing.device_peak import peak_flops
+from vitline.vit.training.timing.gpu_peaks import Precision
 
 BATCH = 32
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".avif")
@@ -102,11 +102,11 @@ def convert_to(model: PublishedModel, to: str, out: str, root: str) -> str:
         models = open_store(f"{root.rstrip('/')}/models")
         return publish(models, out, version, model.network, model.contract, model.classes, model.provenance)
     if to == "timm":
-        from vit.convert.timm import write_timm
+        from vitline.vit.convert.timm import write_timm
 
         write_timm(model.network, out, model.classes, model.contract)
     elif to == "huggingface":
-        from vit.convert.huggingface import write_huggingface
+        from vitline.vit.convert.huggingface import write_huggingface
 
         write_huggingface(model.network, out, model.classes, model.contract)
     elif to == "mlflow":
@@ -115,11 +115,11 @@ def convert_to(model: PublishedModel, to: str, out: str, root: str) -> str:
                 f"{model.uri} is not a published model at this resolution, and MLflow serves only published ones. First run "
                 "`vitline model convert ... NAME` without --to, then convert NAME."
             )
-        from vit.serving.mlflow_model import save_mlflow_model
+        from vitline.vit.serving.mlflow_model import save_mlflow_model
 
         save_mlflow_model(model, out)
     else:
-        from vit.serving.export import export_onnx, export_torch
+        from vitline.vit.serving.export import export_onnx, export_torch
 
         (export_onnx if to == "onnx" else export_torch)(model, out)
     return out

@@ -6,16 +6,16 @@ from urllib.parse import urlsplit
 
 import typer
 
-from data_prep.shard_format import ShardReader
-from flows import console
-from flows.stages.engines import open_engines
-from flows.stages.prepare_corpus import PreparedCorpus, prepare_corpora, refusals, source_request
-from flows.stages.pretrain import train_model
-from infra.settings import Settings
-from infra.storage import open_store
-from vit.config import TrainConfig
-from vit.recipes.own_pictures import own_pictures
-from vit.worker_group.devices import devices_text
+from vitline.data_prep.shard_format import ShardReader
+from vitline.flows import console
+from vitline.flows.stages.engines import open_engines
+from vitline.flows.stages.prepare_corpus import PreparedCorpus, prepare_corpora, refusals, source_request
+from vitline.flows.stages.pretrain import train_model
+from vitline.infra.settings import Settings
+from vitline.infra.storage import open_store
+from vitline.vit.config import TrainConfig
+from vitline.vit.recipes.own_pictures import own_pictures
+from vitline.vit.worker_group.devices import devices_text
 
 # Time of decoding, cropping and waiting as a fraction of the arithmetic, measured on 2 cores with small images.
 INPUT_SHARE = 0.25
@@ -73,9 +73,7 @@ def example_of_use(model: str, corpus: PreparedCorpus, source: Path, settings: S
     # The name is enough if Python finds the same root by itself, which it does not if the root was given as an option.
     name = "/".join(model.split("/")[-2:]) if settings.root == Settings().root else model
     picture = str(first_picture(corpus, source) or "picture.jpg")
-    return (
-        f"from vit.published import load_model\n\nmodel = load_model({name!r})\nprint(model.predict([{picture!r}]))\n"
-    )
+    return f"from vitline import load_model\n\nmodel = load_model({name!r})\nprint(model.predict([{picture!r}]))\n"
 
 
 def first_picture(corpus: PreparedCorpus, source: Path) -> Path | None:
@@ -102,7 +100,7 @@ def gpus_here() -> int:
 
 def estimate(config: TrainConfig, num_classes: int) -> float:
     """Estimated seconds of the training on this machine, from a few updates; includes start-up and decoding."""
-    from vit.speed.step_time import seconds_per_step
+    from vitline.vit.speed.step_time import seconds_per_step
 
     per_step = seconds_per_step(config.recipe, config.execution, num_classes)
     return START_S + config.recipe.total_steps * per_step * (1 + INPUT_SHARE)

@@ -3,21 +3,21 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flows import console
-from flows.commands.command_line import cell, show_one
-from flows.costs.training_plan import settings_of
-from flows.records import list_run_keys
-from flows.requests.forms import PretrainRequest
-from flows.requests.overrides import parse_overrides
-from flows.requests.training_config import resolve_pretrain
-from flows.stages.engines import Engines, open_engines
-from flows.stages.pretrain import train_model
-from infra.settings import Settings
-from infra.storage import open_store
-from vit.config import TrainConfig
-from vit.model_record import network_of, published_record, read_contract
-from vit.recipes import recipe_named
-from vit.recipes.own import kind_of
+from vitline.flows import console
+from vitline.flows.commands.command_line import cell, show_one
+from vitline.flows.costs.training_plan import settings_of
+from vitline.flows.records import list_run_keys
+from vitline.flows.requests.forms import PretrainRequest
+from vitline.flows.requests.overrides import parse_overrides
+from vitline.flows.requests.training_config import resolve_pretrain
+from vitline.flows.stages.engines import Engines, open_engines
+from vitline.flows.stages.pretrain import train_model
+from vitline.infra.settings import Settings
+from vitline.infra.storage import open_store
+from vitline.vit.config import TrainConfig
+from vitline.vit.model_record import network_of, published_record, read_contract
+from vitline.vit.recipes import recipe_named
+from vitline.vit.recipes.own import kind_of
 
 
 def requested_training(
@@ -52,7 +52,7 @@ def _published(root: str, source: str) -> str:
     """A published model or run as it was named; of a file or folder of another codebase the URI under which it is published."""
     if "@" in source or source in list_run_keys(open_store(root)):
         return source
-    from flows.commands.models import published_uri
+    from vitline.flows.commands.models import published_uri
 
     return published_uri(root, source)
 
@@ -108,7 +108,7 @@ def show_plan(
 
 def describe_model(uri: str) -> Mapping[str, Any]:
     """Facts about a published model: sizes, FLOPs, image contract, provenance."""
-    from vit.models.flops import forward_flops
+    from vitline.vit.models.flops import forward_flops
 
     store = open_store(uri)
     config = published_record(store)

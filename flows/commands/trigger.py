@@ -13,13 +13,13 @@ from prefect.client.schemas.sorting import LogSort
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_UI_URL
 
-from flows import console
-from flows.on_prefect.deployments import deployment_named
-from flows.on_prefect.flow_run import read_request
-from flows.on_prefect.prefect_observer import AWAY_PATIENCE_S, client
-from flows.on_prefect.request_checks import REQUEST_CHECKS
-from flows.requests.training_draft import recipe_function
-from infra.settings import Settings
+from vitline.flows import console
+from vitline.flows.on_prefect.deployments import deployment_named
+from vitline.flows.on_prefect.flow_run import read_request
+from vitline.flows.on_prefect.prefect_observer import AWAY_PATIENCE_S, client
+from vitline.flows.on_prefect.request_checks import REQUEST_CHECKS
+from vitline.flows.requests.training_draft import recipe_function
+from vitline.infra.settings import Settings
 
 POLL_S = 1.0
 LOOK_BACK = 50

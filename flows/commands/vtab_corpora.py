@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, TypedDict, get_args
 
-from data_prep.config import CorpusConfig, CorpusRecipe, ShardingConfig, Transfer, TransferTaskName, Vtab
-from data_prep.corpora.official.official_files import OfficialFiles
-from data_prep.corpora.transfer import transfer_corpus
-from data_prep.corpora.vtab import vtab_corpus
-from data_prep.find_corpus import corpus_store
-from data_prep.shard_format import MANIFEST_KEY, ShardReader, load_manifest
-from flows import console
-from flows.commands.command_line import cell
-from infra.csv_text import csv_text
-from infra.settings import Settings
-from infra.storage import Store, open_store
-from vit.vtab.published.report import coverage
-from vit.vtab.tasks import VTAB_TASKS
+from vitline.data_prep.config import CorpusConfig, CorpusRecipe, ShardingConfig, Transfer, TransferTaskName, Vtab
+from vitline.data_prep.corpora.official.official_files import OfficialFiles
+from vitline.data_prep.corpora.transfer import transfer_corpus
+from vitline.data_prep.corpora.vtab import vtab_corpus
+from vitline.data_prep.find_corpus import corpus_store
+from vitline.data_prep.shard_format import MANIFEST_KEY, ShardReader, load_manifest
+from vitline.flows import console
+from vitline.flows.commands.command_line import cell
+from vitline.infra.csv_text import csv_text
+from vitline.infra.settings import Settings
+from vitline.infra.storage import Store, open_store
+from vitline.vit.vtab.published.report import coverage
+from vitline.vit.vtab.tasks import VTAB_TASKS
 
 _VTAB_NAMES = {task.corpus_name: task.name for task in VTAB_TASKS}
 TASK_NAMES: tuple[str, ...] = (*_VTAB_NAMES, *get_args(TransferTaskName))
@@ -138,8 +138,8 @@ def show_files(tasks: Sequence[str], *, as_json: bool) -> None:
 
 def prepare_tasks(settings: Settings, source: str, tasks: Sequence[str]) -> list[TaskState]:
     """Prepares every task whose files exist, one after another; a failure ends only its own task."""
-    from flows.stages.engines import open_engines  # imported here because `vtab files` does not need it
-    from flows.stages.prepare_corpus import prepare_corpora
+    from vitline.flows.stages.engines import open_engines  # imported here because `vtab files` does not need it
+    from vitline.flows.stages.prepare_corpus import prepare_corpora
 
     base, states = open_store(settings.root), list[TaskState]()
     for task in tasks:
@@ -178,7 +178,7 @@ def export_splits(settings: Settings, task: str, out: Path) -> dict[str, str | d
     """Writes the examples of each split of a prepared task as a gzipped CSV: split, key, and label (several labels separated by
     blanks). A key that a spreadsheet would run as a formula has an apostrophe before it. Returns a digest of each split: sha256
     of its keys in order, without such apostrophes, joined by newlines."""
-    from flows.catalog import find_corpus
+    from vitline.flows.catalog import find_corpus
 
     corpus = find_corpus(settings.root, task)
     manifest = load_manifest(corpus)

@@ -1,9 +1,9 @@
 """Whether a pipeline fits its deadline, estimated from the throughput of earlier runs of the same network."""
 
-from flows.costs.measured_speed import measured_speeds
-from flows.nights.settings import NightSettings
-from flows.requests.pipeline_plan import PipelinePlan
-from vit.config import TrainConfig
+from vitline.flows.costs.measured_speed import measured_speeds
+from vitline.flows.nights.settings import NightSettings
+from vitline.flows.requests.pipeline_plan import PipelinePlan
+from vitline.vit.config import TrainConfig
 
 
 def known_images_per_s(root: str, training: TrainConfig) -> float | None:

@@ -4,20 +4,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from data_prep.shard_format import load_manifest
-from flows.console import init_text
-from flows.requests.evaluation_plan import EvaluationPlan
-from infra.storage import Store, open_store
-from vit.config import ExecutionConfig, OptimConfig, TrainRecipe
-from vit.input.config import AugmentConfig, InputConfig
-from vit.models.config import AnyNetworkConfig, NetworkConfig, network_config
-from vit.models.flops import forward_flops
-from vit.vtab.evaluate import EvaluationSpec, TaskSweep, plan_task_sweeps, stored_score
-from vit.vtab.frozen.features import missing_parts
-from vit.vtab.frozen.probe_trials import ProbeTrial, feature_splits, plan_probe_trials, stored_probe_score
-from vit.vtab.probes import Probe
-from vit.vtab.trained.packing import micro_batch_size
-from vit.vtab.trained.trials import finished_result
+from vitline.data_prep.shard_format import load_manifest
+from vitline.flows.console import init_text
+from vitline.flows.requests.evaluation_plan import EvaluationPlan
+from vitline.infra.storage import Store, open_store
+from vitline.vit.config import ExecutionConfig, OptimConfig, TrainRecipe
+from vitline.vit.input.config import AugmentConfig, InputConfig
+from vitline.vit.models.config import AnyNetworkConfig, NetworkConfig, network_config
+from vitline.vit.models.flops import forward_flops
+from vitline.vit.vtab.evaluate import EvaluationSpec, TaskSweep, plan_task_sweeps, stored_score
+from vitline.vit.vtab.frozen.features import missing_parts
+from vitline.vit.vtab.frozen.probe_trials import ProbeTrial, feature_splits, plan_probe_trials, stored_probe_score
+from vitline.vit.vtab.probes import Probe
+from vitline.vit.vtab.trained.packing import micro_batch_size
+from vitline.vit.vtab.trained.trials import finished_result
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,8 @@ def probe_cost(root: Store, probe_trials: Sequence[ProbeTrial], plan: Evaluation
 
 def measured_flops(networks: Sequence[NetworkConfig]) -> float:
     """FLOP/s of a training on one device of this machine (a GPU or a core), from a few updates of the first network."""
-    from vit.speed.step_time import seconds_per_step
-    from vit.training.world import World
+    from vitline.vit.speed.step_time import seconds_per_step
+    from vitline.vit.training.world import World
 
     if not networks:
         return 0.0

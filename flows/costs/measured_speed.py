@@ -5,17 +5,17 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from flows.catalog import list_runs
-from infra.html.page import num_bytes
-from infra.records import UnreadableRecord, readable, reading
-from infra.runs.journal import read_journal
-from infra.runs.run_state import RunStateRecord, read_state
-from infra.storage import Store, open_store
-from vit.config import TrainConfig
-from vit.models.flops import forward_flops
-from vit.run_spec import read_starts
-from vit.speed.demand import TRAINING_MFU
-from vit.training.timing.gpu_peaks import peak_of
+from vitline.flows.catalog import list_runs
+from vitline.infra.html.page import num_bytes
+from vitline.infra.records import UnreadableRecord, readable, reading
+from vitline.infra.runs.journal import read_journal
+from vitline.infra.runs.run_state import RunStateRecord, read_state
+from vitline.infra.storage import Store, open_store
+from vitline.vit.config import TrainConfig
+from vitline.vit.models.flops import forward_flops
+from vitline.vit.run_spec import read_starts
+from vitline.vit.speed.demand import TRAINING_MFU
+from vitline.vit.training.timing.gpu_peaks import peak_of
 
 log = logging.getLogger(__name__)
 # With fewer records, the warmup of caches and compilers would distort the median.

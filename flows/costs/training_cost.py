@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
-from infra.html.page import num_bytes
-from infra.storage import open_store
-from vit.config import SpikeGuardConfig, TrainConfig, TrainRecipe
+from vitline.infra.html.page import num_bytes
+from vitline.infra.storage import open_store
+from vitline.vit.config import SpikeGuardConfig, TrainConfig, TrainRecipe
 
 if TYPE_CHECKING:
-    from vit.corpora.training_corpora import TrainingCorpora
+    from vitline.vit.corpora.training_corpora import TrainingCorpora
 
 DEVICES = {
     "auto": "auto: a GPU for each worker if the cluster has GPUs or its autoscaler can add some, else a CPU",
@@ -60,7 +60,7 @@ class TrainingCost(TypedDict):
     workers: int
     device: str
     reading: dict[str, Any]
-    """The fields of `vit.input.plan.OrderPlan`."""
+    """The fields of `vitline.vit.input.plan.OrderPlan`."""
     loading: str
     """What a worker reads ahead, and in how many threads it reads and decodes."""
     spike_guard: NotRequired[str]
@@ -78,8 +78,8 @@ def training_cost(config: TrainConfig) -> TrainingCost:
 
     Raises ValueError for lanes, workers or batch that do not fit the corpus.
     """
-    from vit.corpora.training_corpora import open_corpora
-    from vit.models.flops import forward_flops
+    from vitline.vit.corpora.training_corpora import open_corpora
+    from vitline.vit.models.flops import forward_flops
 
     recipe, corpora = config.recipe, open_corpora(config)
     reading = reading_plan(config, corpora)
@@ -133,8 +133,8 @@ def training_cost(config: TrainConfig) -> TrainingCost:
 def start_text(config: TrainConfig, corpora: "TrainingCorpora") -> str:
     """What a training takes from its parent or initial model, and what is new; empty where it starts from random weights."""
     if config.parent is not None:
-        from vit.branch import differences
-        from vit.run_spec import parent_spec
+        from vitline.vit.branch import differences
+        from vitline.vit.run_spec import parent_spec
 
         theirs, step = parent_spec(config.parent), config.parent.step
         changed = differences(theirs.config.recipe, config.recipe)
@@ -144,7 +144,7 @@ def start_text(config: TrainConfig, corpora: "TrainingCorpora") -> str:
         )
     if config.init_model is None:
         return ""
-    from vit.model_record import published_record, read_classes
+    from vitline.vit.model_record import published_record, read_classes
 
     store = open_store(config.init_model)
     record = published_record(store)
@@ -175,8 +175,8 @@ def guard_text(guard: SpikeGuardConfig) -> str:
 
 def reading_plan(config: TrainConfig, corpora: "TrainingCorpora") -> dict[str, Any]:
     """The fields of `OrderPlan`: of several corpora the memory of all, the fewest proposed lanes, else the worst of each."""
-    from vit.input.mixture import Mixture
-    from vit.input.plan import plan_order
+    from vitline.vit.input.mixture import Mixture
+    from vitline.vit.input.plan import plan_order
 
     recipe = config.recipe
     if corpora.classes is not None:  # raises for weights that do not fit the batch
@@ -209,8 +209,8 @@ def _bytes_per_image(split: str, corpora: "TrainingCorpora") -> float:
 
 def loading_text(config: TrainConfig, *, reads_wait: bool, open_bytes: int) -> str:
     """How a worker loads: memory of what it reads ahead, and threads, with the origin of each."""
-    from vit.input.decoding.how_many import THREADS_PER_PROCESS, decode_processes
-    from vit.input.load_queue import most_loads
+    from vitline.vit.input.decoding.how_many import THREADS_PER_PROCESS, decode_processes
+    from vitline.vit.input.load_queue import most_loads
 
     execution = config.execution
     lanes = config.recipe.input.num_lanes // execution.num_workers
@@ -252,7 +252,7 @@ def _processes(number: int, on_cluster: bool) -> str:
 
 def bandwidth_text(config: TrainConfig, num_classes: int, bytes_per_image: float) -> str:
     """Bytes per second of a node of up to eight GPUs, each at the rate of `demand_of`. On CPUs arithmetic is the limit."""
-    from vit.speed.demand import demand_of
+    from vitline.vit.speed.demand import demand_of
 
     if config.execution.device == "cpu":
         return f"{num_bytes(bytes_per_image)} an image"

@@ -9,14 +9,14 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from flows.console import duration
-from flows.costs.measured_speed import measured_speeds
-from flows.costs.training_cost import TrainingCost, training_cost
-from infra.html.page import num_bytes, short
-from vit.config import TrainConfig
-from vit.models.config import OwnNetworkConfig
-from vit.speed.demand import GPU, TRAINING_MFU, demand_of
-from vit.training.schedule import lr_at
+from vitline.flows.console import duration
+from vitline.flows.costs.measured_speed import measured_speeds
+from vitline.flows.costs.training_cost import TrainingCost, training_cost
+from vitline.infra.html.page import num_bytes, short
+from vitline.vit.config import TrainConfig
+from vitline.vit.models.config import OwnNetworkConfig
+from vitline.vit.speed.demand import GPU, TRAINING_MFU, demand_of
+from vitline.vit.training.schedule import lr_at
 
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 48
@@ -54,7 +54,7 @@ def training_plan(
 ) -> TrainingPlan:
     """The plan of a training on GPUs of a kind at a share of their peak FLOP/s, beside the trainings below `root`. Raises ValueError
     like `training_cost`, and for a GPU whose peak is not known."""
-    from vit.models.build import meta_network
+    from vitline.vit.models.build import meta_network
 
     cost, recipe = training_cost(config), config.recipe
     classes, images_per_s, days = (
@@ -144,7 +144,7 @@ def lr_picture(config: TrainConfig) -> str:
 
 def decay_text(config: TrainConfig, parameters: dict[str, Any]) -> str:
     """`0.03 on 86.2 M weights in 50 tensors; none on 0.2 M in 102: biases, norms, tokens and position embeddings`"""
-    from vit.training.optim import is_decayed
+    from vitline.vit.training.optim import is_decayed
 
     decayed = [each.numel() for name, each in parameters.items() if is_decayed(name, each)]
     others = [each.numel() for name, each in parameters.items() if not is_decayed(name, each)]
@@ -159,7 +159,7 @@ def decay_text(config: TrainConfig, parameters: dict[str, Any]) -> str:
 
 def memory_text(config: TrainConfig, weights: int) -> str:
     """What a worker holds, one of the fewest: weights, gradients, moments and average in float32, and the activations of a micro-batch."""
-    from vit.speed.training_memory import planned_memory
+    from vitline.vit.speed.training_memory import planned_memory
 
     recipe, execution = config.recipe, config.execution
     workers = execution.min_workers or execution.num_workers
@@ -182,7 +182,7 @@ def memory_text(config: TrainConfig, weights: int) -> str:
 
 def checkpoint_bytes(config: TrainConfig, weights: int) -> int:
     """Bytes of a checkpoint: weights, moments and average in float32."""
-    from vit.speed.training_memory import kept_copies
+    from vitline.vit.speed.training_memory import kept_copies
 
     return 4 * weights * sum(kept_copies(config.recipe).values())
 

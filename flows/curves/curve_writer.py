@@ -6,12 +6,12 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Self
 
-from flows.curves.event_files import EventFiles
-from flows.curves.journal_points import Curves
-from flows.curves.wandb_runs import WandbRun
-from infra.runs.beside import beside
-from infra.settings import Settings
-from infra.storage import Store, open_store
+from vitline.flows.curves.event_files import EventFiles
+from vitline.flows.curves.journal_points import Curves
+from vitline.flows.curves.wandb_runs import WandbRun
+from vitline.infra.runs.beside import beside
+from vitline.infra.settings import Settings
+from vitline.infra.storage import Store, open_store
 
 log = logging.getLogger(__name__)
 POLL_S = 15.0

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flows.curves.journal_points import Curves, Point
-from flows.records import list_run_keys
-from infra.names import matching, there_are
-from infra.runs.run_state import read_state
-from infra.runs.segments import JournalRecord
-from infra.storage import Store
+from vitline.flows.curves.journal_points import Curves, Point
+from vitline.flows.records import list_run_keys
+from vitline.infra.names import matching, there_are
+from vitline.infra.runs.run_state import read_state
+from vitline.infra.runs.segments import JournalRecord
+from vitline.infra.storage import Store
 
 if TYPE_CHECKING:
     from tensorboardX import SummaryWriter

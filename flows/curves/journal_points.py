@@ -3,8 +3,8 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
-from infra.runs.segments import JournalRecord, Segment, list_segments, read_segments
-from infra.storage import Store
+from vitline.infra.runs.segments import JournalRecord, Segment, list_segments, read_segments
+from vitline.infra.storage import Store
 
 Point = tuple[str, int]  # metric and step
 

@@ -9,9 +9,9 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING, Any
 
-from flows.curves.journal_points import Curves
-from infra.runs.segments import JournalRecord
-from infra.storage import Store
+from vitline.flows.curves.journal_points import Curves
+from vitline.infra.runs.segments import JournalRecord
+from vitline.infra.storage import Store
 
 if TYPE_CHECKING:
     import wandb

@@ -1,7 +1,7 @@
 """Where the home page stands in Prefect."""
 
-from flows.ops.prefect_http import pages_url, post
-from infra.settings import Settings
+from vitline.flows.ops.prefect_http import pages_url, post
+from vitline.infra.settings import Settings
 
 KEY = "vitline"
 """Key of the artifact."""

@@ -4,13 +4,13 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from flows.catalog import list_work
-from flows.nights.night_page import markdown_table
-from flows.nights.night_record import NightRecord, night_dates, night_series, read_champion, read_night
-from flows.nights.trend.trend import night_point
-from flows.run_standing import AT_WORK, progress_text
-from infra.records import UnreadableRecord
-from infra.storage import Store
+from vitline.flows.catalog import list_work
+from vitline.flows.nights.night_page import markdown_table
+from vitline.flows.nights.night_record import NightRecord, night_dates, night_series, read_champion, read_night
+from vitline.flows.nights.trend.trend import night_point
+from vitline.flows.run_standing import AT_WORK, progress_text
+from vitline.infra.records import UnreadableRecord
+from vitline.infra.storage import Store
 
 NIGHTS_SHOWN = 7
 MARKS = {"better": "▲ better", "worse": "▼ worse", "broken": "✕ broken"}

@@ -12,13 +12,13 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import StateType
 from prefect.client.schemas.sorting import FlowRunSort
 
-from flows.alerts.problems import free_disk
-from flows.home.address import KEY, find_home
-from flows.home.home import Upcoming, home_markdown
-from flows.on_prefect.prefect_observer import client
-from flows.ops.prefect_http import pages_url
-from infra.settings import Settings
-from infra.storage import open_store
+from vitline.flows.alerts.problems import free_disk
+from vitline.flows.home.address import KEY, find_home
+from vitline.flows.home.home import Upcoming, home_markdown
+from vitline.flows.on_prefect.prefect_observer import client
+from vitline.flows.ops.prefect_http import pages_url
+from vitline.infra.settings import Settings
+from vitline.infra.storage import open_store
 
 _LOOKED_AT = 200
 HOUSEKEEPING = ("reconcile", "collect-garbage")

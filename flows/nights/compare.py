@@ -36,9 +36,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from flows.nights.night_scores import NightScores, TaskScore
-from flows.nights.student_t import quantile, two_sided_p
-from infra.records import StoredRecord
+from vitline.flows.nights.night_scores import NightScores, TaskScore
+from vitline.flows.nights.student_t import quantile, two_sided_p
+from vitline.infra.records import StoredRecord
 
 Word = Literal["better", "same", "worse", "broken", "not compared"]
 MEAN = "mean over tasks"

@@ -10,21 +10,21 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from typing import Any
 
-from flows.catalog import list_pipelines
-from flows.nights.gate import gate
-from flows.nights.judge import Verdict, judge, not_whole
-from flows.nights.night_record import ChampionRecord, GateResult, NightRecord, read_champion
-from flows.nights.night_scores import NightScores, TaskScore
-from flows.nights.settings import night_settings
-from flows.records import PipelineRecord, read_pipeline
-from infra.config import flatten
-from infra.records import UnreadableRecord, reading
-from infra.runs.run_state import RunState
-from infra.storage import Store
-from vit.run_spec import read_starts
-from vit.training.predictions import Predictions
-from vit.vtab.evaluate import Score
-from vit.vtab.trained.trials import TrialResult
+from vitline.flows.catalog import list_pipelines
+from vitline.flows.nights.gate import gate
+from vitline.flows.nights.judge import Verdict, judge, not_whole
+from vitline.flows.nights.night_record import ChampionRecord, GateResult, NightRecord, read_champion
+from vitline.flows.nights.night_scores import NightScores, TaskScore
+from vitline.flows.nights.settings import night_settings
+from vitline.flows.records import PipelineRecord, read_pipeline
+from vitline.infra.config import flatten
+from vitline.infra.records import UnreadableRecord, reading
+from vitline.infra.runs.run_state import RunState
+from vitline.infra.storage import Store
+from vitline.vit.run_spec import read_starts
+from vitline.vit.training.predictions import Predictions
+from vitline.vit.vtab.evaluate import Score
+from vitline.vit.vtab.trained.trials import TrialResult
 
 NOISE_NIGHTS = 30
 """The noise of seeds is estimated from so many earlier nights at most."""

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from datetime import date
 from typing import Any, Literal
 
-from flows.nights.compare import Compared, Word, compare
-from flows.nights.night_scores import NightScores
-from infra.records import StoredRecord
-from infra.runs.run_state import RunState
+from vitline.flows.nights.compare import Compared, Word, compare
+from vitline.flows.nights.night_scores import NightScores
+from vitline.infra.records import StoredRecord
+from vitline.infra.runs.run_state import RunState
 
 FALSE_ALARMS = 0.02
 """The probability that a night in which nothing has changed is called better or worse than the champion or the last night: one in

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from flows.nights.compare import Difference
-from flows.nights.judge import Against, other_night, points, short_name
-from flows.nights.night_record import NightRecord
+from vitline.flows.nights.compare import Difference
+from vitline.flows.nights.judge import Against, other_night, points, short_name
+from vitline.flows.nights.night_record import NightRecord
 
 COLUMNS = ("", "this night", "before", "difference", "±", "noise: seeds", "noise: images", "verdict")
 NIGHT_COLUMNS = ("night", "name", "verdict", "sentence")

@@ -4,11 +4,11 @@ import time
 from datetime import date
 from typing import Literal
 
-from flows.nights.judge import Verdict
-from flows.records import Origin
-from infra.records import StoredRecord, reading
-from infra.runs.run_state import RunState
-from infra.storage import PreconditionFailed, Store
+from vitline.flows.nights.judge import Verdict
+from vitline.flows.records import Origin
+from vitline.infra.records import StoredRecord, reading
+from vitline.infra.runs.run_state import RunState
+from vitline.infra.storage import PreconditionFailed, Store
 
 NIGHTS, CHAMPIONS = "nights", "champions"
 THE_GATE = "the gate"

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 from datetime import date
 
-from flows.nights.judge import not_whole
-from flows.nights.night_record import NightRecord, night_dates, note_night
-from flows.records import Origin
-from infra.redact import cleaned
-from infra.storage import Store
+from vitline.flows.nights.judge import not_whole
+from vitline.flows.nights.night_record import NightRecord, night_dates, note_night
+from vitline.flows.records import Origin
+from vitline.infra.redact import cleaned
+from vitline.infra.storage import Store
 
 
 def note_missed(root: Store, name: str, night: date, due_between: Callable[[date], Sequence[date]]) -> list[date]:

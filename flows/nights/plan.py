@@ -2,11 +2,11 @@
 
 from datetime import date
 
-from flows.nights.compare import visible_difference
-from flows.nights.from_records import NOISE_NIGHTS, earlier_nights, scores_of
-from flows.nights.judge import FALSE_ALARMS
-from flows.nights.settings import NightSettings
-from infra.storage import Store
+from vitline.flows.nights.compare import visible_difference
+from vitline.flows.nights.from_records import NOISE_NIGHTS, earlier_nights, scores_of
+from vitline.flows.nights.judge import FALSE_ALARMS
+from vitline.flows.nights.settings import NightSettings
+from vitline.infra.storage import Store
 
 MOST_SEEDS = 20
 

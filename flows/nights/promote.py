@@ -2,13 +2,13 @@
 
 import time
 
-from flows.catalog import list_pipelines
-from flows.nights.night_record import CHAMPIONS, ChampionRecord, read_champion
-from flows.nights.show import chosen_night
-from flows.records import PipelineRecord
-from infra.names import matching, there_are
-from infra.records import reading
-from infra.storage import PreconditionFailed, Store
+from vitline.flows.catalog import list_pipelines
+from vitline.flows.nights.night_record import CHAMPIONS, ChampionRecord, read_champion
+from vitline.flows.nights.show import chosen_night
+from vitline.flows.records import PipelineRecord
+from vitline.infra.names import matching, there_are
+from vitline.infra.records import reading
+from vitline.infra.storage import PreconditionFailed, Store
 
 
 def promote(root: Store, key: str, *, why: str, by: str) -> ChampionRecord:

@@ -5,8 +5,8 @@ from typing import Any, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
-from infra.config import FrozenConfig
-from infra.names import did_you_mean
+from vitline.infra.config import FrozenConfig
+from vitline.infra.names import did_you_mean
 
 PREFIX = "nights."
 

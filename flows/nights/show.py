@@ -2,14 +2,14 @@
 
 from datetime import date
 
-from flows import console
-from flows.catalog import say_unreadable
-from flows.nights.from_records import judge_again, known_nights
-from flows.nights.night_page import COLUMNS, change_rows, difference_rows, footnote, notes, title
-from flows.nights.night_record import NightRecord
-from infra.config import replace
-from infra.names import there_are
-from infra.storage import Store
+from vitline.flows import console
+from vitline.flows.catalog import say_unreadable
+from vitline.flows.nights.from_records import judge_again, known_nights
+from vitline.flows.nights.night_page import COLUMNS, change_rows, difference_rows, footnote, notes, title
+from vitline.flows.nights.night_record import NightRecord
+from vitline.infra.config import replace
+from vitline.infra.names import there_are
+from vitline.infra.storage import Store
 
 
 def chosen_night(root: Store, text: str, name: str | None) -> NightRecord:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from flows.requests.forms import (
+from vitline.flows.requests.forms import (
     BranchRequest,
     CollectGarbageRequest,
     CompareRequest,
@@ -16,8 +16,8 @@ from flows.requests.forms import (
     ReconcileRequest,
     SelfTrainRequest,
 )
-from infra.config import FrozenConfig
-from infra.names import there_are
+from vitline.infra.config import FrozenConfig
+from vitline.infra.names import there_are
 
 NIGHTLY_CRON = "0 2 * * *"
 # A flow process takes about 6 s of CPU to start, which at this interval is less than a hundredth of a core.
@@ -48,7 +48,7 @@ class Deployment:
     @property
     def entrypoint(self) -> str:
         """Import path of the flow."""
-        return f"flows.deployed.{self.function}"
+        return f"vitline.flows.deployed.{self.function}"
 
     @property
     def full_name(self) -> str:

@@ -10,13 +10,13 @@ from prefect import runtime
 from prefect.utilities.asyncutils import run_coro_as_sync
 from pydantic import TypeAdapter, ValidationError
 
-from flows.on_prefect.prefect_observer import client
-from flows.on_prefect.run_names import given_name
-from flows.records import Origin
-from flows.requests.refusals import problem_text
-from flows.requests.training_draft import recipe_function
-from infra.config import FrozenConfig
-from vit.own_code import check_allowed
+from vitline.flows.on_prefect.prefect_observer import client
+from vitline.flows.on_prefect.run_names import given_name
+from vitline.flows.records import Origin
+from vitline.flows.requests.refusals import problem_text
+from vitline.flows.requests.training_draft import recipe_function
+from vitline.infra.config import FrozenConfig
+from vitline.vit.own_code import check_allowed
 
 R = TypeVar("R", bound=FrozenConfig)
 MOST_MISSED = 60

@@ -9,11 +9,11 @@ from prefect.exceptions import CancelledRun, CrashedRun, FailedRun
 from pydantic import ValidationError
 from rich.console import Console
 
-from flows.requests.refusals import problem_text
-from flows.stages.engines import StopRequested
-from flows.stages.stage import Skipped, StageFailed
-from infra.redact import cleaned
-from infra.runs.run_state import OUTCOMES, RunState
+from vitline.flows.requests.refusals import problem_text
+from vitline.flows.stages.engines import StopRequested
+from vitline.flows.stages.stage import Skipped, StageFailed
+from vitline.infra.redact import cleaned
+from vitline.infra.runs.run_state import OUTCOMES, RunState
 
 # Errors of input or environment, for which a sentence is enough. Any other error keeps its traceback.
 EXPECTED = (ValueError, RuntimeError, OSError)

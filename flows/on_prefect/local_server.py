@@ -4,7 +4,7 @@ Prefect begins them as readers. SQLite then refuses to let one write, at once an
 written since: "database is locked", and a change of state is lost (PrefectHQ/prefect, issues 10188 and 17473). It was seen at two of three
 starts of a stack with earlier runs, when all services of the server look for work at the same time.
 
-    python -m flows.on_prefect.local_server --host=127.0.0.1 --port=4200
+    python -m vitline.flows.on_prefect.local_server --host=127.0.0.1 --port=4200
 """
 
 import sys

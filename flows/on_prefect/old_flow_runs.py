@@ -29,9 +29,9 @@ from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound
 
-from flows.console import utc
-from flows.on_prefect.prefect_observer import client
-from flows.ops.reconcile import Inconsistency
+from vitline.flows.console import utc
+from vitline.flows.on_prefect.prefect_observer import client
+from vitline.flows.ops.reconcile import Inconsistency
 
 NOTHING_TO_DO = {"reconcile": "no inconsistencies", "collect-garbage": "no garbage"}
 """The message of a flow run that had nothing to do, by flow."""
@@ -41,7 +41,7 @@ Wanted = Callable[[FlowRun], bool]
 _PAGE = 100
 _BULK = 50
 """As many as the server deletes in one request."""
-_ENTRYPOINT = "flows.deployed."
+_ENTRYPOINT = "vitline.flows.deployed."
 
 
 class PrefectOldFlowRuns:

@@ -27,12 +27,12 @@ from prefect.client.schemas.objects import State, StateType
 from prefect.exceptions import Pause, TerminationSignal
 from prefect.logging import get_run_logger
 
-from flows.console import line
-from flows.on_prefect.flow_states import state_of
-from flows.stages.engines import Show, StopRequested, Suspended
-from infra.redact import cleaned
-from infra.runs.progress import RunProgress
-from infra.settings import Settings
+from vitline.flows.console import line
+from vitline.flows.on_prefect.flow_states import state_of
+from vitline.flows.stages.engines import Show, StopRequested, Suspended
+from vitline.infra.redact import cleaned
+from vitline.infra.runs.progress import RunProgress
+from vitline.infra.settings import Settings
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -87,7 +87,7 @@ class PrefectObserver:
     def __enter__(self) -> "PrefectObserver":
         self._run_log = get_run_logger()
         self._store_warnings = _StoreWarnings(self._run_log)
-        logging.getLogger("infra.stores").addHandler(self._store_warnings)
+        logging.getLogger("vitline.infra.stores").addHandler(self._store_warnings)
         self._client.__enter__()
         self._thread.start()
         return self
@@ -96,7 +96,7 @@ class PrefectObserver:
         self._over.set()
         self._thread.join(timeout=15)
         self._client.__exit__()
-        logging.getLogger("infra.stores").removeHandler(self._store_warnings)
+        logging.getLogger("vitline.infra.stores").removeHandler(self._store_warnings)
 
     # Reports of a stage.
 

@@ -20,10 +20,10 @@ from prefect.client.schemas.responses import SetStateStatus
 from prefect.client.schemas.sorting import LogSort
 from prefect.exceptions import ObjectNotFound
 
-from flows.on_prefect.flow_states import prefect_state
-from flows.on_prefect.prefect_observer import client
-from flows.ops.flow_runs import SeenFlowRun
-from infra.runs.run_state import RunState
+from vitline.flows.on_prefect.flow_states import prefect_state
+from vitline.flows.on_prefect.prefect_observer import client
+from vitline.flows.ops.flow_runs import SeenFlowRun
+from vitline.infra.runs.run_state import RunState
 
 _PAGE = 200
 _UNFINISHED = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING, StateType.PAUSED]

@@ -22,13 +22,13 @@ from prefect.utilities.callables import parameter_schema
 from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
-from flows.on_prefect.deployments import DEPLOYMENTS, Deployment
-from flows.on_prefect.prefect_observer import client
-from flows.requests.overrides import override_paths
-from flows.requests.refusals import problem_text
-from infra.config import FrozenConfig
-from infra.names import there_are
-from infra.settings import Settings
+from vitline.flows.on_prefect.deployments import DEPLOYMENTS, Deployment
+from vitline.flows.on_prefect.prefect_observer import client
+from vitline.flows.requests.overrides import override_paths
+from vitline.flows.requests.refusals import problem_text
+from vitline.infra.config import FrozenConfig
+from vitline.infra.names import there_are
+from vitline.infra.settings import Settings
 
 WORK_POOL = "vitline"
 REMEMBERED = "x-vitline-registered"

@@ -3,15 +3,15 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from flows.reports.compare_runs import compare_newest
-from flows.requests import forms
-from flows.requests.evaluation_plan import resolve_evaluate, resolve_predict
-from flows.requests.finetune_config import resolve_finetune
-from flows.requests.pipeline_plan import resolve_pipeline
-from flows.requests.prepare_config import resolve_prepare
-from flows.requests.self_training_plan import resolve_self_train
-from flows.requests.training_config import resolve_branch, resolve_pretrain
-from infra.config import FrozenConfig
+from vitline.flows.reports.compare_runs import compare_newest
+from vitline.flows.requests import forms
+from vitline.flows.requests.evaluation_plan import resolve_evaluate, resolve_predict
+from vitline.flows.requests.finetune_config import resolve_finetune
+from vitline.flows.requests.pipeline_plan import resolve_pipeline
+from vitline.flows.requests.prepare_config import resolve_prepare
+from vitline.flows.requests.self_training_plan import resolve_self_train
+from vitline.flows.requests.training_config import resolve_branch, resolve_pretrain
+from vitline.infra.config import FrozenConfig
 
 Checks = Mapping[str, tuple[type[FrozenConfig], Callable[[str, Any], object]]]
 """By flow name: the form, and a function of root and request that raises ValueError with the reason to refuse it."""

@@ -6,7 +6,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from flows.requests.training_draft import recipe_title
+from vitline.flows.requests.training_draft import recipe_title
 
 # The run dialog of Prefect's page suggests names such as `alpha3-andromedae-flux`: a Greek letter, one of some thousand
 # places, and sometimes a word. A typed name such as `beta-test` cannot be distinguished from these.

@@ -10,14 +10,14 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
-from flows.console import utc
-from flows.ops.garbage import FOLDERS, Ages, Heap, heaps
-from flows.ops.reconcile import Inconsistency
-from flows.requests.forms import CollectGarbageRequest
-from flows.stages.engines import Engines
-from infra.config import digest_of
-from infra.records import UnreadableRecord, reading
-from infra.storage import PreconditionFailed, Store, json_bytes, open_store
+from vitline.flows.console import utc
+from vitline.flows.ops.garbage import FOLDERS, Ages, Heap, heaps
+from vitline.flows.ops.reconcile import Inconsistency
+from vitline.flows.requests.forms import CollectGarbageRequest
+from vitline.flows.stages.engines import Engines
+from vitline.infra.config import digest_of
+from vitline.infra.records import UnreadableRecord, reading
+from vitline.infra.storage import PreconditionFailed, Store, json_bytes, open_store
 
 DAY_S = 86_400.0
 NOTICES = "ops/garbage.json"

@@ -19,17 +19,17 @@ from pathlib import Path
 import psutil
 from packaging.requirements import Requirement
 
-from data_prep.decode import DecodePolicy
-from data_prep.examine.decode_child import Examiner
-from flows.ops import schedule_checks, service_checks
-from flows.ops.check import Check
-from flows.ops.service_checks import BUSY_ADVICE, installed, patience
-from infra.local import seaweed
-from infra.local.paths import local_dir
-from infra.local.processes import MAX_BASE_LENGTH, is_busy, is_free, load, short_base
-from infra.local.stack import find_stack, listeners, reached_ports
-from infra.local.stack_config import WELL_KNOWN, weed
-from infra.settings import Settings
+from vitline.data_prep.decode import DecodePolicy
+from vitline.data_prep.examine.decode_child import Examiner
+from vitline.flows.ops import schedule_checks, service_checks
+from vitline.flows.ops.check import Check
+from vitline.flows.ops.service_checks import BUSY_ADVICE, installed, patience
+from vitline.infra.local import seaweed
+from vitline.infra.local.paths import local_dir
+from vitline.infra.local.processes import MAX_BASE_LENGTH, is_busy, is_free, load, short_base
+from vitline.infra.local.stack import find_stack, listeners, reached_ports
+from vitline.infra.local.stack_config import WELL_KNOWN, weed
+from vitline.infra.settings import Settings
 
 MIN_FREE_DISK_BYTES = 5 * 10**9
 MIN_MEMORY_BYTES = 6 * 10**9

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from infra.runs.run_state import RunState
+from vitline.infra.runs.run_state import RunState
 
 
 class SeenFlowRun(NamedTuple):

@@ -5,11 +5,11 @@ import socket
 import time
 from functools import partial
 
-from flows.catalog import find_run
-from flows.ops import reconcile
-from infra.runs.claims import life_of, read_claim
-from infra.runs.run_state import NO_STATE, read_state, request_stop
-from infra.runs.watching import moving
+from vitline.flows.catalog import find_run
+from vitline.flows.ops import reconcile
+from vitline.infra.runs.claims import life_of, read_claim
+from vitline.infra.runs.run_state import NO_STATE, read_state, request_stop
+from vitline.infra.runs.watching import moving
 
 
 def preempt(root: str, key: str) -> dict[str, str | int]:

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from flows.ops.service_checks import ask
-from infra.settings import Settings
+from vitline.flows.ops.service_checks import ask
+from vitline.infra.settings import Settings
 
 
 def api_url(settings: Settings) -> str:

@@ -15,20 +15,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from flows.console import first_of, utc
-from flows.ops.flow_runs import FlowRuns, NoFlowRuns, SeenFlowRun
-from flows.records import PipelineRecord, list_pipeline_keys, list_run_keys, read_pipeline, write_pipeline
-from flows.requests.forms import ReconcileRequest
-from flows.stages.engines import Engines
-from flows.stages.heartbeat import beat_of, beats, forget
-from flows.stages.stage import DRIVER_FROZEN, FLOW_CLAIM_S, exclusively, run_store, stop_attempt, stop_jobs_of
-from flows.to_mlflow import outbox
-from flows.to_mlflow.shipper import sync_runs
-from infra.config import replace
-from infra.ray_jobs import Job
-from infra.records import UnreadableRecord, read_each, reading
-from infra.runs.claims import Claim, life_of, read_claim
-from infra.runs.run_state import (
+from vitline.flows.console import first_of, utc
+from vitline.flows.ops.flow_runs import FlowRuns, NoFlowRuns, SeenFlowRun
+from vitline.flows.records import PipelineRecord, list_pipeline_keys, list_run_keys, read_pipeline, write_pipeline
+from vitline.flows.requests.forms import ReconcileRequest
+from vitline.flows.stages.engines import Engines
+from vitline.flows.stages.heartbeat import beat_of, beats, forget
+from vitline.flows.stages.stage import DRIVER_FROZEN, FLOW_CLAIM_S, exclusively, run_store, stop_attempt, stop_jobs_of
+from vitline.flows.to_mlflow import outbox
+from vitline.flows.to_mlflow.shipper import sync_runs
+from vitline.infra.config import replace
+from vitline.infra.ray_jobs import Job
+from vitline.infra.records import UnreadableRecord, read_each, reading
+from vitline.infra.runs.claims import Claim, life_of, read_claim
+from vitline.infra.runs.run_state import (
     NO_STATE,
     OUTCOMES,
     RunState,
@@ -37,8 +37,8 @@ from infra.runs.run_state import (
     read_stop,
     write_reconciled_state,
 )
-from infra.runs.watching import Watch, moving
-from infra.storage import Store, listed_records, open_store
+from vitline.infra.runs.watching import Watch, moving
+from vitline.infra.storage import Store, listed_records, open_store
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -8,11 +8,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TypedDict
 
-from flows.ops.check import Check
-from flows.ops.prefect_http import pages_url, post
-from infra.local.service_logs import repeated_errors
-from infra.local.state import StackState
-from infra.settings import Settings
+from vitline.flows.ops.check import Check
+from vitline.flows.ops.prefect_http import pages_url, post
+from vitline.infra.local.service_logs import repeated_errors
+from vitline.infra.local.state import StackState
+from vitline.infra.settings import Settings
 
 GRACE = timedelta(seconds=150)
 """Prefect's scheduler checks the deployments once a minute."""

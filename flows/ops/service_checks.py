@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from flows.ops.check import Check
-from infra.local.processes import is_busy, load
-from infra.settings import Settings
-from infra.storage import Store, StoreFailed, open_store, probe_conditional_writes
+from vitline.flows.ops.check import Check
+from vitline.infra.local.processes import is_busy, load
+from vitline.infra.settings import Settings
+from vitline.infra.storage import Store, StoreFailed, open_store, probe_conditional_writes
 
 TIMEOUT_S = 4.0
 _MOST_BYTES = 20_000_000

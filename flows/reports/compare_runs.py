@@ -3,15 +3,15 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypedDict
 
-from flows.catalog import find_run, list_pipelines, show_run
-from flows.records import PipelineRecord
-from flows.stored_configs import RunFile
-from infra.config import flatten
-from infra.names import matching
-from infra.storage import Store
-from vit.vtab.published.published_scores import ROWS
-from vit.vtab.published.report import published_mean, published_metrics
-from vit.vtab.tasks import GROUPS, VTAB_TASKS
+from vitline.flows.catalog import find_run, list_pipelines, show_run
+from vitline.flows.records import PipelineRecord
+from vitline.flows.stored_configs import RunFile
+from vitline.infra.config import flatten
+from vitline.infra.names import matching
+from vitline.infra.storage import Store
+from vitline.vit.vtab.published.published_scores import ROWS
+from vitline.vit.vtab.published.report import published_mean, published_metrics
+from vitline.vit.vtab.tasks import GROUPS, VTAB_TASKS
 
 
 class Comparison(TypedDict):

@@ -1,10 +1,10 @@
 """What a corpus is compared by: manifest, class map, statistics."""
 
-from data_prep.inspect.diff_stats import CorpusFacts
-from data_prep.labels.classes import ClassMap
-from data_prep.shard_format import CLASSES_KEY, load_manifest
-from flows.catalog import corpus_stats
-from infra.storage import Store
+from vitline.data_prep.inspect.diff_stats import CorpusFacts
+from vitline.data_prep.labels.classes import ClassMap
+from vitline.data_prep.shard_format import CLASSES_KEY, load_manifest
+from vitline.flows.catalog import corpus_stats
+from vitline.infra.storage import Store
 
 
 def facts_of(corpus: Store) -> tuple[CorpusFacts, str]:

@@ -2,17 +2,17 @@
 
 from collections.abc import Sequence
 
-from flows.console import init_text
-from flows.records import PipelineRecord
-from flows.reports.report import ReportPage, render
-from flows.stages.prepare_corpus import PreparedCorpus
-from flows.stages.stage import run_store
-from flows.to_mlflow.evaluation_snapshot import final_trial
-from infra.html.plots import Plot, line_plot
-from infra.runs.journal import read_journal
-from infra.storage import Store, open_store
-from vit.vtab.evaluate import EvaluationSpec, Score, plan_task_sweeps, stored_score
-from vit.vtab.probes import Probe
+from vitline.flows.console import init_text
+from vitline.flows.records import PipelineRecord
+from vitline.flows.reports.report import ReportPage, render
+from vitline.flows.stages.prepare_corpus import PreparedCorpus
+from vitline.flows.stages.stage import run_store
+from vitline.flows.to_mlflow.evaluation_snapshot import final_trial
+from vitline.infra.html.plots import Plot, line_plot
+from vitline.infra.runs.journal import read_journal
+from vitline.infra.storage import Store, open_store
+from vitline.vit.vtab.evaluate import EvaluationSpec, Score, plan_task_sweeps, stored_score
+from vitline.vit.vtab.probes import Probe
 
 
 def write_report(

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from pydantic import Field
 
-from flows.console import init_text
-from infra.config import FrozenConfig
-from vit.vtab.evaluate import Score
+from vitline.flows.console import init_text
+from vitline.infra.config import FrozenConfig
+from vitline.vit.vtab.evaluate import Score
 
 RECORDS = Path(__file__).with_name("demo_scores.json")
 

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from flows.console import duration
-from flows.reports.score_report import Extent, ScoreReport, published_for
-from vit.vtab.protocols import seed_statistic
-from vit.vtab.published.published_scores import ROWS, PublishedRow
-from vit.vtab.published.report import (
+from vitline.flows.console import duration
+from vitline.flows.reports.score_report import Extent, ScoreReport, published_for
+from vitline.vit.vtab.protocols import seed_statistic
+from vitline.vit.vtab.published.published_scores import ROWS, PublishedRow
+from vitline.vit.vtab.published.report import (
     TRANSFER_CORPORA,
     Cell,
     Mean,
@@ -19,7 +19,7 @@ from vit.vtab.published.report import (
     published_mean,
     vtab_means,
 )
-from vit.vtab.tasks import GROUPS
+from vitline.vit.vtab.tasks import GROUPS
 
 Cells = Callable[[PublishedRow], Sequence[str]]
 Kind = Literal["ours", "detail", "heading", "published"]

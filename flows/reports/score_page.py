@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from flows.reports.score_lines import Line, TextTable, is_number
-from infra.html.page import render
+from vitline.flows.reports.score_lines import Line, TextTable, is_number
+from vitline.infra.html.page import render
 
 
 def page_html(tables: Sequence[TextTable], lead: str) -> str:

@@ -6,12 +6,12 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table as Drawn
 
-from flows import console
-from flows.reports.score_lines import TextTable, is_number, text_tables
-from flows.reports.score_page import page_html
-from flows.reports.score_report import ScoreReport, as_data, read_report
-from infra.settings import Settings
-from vit.vtab.evaluate import Score
+from vitline.flows import console
+from vitline.flows.reports.score_lines import TextTable, is_number, text_tables
+from vitline.flows.reports.score_page import page_html
+from vitline.flows.reports.score_report import ScoreReport, as_data, read_report
+from vitline.infra.settings import Settings
+from vitline.vit.vtab.evaluate import Score
 
 STYLES = {"ours": "bold", "detail": "dim", "heading": "italic dim", "published": ""}
 NO_SCORES = (

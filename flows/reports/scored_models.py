@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from flows.stored_configs import RunFile
-from infra.records import UnreadableRecord
-from infra.runs.journal import read_journal
-from infra.runs.run_state import read_state
-from infra.storage import Store, open_store
-from vit.model_record import model_record, network_of
-from vit.models.flops import forward_flops
-from vit.run_spec import read_starts
-from vit.vtab.published.published_checks import architecture_of, data_of_corpus, data_of_weights
+from vitline.flows.stored_configs import RunFile
+from vitline.infra.records import UnreadableRecord
+from vitline.infra.runs.journal import read_journal
+from vitline.infra.runs.run_state import read_state
+from vitline.infra.storage import Store, open_store
+from vitline.vit.model_record import model_record, network_of
+from vitline.vit.models.flops import forward_flops
+from vitline.vit.run_spec import read_starts
+from vitline.vit.vtab.published.published_checks import architecture_of, data_of_corpus, data_of_weights
 
 log = logging.getLogger(__name__)
 

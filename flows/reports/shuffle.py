@@ -4,15 +4,15 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 
-from data_prep.shard_format import Manifest, load_manifest
-from flows import console
-from infra.config import replace
-from infra.html.page import num_bytes
-from infra.storage import open_store
-from vit.config import TrainConfig
-from vit.input.order import Order
-from vit.input.plan import plan_order
-from vit.input.shuffle_report import (
+from vitline.data_prep.shard_format import Manifest, load_manifest
+from vitline.flows import console
+from vitline.infra.config import replace
+from vitline.infra.html.page import num_bytes
+from vitline.infra.storage import open_store
+from vitline.vit.config import TrainConfig
+from vitline.vit.input.order import Order
+from vitline.vit.input.plan import plan_order
+from vitline.vit.input.shuffle_report import (
     LEAST_ENTROPY_FRACTION,
     Figure,
     ShuffleReport,

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from flows import console
-from vit.config import TrainConfig
-from vit.corpora.training_corpora import open_corpora
-from vit.inspection.views import collect_views, views_html
+from vitline.flows import console
+from vitline.vit.config import TrainConfig
+from vitline.vit.corpora.training_corpora import open_corpora
+from vitline.vit.inspection.views import collect_views, views_html
 
 
 def write_views(

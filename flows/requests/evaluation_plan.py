@@ -1,20 +1,20 @@
 """A form for an evaluation, or a batch prediction, -> what it will compute, or a refusal in one sentence (ValueError). Starts nothing."""
 
-from data_prep.shard_format import load_manifest
-from flows.catalog import find_corpus, find_model
-from flows.requests.forms import EvaluateRequest, PredictRequest
-from flows.requests.named_corpora import named_tasks
-from flows.requests.requested_protocol import requested_protocol
-from infra.config import FrozenConfig, digest_of
-from infra.keys import run_key
-from infra.names import there_are
-from infra.storage import open_store
-from vit.batch_prediction.plan import PredictionSpec
-from vit.model_record import published_network, published_record
-from vit.models.config import AnyNetworkConfig
-from vit.vtab.evaluate import TaskRef
-from vit.vtab.probes import Probe
-from vit.vtab.protocols import Protocol
+from vitline.data_prep.shard_format import load_manifest
+from vitline.flows.catalog import find_corpus, find_model
+from vitline.flows.requests.forms import EvaluateRequest, PredictRequest
+from vitline.flows.requests.named_corpora import named_tasks
+from vitline.flows.requests.requested_protocol import requested_protocol
+from vitline.infra.config import FrozenConfig, digest_of
+from vitline.infra.keys import run_key
+from vitline.infra.names import there_are
+from vitline.infra.storage import open_store
+from vitline.vit.batch_prediction.plan import PredictionSpec
+from vitline.vit.model_record import published_network, published_record
+from vitline.vit.models.config import AnyNetworkConfig
+from vitline.vit.vtab.evaluate import TaskRef
+from vitline.vit.vtab.probes import Probe
+from vitline.vit.vtab.protocols import Protocol
 
 
 class EvaluationPlan(FrozenConfig):

@@ -2,27 +2,27 @@
 
 from typing import Any
 
-from data_prep.shard_format import Manifest, load_manifest
-from flows.catalog import find_corpus, find_model
-from flows.requests.forms import FinetuneRequest
-from flows.requests.own_code import with_own_code
-from flows.requests.probed_corpora import with_probed_corpora
-from flows.requests.training_draft import check_loss, training_name, with_steps
-from infra.config import replace
-from infra.storage import Store, open_store
-from vit.config import ExecutionConfig, OptimConfig, TrainConfig, TrainRecipe, head_bias_for, loss_for
-from vit.input.config import AugmentConfig, InputConfig
-from vit.input.plan import propose_num_lanes
-from vit.model_record import network_of, published_record, read_contract
-from vit.models.config import NetworkConfig, network_config
-from vit.vtab.evaluate import task_facts
-from vit.vtab.protocols import Protocol, protocol_named
-from vit.vtab.tasks import TaskSplits
+from vitline.data_prep.shard_format import Manifest, load_manifest
+from vitline.flows.catalog import find_corpus, find_model
+from vitline.flows.requests.forms import FinetuneRequest
+from vitline.flows.requests.own_code import with_own_code
+from vitline.flows.requests.probed_corpora import with_probed_corpora
+from vitline.flows.requests.training_draft import check_loss, training_name, with_steps
+from vitline.infra.config import replace
+from vitline.infra.storage import Store, open_store
+from vitline.vit.config import ExecutionConfig, OptimConfig, TrainConfig, TrainRecipe, head_bias_for, loss_for
+from vitline.vit.input.config import AugmentConfig, InputConfig
+from vitline.vit.input.plan import propose_num_lanes
+from vitline.vit.model_record import network_of, published_record, read_contract
+from vitline.vit.models.config import NetworkConfig, network_config
+from vitline.vit.vtab.evaluate import task_facts
+from vitline.vit.vtab.protocols import Protocol, protocol_named
+from vitline.vit.vtab.tasks import TaskSplits
 
 
 def resolve_finetune(root: str, request: FinetuneRequest) -> TrainConfig:
     """The config of a fine-tuning by the paper's rules (arXiv:2010.11929, B.1.1); the loss is that of the labels of the corpus."""
-    from vit.input.image_contract import ImageContract
+    from vitline.vit.input.image_contract import ImageContract
 
     model = find_model(root, request.model)
     published = published_record(open_store(model))

@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, JsonValue, NonNegativeInt, PositiveFloat
 
-from data_prep.source_kinds import SourceKind
-from infra.config import FrozenConfig
-from infra.redact import holds_credentials
+from vitline.data_prep.source_kinds import SourceKind
+from vitline.infra.config import FrozenConfig
+from vitline.infra.redact import holds_credentials
 
 # Forms show these choices without importing the other packages; tests/flows/requests/test_forms.py checks that they are complete.
 PresetName = Literal["icons", "new-icons", "letters", "digits", "digits-0-to-4", "digits-5-to-9"]

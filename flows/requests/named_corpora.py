@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from data_prep.config import CorpusConfig
-from data_prep.corpora.presets import PRESETS
-from data_prep.find_corpus import corpus_version
-from data_prep.shard_format import load_manifest
-from flows.catalog import find_corpus, list_corpora
-from infra.names import there_are
-from infra.storage import Store, open_store
-from vit.model_names import is_location
-from vit.vtab.tasks import VTAB_TASKS
+from vitline.data_prep.config import CorpusConfig
+from vitline.data_prep.corpora.presets import PRESETS
+from vitline.data_prep.find_corpus import corpus_version
+from vitline.data_prep.shard_format import load_manifest
+from vitline.flows.catalog import find_corpus, list_corpora
+from vitline.infra.names import there_are
+from vitline.infra.storage import Store, open_store
+from vitline.vit.model_names import is_location
+from vitline.vit.vtab.tasks import VTAB_TASKS
 
 CorpusChoice = CorpusConfig | str
 """A corpus to prepare, or the URI of a prepared one."""

@@ -4,7 +4,7 @@ import json
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from infra.config import flatten, tree_of
+from vitline.infra.config import flatten, tree_of
 
 
 def parse_overrides(items: Sequence[str]) -> dict[str, Any]:
@@ -35,11 +35,11 @@ def refuse_form_fields(paths: Collection[str]) -> None:
 def override_paths(flow: str) -> list[str]:
     """The paths that `overrides` of a flow's form accepts, in the order of the configs; empty if the form has no overrides.
     Fields of other architectures and kinds of sources are not listed."""
-    from data_prep.corpora.presets import digits
-    from flows.nights.settings import PREFIX, NightSettings
-    from vit.config import TrainConfig
-    from vit.recipes import recipe_named
-    from vit.vtab.protocols import protocol_named
+    from vitline.data_prep.corpora.presets import digits
+    from vitline.flows.nights.settings import PREFIX, NightSettings
+    from vitline.vit.config import TrainConfig
+    from vitline.vit.recipes import recipe_named
+    from vitline.vit.vtab.protocols import protocol_named
 
     recipe, execution = recipe_named("digits").make()
     training = TrainConfig(name="n", corpus="c", recipe=recipe, execution=execution)

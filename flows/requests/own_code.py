@@ -5,10 +5,10 @@ import subprocess
 import sys
 from typing import Any
 
-from infra.config import replace
-from vit.config import TrainConfig
-from vit.models.config import OwnNetworkConfig
-from vit.own_code import check_allowed, check_source, is_reference, source_digest
+from vitline.infra.config import replace
+from vitline.vit.config import TrainConfig
+from vitline.vit.models.config import OwnNetworkConfig
+from vitline.vit.own_code import check_allowed, check_source, is_reference, source_digest
 
 MEASURE_S = 300
 
@@ -38,7 +38,7 @@ def with_own_code(config: TrainConfig) -> TrainConfig:
 
 def _measured(network: OwnNetworkConfig) -> dict[str, int]:
     """Its width and FLOPs, from a process that imports its code anew: this one may be a worker that runs for weeks."""
-    command = [sys.executable, "-m", "vit.speed.own_network"]
+    command = [sys.executable, "-m", "vitline.vit.speed.own_network"]
     try:
         done = subprocess.run(
             command, input=network.model_dump_json(), capture_output=True, text=True, timeout=MEASURE_S, check=False

@@ -7,23 +7,23 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from data_prep.config import CorpusConfig
-from data_prep.shard_format import load_manifest
-from flows.nights.settings import NightSettings, night_settings
-from flows.requests.forms import PipelineRequest
-from flows.requests.named_corpora import CorpusChoice, choose_corpus, corpus_identity, named_tasks
-from flows.requests.probed_corpora import check_probed_names
-from flows.requests.requested_protocol import requested_protocol
-from flows.requests.training_config import check_mixture_fields, class_table_of, on_corpora, weights_of
-from flows.requests.training_draft import draft_training
-from infra.config import digest_of
-from infra.keys import run_key
-from infra.storage import open_store
-from vit.config import TrainConfig, TrainRecipe
-from vit.corpora.class_table import read_class_table
-from vit.input.mixture import Mixture
-from vit.vtab.probes import Probe
-from vit.vtab.protocols import Protocol
+from vitline.data_prep.config import CorpusConfig
+from vitline.data_prep.shard_format import load_manifest
+from vitline.flows.nights.settings import NightSettings, night_settings
+from vitline.flows.requests.forms import PipelineRequest
+from vitline.flows.requests.named_corpora import CorpusChoice, choose_corpus, corpus_identity, named_tasks
+from vitline.flows.requests.probed_corpora import check_probed_names
+from vitline.flows.requests.requested_protocol import requested_protocol
+from vitline.flows.requests.training_config import check_mixture_fields, class_table_of, on_corpora, weights_of
+from vitline.flows.requests.training_draft import draft_training
+from vitline.infra.config import digest_of
+from vitline.infra.keys import run_key
+from vitline.infra.storage import open_store
+from vitline.vit.config import TrainConfig, TrainRecipe
+from vitline.vit.corpora.class_table import read_class_table
+from vitline.vit.input.mixture import Mixture
+from vitline.vit.vtab.probes import Probe
+from vitline.vit.vtab.protocols import Protocol
 
 
 @dataclass(frozen=True)

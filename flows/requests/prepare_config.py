@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from data_prep.config import CorpusConfig, CorpusRecipe, Source
-from data_prep.corpora.presets import PRESETS
-from data_prep.find_corpus import corpus_version, prepared_corpus
-from data_prep.shard_format import load_manifest
-from flows.requests.forms import PrepareRequest
-from flows.requests.overrides import refuse_form_fields
-from infra.config import replace
-from infra.storage import open_store
+from vitline.data_prep.config import CorpusConfig, CorpusRecipe, Source
+from vitline.data_prep.corpora.presets import PRESETS
+from vitline.data_prep.find_corpus import corpus_version, prepared_corpus
+from vitline.data_prep.shard_format import load_manifest
+from vitline.flows.requests.forms import PrepareRequest
+from vitline.flows.requests.overrides import refuse_form_fields
+from vitline.infra.config import replace
+from vitline.infra.storage import open_store
 
 SOURCES = get_args(get_args(Source)[0])
 """The config classes of all kinds of sources."""
@@ -26,8 +26,8 @@ def resolve_prepare(root: str, request: PrepareRequest) -> CorpusConfig:
             if request.preset
             else "Neither a preset nor a source was given: choose a preset, or set source to the place of your images."
         )
-    from data_prep.plan.leakage import splits_to_keep_out
-    from data_prep.plan.plan_shards import Base
+    from vitline.data_prep.plan.leakage import splits_to_keep_out
+    from vitline.data_prep.plan.plan_shards import Base
 
     config = _preset(request) if request.preset else _of_source(request)
     store = open_store(root)

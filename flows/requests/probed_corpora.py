@@ -2,10 +2,10 @@
 
 from collections.abc import Collection
 
-from flows.catalog import find_corpus
-from infra.config import replace
-from vit.checkpoint_probes.plan import probed_corpora
-from vit.config import TrainConfig
+from vitline.flows.catalog import find_corpus
+from vitline.infra.config import replace
+from vitline.vit.checkpoint_probes.plan import probed_corpora
+from vitline.vit.config import TrainConfig
 
 
 def with_probed_corpora(config: TrainConfig, root: str) -> TrainConfig:

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from flows.requests.forms import NAME_PATTERNS
-from infra.names import there_are
-from vit.models.config import field_path
-from vit.own_code import REFERENCE
+from vitline.flows.requests.forms import NAME_PATTERNS
+from vitline.infra.names import there_are
+from vitline.vit.models.config import field_path
+from vitline.vit.own_code import REFERENCE
 
 WORDS = {
     "greater_than_equal": "must be at least {ge}",

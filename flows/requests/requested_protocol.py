@@ -5,12 +5,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from flows.requests.overrides import refuse_form_fields
-from flows.requests.refusals import problem_text
-from infra.config import digest_of, replace
-from infra.names import did_you_mean
-from vit.vtab.probes import Probe
-from vit.vtab.protocols import LargerTask, Protocol, protocol_named
+from vitline.flows.requests.overrides import refuse_form_fields
+from vitline.flows.requests.refusals import problem_text
+from vitline.infra.config import digest_of, replace
+from vitline.infra.names import did_you_mean
+from vitline.vit.vtab.probes import Probe
+from vitline.vit.vtab.protocols import LargerTask, Protocol, protocol_named
 
 
 def requested_protocol(name: str, overrides: Mapping[str, Any], from_scratch: bool) -> Protocol | Probe:

@@ -2,16 +2,16 @@
 
 from dataclasses import dataclass
 
-from data_prep.config import CorpusConfig, CorpusRecipe, PredictedClasses
-from data_prep.shard_format import Manifest, load_class_names, load_manifest
-from flows.catalog import find_corpus
-from flows.requests.evaluation_plan import resolve_predict
-from flows.requests.forms import FurtherCorpus, PredictRequest, PretrainRequest, SelfTrainRequest
-from flows.requests.training_draft import check_loss, draft_training, training_name
-from infra.storage import open_store
-from vit.batch_prediction.plan import PredictionSpec
-from vit.corpora.training_corpora import check_same_decoding
-from vit.model_record import published_record, read_classes
+from vitline.data_prep.config import CorpusConfig, CorpusRecipe, PredictedClasses
+from vitline.data_prep.shard_format import Manifest, load_class_names, load_manifest
+from vitline.flows.catalog import find_corpus
+from vitline.flows.requests.evaluation_plan import resolve_predict
+from vitline.flows.requests.forms import FurtherCorpus, PredictRequest, PretrainRequest, SelfTrainRequest
+from vitline.flows.requests.training_draft import check_loss, draft_training, training_name
+from vitline.infra.storage import open_store
+from vitline.vit.batch_prediction.plan import PredictionSpec
+from vitline.vit.corpora.training_corpora import check_same_decoding
+from vitline.vit.model_record import published_record, read_classes
 
 LONGEST_NAME, LONGEST_CORPUS_NAME = 40, 80
 """Characters that forms allow."""

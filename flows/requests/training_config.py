@@ -5,24 +5,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from data_prep.shard_format import Manifest, load_manifest
-from flows.catalog import find_corpus, find_model, find_run
-from flows.records import list_run_keys
-from flows.requests.forms import BranchRequest, PipelineRequest, PretrainRequest
-from flows.requests.overrides import refuse_form_fields
-from flows.requests.own_code import with_own_code
-from flows.requests.probed_corpora import with_probed_corpora
-from flows.requests.training_draft import check_loss, draft_training, recipe_of, recipe_title, training_name
-from infra.config import replace
-from infra.runs.run_state import NO_STATE, read_state
-from infra.storage import open_store
-from vit.config import MixedCorpus, MixtureConfig, ParentCheckpoint, TrainConfig, TrainRecipe
-from vit.corpora.mixture_classes import NAMES, PREFIXED
-from vit.corpora.training_corpora import open_corpora
-from vit.model_record import published_network
-from vit.models.config import check_same_network
-from vit.run_spec import RunSpec, make_spec, parent_spec
-from vit.training.checkpoints.names import kept_steps, newest_step, no_checkpoint
+from vitline.data_prep.shard_format import Manifest, load_manifest
+from vitline.flows.catalog import find_corpus, find_model, find_run
+from vitline.flows.records import list_run_keys
+from vitline.flows.requests.forms import BranchRequest, PipelineRequest, PretrainRequest
+from vitline.flows.requests.overrides import refuse_form_fields
+from vitline.flows.requests.own_code import with_own_code
+from vitline.flows.requests.probed_corpora import with_probed_corpora
+from vitline.flows.requests.training_draft import check_loss, draft_training, recipe_of, recipe_title, training_name
+from vitline.infra.config import replace
+from vitline.infra.runs.run_state import NO_STATE, read_state
+from vitline.infra.storage import open_store
+from vitline.vit.config import MixedCorpus, MixtureConfig, ParentCheckpoint, TrainConfig, TrainRecipe
+from vitline.vit.corpora.mixture_classes import NAMES, PREFIXED
+from vitline.vit.corpora.training_corpora import open_corpora
+from vitline.vit.model_record import published_network
+from vitline.vit.models.config import check_same_network
+from vitline.vit.run_spec import RunSpec, make_spec, parent_spec
+from vitline.vit.training.checkpoints.names import kept_steps, newest_step, no_checkpoint
 
 
 def resolve_pretrain(root: str, request: PretrainRequest) -> TrainConfig:

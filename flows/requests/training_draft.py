@@ -3,14 +3,14 @@
 import re
 from typing import Any
 
-from data_prep.shard_format import Manifest
-from flows.requests.forms import PipelineRequest, PretrainRequest, SelfTrainRequest
-from flows.requests.overrides import refuse_form_fields
-from flows.requests.own_code import with_own_code
-from infra.config import FrozenConfig, replace
-from vit.config import TrainConfig, TrainRecipe
-from vit.recipes import recipe_named
-from vit.recipes.own import kind_of
+from vitline.data_prep.shard_format import Manifest
+from vitline.flows.requests.forms import PipelineRequest, PretrainRequest, SelfTrainRequest
+from vitline.flows.requests.overrides import refuse_form_fields
+from vitline.flows.requests.own_code import with_own_code
+from vitline.infra.config import FrozenConfig, replace
+from vitline.vit.config import TrainConfig, TrainRecipe
+from vitline.vit.recipes import recipe_named
+from vitline.vit.recipes.own import kind_of
 
 _OF_THE_FORM = ("corpus", "mixture", "name", "stage", "init_model", "parent")
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from infra.runs.progress import RunProgress
+from vitline.infra.runs.progress import RunProgress
 
 MAX_WITHOUT_PROGRESS = 3
 

@@ -9,18 +9,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from flows import console
-from flows.curves.curve_writer import CurveWriter, readers
-from flows.records import Origin
-from flows.to_mlflow.shipper import Shipper
-from infra.local.child_jobs import ChildJobs
-from infra.local.paths import log_dir
-from infra.local.ray_node import LocalRay
-from infra.ray_jobs import RayJobs
-from infra.runs.progress import RunProgress
-from infra.runs.run_state import StopReason
-from infra.settings import Settings
-from infra.storage import Unwritable, check_writable, open_store
+from vitline.flows import console
+from vitline.flows.curves.curve_writer import CurveWriter, readers
+from vitline.flows.records import Origin
+from vitline.flows.to_mlflow.shipper import Shipper
+from vitline.infra.local.child_jobs import ChildJobs
+from vitline.infra.local.paths import log_dir
+from vitline.infra.local.ray_node import LocalRay
+from vitline.infra.ray_jobs import RayJobs
+from vitline.infra.runs.progress import RunProgress
+from vitline.infra.runs.run_state import StopReason
+from vitline.infra.settings import Settings
+from vitline.infra.storage import Unwritable, check_writable, open_store
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

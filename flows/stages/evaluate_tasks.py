@@ -2,18 +2,18 @@
 
 from collections.abc import Sequence
 
-from flows import console
-from flows.requests.evaluation_plan import EvaluationPlan
-from flows.stages.attempts import finished_units
-from flows.stages.engines import Engines
-from flows.stages.stage import StageResult, run_stage, run_store
-from infra.config import digest_of, replace
-from infra.keys import run_key
-from infra.storage import open_store
-from vit.run_spec import read_progress
-from vit.vtab.evaluate import EvaluationSpec, Score, TaskSweep, plan_task_sweeps
-from vit.vtab.frozen.probe_trials import ProbeTrial, plan_probe_trials
-from vit.vtab.probes import Probe
+from vitline.flows import console
+from vitline.flows.requests.evaluation_plan import EvaluationPlan
+from vitline.flows.stages.attempts import finished_units
+from vitline.flows.stages.engines import Engines
+from vitline.flows.stages.stage import StageResult, run_stage, run_store
+from vitline.infra.config import digest_of, replace
+from vitline.infra.keys import run_key
+from vitline.infra.storage import open_store
+from vitline.vit.run_spec import read_progress
+from vitline.vit.vtab.evaluate import EvaluationSpec, Score, TaskSweep, plan_task_sweeps
+from vitline.vit.vtab.frozen.probe_trials import ProbeTrial, plan_probe_trials
+from vitline.vit.vtab.probes import Probe
 
 
 def evaluate_tasks(
@@ -30,7 +30,7 @@ def evaluate_tasks(
         engines,
         run,
         key,
-        "vit.ray_workers",
+        "vitline.vit.ray_workers",
         spec,
         title=f"evaluate {name}",
         progress=lambda: read_progress(run),

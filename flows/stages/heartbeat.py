@@ -13,9 +13,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from infra.records import UnreadableRecord, reading
-from infra.runs.beside import beside
-from infra.storage import Store
+from vitline.infra.records import UnreadableRecord, reading
+from vitline.infra.runs.beside import beside
+from vitline.infra.storage import Store
 
 log = logging.getLogger(__name__)
 BEAT_S = 10.0

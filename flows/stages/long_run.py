@@ -1,15 +1,15 @@
 """One long pre-training that goes on a part a night. What is scored of it is a branch of where it stands, whose learning rate falls to
 zero, so that scores of a half-done schedule can be compared (docs/design.md, "Nights")."""
 
-from flows.requests.training_config import cooldown_changes
-from flows.stages.engines import Engines
-from flows.stages.pretrain import train_model
-from flows.stages.stage import StageResult, run_store
-from infra.config import replace
-from infra.storage import Store
-from vit.config import ParentCheckpoint, TrainConfig, TrainRecipe
-from vit.run_spec import RunSpec
-from vit.training.checkpoints.names import newest_step
+from vitline.flows.requests.training_config import cooldown_changes
+from vitline.flows.stages.engines import Engines
+from vitline.flows.stages.pretrain import train_model
+from vitline.flows.stages.stage import StageResult, run_store
+from vitline.infra.config import replace
+from vitline.infra.storage import Store
+from vitline.vit.config import ParentCheckpoint, TrainConfig, TrainRecipe
+from vitline.vit.run_spec import RunSpec
+from vitline.vit.training.checkpoints.names import newest_step
 
 
 def next_step(recipe: TrainRecipe, images: int, run: Store) -> int:

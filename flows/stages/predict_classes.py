@@ -1,13 +1,13 @@
 """model and corpus -> predicted classes in Parquet files, by one Ray job."""
 
-from data_prep.shard_format import load_manifest
-from flows import console
-from flows.stages.attempts import finished_units
-from flows.stages.engines import Engines
-from flows.stages.stage import StageResult, run_stage, run_store
-from infra.storage import open_store
-from vit.batch_prediction.plan import FOLDER, PredictionSpec, plan_predictions, predictions_exist
-from vit.run_spec import read_progress
+from vitline.data_prep.shard_format import load_manifest
+from vitline.flows import console
+from vitline.flows.stages.attempts import finished_units
+from vitline.flows.stages.engines import Engines
+from vitline.flows.stages.stage import StageResult, run_stage, run_store
+from vitline.infra.storage import open_store
+from vitline.vit.batch_prediction.plan import FOLDER, PredictionSpec, plan_predictions, predictions_exist
+from vitline.vit.run_spec import read_progress
 
 
 def predict_classes(spec: PredictionSpec, engines: Engines) -> StageResult:
@@ -18,7 +18,7 @@ def predict_classes(spec: PredictionSpec, engines: Engines) -> StageResult:
         engines,
         run,
         spec.run_key,
-        "vit.ray_workers",
+        "vitline.vit.ray_workers",
         spec,
         title=f"predict {manifest.name}",
         progress=lambda: read_progress(run),

@@ -8,31 +8,31 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from data_prep.config import CorpusConfig
-from data_prep.corpora.open_source import open_source
-from data_prep.corpus_stats import CorpusStats, Findings, Leak
-from data_prep.executors import in_threads
-from data_prep.find_corpus import corpus_store
-from data_prep.parquet_files import open_parquet
-from data_prep.plan.check_refused import NothingNew, check_reused, loss_text
-from data_prep.plan.leakage import own_splits_text
-from data_prep.prepare import PrepareSpec
-from data_prep.progress import preparation_progress
-from data_prep.shard_format import MANIFEST_KEY, REJECTS_KEY, REPORT_KEY, Manifest, load_manifest
-from data_prep.shards.subsets import take
-from data_prep.shards.verify_shards import verify_corpus
-from data_prep.small_work import is_small
-from flows import console
-from flows.catalog import corpus_stats, find_corpus
-from flows.requests.forms import PrepareRequest
-from flows.requests.prepare_config import resolve_prepare
-from flows.stages.attempts import finished_units
-from flows.stages.engines import Engines, Here, open_engines
-from flows.stages.stage import StageResult, run_stage, run_store
-from infra.config import digest_of
-from infra.keys import run_key
-from infra.settings import Settings
-from infra.storage import Store, open_store
+from vitline.data_prep.config import CorpusConfig
+from vitline.data_prep.corpora.open_source import open_source
+from vitline.data_prep.corpus_stats import CorpusStats, Findings, Leak
+from vitline.data_prep.executors import in_threads
+from vitline.data_prep.find_corpus import corpus_store
+from vitline.data_prep.parquet_files import open_parquet
+from vitline.data_prep.plan.check_refused import NothingNew, check_reused, loss_text
+from vitline.data_prep.plan.leakage import own_splits_text
+from vitline.data_prep.prepare import PrepareSpec
+from vitline.data_prep.progress import preparation_progress
+from vitline.data_prep.shard_format import MANIFEST_KEY, REJECTS_KEY, REPORT_KEY, Manifest, load_manifest
+from vitline.data_prep.shards.subsets import take
+from vitline.data_prep.shards.verify_shards import verify_corpus
+from vitline.data_prep.small_work import is_small
+from vitline.flows import console
+from vitline.flows.catalog import corpus_stats, find_corpus
+from vitline.flows.requests.forms import PrepareRequest
+from vitline.flows.requests.prepare_config import resolve_prepare
+from vitline.flows.stages.attempts import finished_units
+from vitline.flows.stages.engines import Engines, Here, open_engines
+from vitline.flows.stages.stage import StageResult, run_stage, run_store
+from vitline.infra.config import digest_of
+from vitline.infra.keys import run_key
+from vitline.infra.settings import Settings
+from vitline.infra.storage import Store, open_store
 
 MERGED = "exact repetitions of other rows, or images that were there already"
 
@@ -121,7 +121,7 @@ def run_preparation(
             engines,
             run_store(engines.root, key),
             key,
-            "data_prep.prepare",
+            "vitline.data_prep.prepare",
             PrepareSpec(
                 run_key=key,
                 root=engines.root,

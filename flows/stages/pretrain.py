@@ -2,21 +2,21 @@
 
 from datetime import date
 
-from flows.catalog import corpus_stats
-from flows.costs.measured_speed import measured_speed
-from flows.costs.training_cost import training_cost
-from flows.costs.training_plan import plan_rows
-from flows.requests.probed_corpora import with_probed_corpora
-from flows.stages.engines import Engines
-from flows.stages.prepare_corpus import leak_lines
-from flows.stages.stage import StageResult, run_stage, run_store
-from infra.config import replace
-from infra.runs.run_state import NO_STATE, read_state
-from infra.storage import open_store
-from vit.branch import pin_parent
-from vit.config import TrainConfig
-from vit.run_spec import START_TRY_S, RunSpec, make_spec, read_progress
-from vit.training.checkpoints.names import newest_step
+from vitline.flows.catalog import corpus_stats
+from vitline.flows.costs.measured_speed import measured_speed
+from vitline.flows.costs.training_cost import training_cost
+from vitline.flows.costs.training_plan import plan_rows
+from vitline.flows.requests.probed_corpora import with_probed_corpora
+from vitline.flows.stages.engines import Engines
+from vitline.flows.stages.prepare_corpus import leak_lines
+from vitline.flows.stages.stage import StageResult, run_stage, run_store
+from vitline.infra.config import replace
+from vitline.infra.runs.run_state import NO_STATE, read_state
+from vitline.infra.storage import open_store
+from vitline.vit.branch import pin_parent
+from vitline.vit.config import TrainConfig
+from vitline.vit.run_spec import START_TRY_S, RunSpec, make_spec, read_progress
+from vitline.vit.training.checkpoints.names import newest_step
 
 
 def train_model(
@@ -53,7 +53,7 @@ def train_model(
         engines,
         run,
         spec.run_key,
-        "vit.ray_train",
+        "vitline.vit.ray_train",
         spec,
         title=f"{config.stage} {config.name}",
         progress=lambda: read_progress(run),
@@ -74,7 +74,7 @@ def mixture_leaks(config: TrainConfig, root: str) -> list[str]:
     validation split of another of them. Nothing for one corpus, whose preparation has said it."""
     if config.mixture is None:
         return []
-    from data_prep.plan.mixture_leakage import find_mixture_leaks
+    from vitline.data_prep.plan.mixture_leakage import find_mixture_leaks
 
     stores = [open_store(each.corpus) for each in config.mixture.corpora]
     lines, compared = list[str](), dict[str, frozenset[tuple[str, str]]]()

@@ -12,20 +12,20 @@ from functools import partial
 
 from pydantic import BaseModel
 
-from flows.records import AttemptRecord, Origin, attempt_records
-from flows.stages import heartbeat
-from flows.stages.attempts import MAX_WITHOUT_PROGRESS, AttemptsWithoutProgress
-from flows.stages.engines import Engines, StopRequested
-from flows.stages.worker_errors import WorkerErrors, last_stacks
-from infra.config import replace
-from infra.provenance import compared_versions
-from infra.ray_jobs import Job, JobLost
-from infra.records import UnreadableRecord
-from infra.redact import cleaned
-from infra.runs.claims import Claim, ClaimHeld, ClaimHolder, ClaimLost, read_claim, take_claim
-from infra.runs.deadline import DEADLINE_PASSED
-from infra.runs.progress import RunProgress
-from infra.runs.run_state import (
+from vitline.flows.records import AttemptRecord, Origin, attempt_records
+from vitline.flows.stages import heartbeat
+from vitline.flows.stages.attempts import MAX_WITHOUT_PROGRESS, AttemptsWithoutProgress
+from vitline.flows.stages.engines import Engines, StopRequested
+from vitline.flows.stages.worker_errors import WorkerErrors, last_stacks
+from vitline.infra.config import replace
+from vitline.infra.provenance import compared_versions
+from vitline.infra.ray_jobs import Job, JobLost
+from vitline.infra.records import UnreadableRecord
+from vitline.infra.redact import cleaned
+from vitline.infra.runs.claims import Claim, ClaimHeld, ClaimHolder, ClaimLost, read_claim, take_claim
+from vitline.infra.runs.deadline import DEADLINE_PASSED
+from vitline.infra.runs.progress import RunProgress
+from vitline.infra.runs.run_state import (
     NO_STATE,
     OUTCOMES,
     RunState,
@@ -36,9 +36,9 @@ from infra.runs.run_state import (
     request_stop,
     write_reconciled_state,
 )
-from infra.runs.watching import Watch, moving
-from infra.settings import Settings
-from infra.storage import Store, open_store, probe_conditional_writes
+from vitline.infra.runs.watching import Watch, moving
+from vitline.infra.settings import Settings
+from vitline.infra.storage import Store, open_store, probe_conditional_writes
 
 log = logging.getLogger(__name__)
 POLL_S = 1.0

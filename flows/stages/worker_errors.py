@@ -3,8 +3,8 @@
 import contextlib
 import time
 
-from infra.redact import cleaned
-from infra.storage import Store
+from vitline.infra.redact import cleaned
+from vitline.infra.storage import Store
 
 LOOK_S = 30.0
 _MOST_OF_ONE = 8_000

@@ -7,8 +7,8 @@ the files about its predictions (`vit/vtab/trained/trial_files.py`). Imports no 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from flows.stored_configs import JSON, EvaluationFile
-from flows.to_mlflow.run_snapshot import (
+from vitline.flows.stored_configs import JSON, EvaluationFile
+from vitline.flows.to_mlflow.run_snapshot import (
     MODEL_PARAMS,
     Child,
     Corpus,
@@ -18,15 +18,15 @@ from flows.to_mlflow.run_snapshot import (
     plain,
     stored_manifest,
 )
-from infra.config import digest_of
-from infra.runs.run_state import RunStateRecord
-from infra.storage import Store, json_bytes
-from vit.model_record import model_record
-from vit.vtab.evaluate import Score
-from vit.vtab.protocols import over_seeds
-from vit.vtab.published.report import group_means
-from vit.vtab.tasks import benchmark_name
-from vit.vtab.trained.trials import TrialResult, model_label
+from vitline.infra.config import digest_of
+from vitline.infra.runs.run_state import RunStateRecord
+from vitline.infra.storage import Store, json_bytes
+from vitline.vit.model_record import model_record
+from vitline.vit.vtab.evaluate import Score
+from vitline.vit.vtab.protocols import over_seeds
+from vitline.vit.vtab.published.report import group_means
+from vitline.vit.vtab.tasks import benchmark_name
+from vitline.vit.vtab.trained.trials import TrialResult, model_label
 
 PROTOCOL_PARAMS = (
     "kind",

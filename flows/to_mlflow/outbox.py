@@ -10,10 +10,10 @@ import time
 import uuid
 from typing import Literal, NamedTuple
 
-from flows.records import read_pipeline
-from infra.records import readable
-from infra.runs.run_state import read_state
-from infra.storage import Store, json_bytes
+from vitline.flows.records import read_pipeline
+from vitline.infra.records import readable
+from vitline.infra.runs.run_state import read_state
+from vitline.infra.storage import Store, json_bytes
 
 log = logging.getLogger(__name__)
 

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
-from flows.stored_configs import JSON
-from infra.config import canonical_json, digest_of
-from infra.runs.run_state import OUTCOMES
-from infra.storage import open_store
-from vit.model_record import ModelRecord
+from vitline.flows.stored_configs import JSON
+from vitline.infra.config import canonical_json, digest_of
+from vitline.infra.runs.run_state import OUTCOMES
+from vitline.infra.storage import open_store
+from vitline.vit.model_record import ModelRecord
 
 Values = Mapping[str, tuple[float, int]]
 """Value and step by metric."""

@@ -12,17 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypedDict
 
-from flows.nights.night_record import read_champion
-from flows.records import PipelineRecord
-from flows.to_mlflow import outbox
-from flows.to_mlflow.outbox import Kind, OutboxEntry
-from flows.to_mlflow.run_snapshot import Child, Published, RunSnapshot
-from flows.to_mlflow.stage_snapshots import pipeline_snapshot, stage_snapshot
-from infra.config import digest_of
-from infra.mlflow.tracking import DataUse, Model, Point, TrackedRun, Tracking, thinned
-from infra.mlflow.tracking_ids import RUN, TrackingIds, child_ids_key, pipeline_ids_key
-from infra.runs.segments import Segment, list_segments, read_segments
-from infra.storage import Store
+from vitline.flows.nights.night_record import read_champion
+from vitline.flows.records import PipelineRecord
+from vitline.flows.to_mlflow import outbox
+from vitline.flows.to_mlflow.outbox import Kind, OutboxEntry
+from vitline.flows.to_mlflow.run_snapshot import Child, Published, RunSnapshot
+from vitline.flows.to_mlflow.stage_snapshots import pipeline_snapshot, stage_snapshot
+from vitline.infra.config import digest_of
+from vitline.infra.mlflow.tracking import DataUse, Model, Point, TrackedRun, Tracking, thinned
+from vitline.infra.mlflow.tracking_ids import RUN, TrackingIds, child_ids_key, pipeline_ids_key
+from vitline.infra.runs.segments import Segment, list_segments, read_segments
+from vitline.infra.storage import Store
 
 Outcome = Literal["sent", "unchanged", "absent", "deleted"]
 SHIPPED = "vitline.shipped"

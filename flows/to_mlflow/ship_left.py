@@ -1,6 +1,6 @@
 """The shipper service: sends MLflow what shippers left in the outbox, as when one was killed or MLflow did not answer.
 
-    python -m flows.to_mlflow.ship_left [--alive FILE]
+    python -m vitline.flows.to_mlflow.ship_left [--alive FILE]
 
 It lists the outbox (`outbox.py`) every few seconds. Once a run of it has ended and MLflow answers, it starts a child that sends
 the run. The local stack runs this service; elsewhere, run one process of it with the same environment. Imports no MLflow.
@@ -15,12 +15,12 @@ import time
 import urllib.request
 from pathlib import Path
 
-from flows.to_mlflow import outbox
-from flows.to_mlflow.messages import SyncAnswer
-from flows.to_mlflow.shipper import start_child
-from infra.redact import log_to_stderr
-from infra.settings import Settings
-from infra.storage import Store, open_store
+from vitline.flows.to_mlflow import outbox
+from vitline.flows.to_mlflow.messages import SyncAnswer
+from vitline.flows.to_mlflow.shipper import start_child
+from vitline.infra.redact import log_to_stderr
+from vitline.infra.settings import Settings
+from vitline.infra.storage import Store, open_store
 
 log = logging.getLogger("ship_left")
 POLL_S = 10.0

@@ -1,8 +1,8 @@
 """The shipper's child process: sends runs and pipelines from the store to MLflow (docs/design.md, "MLflow").
 
-    python -m flows.to_mlflow.ship_runs --root URI --parent P  follows the runs named by JSON lines on stdin, until stdin ends
-    python -m flows.to_mlflow.ship_runs --root URI --sync ...  sends what MLflow lacks of all runs, or of some, and ends
-    python -m flows.to_mlflow.ship_runs --root URI --left      sends what other shippers left in the outbox, and ends
+    python -m vitline.flows.to_mlflow.ship_runs --root URI --parent P  follows the runs named by JSON lines on stdin, until stdin ends
+    python -m vitline.flows.to_mlflow.ship_runs --root URI --sync ...  sends what MLflow lacks of all runs, or of some, and ends
+    python -m vitline.flows.to_mlflow.ship_runs --root URI --left      sends what other shippers left in the outbox, and ends
 
 Input lines: {"run": key}, {"pipeline": key}, {"close": seconds}. Output after close, or at the end of a sync: one JSON object.
 If this process is interrupted, the next shipper finds in MLflow how much was sent and sends the rest.
@@ -21,16 +21,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flows.records import list_pipeline_keys, list_run_keys
-from flows.to_mlflow import outbox
-from flows.to_mlflow.messages import ParentLine, SyncAnswer
-from flows.to_mlflow.outbox import Kind
-from flows.to_mlflow.send_run import Sender
-from infra.mlflow.tracking import Tracking
-from infra.redact import log_to_stderr
-from infra.runs.segments import list_segments
-from infra.settings import Settings, secret_values
-from infra.storage import Store, open_store
+from vitline.flows.records import list_pipeline_keys, list_run_keys
+from vitline.flows.to_mlflow import outbox
+from vitline.flows.to_mlflow.messages import ParentLine, SyncAnswer
+from vitline.flows.to_mlflow.outbox import Kind
+from vitline.flows.to_mlflow.send_run import Sender
+from vitline.infra.mlflow.tracking import Tracking
+from vitline.infra.redact import log_to_stderr
+from vitline.infra.runs.segments import list_segments
+from vitline.infra.settings import Settings, secret_values
+from vitline.infra.storage import Store, open_store
 
 log = logging.getLogger("shipper")
 

@@ -16,15 +16,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from flows.records import list_pipeline_keys, list_run_keys
-from flows.to_mlflow import outbox
-from flows.to_mlflow.messages import ParentLine, SyncAnswer
-from flows.to_mlflow.outbox import Kind, OutboxEntry
-from infra.local.service_logs import open_private, shorten
-from infra.mlflow.tracking_ids import IDS_KEY, TrackingIds, pipeline_ids_key
-from infra.names import matching
-from infra.settings import Settings, inherited_environment
-from infra.storage import open_store
+from vitline.flows.records import list_pipeline_keys, list_run_keys
+from vitline.flows.to_mlflow import outbox
+from vitline.flows.to_mlflow.messages import ParentLine, SyncAnswer
+from vitline.flows.to_mlflow.outbox import Kind, OutboxEntry
+from vitline.infra.local.service_logs import open_private, shorten
+from vitline.infra.mlflow.tracking_ids import IDS_KEY, TrackingIds, pipeline_ids_key
+from vitline.infra.names import matching
+from vitline.infra.settings import Settings, inherited_environment
+from vitline.infra.storage import open_store
 
 log = logging.getLogger(__name__)
 _LOOK_S = 1.0  # interval of the checks that the child is alive
@@ -203,7 +203,7 @@ def start_child(settings: Settings, arguments: Sequence[str], log_file: Path | N
                 sys.executable,
                 "-P",
                 "-m",
-                "flows.to_mlflow.ship_runs",
+                "vitline.flows.to_mlflow.ship_runs",
                 "--root",
                 open_store(settings.root).uri,
                 *arguments,

@@ -8,13 +8,13 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 
-from flows.nights.night_page import night_markdown
-from flows.nights.night_record import read_night
-from flows.records import AttemptRecord, Origin, PipelineRecord, attempt_records, read_pipeline
-from flows.stored_configs import JSON, PreparationFile, RunFile, StoredTraining, TrainingFile, stage_of
-from flows.to_mlflow.evaluation_snapshot import show_evaluation
-from flows.to_mlflow.prediction_snapshot import show_prediction
-from flows.to_mlflow.run_snapshot import (
+from vitline.flows.nights.night_page import night_markdown
+from vitline.flows.nights.night_record import read_night
+from vitline.flows.records import AttemptRecord, Origin, PipelineRecord, attempt_records, read_pipeline
+from vitline.flows.stored_configs import JSON, PreparationFile, RunFile, StoredTraining, TrainingFile, stage_of
+from vitline.flows.to_mlflow.evaluation_snapshot import show_evaluation
+from vitline.flows.to_mlflow.prediction_snapshot import show_prediction
+from vitline.flows.to_mlflow.run_snapshot import (
     MODEL_PARAMS,
     Published,
     RunSnapshot,
@@ -24,15 +24,15 @@ from flows.to_mlflow.run_snapshot import (
     plain,
     stored_manifest,
 )
-from infra.config import canonical_json, digest_of, flatten
-from infra.runs.run_state import NO_STATE, RunStateRecord, read_state
-from infra.runs.segments import list_segments, read_segments
-from infra.storage import Store, json_bytes, open_store
-from vit.branch import branches_of
-from vit.corpora.training_corpora import MixtureRecord
-from vit.model_record import CARD, CONFIG, file_key, model_record, published_record, read_contract
-from vit.run_spec import MIXTURE_KEY, StartRecord, read_starts
-from vit.serving.registry_model import registry_files
+from vitline.infra.config import canonical_json, digest_of, flatten
+from vitline.infra.runs.run_state import NO_STATE, RunStateRecord, read_state
+from vitline.infra.runs.segments import list_segments, read_segments
+from vitline.infra.storage import Store, json_bytes, open_store
+from vitline.vit.branch import branches_of
+from vitline.vit.corpora.training_corpora import MixtureRecord
+from vitline.vit.model_record import CARD, CONFIG, file_key, model_record, published_record, read_contract
+from vitline.vit.run_spec import MIXTURE_KEY, StartRecord, read_starts
+from vitline.vit.serving.registry_model import registry_files
 
 TRAIN_PARAMS = [
     "model.architecture",

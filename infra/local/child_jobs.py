@@ -10,9 +10,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from infra.local.processes import child_environment, end_with_parent
-from infra.plain_text import plain
-from infra.ray_jobs import Job, RayJobs
+from vitline.infra.local.processes import child_environment, end_with_parent
+from vitline.infra.plain_text import plain
+from vitline.infra.ray_jobs import Job, RayJobs
 
 
 class ChildJobs(RayJobs):
@@ -29,7 +29,7 @@ class ChildJobs(RayJobs):
         if job_id in self._jobs:
             return
         self._log_dir.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-P", "-m", "infra.local.child_jobs", str(os.getpid()), *entrypoint[1:]]
+        command = [sys.executable, "-P", "-m", "vitline.infra.local.child_jobs", str(os.getpid()), *entrypoint[1:]]
         with open(self._log(job_id), "wb") as log:
             process = subprocess.Popen(
                 command,

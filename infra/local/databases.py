@@ -3,7 +3,7 @@
 Creating the tables delays the first start of a server by 3 to 40 s; copying a prepared database takes no time. This prepares
 them, once per installation:
 
-python -m infra.local.databases
+python -m vitline.infra.local.databases
 """
 
 import ast
@@ -19,9 +19,9 @@ from importlib.metadata import distribution, version
 from itertools import count
 from pathlib import Path
 
-from infra.local.processes import child_environment, tail
-from infra.plain_text import last_words
-from infra.settings import NO_TELEMETRY
+from vitline.infra.local.processes import child_environment, tail
+from vitline.infra.plain_text import last_words
+from vitline.infra.settings import NO_TELEMETRY
 
 _REVISIONS = {  # the folder of each package with one file per revision of its tables
     "mlflow": "store/db_migrations/versions",

@@ -149,7 +149,7 @@ def compile_modules() -> None:
 
 def prepare_databases() -> bool:
     """Prepares the databases of MLflow and Prefect, so that the first start of the local stack is faster."""
-    made = subprocess.run([str(VENV / "bin" / "python"), "-m", "infra.local.databases"], cwd=ROOT, check=False)
+    made = subprocess.run([str(VENV / "bin" / "python"), "-m", "vitline.infra.local.databases"], cwd=ROOT, check=False)
     if made.returncode:
         print(
             "The databases of MLflow and Prefect could not be prepared; the reason is above. Next: run the command again."

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from infra.local.paths import write_private
+from vitline.infra.local.paths import write_private
 
 _VALID = timedelta(days=36_500)  # they are made anew at each start
 

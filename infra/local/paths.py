@@ -4,8 +4,8 @@ import os
 import tempfile
 from pathlib import Path
 
-from infra.settings import Settings
-from infra.storage import raising_unwritable
+from vitline.infra.settings import Settings
+from vitline.infra.storage import raising_unwritable
 
 
 def local_dir(settings: Settings) -> Path:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import psutil
 
-from infra.plain_text import plain
-from infra.settings import inherited_environment
+from vitline.infra.plain_text import plain
+from vitline.infra.settings import inherited_environment
 
 TERMINATED_S = (
     2.0  # between SIGTERM and SIGKILL, for processes that an orderly end has left, such as drivers and flow runs
@@ -51,7 +51,7 @@ def child_environment(
     """
     environment = {k: v for k, v in inherited_environment(without).items() if not k.startswith(prefixes or "\0")}
     commands = [str(Path(sys.executable).parent), environment.get("PATH", os.defpath)]
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     # Only for a checkout: an installed package is found anyway, and site-packages in PYTHONPATH would come before the
     # standard library.
     packages = [str(root)] if (root / "pyproject.toml").exists() else []

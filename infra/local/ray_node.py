@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TypedDict
 
-from infra.local.paths import write_private
-from infra.local.processes import (
+from vitline.infra.local.paths import write_private
+from vitline.infra.local.processes import (
     KILLED_S,
     TERMINATED_S,
     adopt_orphans,
@@ -37,8 +37,8 @@ from infra.local.processes import (
     tail,
     temporary_folder,
 )
-from infra.plain_text import last_words
-from infra.ray_jobs import ONE_TRAINING
+from vitline.infra.plain_text import last_words
+from vitline.infra.ray_jobs import ONE_TRAINING
 
 OBJECT_STORE_BYTES = 512 * 1024 * 1024
 ORDERLY_S = 5.0  # Ray needs about 1 s; jobs that should write a checkpoint must be stopped before
@@ -96,7 +96,7 @@ class LocalRay:
         arguments += ["--num-cpus", str(self._num_cpus)] if self._num_cpus is not None else []
         with open(self._log_dir / _SUPERVISOR_LOG, "wb") as log:
             self._supervisor = subprocess.Popen(
-                [sys.executable, "-P", "-m", "infra.local.ray_node", *arguments],
+                [sys.executable, "-P", "-m", "vitline.infra.local.ray_node", *arguments],
                 env=child_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from infra.local.paths import local_dir
-from infra.settings import Settings, joined_environment
+from vitline.infra.local.paths import local_dir
+from vitline.infra.settings import Settings, joined_environment
 
 if TYPE_CHECKING:
-    from infra.local.stack_config import StackConfig
+    from vitline.infra.local.stack_config import StackConfig
 
 # Variables with these prefixes may belong to another store or cluster, and would not open those of the stack.
 FOREIGN = ("AWS_", "RAY_AUTH_")
@@ -29,7 +29,7 @@ def find_running_stack(settings: Settings) -> Path | None:
     if "ray_address" in settings.model_fields_set or not (directory / "place.json").exists():
         return None
     if "root" in settings.model_fields_set:
-        from infra.local.stack_config import load_stack_config, plain_root
+        from vitline.infra.local.stack_config import load_stack_config, plain_root
 
         config = load_stack_config(directory)
         return directory if config and config.root == plain_root(settings.root) else None
@@ -61,8 +61,8 @@ def local_store() -> Iterator[tuple[str, str]]:
     if directory is None:
         yield settings.root, ""
         return
-    from infra.local.stack import find_stack
-    from infra.local.stack_config import load_stack_config
+    from vitline.infra.local.stack import find_stack
+    from vitline.infra.local.stack_config import load_stack_config
 
     config = load_stack_config(directory)
     if config is None or (config.object_store and not find_stack(directory)):

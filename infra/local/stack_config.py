@@ -16,11 +16,11 @@ from pathlib import Path
 
 from pydantic import Field
 
-from infra.config import FrozenConfig
-from infra.local.paths import write_private
-from infra.local.processes import free_ports, is_free, short_base
-from infra.local.ray_node import make_token
-from infra.settings import NO_TELEMETRY, Settings, inherited_environment
+from vitline.infra.config import FrozenConfig
+from vitline.infra.local.paths import write_private
+from vitline.infra.local.processes import free_ports, is_free, short_base
+from vitline.infra.local.ray_node import make_token
+from vitline.infra.settings import NO_TELEMETRY, Settings, inherited_environment
 
 ALL = ("s3", "mlflow", "shipper", "prefect", "prefect-worker", "ray")
 BUCKET = "vitline"

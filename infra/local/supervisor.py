@@ -1,7 +1,7 @@
 """The process that runs a local stack: it starts all services at once, checks that they work, logs which one died and why,
 starts it again, and ends all processes when it is stopped.
 
-python -m infra.local.supervisor --directory DIR --log-dir DIR --parent PID --services NAME,NAME
+python -m vitline.infra.local.supervisor --directory DIR --log-dir DIR --parent PID --services NAME,NAME
 """
 
 import argparse
@@ -21,8 +21,8 @@ from pathlib import Path
 
 import psutil
 
-from infra.local.paths import write_private
-from infra.local.processes import (
+from vitline.infra.local.paths import write_private
+from vitline.infra.local.processes import (
     adopt_orphans,
     birth_of,
     end_children,
@@ -34,11 +34,11 @@ from infra.local.processes import (
     reap,
     tail,
 )
-from infra.local.service_logs import open_private, shorten
-from infra.local.services import Program, programs
-from infra.local.stack_config import MARK, StackConfig, load_stack_config
-from infra.local.state import Service, StackState, restart_request, write_processes
-from infra.plain_text import last_words
+from vitline.infra.local.service_logs import open_private, shorten
+from vitline.infra.local.services import Program, programs
+from vitline.infra.local.stack_config import MARK, StackConfig, load_stack_config
+from vitline.infra.local.state import Service, StackState, restart_request, write_processes
+from vitline.infra.plain_text import last_words
 
 START_TIMEOUT_S, BUSY_START_TIMEOUT_S = 180.0, 600.0
 ORDERLY_S = 5.0  # time to end after SIGTERM: MLflow and Ray need about 1 s, SeaweedFS 2 to 3

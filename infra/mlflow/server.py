@@ -1,6 +1,6 @@
 """The MLflow server of the local stack: MLflow's own web application, behind the login of the stack, in one process.
 
-python -m infra.mlflow.server --port PORT
+python -m vitline.infra.mlflow.server --port PORT
 
 Its settings are variables (`_mlflow_environment` in `infra/local/services.py`), those by which `mlflow server` hands its options
 over to the process that serves. The log has the lines of that process.
@@ -22,7 +22,7 @@ from mlflow.server.handlers import initialize_backend_stores
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from infra.settings import Settings, basic_authorization, inherited_environment
+from vitline.infra.settings import Settings, basic_authorization, inherited_environment
 
 known: Any = server  # names that MLflow does not export for type checkers
 _OPEN = ("/health", "/version")

@@ -28,9 +28,9 @@ from mlflow.entities import (
 )
 from mlflow.exceptions import MlflowException, RestException
 
-from infra.mlflow.saved_view import changed_tags
-from infra.mlflow.tracking_ids import RUN, TrackingIds
-from infra.redact import redact
+from vitline.infra.mlflow.saved_view import changed_tags
+from vitline.infra.mlflow.tracking_ids import RUN, TrackingIds
+from vitline.infra.redact import redact
 
 RUN_KEY, STORE_URI = "vitline.run_key", "vitline.store_uri"
 CANDIDATE = "candidate"

@@ -7,8 +7,8 @@ an MLflow run at once, the one whose id is stored here keeps it and the others d
 import json
 from typing import NotRequired, TypedDict
 
-from infra.redact import redact
-from infra.storage import PreconditionFailed, Store, json_bytes
+from vitline.infra.redact import redact
+from vitline.infra.storage import PreconditionFailed, Store, json_bytes
 
 RUN = "run"
 IDS_KEY = "mlflow.json"

@@ -16,10 +16,10 @@ from typing import Self
 
 from pydantic import PositiveInt
 
-from infra.config import replace
-from infra.records import StoredRecord, reading
-from infra.runs.watching import Watch
-from infra.storage import PreconditionFailed, Store, json_bytes
+from vitline.infra.config import replace
+from vitline.infra.records import StoredRecord, reading
+from vitline.infra.runs.watching import Watch
+from vitline.infra.storage import PreconditionFailed, Store, json_bytes
 
 log = logging.getLogger(__name__)
 

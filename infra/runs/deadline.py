@@ -5,10 +5,10 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 
-from infra.runs.beside import beside
-from infra.runs.claims import ClaimHolder, ClaimLost
-from infra.runs.run_state import CLAIM_LOST_EXIT_CODE, OUTCOMES, RunState, request_stop, state_of, write_state
-from infra.storage import Store
+from vitline.infra.runs.beside import beside
+from vitline.infra.runs.claims import ClaimHolder, ClaimLost
+from vitline.infra.runs.run_state import CLAIM_LOST_EXIT_CODE, OUTCOMES, RunState, request_stop, state_of, write_state
+from vitline.infra.storage import Store
 
 log = logging.getLogger(__name__)
 DEADLINE_PASSED = "the deadline of the flow run that started this job has passed"

@@ -13,15 +13,15 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from infra.provenance import compared_versions, differing_versions
-from infra.redact import cleaned, log_to_stderr
-from infra.runs.beside import beside
-from infra.runs.claims import ClaimHolder, ClaimLost
-from infra.runs.deadline import deadline_kept
-from infra.runs.run_state import CLAIM_LOST_EXIT_CODE, OUTCOMES, RunState, state_of, write_state
-from infra.runs.stopping import StopPoller, stop_on_signals
-from infra.settings import Settings
-from infra.storage import Store, open_store
+from vitline.infra.provenance import compared_versions, differing_versions
+from vitline.infra.redact import cleaned, log_to_stderr
+from vitline.infra.runs.beside import beside
+from vitline.infra.runs.claims import ClaimHolder, ClaimLost
+from vitline.infra.runs.deadline import deadline_kept
+from vitline.infra.runs.run_state import CLAIM_LOST_EXIT_CODE, OUTCOMES, RunState, state_of, write_state
+from vitline.infra.runs.stopping import StopPoller, stop_on_signals
+from vitline.infra.settings import Settings
+from vitline.infra.storage import Store, open_store
 
 log = logging.getLogger(__name__)
 _WATCH_S = 0.5

@@ -16,9 +16,9 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from infra.runs.claims import ClaimLost
-from infra.runs.segments import JournalRecord, Segment, list_segments, read_segments
-from infra.storage import PreconditionFailed, Store
+from vitline.infra.runs.claims import ClaimLost
+from vitline.infra.runs.segments import JournalRecord, Segment, list_segments, read_segments
+from vitline.infra.storage import PreconditionFailed, Store
 
 log = logging.getLogger(__name__)
 _FIRST_READ = 16

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TypedDict
 
-from infra.storage import Store
+from vitline.infra.storage import Store
 
 
 class RunProgress(TypedDict, total=False):

@@ -9,10 +9,10 @@ import json
 import time
 from typing import Any, Final, Literal, NamedTuple, TypedDict, Unpack, get_args
 
-from infra.records import UnreadableRecord, reading
-from infra.redact import cleaned
-from infra.runs.claims import ClaimLost, read_claim
-from infra.storage import PreconditionFailed, Store, json_bytes
+from vitline.infra.records import UnreadableRecord, reading
+from vitline.infra.redact import cleaned
+from vitline.infra.runs.claims import ClaimLost, read_claim
+from vitline.infra.storage import PreconditionFailed, Store, json_bytes
 
 RunState = Literal["running", "finished", "paused", "diverged", "preempted", "cancelled", "failed", "out_of_time"]
 StopReason = Literal["preempted", "out_of_time", "cancelled"]
@@ -75,9 +75,9 @@ class StateDetail(TypedDict, total=False):
     corpora: dict[str, dict[str, str]]
     """`version` and `digest` of the corpora of a preparation, by name."""
     scores: list[dict[str, Any]]
-    """The scores of an evaluation, each a `vit.vtab.evaluate.Score` as JSON."""
+    """The scores of an evaluation, each a `vitline.vit.vtab.evaluate.Score` as JSON."""
     predicted: dict[str, int]
-    """The `vit.batch_prediction.predict.Counts` of a batch prediction."""
+    """The `vitline.vit.batch_prediction.predict.Counts` of a batch prediction."""
 
 
 class RunStateRecord(StateDetail):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
-from infra.storage import Keys, Store
+from vitline.infra.storage import Keys, Store
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

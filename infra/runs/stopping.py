@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Self
 
-from infra.runs.claims import ClaimLost, read_claim
-from infra.runs.run_state import OUTCOMES, RunState, StopReason, read_stop, request_stop, state_of, write_state
-from infra.storage import Store, open_store
+from vitline.infra.runs.claims import ClaimLost, read_claim
+from vitline.infra.runs.run_state import OUTCOMES, RunState, StopReason, read_stop, request_stop, state_of, write_state
+from vitline.infra.storage import Store, open_store
 
 _POLL_S = 1.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)

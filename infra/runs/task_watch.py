@@ -3,8 +3,8 @@
 import math
 from typing import NamedTuple
 
-from infra.runs.watchdog import Watchdog
-from infra.storage import open_store
+from vitline.infra.runs.watchdog import Watchdog
+from vitline.infra.storage import open_store
 
 PROGRESS_TIMEOUT_S = 1_800.0
 MOST_ENDS = 3

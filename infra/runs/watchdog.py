@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final, Self, TypeVar
 
-from infra.runs.watchdog_process import STACKS_SIGNAL
-from infra.settings import inherited_environment
+from vitline.infra.runs.watchdog_process import STACKS_SIGNAL
+from vitline.infra.settings import inherited_environment
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -100,7 +100,7 @@ class Watchdog:
         }
         path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
         child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "infra.runs.watchdog_process", json.dumps(job)],
+            [sys.executable, "-P", "-m", "vitline.infra.runs.watchdog_process", json.dumps(job)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             env=inherited_environment((), PYTHONPATH=path),

@@ -1,6 +1,6 @@
 """The child process of a `Watchdog`: waits until its parent makes no progress, takes down its stacks and kills it.
 
-    python -m infra.runs.watchdog_process JSON < a byte for each piece of progress
+    python -m vitline.infra.runs.watchdog_process JSON < a byte for each piece of progress
 
 Until then it imports the standard library only, which keeps it at some 15 MB.
 """
@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.runs.watching import Watch
+from vitline.infra.runs.watching import Watch
 
 ENDED = "its process was killed, perhaps for its memory, or crashed"
 STACKS_SIGNAL = signal.SIGUSR2
@@ -145,10 +145,10 @@ def shortened(frame: str) -> str:
 
 def record(hung: Hung, at: float, reason: str, text: str = "") -> None:
     """Writes the error, and the stacks if there are any, unless the attempt has ended or lost the claim of the run."""
-    from infra.redact import cleaned
-    from infra.runs.claims import read_claim
-    from infra.runs.run_state import state_of
-    from infra.storage import open_store
+    from vitline.infra.redact import cleaned
+    from vitline.infra.runs.claims import read_claim
+    from vitline.infra.runs.run_state import state_of
+    from vitline.infra.storage import open_store
 
     run, name = open_store(hung.run), f"a{hung.attempt}-{int(at * 1000)}-{hung.who}"
     stacks = f"stacks/{name}.txt"

@@ -25,7 +25,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from infra.stores.store import TEMPORARY
+from vitline.infra.stores.store import TEMPORARY
 
 log = logging.getLogger(__name__)
 

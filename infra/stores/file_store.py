@@ -14,7 +14,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Self, cast
 
-from infra.stores.store import LOCK, TEMPORARY, Keys, Listed, PreconditionFailed, Store, checked_key, raising_unwritable
+from vitline.infra.stores.store import (
+    LOCK,
+    TEMPORARY,
+    Keys,
+    Listed,
+    PreconditionFailed,
+    Store,
+    checked_key,
+    raising_unwritable,
+)
 
 
 class FileStore(Store):

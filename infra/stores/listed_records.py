@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import BinaryIO, NoReturn, Self
 
-from infra.stores.store import Keys, Listed, Store, StoreFailed, checked_key
+from vitline.infra.stores.store import Keys, Listed, Store, StoreFailed, checked_key
 
 INDEX_KEY = "ops/records.json.gz"
 _FORMAT = 1

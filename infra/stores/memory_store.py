@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from typing import BinaryIO, Self
 
-from infra.stores.store import Keys, Listed, PreconditionFailed, Store, checked_key
+from vitline.infra.stores.store import Keys, Listed, PreconditionFailed, Store, checked_key
 
 _OBJECTS: dict[str, bytes] = {}
 _OBJECTS_LOCK = threading.Lock()

@@ -24,9 +24,9 @@ import s3fs
 from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
 
-from infra.settings import Settings
-from infra.stores.hedged_reads import HedgedReads
-from infra.stores.store import Keys, Listed, PreconditionFailed, Store, StoreFailed, StoreRefused, checked_key
+from vitline.infra.settings import Settings
+from vitline.infra.stores.hedged_reads import HedgedReads
+from vitline.infra.stores.store import Keys, Listed, PreconditionFailed, Store, StoreFailed, StoreRefused, checked_key
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

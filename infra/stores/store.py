@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Self, cast
 
-from infra.config import canonical_json
+from vitline.infra.config import canonical_json
 
 Keys = list[str]  # inside Store the name `list` is a method
 

@@ -17,11 +17,11 @@ import numpy as np
 import psutil
 import pyarrow as pa
 
-from data_prep.config import CorpusConfig, ImageNet21k, LabelTable, PrepareExecution, ShardingConfig
-from data_prep.corpus_stats import CorpusStats, SampleRule
-from data_prep.labels.classes import ClassInfo, ClassMap
-from data_prep.plan.plan_shards import Selection, plan_corpus
-from data_prep.plan.sort_records import (
+from vitline.data_prep.config import CorpusConfig, ImageNet21k, LabelTable, PrepareExecution, ShardingConfig
+from vitline.data_prep.corpus_stats import CorpusStats, SampleRule
+from vitline.data_prep.labels.classes import ClassInfo, ClassMap
+from vitline.data_prep.plan.plan_shards import Selection, plan_corpus
+from vitline.data_prep.plan.sort_records import (
     CLASSES_FILE,
     LOCATED_REJECTS,
     ROW_SCHEMA,
@@ -33,12 +33,12 @@ from data_prep.plan.sort_records import (
     rows_key,
     select,
 )
-from data_prep.publish import SHARDS_SCHEMA
-from data_prep.records import PLAN, RECORD_SCHEMA, REQUEST_KEY, Chunks
-from data_prep.shards.verify_shards import ShardSpec
-from data_prep.shards.write_shards import ShardTask
-from data_prep.splits import order_key
-from infra.storage import Store, open_store
+from vitline.data_prep.publish import SHARDS_SCHEMA
+from vitline.data_prep.records import PLAN, RECORD_SCHEMA, REQUEST_KEY, Chunks
+from vitline.data_prep.shards.verify_shards import ShardSpec
+from vitline.data_prep.shards.write_shards import ShardTask
+from vitline.data_prep.splits import order_key
+from vitline.infra.storage import Store, open_store
 
 MEAN_BYTES = 110_000
 READ_WINDOW_BYTES = 4 << 20  # of a tar that is streamed
@@ -209,7 +209,7 @@ def shards_line_bytes(number: int) -> int:
         }
         for i in range(sample)
     ]
-    from data_prep.records import write_table
+    from vitline.data_prep.records import write_table
 
     store = open_store("memory://scale/lines")
     write_table(store, "shards.parquet", pa.Table.from_pylist(lines, schema=SHARDS_SCHEMA))

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import psutil
 
-from infra.local.stack import find_stack
-from infra.settings import inherited_environment
+from vitline.infra.local.stack import find_stack
+from vitline.infra.settings import inherited_environment
 
 SAMPLE_S = 1.0
 
@@ -44,7 +44,7 @@ def unique_bytes(processes: set[psutil.Process]) -> int:
 def vitline(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
     """The command, run in `folder`, with the code of this checkout."""
     environment = inherited_environment((), PYTHONPATH=str(Path(__file__).parents[2]))
-    return subprocess.Popen([sys.executable, "-m", "flows.cli", *arguments], cwd=folder, env=environment)
+    return subprocess.Popen([sys.executable, "-m", "vitline.flows.cli", *arguments], cwd=folder, env=environment)
 
 
 def run(folder: Path, profile: str) -> tuple[float, int]:

@@ -20,23 +20,23 @@ from pathlib import Path
 import numpy as np
 from sklearn.linear_model import LogisticRegression
 
-from data_prep.decode import decode
-from data_prep.shard_format import ShardReader, load_manifest
-from flows.commands.groups.stack import join_stack
-from flows.console import init_text
-from flows.end_to_end import pretrain_then_transfer
-from flows.on_prefect.deployments import DEMO
-from flows.reports.recorded_scores import RECORDS, Measurement, RecordedScore, measurements
-from flows.requests.forms import PipelineRequest
-from flows.requests.pipeline_plan import resolve_pipeline
-from flows.stages.engines import open_engines
-from infra.provenance import versions
-from infra.settings import Settings
-from infra.storage import open_store
-from vit.input.augment import evaluation_pixels
-from vit.input.config import AugmentConfig
-from vit.vtab.evaluate import Score
-from vit.vtab.tasks import find_task_splits
+from vitline.data_prep.decode import decode
+from vitline.data_prep.shard_format import ShardReader, load_manifest
+from vitline.flows.commands.groups.stack import join_stack
+from vitline.flows.console import init_text
+from vitline.flows.end_to_end import pretrain_then_transfer
+from vitline.flows.on_prefect.deployments import DEMO
+from vitline.flows.reports.recorded_scores import RECORDS, Measurement, RecordedScore, measurements
+from vitline.flows.requests.forms import PipelineRequest
+from vitline.flows.requests.pipeline_plan import resolve_pipeline
+from vitline.flows.stages.engines import open_engines
+from vitline.infra.provenance import versions
+from vitline.infra.settings import Settings
+from vitline.infra.storage import open_store
+from vitline.vit.input.augment import evaluation_pixels
+from vitline.vit.input.config import AugmentConfig
+from vitline.vit.vtab.evaluate import Score
+from vitline.vit.vtab.tasks import find_task_splits
 
 sys.path.insert(0, str(Path(__file__).parent))
 from figures import tables

@@ -11,9 +11,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from flows.chaos.faulty_proxy import proxy_before
-from infra.local.stack import stack_environment, start_stack, stop_stack
-from infra.settings import changed_environment
+from vitline.flows.chaos.faulty_proxy import proxy_before
+from vitline.infra.local.stack import stack_environment, start_stack, stop_stack
+from vitline.infra.settings import changed_environment
 
 
 class DistantProxy:

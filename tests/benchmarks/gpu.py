@@ -33,14 +33,14 @@ from torch.profiler import ProfilerActivity, profile
 sys.path.insert(0, str(Path(__file__).parent))
 from models import CLASSES, declare_torchvision, interval, timm_network
 
-from vit.config import ExecutionConfig
-from vit.models.flops import forward_flops
-from vit.models.variants import network_variant
-from vit.speed.step_time import synthetic_batch
-from vit.speed.throughput import recipe_of, step_of
-from vit.training.timing.device_peak import peak_flops
-from vit.training.train import initial_state, set_tf32, wrap
-from vit.training.world import World
+from vitline.vit.config import ExecutionConfig
+from vitline.vit.models.flops import forward_flops
+from vitline.vit.models.variants import network_variant
+from vitline.vit.speed.step_time import synthetic_batch
+from vitline.vit.speed.throughput import recipe_of, step_of
+from vitline.vit.training.timing.device_peak import peak_flops
+from vitline.vit.training.train import initial_state, set_tf32, wrap
+from vitline.vit.training.world import World
 
 LOOPS = ("timm", "ours")
 WARM_UP = 3

@@ -14,17 +14,17 @@ import warnings
 
 import torch
 
-from infra.config import replace
-from vit.config import ExecutionConfig, MaskedPatchConfig
-from vit.models.memory import activation_bytes
-from vit.models.variants import network_variant
-from vit.speed.micro_batch import memory_bytes, micro_batch_that_fits
-from vit.speed.step_time import synthetic_batch
-from vit.speed.throughput import recipe_of
-from vit.training import agreement
-from vit.training import train as loop
-from vit.training.train import Hook, initial_state, train, with_optimizer
-from vit.training.world import World
+from vitline.infra.config import replace
+from vitline.vit.config import ExecutionConfig, MaskedPatchConfig
+from vitline.vit.models.memory import activation_bytes
+from vitline.vit.models.variants import network_variant
+from vitline.vit.speed.micro_batch import memory_bytes, micro_batch_that_fits
+from vitline.vit.speed.step_time import synthetic_batch
+from vitline.vit.speed.throughput import recipe_of
+from vitline.vit.training import agreement
+from vitline.vit.training import train as loop
+from vitline.vit.training.train import Hook, initial_state, train, with_optimizer
+from vitline.vit.training.world import World
 
 GPU = torch.device("cuda")
 CLASSES = 10

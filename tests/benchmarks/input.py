@@ -25,14 +25,14 @@ import simplejpeg
 import torch
 from PIL import Image
 
-from data_prep.decode import DecodePolicy, decode
-from data_prep.shard_format import Counts, Manifest, SegmentInfo, SplitInfo, shard_key
-from infra.storage import open_store
-from vit.input.augment import inception_crop, train_draws, train_pixels
-from vit.input.augmentations.mixing import Mix, mix_lane
-from vit.input.batches import Loading, train_batches
-from vit.input.config import AugmentConfig, InputConfig
-from vit.input.decoding.native_view import TrainingView, native_decoder
+from vitline.data_prep.decode import DecodePolicy, decode
+from vitline.data_prep.shard_format import Counts, Manifest, SegmentInfo, SplitInfo, shard_key
+from vitline.infra.storage import open_store
+from vitline.vit.input.augment import inception_crop, train_draws, train_pixels
+from vitline.vit.input.augmentations.mixing import Mix, mix_lane
+from vitline.vit.input.batches import Loading, train_batches
+from vitline.vit.input.config import AugmentConfig, InputConfig
+from vitline.vit.input.decoding.native_view import TrainingView, native_decoder
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from shard_lists import with_shard_list

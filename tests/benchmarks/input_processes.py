@@ -26,17 +26,17 @@ import torch
 from input import interval, jpeg, photograph
 from steady_stream import BATCH, LANES, RANKS, WINDOW, small_picture, write_corpus
 
-from data_prep.shard_format import Manifest
-from infra.settings import inherited_environment
-from infra.storage import Store, open_store
-from infra.stores.file_store import FileStore
-from vit.input.batches import Batch, Loading, train_batches
-from vit.input.config import InputConfig
-from vit.input.decoding import processes
-from vit.input.decoding.process import Filled
-from vit.input.decoding.shared_memory import Link, mapped
-from vit.input.decoding.training import TrainingInput
-from vit.input.prefetch import Prefetcher
+from vitline.data_prep.shard_format import Manifest
+from vitline.infra.settings import inherited_environment
+from vitline.infra.storage import Store, open_store
+from vitline.infra.stores.file_store import FileStore
+from vitline.vit.input.batches import Batch, Loading, train_batches
+from vitline.vit.input.config import InputConfig
+from vitline.vit.input.decoding import processes
+from vitline.vit.input.decoding.process import Filled
+from vitline.vit.input.decoding.shared_memory import Link, mapped
+from vitline.vit.input.decoding.training import TrainingInput
+from vitline.vit.input.prefetch import Prefetcher
 
 IMAGES_PER_S = 5_000
 MICRO_BATCH = 128

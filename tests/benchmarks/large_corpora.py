@@ -22,14 +22,14 @@ from pathlib import Path
 from input import icon_corpus, photograph
 from steady_stream import DistantStore, small_picture, write_corpus
 
-from data_prep.decode import DecodePolicy
-from data_prep.shard_format import Counts, Manifest, SegmentInfo, SplitInfo
-from infra.stores.file_store import FileStore
-from vit.input.batches import Loading, train_batches
-from vit.input.config import AugmentConfig, InputConfig
-from vit.input.order import Order
-from vit.input.plan import plan_order
-from vit.input.schedule import Schedule
+from vitline.data_prep.decode import DecodePolicy
+from vitline.data_prep.shard_format import Counts, Manifest, SegmentInfo, SplitInfo
+from vitline.infra.stores.file_store import FileStore
+from vitline.vit.input.batches import Loading, train_batches
+from vitline.vit.input.config import AugmentConfig, InputConfig
+from vitline.vit.input.order import Order
+from vitline.vit.input.plan import plan_order
+from vitline.vit.input.schedule import Schedule
 
 MB = 1e6
 ROWS, GROUPS_PER_SHARD = 64, 128

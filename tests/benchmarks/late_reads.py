@@ -16,11 +16,11 @@ from unittest.mock import patch
 from distant_s3 import distant_s3
 from steady_stream import small_picture, write_corpus
 
-from data_prep.shard_format import Manifest
-from infra.storage import Store, open_store
-from infra.stores import hedged_reads, s3_store
-from vit.input.batches import Loading, train_batches
-from vit.input.config import AugmentConfig, InputConfig
+from vitline.data_prep.shard_format import Manifest
+from vitline.infra.storage import Store, open_store
+from vitline.infra.stores import hedged_reads, s3_store
+from vitline.vit.input.batches import Loading, train_batches
+from vitline.vit.input.config import AugmentConfig, InputConfig
 
 LANES, WINDOW, BATCH, NUM_ROWS, EPOCHS = 16, 2, 256, 4096, 2
 RECIPE = InputConfig(

@@ -28,11 +28,11 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 sys.path.insert(0, str(Path(__file__).parent))
 from input import icon_corpus, interval, jpeg, photograph, pillow_view
 
-from data_prep.decode import DecodePolicy, decode
-from vit.input.augment import train_draws
-from vit.input.batches import Loading, train_batches
-from vit.input.config import AugmentConfig, InputConfig
-from vit.input.decoding.native_view import TrainingView, native_decoder
+from vitline.data_prep.decode import DecodePolicy, decode
+from vitline.vit.input.augment import train_draws
+from vitline.vit.input.batches import Loading, train_batches
+from vitline.vit.input.config import AugmentConfig, InputConfig
+from vitline.vit.input.decoding.native_view import TrainingView, native_decoder
 
 BATCH, WORKERS, AUGMENT, POLICY = 64, 2, AugmentConfig(), DecodePolicy()
 DRAWS = train_draws(0, 0, np.arange(4096)).tolist()

@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from vit.models.build import build_network
-from vit.models.variants import network_variant
+from vitline.vit.models.build import build_network
+from vitline.vit.models.variants import network_variant
 
 IMPLEMENTATIONS = ("ours", "timm", "transformers")
 CLASSES = 1000
@@ -76,7 +76,7 @@ def make(name: str, variant: str) -> torch.nn.Module:
 
     from transformers import ViTForImageClassification
 
-    from vit.convert.huggingface import write_huggingface
+    from vitline.vit.convert.huggingface import write_huggingface
 
     with tempfile.TemporaryDirectory() as folder:
         write_huggingface(ours, folder, [f"class {i}" for i in range(CLASSES)])
@@ -97,7 +97,7 @@ class Logits(torch.nn.Module):
 def timm_network(ours) -> torch.nn.Module:
     import timm
 
-    from vit.convert.timm import to_timm
+    from vitline.vit.convert.timm import to_timm
 
     arguments, state = to_timm(ours)
     model = timm.create_model(**arguments)

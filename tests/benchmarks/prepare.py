@@ -37,13 +37,13 @@ import simplejpeg
 from input import interval, jpeg, photograph
 from PIL import Image
 
-from data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe, ImageNet21k, ShardingConfig
-from data_prep.images import perceptual_hashes, pixel_sha256
-from data_prep.plan.sort_records import ROW_SCHEMA
-from data_prep.prepare import in_process, prepare, ray_data
-from data_prep.shard_format import shard_schema
-from data_prep.shards.write_shards import HashingSink, ensure_shard, shard_table, shard_writer
-from infra.storage import open_store
+from vitline.data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe, ImageNet21k, ShardingConfig
+from vitline.data_prep.images import perceptual_hashes, pixel_sha256
+from vitline.data_prep.plan.sort_records import ROW_SCHEMA
+from vitline.data_prep.prepare import in_process, prepare, ray_data
+from vitline.data_prep.shard_format import shard_schema
+from vitline.data_prep.shards.write_shards import HashingSink, ensure_shard, shard_table, shard_writer
+from vitline.infra.storage import open_store
 
 _CLASSES = 20
 
@@ -120,7 +120,17 @@ def command(folder: Path, rounds: int, number: int) -> None:
         file.write_bytes(jpeg(np.roll(image, 3 * i, axis=0)[:150, :150]))
         files.append(file)
     print(f"{number:,} JPEGs of {sum(file.stat().st_size for file in files) / number / 1e3:.1f} KB")
-    prep = [sys.executable, "-m", "flows.cli", "data", "prep", "--source", str(folder / "pictures"), "--name", "small"]
+    prep = [
+        sys.executable,
+        "-m",
+        "vitline.flows.cli",
+        "data",
+        "prep",
+        "--source",
+        str(folder / "pictures"),
+        "--name",
+        "small",
+    ]
     sides: dict[str, Callable[[], object]] = {
         "plain loop": lambda: plain_loop(files, folder / "plain"),
         "vitline": lambda: new_store(folder / "a", prep),

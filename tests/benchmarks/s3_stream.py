@@ -19,10 +19,10 @@ from distant_s3 import distant_s3
 from input import interval, jpeg, photograph
 from steady_stream import ROWS, write_corpus
 
-from data_prep.shard_format import Manifest
-from infra.storage import Store, open_store
-from vit.input.batches import Loading, train_batches
-from vit.input.config import AugmentConfig, InputConfig
+from vitline.data_prep.shard_format import Manifest
+from vitline.infra.storage import Store, open_store
+from vitline.vit.input.batches import Loading, train_batches
+from vitline.vit.input.config import AugmentConfig, InputConfig
 
 LANES, WINDOW, BATCH, NUM_ROWS = 16, 2, 256, 4096
 RECIPE = InputConfig(

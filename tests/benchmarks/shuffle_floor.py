@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from data_prep.shard_format import SegmentInfo, SplitInfo
-from vit.input.order import Ints, Order
-from vit.input.shuffle_report import SmallColumns, shuffle_report
+from vitline.data_prep.shard_format import SegmentInfo, SplitInfo
+from vitline.vit.input.order import Ints, Order
+from vitline.vit.input.shuffle_report import SmallColumns, shuffle_report
 
 CLASSES, WIDTH, ROWS, GROUP, BATCH, EPOCHS, PEAK_LR = 100, 48, 20_000, 20, 256, 6, 0.1
 SORTED = ((128, 4), (128, 2), (64, 4), (32, 8), (64, 3), (128, 1), (64, 2), (32, 4), (64, 1), (32, 2), (32, 1))

@@ -30,19 +30,19 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from flows.catalog import list_models, list_runs, list_work
-from flows.on_prefect.deployments import COLLECT
-from flows.on_prefect.old_flow_runs import NOTHING_TO_DO, PrefectOldFlowRuns
-from flows.ops.collect_garbage import DAY_S, collect_garbage
-from flows.ops.flow_runs import NoFlowRuns
-from flows.ops.reconcile import reconcile
-from flows.records import PipelineRecord, write_pipeline
-from flows.reports.compare_runs import compare_newest
-from flows.requests.forms import CollectGarbageRequest, ReconcileRequest
-from flows.stages.engines import Engines, Terminal
-from flows.to_mlflow.shipper import Shipper
-from infra.settings import Settings
-from infra.storage import open_store
+from vitline.flows.catalog import list_models, list_runs, list_work
+from vitline.flows.on_prefect.deployments import COLLECT
+from vitline.flows.on_prefect.old_flow_runs import NOTHING_TO_DO, PrefectOldFlowRuns
+from vitline.flows.ops.collect_garbage import DAY_S, collect_garbage
+from vitline.flows.ops.flow_runs import NoFlowRuns
+from vitline.flows.ops.reconcile import reconcile
+from vitline.flows.records import PipelineRecord, write_pipeline
+from vitline.flows.reports.compare_runs import compare_newest
+from vitline.flows.requests.forms import CollectGarbageRequest, ReconcileRequest
+from vitline.flows.stages.engines import Engines, Terminal
+from vitline.flows.to_mlflow.shipper import Shipper
+from vitline.infra.settings import Settings
+from vitline.infra.storage import open_store
 
 WEEKS, SEGMENTS, CHECKPOINTS = 52, 20, 4
 WEIGHTS = bytes(20_000)
@@ -138,9 +138,9 @@ def copy_flow_runs(database: Path, number: int) -> None:
 
 
 def flow_run_year(num_flow_runs: int, database: Path | None, by_api: int) -> None:
-    from flows.deployed import FLOW_NAMES
-    from flows.on_prefect.prefect_observer import client
-    from flows.on_prefect.prefect_runs import PrefectFlowRuns
+    from vitline.flows.deployed import FLOW_NAMES
+    from vitline.flows.on_prefect.prefect_observer import client
+    from vitline.flows.on_prefect.prefect_runs import PrefectFlowRuns
 
     def size() -> str:
         return (
@@ -278,8 +278,8 @@ def mlflow_year(num_runs: int, num_models: int) -> None:
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Param, RunTag
 
-    from infra.local.processes import free_ports
-    from infra.mlflow.tracking import RUN_KEY, Tracking
+    from vitline.infra.local.processes import free_ports
+    from vitline.infra.mlflow.tracking import RUN_KEY, Tracking
 
     with tempfile.TemporaryDirectory() as folder:
         place, port, now = f"sqlite:///{folder}/mlflow.db", free_ports(1)[0], int(1000 * real_time())

@@ -13,18 +13,18 @@ from collections.abc import Sequence
 
 import torch
 
-from data_prep.corpora.presets import digits
-from data_prep.find_corpus import corpus_store
-from data_prep.prepare import prepare
-from data_prep.shard_format import load_manifest
-from infra.config import replace
-from infra.storage import Store, open_store
-from vit.config import ExecutionConfig, SpikeGuardConfig, TrainRecipe
-from vit.input.batches import Loading, train_batches
-from vit.recipes import recipe_named
-from vit.training.guard.spike_guard import SpikeGuard
-from vit.training.train import initial_state, train
-from vit.training.world import World
+from vitline.data_prep.corpora.presets import digits
+from vitline.data_prep.find_corpus import corpus_store
+from vitline.data_prep.prepare import prepare
+from vitline.data_prep.shard_format import load_manifest
+from vitline.infra.config import replace
+from vitline.infra.storage import Store, open_store
+from vitline.vit.config import ExecutionConfig, SpikeGuardConfig, TrainRecipe
+from vitline.vit.input.batches import Loading, train_batches
+from vitline.vit.recipes import recipe_named
+from vitline.vit.training.guard.spike_guard import SpikeGuard
+from vitline.vit.training.train import initial_state, train
+from vitline.vit.training.world import World
 
 THRESHOLDS = (4, 6, 8, 10, 15, 20)
 Curve = list[tuple[float, float]]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from infra.local.stack import memory_bytes, processes_of, start_stack, stop_stack
+from vitline.infra.local.stack import memory_bytes, processes_of, start_stack, stop_stack
 
 SETTLE_S = 20.0
 

@@ -21,12 +21,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from data_prep.decode import DecodePolicy
-from data_prep.shard_format import Counts, Manifest, SegmentInfo, SplitInfo, shard_key
-from infra.storage import Store
-from infra.stores.file_store import FileStore
-from vit.input.batches import Loading, train_batches
-from vit.input.config import AugmentConfig, InputConfig
+from vitline.data_prep.decode import DecodePolicy
+from vitline.data_prep.shard_format import Counts, Manifest, SegmentInfo, SplitInfo, shard_key
+from vitline.infra.storage import Store
+from vitline.infra.stores.file_store import FileStore
+from vitline.vit.input.batches import Loading, train_batches
+from vitline.vit.input.config import AugmentConfig, InputConfig
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from shard_lists import with_shard_list

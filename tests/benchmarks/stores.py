@@ -24,8 +24,8 @@ from input import interval
 from obstore.exceptions import AlreadyExistsError, PreconditionError
 from obstore.store import S3Store as ObstoreS3
 
-from infra.storage import open_store
-from infra.stores.store import PreconditionFailed, Store
+from vitline.infra.storage import open_store
+from vitline.infra.stores.store import PreconditionFailed, Store
 
 MIB = 2**20
 RANGE_BYTES, IN_FLIGHT, OBJECT_BYTES, NUM_OBJECTS = 8 * MIB, 64, 32 * MIB, 8

@@ -15,22 +15,22 @@ import ray
 import torch
 from input import interval
 
-from data_prep.corpora import presets
-from data_prep.decode import DecodePolicy
-from data_prep.find_corpus import corpus_store
-from data_prep.prepare import prepare
-from infra.runs.claims import take_claim
-from infra.runs.run_state import read_state
-from infra.storage import open_store
-from vit import ray_workers
-from vit.input.config import AugmentConfig
-from vit.input.image_contract import ImageContract
-from vit.models.build import build_network
-from vit.published import publish
-from vit.recipes import digits
-from vit.vtab.evaluate import EvaluationSpec, TaskRef
-from vit.vtab.protocols import SMALL_IMAGES, Protocol
-from vit.vtab.trained.trials import TrialResult
+from vitline.data_prep.corpora import presets
+from vitline.data_prep.decode import DecodePolicy
+from vitline.data_prep.find_corpus import corpus_store
+from vitline.data_prep.prepare import prepare
+from vitline.infra.runs.claims import take_claim
+from vitline.infra.runs.run_state import read_state
+from vitline.infra.storage import open_store
+from vitline.vit import ray_workers
+from vitline.vit.input.config import AugmentConfig
+from vitline.vit.input.image_contract import ImageContract
+from vitline.vit.models.build import build_network
+from vitline.vit.published import publish
+from vitline.vit.recipes import digits
+from vitline.vit.vtab.evaluate import EvaluationSpec, TaskRef
+from vitline.vit.vtab.protocols import SMALL_IMAGES, Protocol
+from vitline.vit.vtab.trained.trials import TrialResult
 
 CORES = 2
 

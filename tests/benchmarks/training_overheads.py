@@ -39,31 +39,32 @@ import psutil
 import torch
 from input import interval
 
-from data_prep.corpora import presets
-from data_prep.find_corpus import corpus_store
-from data_prep.prepare import prepare
-from infra.config import replace
-from infra.local.stack import processes_of, stack_environment, start_stack, stop_stack
-from infra.runs.claims import take_claim
-from infra.runs.journal import Journal, read_journal
-from infra.settings import inherited_environment
-from infra.storage import Store, open_store
-from vit.config import ExecutionConfig, OptimConfig, TrainConfig, TrainRecipe
-from vit.input.batches import Batch
-from vit.input.config import AugmentConfig, InputConfig
-from vit.models.variants import vit_config
-from vit.recipes import digits
-from vit.run import TrainingRun
-from vit.run_spec import make_spec, read_starts
-from vit.training.checkpoints.save import CheckpointSaver
-from vit.training.checkpoints.state_tensors import state_tensors
-from vit.training.train import Hook, initial_state, train
-from vit.training.world import World
+from vitline.data_prep.corpora import presets
+from vitline.data_prep.find_corpus import corpus_store
+from vitline.data_prep.prepare import prepare
+from vitline.infra.config import replace
+from vitline.infra.local.stack import processes_of, stack_environment, start_stack, stop_stack
+from vitline.infra.runs.claims import take_claim
+from vitline.infra.runs.journal import Journal, read_journal
+from vitline.infra.settings import inherited_environment
+from vitline.infra.storage import Store, open_store
+from vitline.vit.config import ExecutionConfig, OptimConfig, TrainConfig, TrainRecipe
+from vitline.vit.input.batches import Batch
+from vitline.vit.input.config import AugmentConfig, InputConfig
+from vitline.vit.models.variants import vit_config
+from vitline.vit.recipes import digits
+from vitline.vit.run import TrainingRun
+from vitline.vit.run_spec import make_spec, read_starts
+from vitline.vit.training.checkpoints.save import CheckpointSaver
+from vitline.vit.training.checkpoints.state_tensors import state_tensors
+from vitline.vit.training.train import Hook, initial_state, train
+from vitline.vit.training.world import World
 
 CLASSES = 10
 IDENTITY = {"run_key": "r", "recipe": {}, "config_digest": "", "corpus_digest": "", "class_map_digest": ""}
 PREPARE_DIGITS = (
-    "from data_prep.corpora import presets; from data_prep.prepare import prepare; from infra.settings import Settings;"
+    "from vitline.data_prep.corpora import presets; from vitline.data_prep.prepare import prepare; "
+    "from vitline.infra.settings import Settings;"
     "prepare([presets.digits()], Settings().root)"
 )
 
@@ -237,7 +238,7 @@ def step_times(run: Store) -> tuple[float, float]:
 def in_process(root: str, config: TrainConfig, by_ray: bool) -> None:
     run, attempt = started(root, config)
     if by_ray:
-        from vit import ray_train
+        from vitline.vit import ray_train
 
         ray_train.drive(run, attempt)
     else:
@@ -305,7 +306,7 @@ def services_cpu_s(directory: Path) -> Counter[str]:
                 line = " ".join(process.cmdline())
                 # Ray names its agents of this node like its workers.
                 of_ray = line.startswith("ray::") and "Agent" not in line
-                if not of_ray and "vit.ray_train" not in line and "watchdog" not in line:
+                if not of_ray and "vitline.vit.ray_train" not in line and "watchdog" not in line:
                     found[name] += sum(process.cpu_times()[:2])
     return found
 
@@ -318,7 +319,17 @@ def servers(settle_s: float = 45.0, seconds: float = 60.0) -> None:
             env = inherited_environment((), **stack_environment(directory))
             subprocess.run([sys.executable, "-c", PREPARE_DIGITS], env=env, check=True)
             long = ["--set", "recipe.total_steps=100000", "--set", "execution.num_workers=2"]
-            command = [sys.executable, "-m", "flows.cli", "pretrain", "run", "--corpus", "digits", "--recipe", "digits"]
+            command = [
+                sys.executable,
+                "-m",
+                "vitline.flows.cli",
+                "pretrain",
+                "run",
+                "--corpus",
+                "digits",
+                "--recipe",
+                "digits",
+            ]
             quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
             training = subprocess.Popen([*command, *long], env=env, **quiet)
             time.sleep(settle_s)

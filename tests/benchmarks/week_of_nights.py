@@ -22,16 +22,16 @@ import psutil
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from flows.chaos.faults.server_faults import AWAY
-from flows.chaos.own_servers import OwnServers, own_servers
-from flows.nights.from_records import scores_of
-from flows.on_prefect.deployments import NIGHTLY_CRON
-from flows.on_prefect.registration import WORK_POOL
-from flows.records import read_pipeline
-from infra.local.processes import child_environment
-from infra.local.stack import find_stack
-from infra.settings import changed_environment
-from infra.storage import open_store
+from vitline.flows.chaos.faults.server_faults import AWAY
+from vitline.flows.chaos.own_servers import OwnServers, own_servers
+from vitline.flows.nights.from_records import scores_of
+from vitline.flows.on_prefect.deployments import NIGHTLY_CRON
+from vitline.flows.on_prefect.registration import WORK_POOL
+from vitline.flows.records import read_pipeline
+from vitline.infra.local.processes import child_environment
+from vitline.infra.local.stack import find_stack
+from vitline.infra.settings import changed_environment
+from vitline.infra.storage import open_store
 
 SERIES, DEPLOYMENT = "week", "pretrain-then-transfer/nightly"
 PER_CLASS, NEW_PER_CLASS, NUM_LEAKING = 80, 60, 5
@@ -168,7 +168,7 @@ class Week:
     def promote(self, to: str, why: str) -> None:
         """As a person does, in a terminal: the model of a night, or of the champion `before`."""
         words = ("model", "promote", SERIES, "--to", to, "--why", why)
-        command = [sys.executable, "-P", "-m", "flows.cli", *words]
+        command = [sys.executable, "-P", "-m", "vitline.flows.cli", *words]
         done = subprocess.run(command, env=child_environment(self.servers.env), capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         print(f"\npromoted: {to} ({why})", flush=True)

@@ -27,8 +27,8 @@ from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 from sklearn.datasets import load_digits
 
-from infra.local.processes import free_ports
-from infra.local.service_logs import unexplained_tracebacks
+from vitline.infra.local.processes import free_ports
+from vitline.infra.local.service_logs import unexplained_tracebacks
 
 BIN = Path(sys.executable).parent
 OURS = ("AWS_", "RAY_", "VITLINE_", "MLFLOW_", "PREFECT_")
@@ -242,7 +242,7 @@ class Day:
     def vitline_run_trains_on_own_pictures(self) -> str:
         done = self.command(BIN / "vitline", "run", "--source", self.pictures(), "--name", "own")
         text = done.stdout + done.stderr
-        lines = text[text.index("from vit.published") :].splitlines()
+        lines = text[text.index("from vitline import load_model") :].splitlines()
         code = "\n".join(line for line in lines[: 1 + next(i for i, line in enumerate(lines) if "predict" in line)])
         pasted = self.command(BIN / "python", "-c", code)
         again = self.command(BIN / "vitline", "run", "--source", self.pictures(), "--name", "own")

@@ -5,10 +5,10 @@ import uuid
 
 import pytest
 
-from data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe, ShardingConfig
-from data_prep.find_corpus import corpus_store
-from data_prep.prepare import prepare
-from infra.storage import open_store
+from vitline.data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe, ShardingConfig
+from vitline.data_prep.find_corpus import corpus_store
+from vitline.data_prep.prepare import prepare
+from vitline.infra.storage import open_store
 
 from ..pictures import blurred
 

@@ -3,8 +3,8 @@
 import pytest
 from pydantic import ValidationError
 
-from data_prep.config import CorpusConfig
-from data_prep.corpora import presets
+from vitline.data_prep.config import CorpusConfig
+from vitline.data_prep.corpora import presets
 
 FOLDER = {"kind": "class_folders", "path": "/pictures"}
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.config import CorpusConfig, LabelTable
-from data_prep.find_corpus import corpus_store
-from data_prep.prepare import prepare
-from data_prep.shard_format import ShardReader, load_manifest
-from infra.config import replace
-from infra.storage import open_store
+from vitline.data_prep.config import CorpusConfig, LabelTable
+from vitline.data_prep.find_corpus import corpus_store
+from vitline.data_prep.prepare import prepare
+from vitline.data_prep.shard_format import ShardReader, load_manifest
+from vitline.infra.config import replace
+from vitline.infra.storage import open_store
 
 NUM_PICTURES, COPIES = 120, (0, 1, 2, 5)
 FRACTION = 0.2  # of val and of test

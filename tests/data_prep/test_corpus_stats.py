@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.corpus_stats import (
+from vitline.data_prep.corpus_stats import (
     ASPECT_RATIO,
     PAIRS_SCHEMA,
     SIDE_PX,
@@ -19,7 +19,7 @@ from data_prep.corpus_stats import (
     SampleRule,
     merged,
 )
-from infra.storage import json_bytes
+from vitline.infra.storage import json_bytes
 
 NUM_CLASSES, RULE = 40, SampleRule(num_classes=7, per_class=3, per_finding=4)
 

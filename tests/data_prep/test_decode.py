@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_prep.decode import DecodePolicy, ImageRejected, decode, decode_image
-from infra.config import digest_of
+from vitline.data_prep.decode import DecodePolicy, ImageRejected, decode, decode_image
+from vitline.infra.config import digest_of
 
 RED, BLUE, WHITE = (255, 0, 0), (0, 0, 255), (255, 255, 255)
 
@@ -327,7 +327,7 @@ def test_lack_of_memory_is_an_error_and_no_refusal(jpeg, photos, monkeypatch, er
     monkeypatch.setattr(Image.Image, "load", raise_error)
     with pytest.raises(MemoryError, match=str(error)):
         decode(bitmap)
-    monkeypatch.setattr("data_prep.decode.simplejpeg.decode_jpeg", raise_error)
+    monkeypatch.setattr("vitline.data_prep.decode.simplejpeg.decode_jpeg", raise_error)
     error = ValueError("Insufficient memory (case 4)")
     with pytest.raises(MemoryError, match="Insufficient"):
         decode(jpeg)

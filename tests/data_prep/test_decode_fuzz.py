@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from data_prep.decode import DecodePolicy, DecodeReason, Format, ImageRejected
-from data_prep.examine.check_answer import check_examined
-from data_prep.examine.decode_child import Examiner
-from data_prep.examine.image_header import read_header
-from data_prep.images import Examined, examine_image
+from vitline.data_prep.decode import DecodePolicy, DecodeReason, Format, ImageRejected
+from vitline.data_prep.examine.check_answer import check_examined
+from vitline.data_prep.examine.decode_child import Examiner
+from vitline.data_prep.examine.image_header import read_header
+from vitline.data_prep.images import Examined, examine_image
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's warnings about metadata
 POLICY = DecodePolicy(max_pixels=100_000)  # files that claim more pixels are refused by their header

@@ -6,19 +6,19 @@ import sys
 
 import pytest
 
-from data_prep.config import CorpusConfig, Digits
-from data_prep.prepare import PrepareSpec, drive
-from infra.runs.claims import take_claim
-from infra.runs.run_state import read_state
-from infra.storage import open_store
+from vitline.data_prep.config import CorpusConfig, Digits
+from vitline.data_prep.prepare import PrepareSpec, drive
+from vitline.infra.runs.claims import take_claim
+from vitline.infra.runs.run_state import read_state
+from vitline.infra.storage import open_store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 REQUEST = CorpusConfig(name="digits", source=Digits(digits=(0, 1), num_train=160, num_val=40))
 SMALL = """
 import sys, threading
-from data_prep import prepare
-from infra.runs.task_watch import TaskWatch
-from infra.storage import open_store
+from vitline.data_prep import prepare
+from vitline.infra.runs.task_watch import TaskWatch
+from vitline.infra.storage import open_store
 
 def hangs(*args):
     threading.Event().wait()
@@ -32,9 +32,9 @@ prepare.drive(open_store(sys.argv[1]), 1)
 """
 ON_RAY = """
 import pickle, sys, threading
-from data_prep import prepare
-from data_prep.examine.examine import ChunkTask
-from infra.runs.task_watch import TaskWatch
+from vitline.data_prep import prepare
+from vitline.data_prep.examine.examine import ChunkTask
+from vitline.infra.runs.task_watch import TaskWatch
 
 def hangs(task):
     threading.Event().wait()

@@ -6,14 +6,14 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from data_prep.decode import DecodePolicy, decode
-from data_prep.find_corpus import corpus_store
-from data_prep.labels.classes import ClassInfo, ClassMap
-from data_prep.prepare import prepare
-from data_prep.report.dataset_card import dataset_card
-from data_prep.shard_format import Counts, Manifest, ShardReader, load_class_names, load_manifest, segment_keys
-from infra.config import replace
-from infra.storage import open_store
+from vitline.data_prep.decode import DecodePolicy, decode
+from vitline.data_prep.find_corpus import corpus_store
+from vitline.data_prep.labels.classes import ClassInfo, ClassMap
+from vitline.data_prep.prepare import prepare
+from vitline.data_prep.report.dataset_card import dataset_card
+from vitline.data_prep.shard_format import Counts, Manifest, ShardReader, load_class_names, load_manifest, segment_keys
+from vitline.infra.config import replace
+from vitline.infra.storage import open_store
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def test_polars_queries_columns_without_images(shards, without_images):
 READ_WITH_RAY = """
 import json, pathlib, sys
 import ray.data
-from data_prep.decode import decode
+from vitline.data_prep.decode import decode
 out, *shards = sys.argv[1:]
 rows = ray.data.read_parquet(shards).take_all()
 shape = decode(rows[0]["image"]["bytes"]).shape

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_prep.parquet_files import RowGroupFile, read_parquet
+from vitline.data_prep.parquet_files import RowGroupFile, read_parquet
 
 ROOMS = [Path(__file__).parents[2] / room for room in ("data_prep", "flows", "infra", "vit")]
 ROWS = pa.table(

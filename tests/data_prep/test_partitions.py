@@ -5,8 +5,8 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.partitions import bucket_of, hash_prefixes, in_groups, read_partition, write_partitions
-from infra.storage import open_store
+from vitline.data_prep.partitions import bucket_of, hash_prefixes, in_groups, read_partition, write_partitions
+from vitline.infra.storage import open_store
 
 SCHEMA = pa.schema([("key", pa.uint64()), ("text", pa.string())])
 keys_of_files = st.lists(st.lists(st.integers(0, 2**64 - 1), max_size=8), min_size=1, max_size=3)

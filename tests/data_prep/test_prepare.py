@@ -10,18 +10,18 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from data_prep import prepare
-from data_prep.config import CorpusConfig, CorpusRecipe, LabelTable, ShardingConfig
-from data_prep.examine import examine
-from data_prep.executors import in_threads
-from data_prep.find_corpus import corpus_store, corpus_version, find_corpus
-from data_prep.plan import listed_ids
-from data_prep.records import Chunks
-from data_prep.shard_format import ShardReader, load_class_names, load_manifest
-from data_prep.shards import write_shards
-from infra.config import replace
-from infra.storage import open_store
-from infra.stores import s3_store
+from vitline.data_prep import prepare
+from vitline.data_prep.config import CorpusConfig, CorpusRecipe, LabelTable, ShardingConfig
+from vitline.data_prep.examine import examine
+from vitline.data_prep.executors import in_threads
+from vitline.data_prep.find_corpus import corpus_store, corpus_version, find_corpus
+from vitline.data_prep.plan import listed_ids
+from vitline.data_prep.records import Chunks
+from vitline.data_prep.shard_format import ShardReader, load_class_names, load_manifest
+from vitline.data_prep.shards import write_shards
+from vitline.infra.config import replace
+from vitline.infra.storage import open_store
+from vitline.infra.stores import s3_store
 
 
 def own_splits(manifest):

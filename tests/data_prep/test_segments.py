@@ -5,13 +5,13 @@ import tarfile
 import pyarrow.parquet as pq
 import pytest
 
-from data_prep.find_corpus import corpus_store
-from data_prep.prepare import prepare
-from data_prep.shard_format import ShardReader, load_manifest
-from data_prep.shards.subsets import take
-from data_prep.shards.verify_shards import verify_corpus
-from infra.config import replace
-from infra.storage import open_store
+from vitline.data_prep.find_corpus import corpus_store
+from vitline.data_prep.prepare import prepare
+from vitline.data_prep.shard_format import ShardReader, load_manifest
+from vitline.data_prep.shards.subsets import take
+from vitline.data_prep.shards.verify_shards import verify_corpus
+from vitline.infra.config import replace
+from vitline.infra.storage import open_store
 
 
 def ids_of(corpus, split):

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.decode import decode
-from data_prep.shard_format import (
+from vitline.data_prep.decode import decode
+from vitline.data_prep.shard_format import (
     SegmentInfo,
     ShardError,
     ShardReader,
@@ -24,8 +24,8 @@ from data_prep.shard_format import (
     shard_key,
     shard_schema,
 )
-from data_prep.shards.content_digest import content_digest
-from infra.storage import open_store
+from vitline.data_prep.shards.content_digest import content_digest
+from vitline.infra.storage import open_store
 
 
 def split_of(segments, rows_per_group, groups_per_shard):

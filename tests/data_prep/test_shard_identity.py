@@ -6,14 +6,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_prep.find_corpus import corpus_store
-from data_prep.prepare import prepare
-from data_prep.shard_format import SHARDS_KEY, ShardError, ShardReader, load_manifest, segment_keys
-from data_prep.shards.subsets import take
-from data_prep.shards.verify_shards import file_sha256, verify_corpus
-from data_prep.shards.write_shards import HashingSink, shard_writer
-from infra.config import replace
-from infra.storage import open_store
+from vitline.data_prep.find_corpus import corpus_store
+from vitline.data_prep.prepare import prepare
+from vitline.data_prep.shard_format import SHARDS_KEY, ShardError, ShardReader, load_manifest, segment_keys
+from vitline.data_prep.shards.subsets import take
+from vitline.data_prep.shards.verify_shards import file_sha256, verify_corpus
+from vitline.data_prep.shards.write_shards import HashingSink, shard_writer
+from vitline.infra.config import replace
+from vitline.infra.storage import open_store
 
 from ..shard_lists import with_shard_list
 

@@ -3,15 +3,15 @@
 import json
 import urllib.request
 
-from data_prep.shards.verify_shards import verify_corpus
-from flows.catalog import list_corpora, list_models, list_pipelines, list_runs
-from flows.commands.groups.stack import join_stack
-from infra.runs.journal import read_journal
-from infra.settings import Settings
-from infra.storage import open_store
-from vit.published import load_model
-from vit.training.checkpoints.names import list_checkpoints
-from vit.vtab.evaluate import list_scores
+from vitline.data_prep.shards.verify_shards import verify_corpus
+from vitline.flows.catalog import list_corpora, list_models, list_pipelines, list_runs
+from vitline.flows.commands.groups.stack import join_stack
+from vitline.infra.runs.journal import read_journal
+from vitline.infra.settings import Settings
+from vitline.infra.storage import open_store
+from vitline.vit.published import load_model
+from vitline.vit.training.checkpoints.names import list_checkpoints
+from vitline.vit.vtab.evaluate import list_scores
 
 
 def main() -> None:

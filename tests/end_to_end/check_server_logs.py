@@ -6,7 +6,7 @@
 import sys
 from pathlib import Path
 
-from infra.local.service_logs import unexplained_tracebacks
+from vitline.infra.local.service_logs import unexplained_tracebacks
 
 if __name__ == "__main__":
     problems = unexplained_tracebacks(Path(sys.argv[1] if len(sys.argv) > 1 else ".vitline/logs"))

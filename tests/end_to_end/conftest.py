@@ -11,13 +11,13 @@ import httpx
 import psutil
 import pytest
 
-from infra.local.processes import processes_with
-from infra.local.service_logs import unexplained_tracebacks
-from infra.ray_jobs import RayJobs
-from infra.runs.claims import read_claim
-from infra.runs.run_state import read_state
-from infra.storage import Store, open_store
-from vit.run_spec import read_progress
+from vitline.infra.local.processes import processes_with
+from vitline.infra.local.service_logs import unexplained_tracebacks
+from vitline.infra.ray_jobs import RayJobs
+from vitline.infra.runs.claims import read_claim
+from vitline.infra.runs.run_state import read_state
+from vitline.infra.storage import Store, open_store
+from vitline.vit.run_spec import read_progress
 
 from ..servers import TINY
 

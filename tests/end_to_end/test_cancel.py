@@ -10,10 +10,10 @@ import sys
 
 import pytest
 
-from flows.records import read_pipeline
-from infra.local.processes import child_environment
-from infra.runs.run_state import read_state
-from vit.training.checkpoints.names import list_checkpoints
+from vitline.flows.records import read_pipeline
+from vitline.infra.local.processes import child_environment
+from vitline.infra.runs.run_state import read_state
+from vitline.vit.training.checkpoints.names import list_checkpoints
 
 from ..servers import TINY
 

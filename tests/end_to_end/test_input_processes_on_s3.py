@@ -8,12 +8,12 @@ import contextlib
 import psutil
 import pytest
 
-from infra.config import replace
-from infra.local.processes import processes_with
-from infra.local.stack import stack_environment, start_stack, stop_stack
-from infra.storage import open_store
 from tests.servers import use_s3
-from vit.run_spec import make_spec
+from vitline.infra.config import replace
+from vitline.infra.local.processes import processes_with
+from vitline.infra.local.stack import stack_environment, start_stack, stop_stack
+from vitline.infra.storage import open_store
+from vitline.vit.run_spec import make_spec
 
 from .test_kills import KilledTraining, Session, result_of, slow_config, training_workers, wait_until  # noqa: F401
 from .undisturbed import train_undisturbed
@@ -46,7 +46,7 @@ class ReadingProcesses(KilledTraining):
         found = []
         for process in worker.children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                if "vit.input.decoding" in process.cmdline():
+                if "vitline.vit.input.decoding" in process.cmdline():
                     found.append(process)
         return found
 

@@ -8,10 +8,10 @@ import urllib.parse
 import psutil
 import pytest
 
-from infra.local.processes import processes_with
-from infra.local.stack_config import MARK, load_stack_config
-from infra.ray_jobs import RayJobs
-from infra.storage import open_store
+from vitline.infra.local.processes import processes_with
+from vitline.infra.local.stack_config import MARK, load_stack_config
+from vitline.infra.ray_jobs import RayJobs
+from vitline.infra.storage import open_store
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ import time
 import psutil
 import pytest
 
-from flows.catalog import list_pipelines
-from flows.records import read_pipeline
-from infra.local.stack import check_services, find_stack
-from infra.runs.journal import read_journal
-from infra.runs.run_state import read_state
-from vit.published import load_model
-from vit.run_spec import RunSpec
+from vitline.flows.catalog import list_pipelines
+from vitline.flows.records import read_pipeline
+from vitline.infra.local.stack import check_services, find_stack
+from vitline.infra.runs.journal import read_journal
+from vitline.infra.runs.run_state import read_state
+from vitline.vit.published import load_model
+from vitline.vit.run_spec import RunSpec
 
 from ..servers import TINY
 from .undisturbed import train_undisturbed
@@ -57,7 +57,7 @@ def test_a_pipeline_that_ends_while_mlflow_and_its_shipper_are_killed_is_finishe
         while (state := work.flows.find(run)["state_name"]) in ("Pending", "Running"):
             for process in work.processes_of_flow(run):
                 with contextlib.suppress(psutil.Error):  # it may end by itself
-                    if "flows.to_mlflow.ship_runs" in process.cmdline():  # a child of the flow process
+                    if "vitline.flows.to_mlflow.ship_runs" in process.cmdline():  # a child of the flow process
                         process.kill()
             time.sleep(5.0)  # an answer that never comes; meanwhile a new one has started
     finally:

@@ -9,27 +9,27 @@ import re
 import psutil
 import pytest
 
-from data_prep.config import CorpusConfig, Digits
-from data_prep.corpora import presets
-from data_prep.find_corpus import corpus_store
-from data_prep.prepare import prepare
-from data_prep.shards.verify_shards import verify_corpus
-from flows.chaos.faulty_proxy import FAULTS
-from infra.local.stack import find_stack, stack_environment, start_stack, stop_stack
-from infra.runs.claims import ClaimHolder, read_claim, take_claim
-from infra.runs.journal import read_journal
-from infra.runs.run_state import read_state, request_stop
-from infra.runs.stopping import StopPoller
-from infra.storage import StoreFailed, open_store
-from infra.stores import s3_store
 from tests.servers import use_s3
-from vit.config import TrainConfig
-from vit.published import load_model
-from vit.run import TrainingRun
-from vit.run_spec import make_spec
-from vit.training.checkpoints.names import list_checkpoints
-from vit.training.checkpoints.search import newest_checkpoint
-from vit.training.world import World
+from vitline.data_prep.config import CorpusConfig, Digits
+from vitline.data_prep.corpora import presets
+from vitline.data_prep.find_corpus import corpus_store
+from vitline.data_prep.prepare import prepare
+from vitline.data_prep.shards.verify_shards import verify_corpus
+from vitline.flows.chaos.faulty_proxy import FAULTS
+from vitline.infra.local.stack import find_stack, stack_environment, start_stack, stop_stack
+from vitline.infra.runs.claims import ClaimHolder, read_claim, take_claim
+from vitline.infra.runs.journal import read_journal
+from vitline.infra.runs.run_state import read_state, request_stop
+from vitline.infra.runs.stopping import StopPoller
+from vitline.infra.storage import StoreFailed, open_store
+from vitline.infra.stores import s3_store
+from vitline.vit.config import TrainConfig
+from vitline.vit.published import load_model
+from vitline.vit.run import TrainingRun
+from vitline.vit.run_spec import make_spec
+from vitline.vit.training.checkpoints.names import list_checkpoints
+from vitline.vit.training.checkpoints.search import newest_checkpoint
+from vitline.vit.training.world import World
 
 pytestmark = pytest.mark.s3
 STEPS = 20

@@ -4,9 +4,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from infra.runs.claims import read_claim
-from infra.runs.run_state import read_state
-from vit.training.checkpoints.names import list_checkpoints
+from vitline.infra.runs.claims import read_claim
+from vitline.infra.runs.run_state import read_state
+from vitline.vit.training.checkpoints.names import list_checkpoints
 
 from ..servers import TINY
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from flows.ops.preempt import preempt
-from infra.runs.claims import read_claim
-from infra.runs.run_state import read_state
+from vitline.flows.ops.preempt import preempt
+from vitline.infra.runs.claims import read_claim
+from vitline.infra.runs.run_state import read_state
 
 from ..servers import TINY
 

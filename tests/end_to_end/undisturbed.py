@@ -12,12 +12,12 @@ import tempfile
 import torch
 import torch.distributed as dist
 
-from infra.config import replace
-from infra.runs.claims import take_claim
-from infra.storage import Store, open_store
-from vit.run import TrainingRun
-from vit.run_spec import RunSpec
-from vit.training.world import World
+from vitline.infra.config import replace
+from vitline.infra.runs.claims import take_claim
+from vitline.infra.storage import Store, open_store
+from vitline.vit.run import TrainingRun
+from vitline.vit.run_spec import RunSpec
+from vitline.vit.training.world import World
 
 
 def train_undisturbed(spec: RunSpec, root: str) -> Store:

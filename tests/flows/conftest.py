@@ -5,11 +5,11 @@ import uuid
 
 import pytest
 
-from flows import cli
-from flows.records import AttemptRecord, Origin
-from infra.runs.claims import take_claim
-from infra.storage import open_store
-from vit.run_spec import make_spec
+from vitline.flows import cli
+from vitline.flows.records import AttemptRecord, Origin
+from vitline.infra.runs.claims import take_claim
+from vitline.infra.storage import open_store
+from vitline.vit.run_spec import make_spec
 
 
 @pytest.fixture

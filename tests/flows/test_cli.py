@@ -8,11 +8,11 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from flows import cli
-from flows.console import duration, line
-from infra.runs.run_state import write_state
-from infra.storage import open_store
-from vit.run_spec import make_spec
+from vitline.flows import cli
+from vitline.flows.console import duration, line
+from vitline.infra.runs.run_state import write_state
+from vitline.infra.storage import open_store
+from vitline.vit.run_spec import make_spec
 
 COMMANDS = """demo, run, data prep, data ls, data show, data verify, data stats, data diff, data take, data shuffle-report,
 data bench, pretrain run, pretrain plan, pretrain branch, finetune run, vtab run, vtab report, runs ls, runs show, runs compare, runs sync,
@@ -48,7 +48,7 @@ SETTINGS = ("pydantic", "rich", "psutil")
 DATA = ("pyarrow", "numpy", "PIL")
 LOADED = """
 import contextlib, io, json, sys
-from flows.cli import main
+from vitline.flows.cli import main
 sys.argv[0] = "vitline"
 with contextlib.redirect_stdout(io.StringIO()) as output, contextlib.suppress(SystemExit):
     main()
@@ -86,7 +86,7 @@ def test_listing_commands_do_not_import_slow_packages(command, not_loaded, tmp_p
 )
 def test_the_version_is_printed_with_the_commit_of_a_checkout(vitline, monkeypatch, commit, printed):
     monkeypatch.setattr("importlib.metadata.version", {"vitline": "0.1.0"}.__getitem__)
-    monkeypatch.setattr("infra.provenance.checkout_commit", lambda folder: commit)
+    monkeypatch.setattr("vitline.infra.provenance.checkout_commit", lambda folder: commit)
     assert vitline("--version") == (0, printed, "")
 
 
@@ -101,7 +101,9 @@ def test_the_list_of_deployments_describes_each(vitline):
 
 
 def test_the_module_runs_as_the_command():
-    done = subprocess.run([sys.executable, "-m", "flows.cli", "runs", "compare", "a"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "vitline.flows.cli", "runs", "compare", "a"], capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: Comparing takes at least two runs, not 'a' alone; `vitline runs ls` lists them.\n"
 
@@ -250,7 +252,7 @@ def test_ctrl_c_says_how_to_resume(vitline, monkeypatch):
     def interrupted(root):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("flows.catalog.list_runs", interrupted)
+    monkeypatch.setattr("vitline.flows.catalog.list_runs", interrupted)
     code, _, err = vitline("runs", "ls")
     assert code == 130
     assert "the same command resumes" in err

@@ -5,12 +5,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from flows.nights.night_record import read_night
-from flows.on_prefect.deployments import DEMO as DEMO_REQUEST
-from flows.requests.forms import PipelineRequest
-from flows.worker import refusal
-from infra.ray_jobs import RayJobs
-from infra.storage import open_store
+from vitline.flows.nights.night_record import read_night
+from vitline.flows.on_prefect.deployments import DEMO as DEMO_REQUEST
+from vitline.flows.requests.forms import PipelineRequest
+from vitline.flows.worker import refusal
+from vitline.infra.ray_jobs import RayJobs
+from vitline.infra.storage import open_store
 
 DEMO = "pretrain-then-transfer/demo"
 OURS = ("runs/", "pipelines/", "claims/", "corpora/", "models/")
@@ -99,7 +99,7 @@ REFUSED = [
 
 
 def test_a_flow_refuses_other_errors_in_one_sentence_before_it_starts_anything(in_stack):
-    from flows import deployed
+    from vitline.flows import deployed
 
     before = left_in(in_stack)
     for flow, request_, says in REFUSED:
@@ -154,7 +154,7 @@ class TestNights:
     @pytest.fixture
     def scheduled(self, monkeypatch, flows):
         """scheduled(due): the flow of this process is a nightly run that was due then."""
-        from flows.on_prefect import flow_run
+        from vitline.flows.on_prefect import flow_run
 
         find = flow_run.FlowRun.current
 
@@ -168,7 +168,7 @@ class TestNights:
         return make
 
     def run(self, **request):
-        from flows import deployed
+        from vitline.flows import deployed
 
         return deployed.pretrain_then_transfer_flow(request, return_state=True)
 
@@ -185,10 +185,10 @@ class TestNights:
         assert night.sentence.startswith("Not compared: the night was late. due ")
 
     def test_one_never_overlaps_another_or_its_jobs(self, in_stack, scheduled):
-        from flows.deployed import one_at_a_time
-        from flows.on_prefect.flow_run import FlowRun
-        from flows.stages.engines import open_engines
-        from flows.stages.stage import Skipped
+        from vitline.flows.deployed import one_at_a_time
+        from vitline.flows.on_prefect.flow_run import FlowRun
+        from vitline.flows.stages.engines import open_engines
+        from vitline.flows.stages.stage import Skipped
 
         now = datetime.now(UTC)
         night = FlowRun(None, "pretrain-then-transfer/nightly", True, now, {})

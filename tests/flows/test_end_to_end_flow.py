@@ -8,10 +8,10 @@ import pytest
 from pyarrow import BufferReader
 from pyarrow.parquet import read_table
 
-from flows.records import attempt_records
-from flows.requests.forms import PipelineRequest
-from flows.requests.pipeline_plan import recorded_request
-from infra.storage import open_store
+from vitline.flows.records import attempt_records
+from vitline.flows.requests.forms import PipelineRequest
+from vitline.flows.requests.pipeline_plan import recorded_request
+from vitline.infra.storage import open_store
 
 STAGES = ["prepare", "pretrain", "evaluate"]
 
@@ -130,7 +130,7 @@ def test_a_second_run_reuses_every_stage_and_reports_it(flows, pipelines, again,
 
 def test_a_plan_that_does_not_fit_its_deadline_is_refused_with_a_size_that_fits(flows, pipelines, in_stack):
     """The throughput is that of the tiny training, from its journal."""
-    from flows import deployed
+    from vitline.flows import deployed
 
     request = pipelines.record.request | {"train_images": 1_280_000_000, "deadline_hours": 0.5}
     request["overrides"] = {k: v for k, v in request["overrides"].items() if not k.startswith("recipe.")}

@@ -2,9 +2,9 @@
 
 import pytest
 
-from flows.catalog import list_pipelines
-from flows.to_mlflow.stage_snapshots import pipeline_snapshot
-from infra.storage import open_store
+from vitline.flows.catalog import list_pipelines
+from vitline.flows.to_mlflow.stage_snapshots import pipeline_snapshot
+from vitline.infra.storage import open_store
 
 MIXED = {
     "name": "mixed",

@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from data_prep.shard_format import load_manifest
-from flows import catalog
-from infra.records import UnreadableRecord
-from infra.runs.run_state import write_state
-from infra.storage import open_store
+from vitline.data_prep.shard_format import load_manifest
+from vitline.flows import catalog
+from vitline.infra.records import UnreadableRecord
+from vitline.infra.runs.run_state import write_state
+from vitline.infra.storage import open_store
 
 ODD = [b"{}", b"[]", b"null", b"{", b'{"schema_version": 99}', b"[" * 100_000]
 CORPUS = {

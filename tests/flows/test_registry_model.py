@@ -19,23 +19,23 @@ from mlflow import MlflowClient
 from pyarrow import BufferReader
 from typer.testing import CliRunner
 
-from flows.catalog import find_model
-from flows.cli import app
-from flows.nights.night_record import THE_GATE
-from flows.nights.promote import make_champion
-from flows.records import PipelineRecord, StageRecord, list_run_keys, read_pipeline, write_pipeline
-from flows.to_mlflow import ship_runs
-from flows.to_mlflow.shipper import sync_runs
-from infra.local.processes import free_ports
-from infra.mlflow.tracking import Tracking
-from infra.runs.claims import take_claim
-from infra.runs.run_state import read_state
-from infra.settings import Settings
-from infra.storage import open_store
-from vit.published import load_model
-from vit.run import TrainingRun
-from vit.run_spec import make_spec
-from vit.training.world import World
+from vitline.flows.catalog import find_model
+from vitline.flows.cli import app
+from vitline.flows.nights.night_record import THE_GATE
+from vitline.flows.nights.promote import make_champion
+from vitline.flows.records import PipelineRecord, StageRecord, list_run_keys, read_pipeline, write_pipeline
+from vitline.flows.to_mlflow import ship_runs
+from vitline.flows.to_mlflow.shipper import sync_runs
+from vitline.infra.local.processes import free_ports
+from vitline.infra.mlflow.tracking import Tracking
+from vitline.infra.runs.claims import take_claim
+from vitline.infra.runs.run_state import read_state
+from vitline.infra.settings import Settings
+from vitline.infra.storage import open_store
+from vitline.vit.published import load_model
+from vitline.vit.run import TrainingRun
+from vitline.vit.run_spec import make_spec
+from vitline.vit.training.world import World
 
 LOAD = """
 import base64, json, sys

@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from data_prep.progress import Progress
-from flows.records import AttemptRecord, Origin, PipelineRecord, write_pipeline
-from infra.runs.run_state import write_state
-from infra.storage import open_store
-from vit.run_spec import make_spec
+from vitline.data_prep.progress import Progress
+from vitline.flows.records import AttemptRecord, Origin, PipelineRecord, write_pipeline
+from vitline.infra.runs.run_state import write_state
+from vitline.infra.storage import open_store
+from vitline.vit.run_spec import make_spec
 
 PROGRESS = {"step": 120, "total_steps": 600, "loss": 2.3, "images_per_s": 640.4, "remaining_s": 70.2}
 AT = 1_795_000_000.0

@@ -16,29 +16,29 @@ from typing import Any
 
 import torch
 
-from data_prep.config import CorpusConfig, Vtab
-from data_prep.corpora.official.official_splits import OFFICIAL_SPLITS
-from data_prep.decode import DecodePolicy
-from data_prep.prepare import prepare
-from data_prep.shard_format import Manifest, shard_schema
-from flows.on_prefect.deployments import DEPLOYMENTS
-from flows.requests import forms
-from flows.requests.evaluation_plan import resolve_evaluate
-from flows.requests.finetune_config import resolve_finetune
-from flows.requests.pipeline_plan import resolve_pipeline
-from flows.requests.training_config import resolve_pretrain
-from flows.stages.evaluate_tasks import evaluation_spec
-from flows.stages.prepare_corpus import preparation_key, source_request
-from infra.config import digest_of
-from infra.storage import open_store
-from vit.input.config import AugmentConfig
-from vit.input.image_contract import ImageContract
-from vit.models.build import build_network
-from vit.models.config import ViTConfig
-from vit.published import publish
-from vit.run_spec import make_spec
-from vit.vtab.evaluate import plan_task_sweeps
-from vit.vtab.trained.trials import TrialResult
+from vitline.data_prep.config import CorpusConfig, Vtab
+from vitline.data_prep.corpora.official.official_splits import OFFICIAL_SPLITS
+from vitline.data_prep.decode import DecodePolicy
+from vitline.data_prep.prepare import prepare
+from vitline.data_prep.shard_format import Manifest, shard_schema
+from vitline.flows.on_prefect.deployments import DEPLOYMENTS
+from vitline.flows.requests import forms
+from vitline.flows.requests.evaluation_plan import resolve_evaluate
+from vitline.flows.requests.finetune_config import resolve_finetune
+from vitline.flows.requests.pipeline_plan import resolve_pipeline
+from vitline.flows.requests.training_config import resolve_pretrain
+from vitline.flows.stages.evaluate_tasks import evaluation_spec
+from vitline.flows.stages.prepare_corpus import preparation_key, source_request
+from vitline.infra.config import digest_of
+from vitline.infra.storage import open_store
+from vitline.vit.input.config import AugmentConfig
+from vitline.vit.input.image_contract import ImageContract
+from vitline.vit.models.build import build_network
+from vitline.vit.models.config import ViTConfig
+from vitline.vit.published import publish
+from vitline.vit.run_spec import make_spec
+from vitline.vit.vtab.evaluate import plan_task_sweeps
+from vitline.vit.vtab.trained.trials import TrialResult
 
 VALUES = Path(__file__).with_name("values.json")
 _THEN = 1_700_000_000

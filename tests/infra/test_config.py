@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import PositiveInt
 
-from infra.config import FrozenConfig, added, canonical_json, digest_of, replace
+from vitline.infra.config import FrozenConfig, added, canonical_json, digest_of, replace
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

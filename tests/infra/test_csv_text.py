@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from infra.csv_text import csv_text
+from vitline.infra.csv_text import csv_text
 
 
 @pytest.mark.parametrize(

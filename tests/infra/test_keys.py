@@ -2,8 +2,8 @@ from datetime import date
 
 import pytest
 
-from infra.keys import run_key
-from infra.result_versions import RESULT_VERSIONS
+from vitline.infra.keys import run_key
+from vitline.infra.result_versions import RESULT_VERSIONS
 
 
 def test_run_keys_of_known_inputs_are_unchanged():

@@ -1,6 +1,6 @@
 """Terminal output of other programs, cleaned for tables and messages."""
 
-from infra.plain_text import last_words, plain
+from vitline.infra.plain_text import last_words, plain
 
 
 def test_plain_removes_escape_sequences_and_overwritten_text():

@@ -10,8 +10,8 @@ import uuid
 
 import pytest
 
-from infra import ray_jobs
-from infra.ray_jobs import JobLost, JobServerAway, RayJobs, checked_env
+from vitline.infra import ray_jobs
+from vitline.infra.ray_jobs import JobLost, JobServerAway, RayJobs, checked_env
 
 AWAY = ConnectionError("connection refused")
 ERROR_500 = RuntimeError("Request failed with status code 500: Traceback ... no agent")

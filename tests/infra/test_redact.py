@@ -5,11 +5,11 @@ import logging
 
 import pytest
 
-from flows.requests.forms import PipelineRequest, PrepareRequest
-from infra.redact import CleanFormatter, holds_credentials, redact
-from infra.runs.run_state import read_state, write_reconciled_state, write_state
-from infra.settings import secret_values
-from infra.storage import open_store
+from vitline.flows.requests.forms import PipelineRequest, PrepareRequest
+from vitline.infra.redact import CleanFormatter, holds_credentials, redact
+from vitline.infra.runs.run_state import read_state, write_reconciled_state, write_state
+from vitline.infra.settings import secret_values
+from vitline.infra.storage import open_store
 
 
 @pytest.mark.parametrize(

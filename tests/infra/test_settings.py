@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from infra.settings import Settings, join_environment
+from vitline.infra.settings import Settings, join_environment
 
 
 def test_only_documented_environment_variables_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ OURS |= {"PREFECT_API_URL": "http://127.0.0.1:4200/api", "PREFECT_API_AUTH_STRIN
 @pytest.fixture
 def environ(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     environ: dict[str, str] = {}
-    monkeypatch.setattr("infra.settings.os", SimpleNamespace(environ=environ))
+    monkeypatch.setattr("vitline.infra.settings.os", SimpleNamespace(environ=environ))
     return environ
 
 

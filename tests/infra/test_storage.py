@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from infra.storage import (
+from vitline.infra.storage import (
     PreconditionFailed,
     Unwritable,
     check_writable,

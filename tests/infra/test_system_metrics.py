@@ -5,7 +5,7 @@ import threading
 import psutil
 import pytest
 
-from infra.system_metrics import SystemSampler
+from vitline.infra.system_metrics import SystemSampler
 
 
 def test_sample_describes_this_machine_under_its_node_number():

@@ -5,10 +5,10 @@ import types
 import pytest
 import torch
 
-from vit.config import OptimConfig, TrainRecipe
-from vit.input.batches import Batch
-from vit.input.config import AugmentConfig, InputConfig
-from vit.models.config import ViTConfig
+from vitline.vit.config import OptimConfig, TrainRecipe
+from vitline.vit.input.batches import Batch
+from vitline.vit.input.config import AugmentConfig, InputConfig
+from vitline.vit.models.config import ViTConfig
 
 NUM_CLASSES = 5
 
@@ -50,10 +50,10 @@ def make_batch():
 @pytest.fixture
 def start(root):
     """start(config): the run and attempt of a claimed spec, as a flow prepares it for the driver; `run` for one that goes on."""
-    from infra.config import replace
-    from infra.runs.claims import take_claim
-    from infra.storage import open_store
-    from vit.run_spec import make_spec
+    from vitline.infra.config import replace
+    from vitline.infra.runs.claims import take_claim
+    from vitline.infra.storage import open_store
+    from vitline.vit.run_spec import make_spec
 
     def make(config, run=None, pause_at_step=None):
         spec = replace(make_spec(config, root), pause_at_step=pause_at_step)

@@ -9,22 +9,22 @@ from pathlib import Path
 import pytest
 import torch
 
-import vit.training.train as loop
-from infra.config import replace
-from infra.runs.journal import read_journal
-from infra.runs.run_state import read_state
-from infra.runs.stopping import StopPoller
+import vitline.vit.training.train as loop
 from tests.vit.training.planted import plant
-from vit.branch import branches_of, pin_parent
-from vit.published import adapt, load_model
-from vit.run import TrainingRun
-from vit.run_spec import make_spec
-from vit.training.checkpoints.manifest import open_checkpoint
-from vit.training.checkpoints.names import find_checkpoints, kept_steps, list_checkpoints
-from vit.training.checkpoints.read import read_checkpoint
-from vit.training.checkpoints.save import prune
-from vit.training.guard.spike_guard import SpikeGuard
-from vit.training.world import World
+from vitline.infra.config import replace
+from vitline.infra.runs.journal import read_journal
+from vitline.infra.runs.run_state import read_state
+from vitline.infra.runs.stopping import StopPoller
+from vitline.vit.branch import branches_of, pin_parent
+from vitline.vit.published import adapt, load_model
+from vitline.vit.run import TrainingRun
+from vitline.vit.run_spec import make_spec
+from vitline.vit.training.checkpoints.manifest import open_checkpoint
+from vitline.vit.training.checkpoints.names import find_checkpoints, kept_steps, list_checkpoints
+from vitline.vit.training.checkpoints.read import read_checkpoint
+from vitline.vit.training.checkpoints.save import prune
+from vitline.vit.training.guard.spike_guard import SpikeGuard
+from vitline.vit.training.world import World
 
 AVERAGED = {"recipe.average_decay": 0.9}
 
@@ -247,7 +247,7 @@ def initial(start, config):
 
 def test_a_pre_training_from_weights_begins_with_them(start, train_config, pretrained, root, two_corpora):
     """All of them for the same classes; a new head for others. The optimizer and the averages begin anew."""
-    from flows.catalog import find_corpus
+    from vitline.flows.catalog import find_corpus
 
     config = replace(train_config("again"), init_model=pretrained.uri, **AVERAGED)
     state, weights = initial(start, config), pretrained.network.state_dict()

@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from flows.console import line
-from infra.runs.claims import take_claim
-from infra.storage import open_store
-from vit.worker_group.devices import choose_devices, most_of
+from vitline.flows.console import line
+from vitline.infra.runs.claims import take_claim
+from vitline.infra.storage import open_store
+from vitline.vit.worker_group.devices import choose_devices, most_of
 
 
 @pytest.mark.parametrize(
@@ -62,12 +62,12 @@ def test_progress_line_shows_awaited_and_used_gpus():
 # The driver of a real job; only the work and the backend, which needs real GPUs, are replaced.
 DRIVER = """
 import sys
-import vit.ray_train as driver
-from vit.config import TrainConfig
+import vitline.vit.ray_train as driver
+from vitline.vit.config import TrainConfig
 
 def work(job):
     import ray
-    from infra.storage import open_store
+    from vitline.infra.storage import open_store
     gpus = ray.get_runtime_context().get_accelerator_ids()["GPU"]
     open_store(job["run"]).write_json("placed.json", {"gpus": gpus, "device": job["device"]})
 

@@ -7,17 +7,17 @@ import sys
 
 import pytest
 
-from infra.runs.claims import take_claim
-from infra.storage import open_store
-from vit.ray_workers import crashed
+from vitline.infra.runs.claims import take_claim
+from vitline.infra.storage import open_store
+from vitline.vit.ray_workers import crashed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 FEATURES = """
 import pickle, sys, threading
 import pyarrow as pa
 from types import SimpleNamespace
-from infra.runs.task_watch import TaskWatch
-from vit import ray_workers
+from vitline.infra.runs.task_watch import TaskWatch
+from vitline.vit import ray_workers
 
 class Part:
     source, key = SimpleNamespace(folder="features/abc"), "train/part-0"
@@ -37,8 +37,8 @@ for table in worker(pa.table({"chunk": [chunk]})):
 """
 PROBE = """
 import sys, threading
-from infra.storage import open_store
-from vit import ray_workers
+from vitline.infra.storage import open_store
+from vitline.vit import ray_workers
 
 def hangs(*args):
     threading.Event().wait()

@@ -8,25 +8,25 @@ import time
 import psutil
 import pytest
 
-from infra.runs.claims import take_claim
-from infra.runs.journal import read_journal
-from infra.runs.run_state import read_state
-from infra.storage import open_store
-from vit.run import TrainingRun
-from vit.run_spec import make_spec
-from vit.training.checkpoints.names import list_checkpoints
-from vit.training.world import World
+from vitline.infra.runs.claims import take_claim
+from vitline.infra.runs.journal import read_journal
+from vitline.infra.runs.run_state import read_state
+from vitline.infra.storage import open_store
+from vitline.vit.run import TrainingRun
+from vitline.vit.run_spec import make_spec
+from vitline.vit.training.checkpoints.names import list_checkpoints
+from vitline.vit.training.world import World
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 RANK = """
 import ctypes, os, select, signal, sys, threading
 import torch._dynamo  # by the first optimizer; takes seconds on a busy machine
-from infra.runs.watchdog import note_progress
-from infra.storage import open_store
-from vit.input.decoding import processes, training
-from vit.run import TrainingRun
-from vit.training.checkpoints.names import list_checkpoints
-from vit.training.world import World
+from vitline.infra.runs.watchdog import note_progress
+from vitline.infra.storage import open_store
+from vitline.vit.input.decoding import processes, training
+from vitline.vit.run import TrainingRun
+from vitline.vit.training.checkpoints.names import list_checkpoints
+from vitline.vit.training.world import World
 
 run, gather = open_store(sys.argv[1]), training._gather
 lock = threading.Lock()
@@ -127,7 +127,7 @@ def test_ray_train_starts_a_group_again_of_which_one_rank_stands_still(
     run, claim = claimed(
         train_config("stands-still", workers=2, steps=2000, save_every_steps=50, progress_timeout_s=30.0)
     )
-    command = ["python", "-m", "vit.ray_train", "--run", run.uri, "--attempt", "1"]
+    command = ["python", "-m", "vitline.vit.ray_train", "--run", run.uri, "--attempt", "1"]
     ray_jobs.submit(claim.job_id, command, env={"RAY_JOB_STOP_WAIT_TIME_S": "11"}, metadata={})
     until(lambda: list_checkpoints(run), claim.job_id)
     processes("TrainWorker")[0].suspend()

@@ -7,18 +7,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from data_prep.shard_format import load_manifest
-from infra.config import replace
-from infra.runs.claims import take_claim
-from infra.runs.journal import read_journal
-from infra.runs.run_state import read_state
-from infra.storage import open_store
-from vit.convert.timm import to_timm
-from vit.input.batches import eval_batches, train_batches
-from vit.run import TrainingRun
-from vit.run_spec import make_spec
-from vit.training.train import initial_state
-from vit.training.world import World
+from vitline.data_prep.shard_format import load_manifest
+from vitline.infra.config import replace
+from vitline.infra.runs.claims import take_claim
+from vitline.infra.runs.journal import read_journal
+from vitline.infra.runs.run_state import read_state
+from vitline.infra.storage import open_store
+from vitline.vit.convert.timm import to_timm
+from vitline.vit.input.batches import eval_batches, train_batches
+from vitline.vit.run import TrainingRun
+from vitline.vit.run_spec import make_spec
+from vitline.vit.training.train import initial_state
+from vitline.vit.training.world import World
 
 STEPS, WARMUP, LR, DECAY, BATCH, CLASSES = 100, 10, 3e-3, 0.1, 32, 10
 

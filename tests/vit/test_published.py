@@ -14,22 +14,22 @@ import pytest
 import torch
 from PIL import Image
 
-from data_prep.decode import DecodePolicy
-from flows.commands.training import describe_model
-from flows.requests.finetune_config import resolve_finetune
-from flows.requests.forms import FinetuneRequest
-from infra.config import replace
-from infra.records import UnreadableRecord
-from infra.runs.claims import ClaimLost
-from infra.storage import open_store
-from vit.input.config import AugmentConfig
-from vit.input.image_contract import ImageContract
-from vit.models.config import ViTConfig
-from vit.models.vit import VisionTransformer
-from vit.published import adapt, load_model, publish, verify_model
-from vit.training.checkpoints.manifest import CheckpointError
-from vit.training.train import forward
-from vit.vtab.evaluate import published_digest
+from vitline.data_prep.decode import DecodePolicy
+from vitline.flows.commands.training import describe_model
+from vitline.flows.requests.finetune_config import resolve_finetune
+from vitline.flows.requests.forms import FinetuneRequest
+from vitline.infra.config import replace
+from vitline.infra.records import UnreadableRecord
+from vitline.infra.runs.claims import ClaimLost
+from vitline.infra.storage import open_store
+from vitline.vit.input.config import AugmentConfig
+from vitline.vit.input.image_contract import ImageContract
+from vitline.vit.models.config import ViTConfig
+from vitline.vit.models.vit import VisionTransformer
+from vitline.vit.published import adapt, load_model, publish, verify_model
+from vitline.vit.training.checkpoints.manifest import CheckpointError
+from vitline.vit.training.train import forward
+from vitline.vit.vtab.evaluate import published_digest
 
 from ..other_rounding import LOGITS_AWAY, other_rounding
 from ..pictures import noise
@@ -376,7 +376,7 @@ def test_model_is_loaded_by_the_name_that_commands_use(network, working_director
 
 
 def test_store_of_a_stopped_stack_is_read_or_the_next_step_is_named(network, working_directory, monkeypatch):
-    from infra.local.stack_config import StackConfig
+    from vitline.infra.local.stack_config import StackConfig
 
     def environment():
         return {name: value for name, value in os.environ.items() if not name.startswith("TORCH")}  # torch sets its own
@@ -457,7 +457,7 @@ def test_model_is_loaded_without_ray_and_without_settings(published, tmp_path):
     script = f"""
 import sys
 sys.modules["ray"] = None  # any import of it fails
-from vit.published import load_model
+from vitline import load_model
 model = load_model({published!r})
 print(model.predict(["cat.png"])[0][0][0])
 assert not {{"sklearn", "prefect", "mlflow", "fsspec.implementations.local"}} & set(sys.modules)
@@ -479,7 +479,7 @@ def test_prediction_needs_only_the_base_install_and_torch(published):
 import sys
 for name in {absent!r}:
     sys.modules[name] = None
-from vit.published import load_model
+from vitline import load_model
 model = load_model({published!r})
 print(model.predict([{noise(0, (30, 20))!r}])[0][0][0])
 """

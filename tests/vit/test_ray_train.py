@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from infra.runs.run_state import read_stop
-from infra.storage import open_store
-from vit import ray_train
-from vit.ray_train import UNUSED_CALLBACKS, drain_followed, trainer_class
+from vitline.infra.runs.run_state import read_stop
+from vitline.infra.storage import open_store
+from vitline.vit import ray_train
+from vitline.vit.ray_train import UNUSED_CALLBACKS, drain_followed, trainer_class
 
 
 def test_trainer_omits_only_unused_callbacks():

@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from infra.config import replace
-from infra.runs.claims import ClaimLost
-from infra.storage import open_store
-from vit.rewind import rewind
-from vit.training.checkpoints.manifest import CannotResume
-from vit.training.checkpoints.names import list_checkpoints
-from vit.training.checkpoints.save import CheckpointSaver
-from vit.training.checkpoints.state_tensors import state_tensors
-from vit.training.train import initial_state, train_step
-from vit.training.world import World
+from vitline.infra.config import replace
+from vitline.infra.runs.claims import ClaimLost
+from vitline.infra.storage import open_store
+from vitline.vit.rewind import rewind
+from vitline.vit.training.checkpoints.manifest import CannotResume
+from vitline.vit.training.checkpoints.names import list_checkpoints
+from vitline.vit.training.checkpoints.save import CheckpointSaver
+from vitline.vit.training.checkpoints.state_tensors import state_tensors
+from vitline.vit.training.train import initial_state, train_step
+from vitline.vit.training.world import World
 
 CPU = World()
 

@@ -12,28 +12,28 @@ import zlib
 import pytest
 import torch
 
-import vit.input.read_shards
-from data_prep.decode import ImageRejected, decode
-from flows.catalog import find_corpus
-from infra.config import replace
-from infra.runs.claims import ClaimLost
-from infra.runs.journal import read_journal
-from infra.runs.run_state import read_state, request_stop
-from infra.runs.segments import list_segments
-from infra.runs.stopping import StopPoller
-from infra.storage import open_store
-from vit.config import TrainConfig
-from vit.corpora.training_corpora import open_corpora
-from vit.models.config import BiTConfig, HybridConfig, ViTConfig
-from vit.models.memory import activation_bytes
-from vit.published import adapt, load_model
-from vit.run import TrainingRun
-from vit.run_spec import make_spec
-from vit.training.checkpoints.best import best_checkpoint
-from vit.training.checkpoints.manifest import CheckpointError
-from vit.training.checkpoints.names import list_checkpoints
-from vit.training.reporter import Reporter, system_metrics
-from vit.training.world import World
+import vitline.vit.input.read_shards
+from vitline.data_prep.decode import ImageRejected, decode
+from vitline.flows.catalog import find_corpus
+from vitline.infra.config import replace
+from vitline.infra.runs.claims import ClaimLost
+from vitline.infra.runs.journal import read_journal
+from vitline.infra.runs.run_state import read_state, request_stop
+from vitline.infra.runs.segments import list_segments
+from vitline.infra.runs.stopping import StopPoller
+from vitline.infra.storage import open_store
+from vitline.vit.config import TrainConfig
+from vitline.vit.corpora.training_corpora import open_corpora
+from vitline.vit.models.config import BiTConfig, HybridConfig, ViTConfig
+from vitline.vit.models.memory import activation_bytes
+from vitline.vit.published import adapt, load_model
+from vitline.vit.run import TrainingRun
+from vitline.vit.run_spec import make_spec
+from vitline.vit.training.checkpoints.best import best_checkpoint
+from vitline.vit.training.checkpoints.manifest import CheckpointError
+from vitline.vit.training.checkpoints.names import list_checkpoints
+from vitline.vit.training.reporter import Reporter, system_metrics
+from vitline.vit.training.world import World
 
 
 def losses(run):
@@ -61,7 +61,7 @@ def test_a_finished_run_has_curves_checkpoints_a_score_and_a_model(start, train_
 
 def test_on_gpus_a_run_records_its_memory_beside_that_of_a_plan(start, train_config, monkeypatch):
     """As if the GPU had had as much as the plan says, of a micro-batch of 8."""
-    monkeypatch.setattr("vit.speed.training_memory.peak_of_workers", lambda world: 1_000_000)
+    monkeypatch.setattr("vitline.vit.speed.training_memory.peak_of_workers", lambda world: 1_000_000)
     run, attempt = start(train_config("memory", steps=4))
     assert TrainingRun(run, attempt, World()).execute() == "finished"
     state = read_state(run)
@@ -75,7 +75,8 @@ def test_a_training_does_not_load_the_compiler_of_torch(start, train_config):
     """It takes as long to load as torch itself, in every worker, trial and process that resumes."""
     run, attempt = start(train_config("light", steps=4, save_every_steps=2, inspect_images=5))
     code = (
-        "import sys; from infra.storage import open_store; from vit.run import TrainingRun; from vit.training.world import World;"
+        "import sys; from vitline.infra.storage import open_store; from vitline.vit.run import TrainingRun; "
+        "from vitline.vit.training.world import World;"
         "print(TrainingRun(open_store(sys.argv[1]), int(sys.argv[2]), World()).execute(), 'torch._dynamo' in sys.modules)"
     )
     command = [sys.executable, "-c", code, run.uri, str(attempt)]
@@ -268,7 +269,7 @@ def refuse(monkeypatch):
                 raise ImageRejected("corrupt", "refused by the test")
             return decode(data, policy)
 
-        monkeypatch.setattr(vit.input.read_shards, "decode", decode_some)
+        monkeypatch.setattr(vitline.vit.input.read_shards, "decode", decode_some)
 
     return start
 
@@ -409,11 +410,11 @@ def test_an_error_before_the_newest_checkpoint_is_not_the_cause_of_later_failure
 
 
 def test_non_finite_loss_ends_the_run_as_diverged_and_is_in_the_journal(start, train_config, monkeypatch):
-    import vit.training.train
+    import vitline.vit.training.train
 
     run, attempt = start(train_config("diverging", max_nonfinite_steps=2))
-    forward = vit.training.train.forward
-    monkeypatch.setattr(vit.training.train, "forward", lambda *args: forward(*args) * math.nan)
+    forward = vitline.vit.training.train.forward
+    monkeypatch.setattr(vitline.vit.training.train, "forward", lambda *args: forward(*args) * math.nan)
     assert TrainingRun(run, attempt, World()).execute() == "diverged"
     assert read_state(run)["state"] == "diverged"
     assert math.isnan(losses(run)[1])

@@ -7,9 +7,9 @@ import sys
 import torch
 import torch.distributed as dist
 
-from infra.storage import open_store
-from vit.run import TrainingRun
-from vit.training.world import World
+from vitline.infra.storage import open_store
+from vitline.vit.run import TrainingRun
+from vitline.vit.training.world import World
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

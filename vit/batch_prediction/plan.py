@@ -3,10 +3,10 @@
 <root>/runs/<run key>/predictions/<split>/<segment>/000000000-000000512.parquet   rows of a segment
 """
 
-from data_prep.shard_format import Manifest
-from infra.config import FrozenConfig
-from infra.storage import Store
-from vit.vtab.frozen.feature_plan import PART_ROWS, FeaturePart, FeatureSource, plan_parts
+from vitline.data_prep.shard_format import Manifest
+from vitline.infra.config import FrozenConfig
+from vitline.infra.storage import Store
+from vitline.vit.vtab.frozen.feature_plan import PART_ROWS, FeaturePart, FeatureSource, plan_parts
 
 FOLDER = "predictions"
 """Of the run."""

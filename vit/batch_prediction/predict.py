@@ -12,19 +12,19 @@ import pyarrow.parquet as pq
 import torch
 from jaxtyping import Float32, Int64
 
-from data_prep.parquet_files import open_parquet
-from data_prep.shard_format import ShardReader, load_class_names, load_manifest
-from infra.runs.stopping import StopPoller
-from infra.runs.watchdog import note_progress
-from infra.storage import PreconditionFailed, Store, open_store
-from vit.batch_prediction.plan import FOLDER, PredictionSource, PredictionSpec, plan_predictions
-from vit.input.batches import Batch
-from vit.input.order import RowGroups
-from vit.published import PublishedModel
-from vit.vtab.frozen.extract_features import Extractor, network_input
-from vit.vtab.frozen.feature_plan import PART_ROWS, FeaturePart
-from vit.vtab.frozen.features import missing_parts
-from vit.vtab.frozen.frozen import ComputeParts, EvaluationProgress
+from vitline.data_prep.parquet_files import open_parquet
+from vitline.data_prep.shard_format import ShardReader, load_class_names, load_manifest
+from vitline.infra.runs.stopping import StopPoller
+from vitline.infra.runs.watchdog import note_progress
+from vitline.infra.storage import PreconditionFailed, Store, open_store
+from vitline.vit.batch_prediction.plan import FOLDER, PredictionSource, PredictionSpec, plan_predictions
+from vitline.vit.input.batches import Batch
+from vitline.vit.input.order import RowGroups
+from vitline.vit.published import PublishedModel
+from vitline.vit.vtab.frozen.extract_features import Extractor, network_input
+from vitline.vit.vtab.frozen.feature_plan import PART_ROWS, FeaturePart
+from vitline.vit.vtab.frozen.features import missing_parts
+from vitline.vit.vtab.frozen.frozen import ComputeParts, EvaluationProgress
 
 COUNTS = b"vitline.counts"
 """Metadata of a part: its `Counts` as JSON."""

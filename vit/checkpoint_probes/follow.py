@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Protocol
 
-from infra.runs.claims import ClaimHolder, ClaimLost
-from infra.runs.journal import Journal
-from infra.storage import Store
-from vit.checkpoint_probes.plan import is_due
-from vit.training.checkpoints.names import FOLDER, find_checkpoints
+from vitline.infra.runs.claims import ClaimHolder, ClaimLost
+from vitline.infra.runs.journal import Journal
+from vitline.infra.storage import Store
+from vitline.vit.checkpoint_probes.plan import is_due
+from vitline.vit.training.checkpoints.names import FOLDER, find_checkpoints
 
 log = logging.getLogger(__name__)
 LOOK_S, LAST_LOOK_S = 5.0, 0.5

@@ -2,10 +2,10 @@
 
 from typing import NamedTuple
 
-from data_prep.shard_format import Manifest, load_manifest
-from infra.storage import Store, open_store
-from vit.config import TrainConfig
-from vit.corpora.training_corpora import corpus_titles, open_corpora
+from vitline.data_prep.shard_format import Manifest, load_manifest
+from vitline.infra.storage import Store, open_store
+from vitline.vit.config import TrainConfig
+from vitline.vit.corpora.training_corpora import corpus_titles, open_corpora
 
 TRAIN, VAL = "train", "val"
 """Splits of a corpus that is named for probes."""

@@ -2,21 +2,21 @@
 
 import torch
 
-from infra.storage import Store
-from vit.checkpoint_probes.plan import ProbedCorpus, probed_corpora
-from vit.config import CheckpointProbeConfig
-from vit.corpora.training_corpora import open_corpora
-from vit.input.batches import row_batches
-from vit.input.image_contract import ImageContract
-from vit.models.build import build_network
-from vit.models.network import Network
-from vit.run_spec import RunSpec
-from vit.training.checkpoints.manifest import CheckpointError, open_checkpoint
-from vit.training.checkpoints.read import read_checkpoint
-from vit.vtab.frozen.extract_features import BATCH_SIZE, part_features
-from vit.vtab.frozen.features import Features
-from vit.vtab.frozen.linear_probes import draw_shots, least_squares
-from vit.vtab.frozen.nearest import nearest
+from vitline.infra.storage import Store
+from vitline.vit.checkpoint_probes.plan import ProbedCorpus, probed_corpora
+from vitline.vit.config import CheckpointProbeConfig
+from vitline.vit.corpora.training_corpora import open_corpora
+from vitline.vit.input.batches import row_batches
+from vitline.vit.input.image_contract import ImageContract
+from vitline.vit.models.build import build_network
+from vitline.vit.models.network import Network
+from vitline.vit.run_spec import RunSpec
+from vitline.vit.training.checkpoints.manifest import CheckpointError, open_checkpoint
+from vitline.vit.training.checkpoints.read import read_checkpoint
+from vitline.vit.vtab.frozen.extract_features import BATCH_SIZE, part_features
+from vitline.vit.vtab.frozen.features import Features
+from vitline.vit.vtab.frozen.linear_probes import draw_shots, least_squares
+from vitline.vit.vtab.frozen.nearest import nearest
 
 
 def score_checkpoint(run: Store, prefix: str, device: torch.device) -> dict[str, float]:

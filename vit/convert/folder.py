@@ -9,7 +9,7 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from vit.convert.report import ConversionError
+from vitline.vit.convert.report import ConversionError
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 MAX_CONFIG_BYTES = 16 * 2**20

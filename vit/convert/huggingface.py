@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vit.convert.folder import CONFIG, read_folder, write_folder
-from vit.convert.report import ConversionError, ConversionReport, Converted, finish, refusing
-from vit.convert.tables import Table, give, head_classes, numbered, position_table, take, zero_head
-from vit.input.image_contract import ImageContract
-from vit.models.build import meta_network
-from vit.models.config import ViTConfig
-from vit.models.network import Network
-from vit.models.vit import VisionTransformer
+from vitline.vit.convert.folder import CONFIG, read_folder, write_folder
+from vitline.vit.convert.report import ConversionError, ConversionReport, Converted, finish, refusing
+from vitline.vit.convert.tables import Table, give, head_classes, numbered, position_table, take, zero_head
+from vitline.vit.input.image_contract import ImageContract
+from vitline.vit.models.build import meta_network
+from vitline.vit.models.config import ViTConfig
+from vitline.vit.models.network import Network
+from vitline.vit.models.vit import VisionTransformer
 
 # Our name: (name in files of every version; name in memory in transformers 5).
 _NAMES: Mapping[str, tuple[str, str]] = {

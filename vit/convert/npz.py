@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vit.convert.npz_file import opened_npz
-from vit.convert.npz_names import BLOCK, Arrays, spelled_as_today
-from vit.convert.report import ConversionError, ConversionReport, Converted, check_variant, finish, refusing
-from vit.convert.tables import module_number, numbered
-from vit.models.build import meta_network
-from vit.models.config import BiTConfig, HybridConfig, NetworkConfig, TransformerConfig, ViTConfig
-from vit.models.limits import check_limits
-from vit.models.pos_embed import grid_side, resample_positions
+from vitline.vit.convert.npz_file import opened_npz
+from vitline.vit.convert.npz_names import BLOCK, Arrays, spelled_as_today
+from vitline.vit.convert.report import ConversionError, ConversionReport, Converted, check_variant, finish, refusing
+from vitline.vit.convert.tables import module_number, numbered
+from vitline.vit.models.build import meta_network
+from vitline.vit.models.config import BiTConfig, HybridConfig, NetworkConfig, TransformerConfig, ViTConfig
+from vitline.vit.models.limits import check_limits
+from vitline.vit.models.pos_embed import grid_side, resample_positions
 
 Config = TypeVar("Config", bound=NetworkConfig)
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from infra.storage import open_store
-from vit.convert.report import ConversionError
+from vitline.infra.storage import open_store
+from vitline.vit.convert.report import ConversionError
 
 MAX_ENTRIES = 20_000
 """A two-tower checkpoint with optimizer state has some thousands."""

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from vit.convert.report import ConversionError, ConversionReport
-from vit.models.limits import MAX_BLOCKS
+from vitline.vit.convert.report import ConversionError, ConversionReport
+from vitline.vit.models.limits import MAX_BLOCKS
 
 Arrays = dict[str, np.ndarray]
 

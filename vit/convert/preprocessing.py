@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from vit.convert.report import ConversionError, ConversionReport
-from vit.input.config import AugmentConfig
-from vit.models.config import ViTConfig
-from vit.models.network import Network
-from vit.models.vit import VisionTransformer
+from vitline.vit.convert.report import ConversionError, ConversionReport
+from vitline.vit.input.config import AugmentConfig
+from vitline.vit.models.config import ViTConfig
+from vitline.vit.models.network import Network
+from vitline.vit.models.vit import VisionTransformer
 
 OURS = (0.5, 0.5, 0.5)
 BILINEAR = ("bilinear", 2)

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from vit.models.build import meta_network, network_with
-from vit.models.config import NetworkConfig
-from vit.models.network import Network
-from vit.models.variants import network_variant
+from vitline.vit.models.build import meta_network, network_with
+from vitline.vit.models.config import NetworkConfig
+from vitline.vit.models.network import Network
+from vitline.vit.models.variants import network_variant
 
 
 class ConversionError(ValueError):

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from vit.convert.report import ConversionError, ConversionReport
-from vit.models.limits import MAX_BLOCKS
-from vit.models.vit import Transformer
+from vitline.vit.convert.report import ConversionError, ConversionReport
+from vitline.vit.models.limits import MAX_BLOCKS
+from vitline.vit.models.vit import Transformer
 
 Table = dict[str, str]
 

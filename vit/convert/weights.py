@@ -6,21 +6,21 @@ from typing import Any
 
 import torch
 
-from data_prep.decode import DecodePolicy
-from infra.storage import open_store
-from vit.convert.folder import MAX_CONFIG_BYTES, read_classes
-from vit.convert.huggingface import read_huggingface
-from vit.convert.npz import read_npz
-from vit.convert.preprocessing import evaluation_of
-from vit.convert.report import ConversionError, ConversionReport, check_variant, refusing
-from vit.convert.timm import read_timm
-from vit.input.config import AugmentConfig
-from vit.input.image_contract import ImageContract
-from vit.models.build import at_resolution
-from vit.models.config import TransformerConfig
-from vit.models.network import Network
-from vit.models.vit import Transformer
-from vit.published import PublishedModel, load_model
+from vitline.data_prep.decode import DecodePolicy
+from vitline.infra.storage import open_store
+from vitline.vit.convert.folder import MAX_CONFIG_BYTES, read_classes
+from vitline.vit.convert.huggingface import read_huggingface
+from vitline.vit.convert.npz import read_npz
+from vitline.vit.convert.preprocessing import evaluation_of
+from vitline.vit.convert.report import ConversionError, ConversionReport, check_variant, refusing
+from vitline.vit.convert.timm import read_timm
+from vitline.vit.input.config import AugmentConfig
+from vitline.vit.input.image_contract import ImageContract
+from vitline.vit.models.build import at_resolution
+from vitline.vit.models.config import TransformerConfig
+from vitline.vit.models.network import Network
+from vitline.vit.models.vit import Transformer
+from vitline.vit.published import PublishedModel, load_model
 
 UNPUBLISHED = "unpublished"
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from infra.storage import open_store
+from vitline.infra.storage import open_store
 
 MIXTURE_CLASS = "mixture_class"
 COLUMNS = ("corpus", "class", MIXTURE_CLASS)

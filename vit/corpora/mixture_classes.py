@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from infra.config import digest_of
-from infra.names import did_you_mean, there_are
-from vit.corpora.class_table import MIXTURE_CLASS, ClassTable, read_class_table
-from vit.input.mapped_labels import LabelMap
+from vitline.infra.config import digest_of
+from vitline.infra.names import did_you_mean, there_are
+from vitline.vit.corpora.class_table import MIXTURE_CLASS, ClassTable, read_class_table
+from vitline.vit.input.mapped_labels import LabelMap
 
 NAMES, PREFIXED = "names", "prefixed"
 """The class maps that need no table: classes of one name are one class; every class of every corpus is one of its own."""

@@ -5,17 +5,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
 
-from data_prep.decode import DecodePolicy
-from data_prep.shard_format import CLASSES_KEY, Manifest, load_class_names, load_manifest
-from infra.config import digest_of
-from infra.storage import Store, open_store
-from vit.config import MixtureConfig, TrainConfig
-from vit.corpora.mixture_classes import CorpusClasses, MixtureClasses, mixture_classes
-from vit.input.config import InputConfig
-from vit.input.mapped_labels import LabelMap, MappedLabels, find_kept_rows
-from vit.input.mixture import whole_weights
-from vit.input.order import Order
-from vit.model_record import MixtureEntry, ModelProvenance
+from vitline.data_prep.decode import DecodePolicy
+from vitline.data_prep.shard_format import CLASSES_KEY, Manifest, load_class_names, load_manifest
+from vitline.infra.config import digest_of
+from vitline.infra.storage import Store, open_store
+from vitline.vit.config import MixtureConfig, TrainConfig
+from vitline.vit.corpora.mixture_classes import CorpusClasses, MixtureClasses, mixture_classes
+from vitline.vit.input.config import InputConfig
+from vitline.vit.input.mapped_labels import LabelMap, MappedLabels, find_kept_rows
+from vitline.vit.input.mixture import whole_weights
+from vitline.vit.input.order import Order
+from vitline.vit.model_record import MixtureEntry, ModelProvenance
 
 
 class MixtureRecord(TypedDict):

@@ -1,7 +1,7 @@
 """The corpora of a training as the loader takes them. Imports torch."""
 
-from vit.corpora.training_corpora import TrainingCorpora
-from vit.input.batches import Source
+from vitline.vit.corpora.training_corpora import TrainingCorpora
+from vitline.vit.input.batches import Source
 
 
 def sources_of(corpora: TrainingCorpora, split: str) -> list[Source]:

@@ -6,16 +6,16 @@ from itertools import islice
 
 import numpy as np
 
-from data_prep.shard_format import Manifest
-from infra.storage import Store
-from vit.input.augment import eval_pixels
-from vit.input.config import AugmentConfig, InputConfig
-from vit.input.decoded_cache import DecodedCache
-from vit.input.decoding.batch import Batch, BatchShape, blank_batch
-from vit.input.decoding.fill import filling_tasks, place_examples
-from vit.input.decoding.processes import decoded_in_processes
-from vit.input.decoding.several_labels import Labels, SeveralLabels
-from vit.input.decoding.training import (
+from vitline.data_prep.shard_format import Manifest
+from vitline.infra.storage import Store
+from vitline.vit.input.augment import eval_pixels
+from vitline.vit.input.config import AugmentConfig, InputConfig
+from vitline.vit.input.decoded_cache import DecodedCache
+from vitline.vit.input.decoding.batch import Batch, BatchShape, blank_batch
+from vitline.vit.input.decoding.fill import filling_tasks, place_examples
+from vitline.vit.input.decoding.processes import decoded_in_processes
+from vitline.vit.input.decoding.several_labels import Labels, SeveralLabels
+from vitline.vit.input.decoding.training import (
     ONE_PROCESS,
     PREFETCH,
     Loading,
@@ -25,11 +25,11 @@ from vit.input.decoding.training import (
     loads_from,
     order_of_training,
 )
-from vit.input.load_queue import NOW, Load, LoadQueue
-from vit.input.mapped_labels import MappedLabels
-from vit.input.order import RowGroups
-from vit.input.prefetch import Prefetcher, Work
-from vit.input.read_shards import Example, RowGroup, SplitReader
+from vitline.vit.input.load_queue import NOW, Load, LoadQueue
+from vitline.vit.input.mapped_labels import MappedLabels
+from vitline.vit.input.order import RowGroups
+from vitline.vit.input.prefetch import Prefetcher, Work
+from vitline.vit.input.read_shards import Example, RowGroup, SplitReader
 
 __all__ = [
     "ONE_PROCESS",

@@ -4,7 +4,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from infra.config import FrozenConfig, added, replace
+from vitline.infra.config import FrozenConfig, added, replace
 
 
 class AugmentConfig(FrozenConfig):

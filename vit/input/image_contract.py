@@ -1,8 +1,8 @@
 """The image contract: from the bytes of an image to the input of a model. Imports neither torch nor Ray."""
 
-from data_prep.decode import DecodePolicy
-from infra.config import FrozenConfig
-from vit.input.config import AugmentConfig
+from vitline.data_prep.decode import DecodePolicy
+from vitline.infra.config import FrozenConfig
+from vitline.vit.input.config import AugmentConfig
 
 
 class ImageContract(FrozenConfig):

@@ -7,7 +7,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from infra.config import canonical_json
+from vitline.infra.config import canonical_json
 
 Words: TypeAlias = NDArray[np.uint64]
 

@@ -11,10 +11,10 @@ from functools import partial
 
 import numpy as np
 
-from data_prep.shard_format import Manifest, ShardReader
-from infra.storage import Store
-from vit.input.decoded_cache import Label
-from vit.input.order import Ints, RowGroups
+from vitline.data_prep.shard_format import Manifest, ShardReader
+from vitline.infra.storage import Store
+from vitline.vit.input.decoded_cache import Label
+from vitline.vit.input.order import Ints, RowGroups
 
 LabelMap = tuple[int | None, ...]
 """Entry i is the class in the mixture for label i of the corpus; None for a class that is dropped."""

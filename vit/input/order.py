@@ -12,9 +12,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from data_prep.shard_format import Manifest, SplitInfo
-from vit.input.config import InputConfig
-from vit.input.keyed import KeyedPermutation, derive_key, hash64
+from vitline.data_prep.shard_format import Manifest, SplitInfo
+from vitline.vit.input.config import InputConfig
+from vitline.vit.input.keyed import KeyedPermutation, derive_key, hash64
 
 Ints = NDArray[np.int64]
 

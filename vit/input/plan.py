@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data_prep.shard_format import SplitInfo
-from vit.input.order import Order, RowGroups
+from vitline.data_prep.shard_format import SplitInfo
+from vitline.vit.input.order import Order, RowGroups
 
 
 @dataclass(frozen=True)

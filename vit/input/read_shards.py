@@ -13,14 +13,14 @@ from math import ceil
 import numpy as np
 import pyarrow as pa
 
-from data_prep.decode import DecodePolicy, decode
-from data_prep.shard_format import Manifest, ShardReader, segment_store
-from infra.config import digest_of
-from infra.storage import DiskCache, Store
-from vit.input.decoded_cache import CachedExample, DecodedCache, Label
-from vit.input.load_queue import AHEAD, NOW, SOON, Load, LoadQueue
-from vit.input.mapped_labels import MappedLabels, kept_indices
-from vit.input.order import Order, RowGroups, Rows
+from vitline.data_prep.decode import DecodePolicy, decode
+from vitline.data_prep.shard_format import Manifest, ShardReader, segment_store
+from vitline.infra.config import digest_of
+from vitline.infra.storage import DiskCache, Store
+from vitline.vit.input.decoded_cache import CachedExample, DecodedCache, Label
+from vitline.vit.input.load_queue import AHEAD, NOW, SOON, Load, LoadQueue
+from vitline.vit.input.mapped_labels import MappedLabels, kept_indices
+from vitline.vit.input.order import Order, RowGroups, Rows
 
 # A corpus of few images has small row groups, whose requests to a store take as long as that of 8 MiB.
 _LOAD_BYTES = 8 * 2**20

@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from vit.input.mixture import Mixture
-from vit.input.order import Ints, Order, Places, Rows
-from vit.input.plan import check_world_size
+from vitline.vit.input.mixture import Mixture
+from vitline.vit.input.order import Ints, Order, Places, Rows
+from vitline.vit.input.plan import check_world_size
 
 # Shares are computed for several steps at once, about this many slots, to spread the fixed cost of a few dozen numpy calls.
 _SLOTS_AT_ONCE = 1024

@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_prep.shard_format import Manifest, ShardReader
-from infra.storage import Store
-from vit.input.keyed import KeyedPermutation, derive_key, hash64
-from vit.input.order import Ints, Order, Rows
+from vitline.data_prep.shard_format import Manifest, ShardReader
+from vitline.infra.storage import Store
+from vitline.vit.input.keyed import KeyedPermutation, derive_key, hash64
+from vitline.vit.input.order import Ints, Order, Rows
 
 LEAST_ENTROPY_FRACTION = 0.97
 """Measured: below it a network loses a point of accuracy and more (tests/benchmarks/shuffle_floor.py)."""

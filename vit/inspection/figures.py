@@ -1,6 +1,6 @@
 """Computes the paper's figures of a network: filters, position embeddings, attention distance, attention rollout.
 
-Source: arXiv:2010.11929, Sec. 4.5, Fig. 6, 7, 10, 11 and 14. `vit.inspection.page` draws the figures.
+Source: arXiv:2010.11929, Sec. 4.5, Fig. 6, 7, 10, 11 and 14. `vitline.vit.inspection.page` draws the figures.
 """
 
 import functools
@@ -13,12 +13,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vit.models.bit import BiTResNet
-from vit.models.config import HybridConfig, TransformerConfig, ViTConfig
-from vit.models.hybrid import HybridTransformer
-from vit.models.network import Network
-from vit.models.std_conv import StdConv2d
-from vit.models.vit import Transformer
+from vitline.vit.models.bit import BiTResNet
+from vitline.vit.models.config import HybridConfig, TransformerConfig, ViTConfig
+from vitline.vit.models.hybrid import HybridTransformer
+from vitline.vit.models.network import Network
+from vitline.vit.models.std_conv import StdConv2d
+from vitline.vit.models.vit import Transformer
 
 # The paper shows 28 components and averages attention distances over 128 images.
 NUM_FILTERS, MAX_IMAGES = 28, 128

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from PIL import Image
 
-from infra.storage import Store
-from vit.input.batches import Batch
+from vitline.infra.storage import Store
+from vitline.vit.input.batches import Batch
 
 
 def save_first_inputs(run: Store, batches: Iterator[Sequence[Batch]]) -> Iterator[Sequence[Batch]]:

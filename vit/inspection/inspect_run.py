@@ -5,11 +5,11 @@ from collections.abc import Iterable
 
 import torch
 
-from infra.storage import Store
-from vit.input.batches import Batch
-from vit.inspection.figures import inspect_network
-from vit.inspection.page import write_inspection
-from vit.models.network import Network, normalised
+from vitline.infra.storage import Store
+from vitline.vit.input.batches import Batch
+from vitline.vit.inspection.figures import inspect_network
+from vitline.vit.inspection.page import write_inspection
+from vitline.vit.models.network import Network, normalised
 
 log = logging.getLogger(__name__)
 FOLDER = "inspection"

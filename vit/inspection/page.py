@@ -11,9 +11,9 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image
 
-from infra.html.page import render
-from infra.storage import Store
-from vit.inspection.figures import Inspection
+from vitline.infra.html.page import render
+from vitline.infra.storage import Store
+from vitline.vit.inspection.figures import Inspection
 
 if TYPE_CHECKING:  # matplotlib takes a second to import, and not all figures need it
     from matplotlib.figure import Figure

@@ -10,16 +10,16 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from infra.html.page import render
-from infra.storage import Store
-from vit.config import TrainConfig
-from vit.corpora.training_corpora import TrainingCorpora
-from vit.corpora.training_sources import sources_of
-from vit.input.batches import Batch, SeveralLabels, order_of_training
-from vit.input.decoded_cache import DecodedCache
-from vit.input.read_shards import SplitReader
-from vit.training.guard.spike_guard import Spike
-from vit.training.world import World
+from vitline.infra.html.page import render
+from vitline.infra.storage import Store
+from vitline.vit.config import TrainConfig
+from vitline.vit.corpora.training_corpora import TrainingCorpora
+from vitline.vit.corpora.training_sources import sources_of
+from vitline.vit.input.batches import Batch, SeveralLabels, order_of_training
+from vitline.vit.input.decoded_cache import DecodedCache
+from vitline.vit.input.read_shards import SplitReader
+from vitline.vit.training.guard.spike_guard import Spike
+from vitline.vit.training.world import World
 
 FOLDER = "spikes"
 MAX_SHOWN = 24

@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from PIL import Image
 
-from data_prep.decode import ImageRejected
-from data_prep.examine.decode_apart import decode_apart
-from infra.config import tree_of
-from infra.html.page import render
-from vit.config import TrainRecipe
-from vit.corpora.training_corpora import TrainingCorpora
-from vit.corpora.training_sources import sources_of
-from vit.input.augment import (
+from vitline.data_prep.decode import ImageRejected
+from vitline.data_prep.examine.decode_apart import decode_apart
+from vitline.infra.config import tree_of
+from vitline.infra.html.page import render
+from vitline.vit.config import TrainRecipe
+from vitline.vit.corpora.training_corpora import TrainingCorpora
+from vitline.vit.corpora.training_sources import sources_of
+from vitline.vit.input.augment import (
     evaluation_pixels,
     inception_crop,
     is_flipped,
@@ -31,12 +31,12 @@ from vit.input.augment import (
     train_operations,
     train_pixels,
 )
-from vit.input.augmentations.mixing import draw_mix, mix_lane, partners
-from vit.input.batches import Source, order_of_training
-from vit.input.config import AugmentConfig
-from vit.input.decoded_cache import DecodedCache, Label
-from vit.input.read_shards import RowGroup, SplitReader
-from vit.input.schedule import Share
+from vitline.vit.input.augmentations.mixing import draw_mix, mix_lane, partners
+from vitline.vit.input.batches import Source, order_of_training
+from vitline.vit.input.config import AugmentConfig
+from vitline.vit.input.decoded_cache import DecodedCache, Label
+from vitline.vit.input.read_shards import RowGroup, SplitReader
+from vitline.vit.input.schedule import Share
 
 _MOST_PX, _SMALL_PX = 320, 96
 _GROUPS_IN_MEMORY = 8

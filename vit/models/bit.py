@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from vit.models.config import BiTConfig
-from vit.models.network import Network, normalised
-from vit.models.std_conv import GROUPS, StdConv2d, standardize_by_variance
+from vitline.vit.models.config import BiTConfig
+from vitline.vit.models.network import Network, normalised
+from vitline.vit.models.std_conv import GROUPS, StdConv2d, standardize_by_variance
 
 GROUP_NORM_EPS = 1e-5
 STANDARDIZE = functools.partial(standardize_by_variance, eps=1e-10)

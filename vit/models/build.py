@@ -8,16 +8,23 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from infra.config import replace
-from vit.models.bit import BiTResNet
-from vit.models.config import BiTConfig, HybridConfig, NetworkConfig, OwnNetworkConfig, TransformerConfig, ViTConfig
-from vit.models.hybrid import HybridTransformer
-from vit.models.limits import check_limits
-from vit.models.masked_patches import MaskedPatchModel
-from vit.models.network import Network
-from vit.models.pos_embed import resample_positions, sincos_2d
-from vit.models.vit import Transformer, VisionTransformer
-from vit.own_code import imported_where_allowed, source_digest
+from vitline.infra.config import replace
+from vitline.vit.models.bit import BiTResNet
+from vitline.vit.models.config import (
+    BiTConfig,
+    HybridConfig,
+    NetworkConfig,
+    OwnNetworkConfig,
+    TransformerConfig,
+    ViTConfig,
+)
+from vitline.vit.models.hybrid import HybridTransformer
+from vitline.vit.models.limits import check_limits
+from vitline.vit.models.masked_patches import MaskedPatchModel
+from vitline.vit.models.network import Network
+from vitline.vit.models.pos_embed import resample_positions, sincos_2d
+from vitline.vit.models.vit import Transformer, VisionTransformer
+from vitline.vit.own_code import imported_where_allowed, source_digest
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +43,7 @@ def build_network(config: NetworkConfig, num_classes: int) -> Network:
 
 def own_network(config: OwnNetworkConfig, num_classes: int) -> Network:
     """A network of others. Raises ValueError for code that may not be imported, fails, or makes no `Network` with a head of
-    `num_classes`. Code that has changed since is a warning; a training compares it before (`vit.own_code.check_source`)."""
+    `num_classes`. Code that has changed since is a warning; a training compares it before (`vitline.vit.own_code.check_source`)."""
     make = imported_where_allowed(config.network, "network")
     if config.source and (found := source_digest(config.network)) != config.source:
         log.warning("the code of %s has changed: %s, was %s", config.network, found[:12], config.source[:12])
@@ -47,7 +54,7 @@ def own_network(config: OwnNetworkConfig, num_classes: int) -> Network:
     head = getattr(network, "head", None)
     if not isinstance(network, Network) or not isinstance(head, nn.Linear) or head.out_features != num_classes:
         raise ValueError(
-            f"{config.network} returned {type(network).__name__}. It must return a subclass of vit.models.network.Network whose "
+            f"{config.network} returned {type(network).__name__}. It must return a subclass of vitline.vit.models.network.Network whose "
             f"`head` is a torch.nn.Linear of {num_classes:,} classes."
         )
     network.config, network.num_classes = config, num_classes

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import Discriminator, Field, NonNegativeInt, PositiveFloat, PositiveInt, Tag, TypeAdapter, model_validator
 
-from infra.config import FrozenConfig
-from vit.own_code import REFERENCE
+from vitline.infra.config import FrozenConfig
+from vitline.vit.own_code import REFERENCE
 
 TAGS = ("vit", "hybrid", "bit", "own")
 N = TypeVar("N", bound="NetworkConfig")
@@ -215,7 +215,7 @@ class BiTConfig(NetworkConfig):
 
 
 class OwnNetworkConfig(NetworkConfig):
-    """A network of others, which their code builds: a subclass of `vit.models.network.Network`."""
+    """A network of others, which their code builds: a subclass of `vitline.vit.models.network.Network`."""
 
     architecture: Literal["own"] = "own"
     """Kind of network."""

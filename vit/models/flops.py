@@ -1,6 +1,13 @@
 """Floating-point operations of a forward pass, for MFU and for the compute in reports."""
 
-from vit.models.config import BiTConfig, HybridConfig, NetworkConfig, OwnNetworkConfig, TransformerConfig, ViTConfig
+from vitline.vit.models.config import (
+    BiTConfig,
+    HybridConfig,
+    NetworkConfig,
+    OwnNetworkConfig,
+    TransformerConfig,
+    ViTConfig,
+)
 
 
 def forward_flops(config: NetworkConfig, num_classes: int) -> int:

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from vit.models.config import HybridConfig
-from vit.models.network import normalised
-from vit.models.std_conv import GROUPS, StdConv2d, pad_same, standardize_by_std
-from vit.models.vit import Transformer
+from vitline.vit.models.config import HybridConfig
+from vitline.vit.models.network import normalised
+from vitline.vit.models.std_conv import GROUPS, StdConv2d, pad_same, standardize_by_std
+from vitline.vit.models.vit import Transformer
 
 GROUP_NORM_EPS = 1e-6
 STANDARDIZE = functools.partial(standardize_by_std, eps=1e-5)

@@ -1,6 +1,6 @@
 """The largest sizes of a network. Configs come from files of strangers, too, so they are checked before anything is built."""
 
-from vit.models.config import NetworkConfig, TransformerConfig
+from vitline.vit.models.config import NetworkConfig, TransformerConfig
 
 # Far above every published network: the widest has an embed_dim of 6,144, the deepest ResNet stage has 36 blocks.
 MAX_BLOCKS, MAX_STAGES, MAX_TOKENS = 1_000, 5, 65_536

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor, nn
 
-from vit.models.config import PatchTarget as Target
-from vit.models.network import Network
-from vit.models.vit import POS_EMBED_STD, VisionTransformer
+from vitline.vit.models.config import PatchTarget as Target
+from vitline.vit.models.network import Network
+from vitline.vit.models.vit import POS_EMBED_STD, VisionTransformer
 
 # 3 bits per channel.
 LEVELS, NUM_COLORS = 8, 512

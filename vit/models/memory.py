@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vit.models.build import meta_network
-from vit.models.config import ActivationCheckpointing, NetworkConfig
-from vit.models.recompute import kept_operators, recompute_blocks
+from vitline.vit.models.build import meta_network
+from vitline.vit.models.config import ActivationCheckpointing, NetworkConfig
+from vitline.vit.models.recompute import kept_operators, recompute_blocks
 
 _CLASSES = 1000
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from vit.models.config import NetworkConfig
+from vitline.vit.models.config import NetworkConfig
 
 
 class Network(nn.Module):

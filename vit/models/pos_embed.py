@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from vit.models.config import ResampleMethod, TransformerConfig
+from vitline.vit.models.config import ResampleMethod, TransformerConfig
 
 # Arguments of F.interpolate. The first equals the scipy zoom of order 1 in the paper's code; ports use the others.
 METHODS: dict[str, dict[str, object]] = {

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from vit.models.bit import PreActBottleneck
-from vit.models.config import ActivationCheckpointing
-from vit.models.hybrid import Bottleneck
-from vit.models.vit import Block
+from vitline.vit.models.bit import PreActBottleneck
+from vitline.vit.models.config import ActivationCheckpointing
+from vitline.vit.models.hybrid import Bottleneck
+from vitline.vit.models.vit import Block
 
 _ATTENTION = "_scaled_dot_product_"
 _KEPT = (

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vit.models.network import lecun_normal_
+from vitline.vit.models.network import lecun_normal_
 
 GROUPS = 32
 

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from vit.models.config import BiTConfig, HybridConfig, NetworkConfig, ViTConfig
+from vitline.vit.models.config import BiTConfig, HybridConfig, NetworkConfig, ViTConfig
 
 # Ti and S are from DeiT and AugReg; mu, M, So400m, g and G from big_vision (arXiv:2106.04560, Table 2).
 SIZES: dict[str, dict[str, Any]] = {

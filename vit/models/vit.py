@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from vit.models.config import TransformerConfig, ViTConfig
-from vit.models.network import Network, drop_branch, lecun_normal_, normalised
-from vit.models.pos_embed import sincos_2d
+from vitline.vit.models.config import TransformerConfig, ViTConfig
+from vitline.vit.models.network import Network, drop_branch, lecun_normal_, normalised
+from vitline.vit.models.pos_embed import sincos_2d
 
 POS_EMBED_STD = 0.02
 BLOCKS_TOGETHER = 4

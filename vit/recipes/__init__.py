@@ -5,10 +5,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 
-from infra.names import there_are
-from vit.config import ExecutionConfig, TrainRecipe
-from vit.models.variants import spelled
-from vit.recipes import augreg, bit_l, digits, icons, imagenet, imagenet21k, jft, masked_patches, own, paper, plain
+from vitline.infra.names import there_are
+from vitline.vit.config import ExecutionConfig, TrainRecipe
+from vitline.vit.models.variants import spelled
+from vitline.vit.recipes import (
+    augreg,
+    bit_l,
+    digits,
+    icons,
+    imagenet,
+    imagenet21k,
+    jft,
+    masked_patches,
+    own,
+    paper,
+    plain,
+)
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ Cost: 300 epochs of 14.1 million images. For your GPUs: `vitline pretrain plan`.
 
 from typing import Any
 
-from infra.config import replace
-from infra.names import there_are
-from vit.config import OptimConfig, TrainRecipe
-from vit.input.config import AugmentConfig, InputConfig
-from vit.models.config import TransformerConfig
-from vit.models.variants import vit_config
-from vit.recipes.paper import BATCH, I21K_TRAIN_IMAGES
+from vitline.infra.config import replace
+from vitline.infra.names import there_are
+from vitline.vit.config import OptimConfig, TrainRecipe
+from vitline.vit.input.config import AugmentConfig, InputConfig
+from vitline.vit.models.config import TransformerConfig
+from vitline.vit.models.variants import vit_config
+from vitline.vit.recipes.paper import BATCH, I21K_TRAIN_IMAGES
 
 LEVELS: dict[str, tuple[int, float | None, float | None]] = {
     "none": (0, None, None),

@@ -6,11 +6,11 @@ Hardware: TPUv3 in the paper. Here on GPUs; it has not been run to its end.
 Cost: 9,900 TPUv3-core-days. For your GPUs: `vitline pretrain plan`.
 """
 
-from vit.config import OptimConfig, TrainRecipe
-from vit.input.config import InputConfig
-from vit.models.config import network_config
-from vit.models.variants import network_variant
-from vit.recipes.paper import BATCH, JFT_TRAIN_IMAGES, PAPER_CROP
+from vitline.vit.config import OptimConfig, TrainRecipe
+from vitline.vit.input.config import InputConfig
+from vitline.vit.models.config import network_config
+from vitline.vit.models.variants import network_variant
+from vitline.vit.recipes.paper import BATCH, JFT_TRAIN_IMAGES, PAPER_CROP
 
 
 def bit_l() -> TrainRecipe:

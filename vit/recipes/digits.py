@@ -6,9 +6,9 @@ Hardware: two CPU cores.
 Cost: minutes there.
 """
 
-from vit.config import OptimConfig, TrainRecipe
-from vit.input.config import AugmentConfig, InputConfig
-from vit.models.config import ViTConfig
+from vitline.vit.config import OptimConfig, TrainRecipe
+from vitline.vit.input.config import AugmentConfig, InputConfig
+from vitline.vit.models.config import ViTConfig
 
 IMAGE_SIZE_PX = 32
 

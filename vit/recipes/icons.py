@@ -6,10 +6,10 @@ Hardware: two CPU cores.
 Cost: minutes there (tests/benchmarks/demo_cost.py).
 """
 
-from infra.config import replace
-from vit.config import ExecutionConfig, TrainRecipe
-from vit.models.config import HybridConfig
-from vit.recipes import digits
+from vitline.infra.config import replace
+from vitline.vit.config import ExecutionConfig, TrainRecipe
+from vitline.vit.models.config import HybridConfig
+from vitline.vit.recipes import digits
 
 
 def network() -> HybridConfig:

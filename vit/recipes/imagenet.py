@@ -7,10 +7,10 @@ Hardware: TPUv3 in the paper. Here on GPUs; none has been run to its end.
 Cost: 300 epochs of 1.27 million images. For your GPUs: `vitline pretrain plan`.
 """
 
-from vit.config import OptimConfig, TrainRecipe
-from vit.input.config import InputConfig
-from vit.models.variants import vit_config
-from vit.recipes.paper import BATCH, IMAGENET_TRAIN_IMAGES, PAPER_CROP
+from vitline.vit.config import OptimConfig, TrainRecipe
+from vitline.vit.input.config import InputConfig
+from vitline.vit.models.variants import vit_config
+from vitline.vit.recipes.paper import BATCH, IMAGENET_TRAIN_IMAGES, PAPER_CROP
 
 IMAGENET = ("b32", "b16", "l32", "l16")
 

@@ -7,10 +7,10 @@ Hardware: TPUv3 in the paper, where L/16 takes about 30 days on 8 cores. Here on
 Cost: 230 TPUv3-core-days for L/16. For your GPUs: `vitline pretrain plan`.
 """
 
-from vit.config import OptimConfig, TrainRecipe
-from vit.input.config import InputConfig
-from vit.models.variants import vit_config
-from vit.recipes.paper import BATCH, CLIP_NORM, I21K_TRAIN_IMAGES, PAPER_CROP
+from vitline.vit.config import OptimConfig, TrainRecipe
+from vitline.vit.input.config import InputConfig
+from vitline.vit.models.variants import vit_config
+from vitline.vit.recipes.paper import BATCH, CLIP_NORM, I21K_TRAIN_IMAGES, PAPER_CROP
 
 
 def i21k(variant: str, epochs: int = 90) -> TrainRecipe:

@@ -7,11 +7,11 @@ Hardware: TPUv3 in the paper. Here on GPUs; none has been run to its end.
 Cost: 2,500 TPUv3-core-days for H/14, 680 for L/16; 55 (B/32) to 4,262 (H/14) exaFLOPs. For your GPUs: `vitline pretrain plan`.
 """
 
-from vit.config import OptimConfig, TrainRecipe
-from vit.input.config import InputConfig
-from vit.models.config import network_config
-from vit.models.variants import network_variant
-from vit.recipes.paper import BATCH, CLIP_NORM, JFT_TRAIN_IMAGES, PAPER_CROP
+from vitline.vit.config import OptimConfig, TrainRecipe
+from vitline.vit.input.config import InputConfig
+from vitline.vit.models.config import network_config
+from vitline.vit.models.variants import network_variant
+from vitline.vit.recipes.paper import BATCH, CLIP_NORM, JFT_TRAIN_IMAGES, PAPER_CROP
 
 # Table 3: peak learning rate and epochs on JFT-300M. Where the paper trains for 7 and for 14 epochs, the longer training.
 JFT: dict[str, tuple[float, int]] = {

@@ -7,11 +7,11 @@ Hardware: TPUv3 in the paper. Here on GPUs; it has not been run to its end.
 Cost: 1M steps of 4,096 images, 13.5 epochs of JFT-300M. For your GPUs: `vitline pretrain plan`.
 """
 
-from vit.config import MaskedPatchConfig, OptimConfig, TrainRecipe
-from vit.input.config import InputConfig
-from vit.models.config import PatchTarget
-from vit.models.variants import vit_config
-from vit.recipes.paper import BATCH, CLIP_NORM, PAPER_CROP
+from vitline.vit.config import MaskedPatchConfig, OptimConfig, TrainRecipe
+from vitline.vit.input.config import InputConfig
+from vitline.vit.models.config import PatchTarget
+from vitline.vit.models.variants import vit_config
+from vitline.vit.recipes.paper import BATCH, CLIP_NORM, PAPER_CROP
 
 
 def jft(variant: str = "b16", target: PatchTarget = "mean-color-3bit", *, total_steps: int = 1_000_000) -> TrainRecipe:

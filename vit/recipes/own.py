@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 import yaml
 
-from infra.config import FrozenConfig, flatten, replace
-from infra.names import did_you_mean
-from infra.storage import open_store
-from vit.config import ExecutionConfig, TrainRecipe
-from vit.own_code import imported, is_reference
+from vitline.infra.config import FrozenConfig, flatten, replace
+from vitline.infra.names import did_you_mean
+from vitline.infra.storage import open_store
+from vitline.vit.config import ExecutionConfig, TrainRecipe
+from vitline.vit.own_code import imported, is_reference
 
 Configs = tuple[TrainRecipe, ExecutionConfig]
 _ENDINGS = (".yaml", ".yml")
@@ -47,7 +47,7 @@ def configs_of_function(reference: str) -> Configs:
     if not isinstance(recipe, TrainRecipe) or not isinstance(execution, ExecutionConfig):
         raise ValueError(
             f"The recipe {reference!r} returned {type(made).__name__}. It must return a TrainRecipe, or a TrainRecipe and an "
-            "ExecutionConfig, of vit.config."
+            "ExecutionConfig, of vitline.vit.config."
         )
     return recipe, execution
 

@@ -3,12 +3,12 @@
 import re
 from typing import Any, NamedTuple
 
-from data_prep.shard_format import Manifest
-from vit.config import ExecutionConfig, OptimConfig, TrainConfig, TrainRecipe, loss_for
-from vit.input.config import AugmentConfig, InputConfig
-from vit.input.plan import propose_num_lanes
-from vit.models.config import ViTConfig
-from vit.models.variants import SIZES
+from vitline.data_prep.shard_format import Manifest
+from vitline.vit.config import ExecutionConfig, OptimConfig, TrainConfig, TrainRecipe, loss_for
+from vitline.vit.input.config import AugmentConfig, InputConfig
+from vitline.vit.input.plan import propose_num_lanes
+from vitline.vit.models.config import ViTConfig
+from vitline.vit.models.variants import SIZES
 
 PEAK_LR, WEIGHT_DECAY = 1e-3, 0.1
 MOST_THREADS = 12  # decoding threads per GPU, as in the recipes of the paper

@@ -1,7 +1,7 @@
 """What the recipes of "An Image is Worth 16x16 Words" have in common (arXiv:2010.11929, Table 3 and App. B.1)."""
 
-from vit.config import ExecutionConfig
-from vit.input.config import AugmentConfig
+from vitline.vit.config import ExecutionConfig
+from vitline.vit.input.config import AugmentConfig
 
 I21K_TRAIN_IMAGES = 14_146_000
 JFT_TRAIN_IMAGES = 303_000_000

@@ -6,10 +6,10 @@ Hardware: a TPUv3-8 in the paper. Here on GPUs; it has not been run to its end.
 Cost: 6.5 hours there for 90 epochs. For your GPUs: `vitline pretrain plan`.
 """
 
-from vit.config import OptimConfig, TrainRecipe
-from vit.input.config import AugmentConfig, InputConfig
-from vit.models.variants import vit_config
-from vit.recipes.paper import IMAGENET_TRAIN_IMAGES
+from vitline.vit.config import OptimConfig, TrainRecipe
+from vitline.vit.input.config import AugmentConfig, InputConfig
+from vitline.vit.models.variants import vit_config
+from vitline.vit.recipes.paper import IMAGENET_TRAIN_IMAGES
 
 BATCH = 1024
 

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from vit.published import PublishedModel
+from vitline.vit.published import PublishedModel
 
 MAX_DIFFERENCE = 1e-5  # of logits, relative to the largest
 # A larger difference is allowed up to this multiple of the network's own rounding error. Deep ResNets come near the limit by

@@ -1,7 +1,7 @@
 """Saves a published model as an MLflow model without a pickle. `mlflow models serve` returns classes for images.
 
-from vit.published import load_model
-from vit.serving.mlflow_model import save_mlflow_model
+from vitline import load_model
+from vitline.vit.serving.mlflow_model import save_mlflow_model
 save_mlflow_model(load_model("models/emoji-vit/0a1b2c3d4e5f"), "emoji-vit-mlflow")
 """
 
@@ -16,16 +16,16 @@ from typing import Any
 
 from PIL import Image
 
-from infra.storage import json_bytes, open_store
-from vit.model_record import CARD, CLASSES, CONFIG, CONTRACT, WEIGHTS, Prediction, file_key, published_record
-from vit.published import PublishedModel, load_model
+from vitline.infra.storage import json_bytes, open_store
+from vitline.vit.model_record import CARD, CLASSES, CONFIG, CONTRACT, WEIGHTS, Prediction, file_key, published_record
+from vitline.vit.published import PublishedModel, load_model
 
 TOP = 5
 # MLflow copies this file into the folder and runs it where the model is loaded.
 CODE = '''"""Serves the published model in this folder. Needs the packages vitline and torch."""
 
-from infra.mlflow.tracking import serve_images
-from vit.serving.mlflow_model import load_served
+from vitline.infra.mlflow.tracking import serve_images
+from vitline.vit.serving.mlflow_model import load_served
 
 serve_images(load_served)
 '''
@@ -46,7 +46,7 @@ def save_mlflow_model(model: PublishedModel, directory: str | Path) -> Path:
     if directory.exists() and any(directory.iterdir()):
         raise ValueError(f"{directory} is not empty. Choose a new or empty folder for the MLflow model.")
     try:
-        from infra.mlflow.tracking import save_served_model
+        from vitline.infra.mlflow.tracking import save_served_model
 
         needed = requirements()
     except (ModuleNotFoundError, importlib.metadata.PackageNotFoundError) as error:

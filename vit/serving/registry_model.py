@@ -16,11 +16,11 @@ from typing import Any
 
 from PIL import Image
 
-from vit.model_record import ModelRecord, Prediction
+from vitline.vit.model_record import ModelRecord, Prediction
 
 POINTER = "pointer.json"
 LOAD_IN_THREE_LINES = (
-    "from vit.published import load_model",
+    "from vitline import load_model",
     "model = load_model({uri!r})",
     "print(model.predict(['picture.jpg']))",
 )
@@ -96,7 +96,7 @@ class RegistryModel:
     """The model object that MLflow calls."""
 
     def __init__(self, pointer: Mapping[str, Any]) -> None:
-        from vit.serving.mlflow_model import load_served  # imports torch
+        from vitline.vit.serving.mlflow_model import load_served  # imports torch
 
         self._answer = load_served(pointer["uri"], pointer["digest"])
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from vit.config import TrainConfig
-from vit.input.augment import train_draws
-from vit.input.batches import Source
-from vit.input.decoded_cache import DecodedCache
-from vit.input.decoding.native_view import TrainingView, native_decoder
-from vit.input.read_shards import SplitReader
+from vitline.vit.config import TrainConfig
+from vitline.vit.input.augment import train_draws
+from vitline.vit.input.batches import Source
+from vitline.vit.input.decoded_cache import DecodedCache
+from vitline.vit.input.decoding.native_view import TrainingView, native_decoder
+from vitline.vit.input.read_shards import SplitReader
 
 _MOST_IMAGES = 256
 

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from infra.html.page import short
-from vit.config import TrainRecipe
-from vit.models.flops import forward_flops
-from vit.training.timing.gpu_peaks import named_peak
+from vitline.infra.html.page import short
+from vitline.vit.config import TrainRecipe
+from vitline.vit.models.flops import forward_flops
+from vitline.vit.training.timing.gpu_peaks import named_peak
 
 GPU, MFU = "H200", 0.5
 """What is assumed where nothing is said. 50 % is more than most trainings reach: an input that feeds it feeds them, too."""

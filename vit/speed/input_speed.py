@@ -19,16 +19,16 @@ from typing import Any
 
 import numpy as np
 
-from vit.config import TrainConfig
-from vit.corpora.training_corpora import open_corpora
-from vit.corpora.training_sources import sources_of
-from vit.input.batches import Loading, Source, order_of_training, source_batches
-from vit.input.decoded_cache import DecodedCache
-from vit.input.decoding.how_many import decode_processes
-from vit.input.load_queue import AHEAD, Load, LoadQueue, most_loads
-from vit.input.order import Order
-from vit.input.prefetch import Prefetcher, Waits
-from vit.input.read_shards import RowGroup, SplitReader
+from vitline.vit.config import TrainConfig
+from vitline.vit.corpora.training_corpora import open_corpora
+from vitline.vit.corpora.training_sources import sources_of
+from vitline.vit.input.batches import Loading, Source, order_of_training, source_batches
+from vitline.vit.input.decoded_cache import DecodedCache
+from vitline.vit.input.decoding.how_many import decode_processes
+from vitline.vit.input.load_queue import AHEAD, Load, LoadQueue, most_loads
+from vitline.vit.input.order import Order
+from vitline.vit.input.prefetch import Prefetcher, Waits
+from vitline.vit.input.read_shards import RowGroup, SplitReader
 
 _ANSWERS, _LOADS_ALONE, _MOST_GROUPS = 5, 3, 10_000
 _START_S = 300.0

@@ -9,9 +9,9 @@ from math import ceil, floor, inf
 from statistics import fmean
 from typing import Literal, get_args
 
-from infra.html.page import num_bytes
-from vit.input.decoding.how_many import THREADS_PER_PROCESS
-from vit.speed.input_speed import WorkerSpeed
+from vitline.infra.html.page import num_bytes
+from vitline.vit.input.decoding.how_many import THREADS_PER_PROCESS
+from vitline.vit.speed.input_speed import WorkerSpeed
 
 Stage = Literal["store", "network", "decode", "hand-over"]
 STAGES: tuple[Stage, ...] = get_args(Stage)

@@ -4,13 +4,13 @@ import logging
 
 import torch
 
-from vit.config import ExecutionConfig, TrainRecipe
-from vit.models.recompute import recompute_blocks
-from vit.speed.step_time import synthetic_batch
-from vit.training.sharding.slices import own_slice
-from vit.training.to_device.device_batches import DeviceBatches
-from vit.training.train import TrainState, example_losses_of
-from vit.training.world import World
+from vitline.vit.config import ExecutionConfig, TrainRecipe
+from vitline.vit.models.recompute import recompute_blocks
+from vitline.vit.speed.step_time import synthetic_batch
+from vitline.vit.training.sharding.slices import own_slice
+from vitline.vit.training.to_device.device_batches import DeviceBatches
+from vitline.vit.training.train import TrainState, example_losses_of
+from vitline.vit.training.world import World
 
 log = logging.getLogger(__name__)
 

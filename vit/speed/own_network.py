@@ -1,6 +1,6 @@
 """Counts the width of the features and the FLOPs of a network of others, in a process of its own: its code is imported anew.
 
-python -m vit.speed.own_network < config.json
+python -m vitline.vit.speed.own_network < config.json
 """
 
 import json
@@ -8,8 +8,8 @@ import sys
 
 import torch
 
-from vit.models.build import meta_network
-from vit.models.config import OwnNetworkConfig
+from vitline.vit.models.build import meta_network
+from vitline.vit.models.config import OwnNetworkConfig
 
 
 def measured(config: OwnNetworkConfig) -> dict[str, int]:

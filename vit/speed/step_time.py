@@ -5,11 +5,11 @@ import time
 
 import torch
 
-from vit.config import ExecutionConfig, TrainRecipe
-from vit.input.batches import Batch
-from vit.training.to_device.device_batches import DeviceBatches
-from vit.training.train import initial_state, train_step, wrap
-from vit.training.world import World
+from vitline.vit.config import ExecutionConfig, TrainRecipe
+from vitline.vit.input.batches import Batch
+from vitline.vit.training.to_device.device_batches import DeviceBatches
+from vitline.vit.training.train import initial_state, train_step, wrap
+from vitline.vit.training.world import World
 
 TIMED_STEPS = 3
 

@@ -9,15 +9,15 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from vit.config import ExecutionConfig, OptimConfig, TrainRecipe
-from vit.input.config import AugmentConfig, InputConfig
-from vit.models.config import NetworkConfig
-from vit.models.flops import forward_flops
-from vit.speed.step_time import synthetic_batch
-from vit.training.timing.gpu_peaks import Precision
-from vit.training.to_device.device_batches import DeviceBatches
-from vit.training.train import TrainState, forward, initial_state, set_tf32, train_step, wrap
-from vit.training.world import World
+from vitline.vit.config import ExecutionConfig, OptimConfig, TrainRecipe
+from vitline.vit.input.config import AugmentConfig, InputConfig
+from vitline.vit.models.config import NetworkConfig
+from vitline.vit.models.flops import forward_flops
+from vitline.vit.speed.step_time import synthetic_batch
+from vitline.vit.training.timing.gpu_peaks import Precision
+from vitline.vit.training.to_device.device_batches import DeviceBatches
+from vitline.vit.training.train import TrainState, forward, initial_state, set_tf32, train_step, wrap
+from vitline.vit.training.world import World
 
 MAX_BATCH = 8192
 NUM_CLASSES = 1000

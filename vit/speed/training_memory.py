@@ -5,10 +5,10 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from infra.runs.run_state import StateDetail
-from vit.config import ExecutionConfig, TrainRecipe
-from vit.models.memory import activation_bytes
-from vit.training.world import World
+from vitline.infra.runs.run_state import StateDetail
+from vitline.vit.config import ExecutionConfig, TrainRecipe
+from vitline.vit.models.memory import activation_bytes
+from vitline.vit.training.world import World
 
 
 class PlannedMemory(NamedTuple):

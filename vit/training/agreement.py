@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import torch
 
-from infra.runs.run_state import RunState
-from vit.training.world import World
+from vitline.infra.runs.run_state import RunState
+from vitline.vit.training.world import World
 
 STOP_CODES: tuple[RunState | None, ...] = (None, "preempted", "out_of_time", "cancelled", "paused")
 """The possible answers to "is a stop requested?"; ranks exchange the index."""

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vit.training.world import World
+from vitline.vit.training.world import World
 
 CHUNK_VALUES = 2**23
 """Most scores that the ranks exchange at a time."""

@@ -4,8 +4,8 @@ import logging
 import math
 from collections.abc import Sequence
 
-from vit.input.batches import Batch
-from vit.training.world import World
+from vitline.vit.input.batches import Batch
+from vitline.vit.training.world import World
 
 log = logging.getLogger(__name__)
 

@@ -8,16 +8,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vit.config import TrainRecipe
-from vit.input.batches import Batch, SeveralLabels
-from vit.models.network import Network
-from vit.training.average_precision import AveragePrecision
-from vit.training.loss import hits, loss_named, num_correct, targets_of
-from vit.training.masked_patches.objective import batch_corruption, patch_scores
-from vit.training.predictions import Predictions
-from vit.training.to_device.device_batches import DeviceBatches
-from vit.training.train import Metrics, forward
-from vit.training.world import World
+from vitline.vit.config import TrainRecipe
+from vitline.vit.input.batches import Batch, SeveralLabels
+from vitline.vit.models.network import Network
+from vitline.vit.training.average_precision import AveragePrecision
+from vitline.vit.training.loss import hits, loss_named, num_correct, targets_of
+from vitline.vit.training.masked_patches.objective import batch_corruption, patch_scores
+from vitline.vit.training.predictions import Predictions
+from vitline.vit.training.to_device.device_batches import DeviceBatches
+from vitline.vit.training.train import Metrics, forward
+from vitline.vit.training.world import World
 
 
 @dataclass(frozen=True)

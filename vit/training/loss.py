@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from vit.input.batches import Labels, SeveralLabels
-from vit.own_code import imported_where_allowed
+from vitline.vit.input.batches import Labels, SeveralLabels
+from vitline.vit.own_code import imported_where_allowed
 
 
 def targets_of(labels: Labels, num_classes: int, label_smoothing: float = 0.0) -> Float[Tensor, "B K"]:

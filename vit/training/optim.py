@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from vit.config import OptimConfig
+from vitline.vit.config import OptimConfig
 
 T = TypeVar("T", bound=torch.optim.Optimizer)
 

@@ -9,15 +9,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
-from infra.runs.claims import ClaimLost
-from infra.runs.journal import Journal
-from infra.runs.progress import RunProgress, write_progress
-from infra.storage import Store
-from infra.system_metrics import SystemSampler
-from vit.training.timing.input_waits import wait_reason
-from vit.training.timing.slow_ranks import slow_rank_text
-from vit.training.train import Metrics
-from vit.training.world import World
+from vitline.infra.runs.claims import ClaimLost
+from vitline.infra.runs.journal import Journal
+from vitline.infra.runs.progress import RunProgress, write_progress
+from vitline.infra.storage import Store
+from vitline.infra.system_metrics import SystemSampler
+from vitline.vit.training.timing.input_waits import wait_reason
+from vitline.vit.training.timing.slow_ranks import slow_rank_text
+from vitline.vit.training.train import Metrics
+from vitline.vit.training.world import World
 
 log = logging.getLogger(__name__)
 PROGRESS_EVERY_S = 1.0

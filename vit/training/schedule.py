@@ -2,7 +2,7 @@
 
 import math
 
-from vit.config import OptimConfig
+from vitline.vit.config import OptimConfig
 
 
 def lr_at(step: int, config: OptimConfig, total_steps: int) -> float:

@@ -14,8 +14,8 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
-from infra.storage import Store
-from vit.training.sharding.slices import Place, own_slice
+from vitline.infra.storage import Store
+from vitline.vit.training.sharding.slices import Place, own_slice
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,

@@ -13,31 +13,31 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from infra.runs.run_state import RunState
-from vit.config import ExecutionConfig, SpikeGuardConfig, TrainRecipe
-from vit.input.batches import Batch
-from vit.input.keyed import derive_key
-from vit.input.prefetch import Waits
-from vit.models.build import build_network, like
-from vit.models.flops import forward_flops
-from vit.models.network import Network
-from vit.models.recompute import blocks_of, recompute_blocks
-from vit.models.vit import VisionTransformer
-from vit.training.agreement import Meetings
-from vit.training.bad_examples import BadExamples
-from vit.training.guard.nonfinite_steps import NonfiniteSteps
-from vit.training.guard.spike_guard import Spike, SpikeGuard
-from vit.training.loss import loss_named, mixed_targets, num_correct, targets_of
-from vit.training.masked_patches.objective import batch_corruption, patch_scores, with_patch_head
-from vit.training.optim import build_optimizer, set_lr, step_where_finite
-from vit.training.schedule import lr_at
-from vit.training.sharding.fsdp import is_sharded
-from vit.training.sharding.slices import own_slice, whole
-from vit.training.timing.device_peak import maker_peak
-from vit.training.timing.input_waits import wait_fractions
-from vit.training.timing.slow_ranks import SlowRanks
-from vit.training.to_device.device_batches import DeviceBatches
-from vit.training.world import World
+from vitline.infra.runs.run_state import RunState
+from vitline.vit.config import ExecutionConfig, SpikeGuardConfig, TrainRecipe
+from vitline.vit.input.batches import Batch
+from vitline.vit.input.keyed import derive_key
+from vitline.vit.input.prefetch import Waits
+from vitline.vit.models.build import build_network, like
+from vitline.vit.models.flops import forward_flops
+from vitline.vit.models.network import Network
+from vitline.vit.models.recompute import blocks_of, recompute_blocks
+from vitline.vit.models.vit import VisionTransformer
+from vitline.vit.training.agreement import Meetings
+from vitline.vit.training.bad_examples import BadExamples
+from vitline.vit.training.guard.nonfinite_steps import NonfiniteSteps
+from vitline.vit.training.guard.spike_guard import Spike, SpikeGuard
+from vitline.vit.training.loss import loss_named, mixed_targets, num_correct, targets_of
+from vitline.vit.training.masked_patches.objective import batch_corruption, patch_scores, with_patch_head
+from vitline.vit.training.optim import build_optimizer, set_lr, step_where_finite
+from vitline.vit.training.schedule import lr_at
+from vitline.vit.training.sharding.fsdp import is_sharded
+from vitline.vit.training.sharding.slices import own_slice, whole
+from vitline.vit.training.timing.device_peak import maker_peak
+from vitline.vit.training.timing.input_waits import wait_fractions
+from vitline.vit.training.timing.slow_ranks import SlowRanks
+from vitline.vit.training.to_device.device_batches import DeviceBatches
+from vitline.vit.training.world import World
 
 Metrics = Mapping[str, float]
 BUCKET_BYTES = 32 * 2**20

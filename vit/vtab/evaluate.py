@@ -11,18 +11,18 @@ from typing import Any
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from data_prep.shard_format import Manifest, ShardReader, load_manifest
-from infra.config import FrozenConfig, digest_of
-from infra.records import StoredRecord
-from infra.result_versions import RESULT_VERSIONS
-from infra.storage import PreconditionFailed, Store, open_store
-from vit.config import TrainRecipe
-from vit.model_record import published_record
-from vit.models.config import AnyNetworkConfig
-from vit.vtab.probes import Probe
-from vit.vtab.protocols import Protocol, TaskFacts
-from vit.vtab.tasks import TaskSplits, benchmark_name, find_task_splits, metric_group
-from vit.vtab.trained.trials import Trial, TrialResult, finished_result, model_label
+from vitline.data_prep.shard_format import Manifest, ShardReader, load_manifest
+from vitline.infra.config import FrozenConfig, digest_of
+from vitline.infra.records import StoredRecord
+from vitline.infra.result_versions import RESULT_VERSIONS
+from vitline.infra.storage import PreconditionFailed, Store, open_store
+from vitline.vit.config import TrainRecipe
+from vitline.vit.model_record import published_record
+from vitline.vit.models.config import AnyNetworkConfig
+from vitline.vit.vtab.probes import Probe
+from vitline.vit.vtab.protocols import Protocol, TaskFacts
+from vitline.vit.vtab.tasks import TaskSplits, benchmark_name, find_task_splits, metric_group
+from vitline.vit.vtab.trained.trials import Trial, TrialResult, finished_result, model_label
 
 
 class TaskRef(FrozenConfig):

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import PositiveInt
 
-from infra.config import FrozenConfig
+from vitline.infra.config import FrozenConfig
 
 Method = Literal["least-squares", "logistic", "nearest", "head"]
 

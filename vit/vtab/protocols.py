@@ -12,13 +12,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from infra.config import FrozenConfig, added, digest_of, renamed, replace
-from infra.names import did_you_mean
-from vit.config import OptimConfig, TrainRecipe, head_bias_for, loss_for
-from vit.input.config import AugmentConfig, InputConfig
-from vit.models.config import NetworkConfig, ViTConfig, network_config
-from vit.vtab.probes import PROBES, Probe
-from vit.vtab.tasks import vtab_task
+from vitline.infra.config import FrozenConfig, added, digest_of, renamed, replace
+from vitline.infra.names import did_you_mean
+from vitline.vit.config import OptimConfig, TrainRecipe, head_bias_for, loss_for
+from vitline.vit.input.config import AugmentConfig, InputConfig
+from vitline.vit.models.config import NetworkConfig, ViTConfig, network_config
+from vitline.vit.vtab.probes import PROBES, Probe
+from vitline.vit.vtab.tasks import vtab_task
 
 Steps = Annotated[
     tuple[PositiveInt, ...],

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection
 from typing import Literal
 
-from infra.config import FrozenConfig
+from vitline.infra.config import FrozenConfig
 
 Group = Literal["natural", "specialized", "structured"]
 

@@ -16,8 +16,8 @@ from ray.train.v2._internal.execution.scaling_policy import (
     ScalingDecision,
 )
 
-from infra.storage import open_store
-from vit.training.checkpoints.names import newest_step
+from vitline.infra.storage import open_store
+from vitline.vit.training.checkpoints.names import newest_step
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import ray
 from ray.util import placement_group, remove_placement_group
 
-from infra.ray_jobs import ONE_TRAINING
+from vitline.infra.ray_jobs import ONE_TRAINING
 
 
 @contextmanager

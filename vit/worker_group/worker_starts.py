@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from infra.runs.claims import ClaimHolder, ClaimLost
-from infra.runs.progress import write_progress
-from infra.storage import Store, open_store
-from vit.run_spec import read_progress
-from vit.training.checkpoints.names import newest_step
+from vitline.infra.runs.claims import ClaimHolder, ClaimLost
+from vitline.infra.runs.progress import write_progress
+from vitline.infra.storage import Store, open_store
+from vitline.vit.run_spec import read_progress
+from vitline.vit.training.checkpoints.names import newest_step
 
 log = logging.getLogger(__name__)
 

@@ -2,8 +2,8 @@
 
 import zlib
 
-from data_prep.corpora.files.archive_members import ArchiveDamaged, Member
-from infra.storage import Store
+from vitline.data_prep.corpora.files.archive_members import ArchiveDamaged, Member
+from vitline.infra.storage import Store
 
 WINDOW_BYTES = 4 << 20
 """Largest read of consecutive bytes."""

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from data_prep.corpora.files.archive_bytes import Gunzipped, Inside, Ranges, Source
-from data_prep.corpora.files.archive_members import ArchiveDamaged, Member
-from data_prep.corpora.files.tar_members import read_tar, tar_members
-from data_prep.corpora.files.zip_members import ZipDirectory, read_zip
-from infra.storage import Store
+from vitline.data_prep.corpora.files.archive_bytes import Gunzipped, Inside, Ranges, Source
+from vitline.data_prep.corpora.files.archive_members import ArchiveDamaged, Member
+from vitline.data_prep.corpora.files.tar_members import read_tar, tar_members
+from vitline.data_prep.corpora.files.zip_members import ZipDirectory, read_zip
+from vitline.infra.storage import Store
 
 ArchiveKind = Literal["tar", "tar.gz", "zip"]
 

@@ -13,8 +13,8 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from data_prep.corpora.raw import Part
-from infra.storage import Listed, Store, StoreFailed, open_store
+from vitline.data_prep.corpora.raw import Part
+from vitline.infra.storage import Listed, Store, StoreFailed, open_store
 
 READ_BYTES = 4 * 1024 * 1024
 """Bytes read at once."""

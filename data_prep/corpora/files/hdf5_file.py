@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from data_prep.corpora.files.array_layouts import READ_BYTES, ArrayDamaged
+from vitline.data_prep.corpora.files.array_layouts import READ_BYTES, ArrayDamaged
 
 _MAX_BLOCK_BYTES = 512 << 20
 _BLOCK_BYTES = 16 << 20

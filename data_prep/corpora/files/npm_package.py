@@ -12,10 +12,10 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from data_prep.corpora.files.packed_files import PackedFile, members_key, pack_files, packed_files
-from data_prep.corpora.raw import FetchUnavailable
-from infra.config import FrozenConfig
-from infra.storage import Store
+from vitline.data_prep.corpora.files.packed_files import PackedFile, members_key, pack_files, packed_files
+from vitline.data_prep.corpora.raw import FetchUnavailable
+from vitline.infra.config import FrozenConfig
+from vitline.infra.storage import Store
 
 _FETCH_TIMEOUT_S = 600
 

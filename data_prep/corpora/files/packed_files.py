@@ -3,8 +3,8 @@
 import hashlib
 from collections.abc import Iterable
 
-from infra.config import FrozenConfig
-from infra.storage import Store
+from vitline.infra.config import FrozenConfig
+from vitline.infra.storage import Store
 
 
 class PackedFile(FrozenConfig):

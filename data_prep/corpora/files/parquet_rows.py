@@ -6,9 +6,9 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from data_prep.labels.label_texts import plain_text
-from data_prep.parquet_files import open_parquet
-from infra.storage import Store
+from vitline.data_prep.labels.label_texts import plain_text
+from vitline.data_prep.parquet_files import open_parquet
+from vitline.infra.storage import Store
 
 PARQUET_ENDINGS = (".parquet", ".parq", ".pq")
 

@@ -4,8 +4,8 @@ import re
 import tarfile
 from collections.abc import Callable, Iterator
 
-from data_prep.corpora.files.archive_bytes import Source
-from data_prep.corpora.files.archive_members import ArchiveDamaged, Member, checked_path
+from vitline.data_prep.corpora.files.archive_bytes import Source
+from vitline.data_prep.corpora.files.archive_members import ArchiveDamaged, Member, checked_path
 
 _MAX_HEADER_BYTES = 1 << 20  # limit of a long name or pax header
 _BLOCK = tarfile.BLOCKSIZE

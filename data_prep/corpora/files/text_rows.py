@@ -13,9 +13,9 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO, cast
 
-from data_prep.corpora.files.parquet_rows import Refusal
-from data_prep.labels.label_texts import short
-from infra.storage import Store
+from vitline.data_prep.corpora.files.parquet_rows import Refusal
+from vitline.data_prep.labels.label_texts import short
+from vitline.infra.storage import Store
 
 DELIMITERS = {"CSV": ",", "TSV": "\t"}
 """By kind of table; JSON lines have no delimiter."""

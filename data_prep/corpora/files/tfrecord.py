@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from data_prep.corpora.files.archive_bytes import Source
-from infra.storage import Store
+from vitline.data_prep.corpora.files.archive_bytes import Source
+from vitline.infra.storage import Store
 
 MAX_RECORD_BYTES = 128 * 1024 * 1024
 """Larger payloads are skipped without reading them."""

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from data_prep.corpora.files.archive_bytes import WINDOW_BYTES, Ranges
-from data_prep.corpora.files.archive_members import ArchiveDamaged, Member, checked_path
-from infra.storage import Store
+from vitline.data_prep.corpora.files.archive_bytes import WINDOW_BYTES, Ranges
+from vitline.data_prep.corpora.files.archive_members import ArchiveDamaged, Member, checked_path
+from vitline.infra.storage import Store
 
 _ENTRY = struct.Struct("<4sHHHHHHIIIHHHHHII")  # 4.3.12
 _LOCAL = struct.Struct("<4s22xHH")  # 4.3.7

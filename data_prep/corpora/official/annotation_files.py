@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator, Mapping
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_prep.corpora.files.archives import archive_kind, read_members
-from data_prep.corpora.raw import WorkFolder
-from data_prep.parquet_files import read_parquet
-from infra.storage import Store
+from vitline.data_prep.corpora.files.archives import archive_kind, read_members
+from vitline.data_prep.corpora.raw import WorkFolder
+from vitline.data_prep.parquet_files import read_parquet
+from vitline.infra.storage import Store
 
 _MAX_TEXT_BYTES = 64 << 20
 _LABELS = "labels.parquet"

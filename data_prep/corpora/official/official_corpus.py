@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_prep.corpora.official.official_splits import OfficialSplits, Views, order_key
-from data_prep.corpora.official.tfds_order import tfds_order
-from data_prep.corpora.official.vtab_data import Found, Key, VtabData
-from data_prep.corpora.raw import Part, RawCorpus, RawExample, Spill, WorkFolder
-from data_prep.corpora.sources.folder_layout import readable_id
-from data_prep.labels.classes import ClassInfo, number_label
-from data_prep.parquet_files import read_parquet
+from vitline.data_prep.corpora.official.official_splits import OfficialSplits, Views, order_key
+from vitline.data_prep.corpora.official.tfds_order import tfds_order
+from vitline.data_prep.corpora.official.vtab_data import Found, Key, VtabData
+from vitline.data_prep.corpora.raw import Part, RawCorpus, RawExample, Spill, WorkFolder
+from vitline.data_prep.corpora.sources.folder_layout import readable_id
+from vitline.data_prep.labels.classes import ClassInfo, number_label
+from vitline.data_prep.parquet_files import read_parquet
 
 
 class OfficialCorpus(RawCorpus):

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from infra.config import FrozenConfig
-from infra.storage import Listed, Store
+from vitline.infra.config import FrozenConfig
+from vitline.infra.storage import Listed, Store
 
 
 class OfficialFile(FrozenConfig):

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from data_prep.corpora.raw import FirstRows
-from infra.config import FrozenConfig
+from vitline.data_prep.corpora.raw import FirstRows
+from vitline.infra.config import FrozenConfig
 
 NUM_TRAIN, NUM_VAL = 800, 200
 """VTAB-1k trains on the first 800 examples of train and chooses settings on the first 200 of val."""

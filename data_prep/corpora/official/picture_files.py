@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from data_prep.corpora.files.archive_members import Member
-from data_prep.corpora.files.archives import archive_kind, index, read_members, stretches
-from data_prep.corpora.raw import Part, WorkFolder
-from infra.storage import Store
+from vitline.data_prep.corpora.files.archive_members import Member
+from vitline.data_prep.corpora.files.archives import archive_kind, index, read_members, stretches
+from vitline.data_prep.corpora.raw import Part, WorkFolder
+from vitline.infra.storage import Store
 
 
 def picture_parts(store: Store, key: str, work: WorkFolder) -> Iterator[Part]:

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from data_prep.corpora.official.official_files import OfficialFiles
-from data_prep.corpora.raw import Part, WorkFolder
-from infra.storage import Listed, Store
+from vitline.data_prep.corpora.official.official_files import OfficialFiles
+from vitline.data_prep.corpora.raw import Part, WorkFolder
+from vitline.infra.storage import Listed, Store
 
 Key = str | int
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from pydantic import JsonValue
 
-from data_prep.corpora.files.archive_members import Member
-from data_prep.corpora.files.archives import archive_kind, index, read_members
-from data_prep.corpora.files.array_layouts import READ_BYTES, OneFile, Picture, buffered, damage_of
-from data_prep.corpora.raw import Part
+from vitline.data_prep.corpora.files.archive_members import Member
+from vitline.data_prep.corpora.files.archives import archive_kind, index, read_members
+from vitline.data_prep.corpora.files.array_layouts import READ_BYTES, OneFile, Picture, buffered, damage_of
+from vitline.data_prep.corpora.raw import Part
 
 _MAX_MEMBER_BYTES = 256 * 1024 * 1024
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from data_prep.config import ClassFolders, CorpusRecipe
-from data_prep.corpora.allowed_roots import AllowedRoots
-from data_prep.corpora.files.archive_members import Member, link_target
-from data_prep.corpora.files.archives import archive_kind, index, read_members, stretches
-from data_prep.corpora.raw import ListedCorpus, Part, RawExample, Spill, SplitRule, WorkFolder
-from data_prep.corpora.sources.folder_layout import (
+from vitline.data_prep.config import ClassFolders, CorpusRecipe
+from vitline.data_prep.corpora.allowed_roots import AllowedRoots
+from vitline.data_prep.corpora.files.archive_members import Member, link_target
+from vitline.data_prep.corpora.files.archives import archive_kind, index, read_members, stretches
+from vitline.data_prep.corpora.raw import ListedCorpus, Part, RawExample, Spill, SplitRule, WorkFolder
+from vitline.data_prep.corpora.sources.folder_layout import (
     FolderLayout,
     Links,
     Names,
@@ -30,8 +30,8 @@ from data_prep.corpora.sources.folder_layout import (
     readable_id,
     refusal_by_name,
 )
-from data_prep.labels.classes import ClassInfo
-from infra.storage import checked_key, open_store
+from vitline.data_prep.labels.classes import ClassInfo
+from vitline.infra.storage import checked_key, open_store
 
 _SURVEY_KEY = "archive.json"
 _MAX_DEPTH = 200  # folders in folders: each is a level of recursion

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.config import CorpusRecipe, Digits
-from data_prep.corpora.files.lossless_png import lossless_png
-from data_prep.corpora.raw import Part, RawCorpus, RawExample, Spill, WorkFolder
-from data_prep.splits import filled_splits
+from vitline.data_prep.config import CorpusRecipe, Digits
+from vitline.data_prep.corpora.files.lossless_png import lossless_png
+from vitline.data_prep.corpora.raw import Part, RawCorpus, RawExample, Spill, WorkFolder
+from vitline.data_prep.splits import filled_splits
 
 
 class DigitsCorpus(RawCorpus):

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, NotRequired, TypedDict
 
-from data_prep.config import TopFolders
-from data_prep.corpora.files.archive_members import LONGEST_PATH, Member, link_target
-from data_prep.corpora.raw import RawExample, SplitRule
+from vitline.data_prep.config import TopFolders
+from vitline.data_prep.corpora.files.archive_members import LONGEST_PATH, Member, link_target
+from vitline.data_prep.corpora.raw import RawExample, SplitRule
 
 Refused = tuple[str, str]
 _SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini", "icon\r"})

@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from data_prep.config import CorpusRecipe, Ilsvrc2012
-from data_prep.corpora.files.archive_members import Member
-from data_prep.corpora.files.archives import index, read_members, stretches
-from data_prep.corpora.raw import Part, RawCorpus, RawExample, SplitRule, WorkFolder
-from data_prep.corpora.sources.folder_layout import is_picture, readable_id, refusal_by_name
-from data_prep.corpora.sources.ilsvrc2012_kit import KIT, Kit, read_kit
-from data_prep.corpora.sources.imagenet21k import SynsetTars, refused_tars, synset_examples, synset_part
-from data_prep.labels.classes import ClassInfo
-from infra.storage import open_store
+from vitline.data_prep.config import CorpusRecipe, Ilsvrc2012
+from vitline.data_prep.corpora.files.archive_members import Member
+from vitline.data_prep.corpora.files.archives import index, read_members, stretches
+from vitline.data_prep.corpora.raw import Part, RawCorpus, RawExample, SplitRule, WorkFolder
+from vitline.data_prep.corpora.sources.folder_layout import is_picture, readable_id, refusal_by_name
+from vitline.data_prep.corpora.sources.ilsvrc2012_kit import KIT, Kit, read_kit
+from vitline.data_prep.corpora.sources.imagenet21k import SynsetTars, refused_tars, synset_examples, synset_part
+from vitline.data_prep.labels.classes import ClassInfo
+from vitline.infra.storage import open_store
 
 TRAIN, VAL = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
 _VAL_IMAGE = re.compile(r"ILSVRC2012_val_([0-9]{8})\.JPEG", re.IGNORECASE)

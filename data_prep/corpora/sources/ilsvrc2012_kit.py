@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.corpora.files.archives import read_members
-from data_prep.corpora.files.matlab_file import read_mat
-from data_prep.labels.classes import ClassInfo
-from infra.storage import Store
+from vitline.data_prep.corpora.files.archives import read_members
+from vitline.data_prep.corpora.files.matlab_file import read_mat
+from vitline.data_prep.labels.classes import ClassInfo
+from vitline.infra.storage import Store
 
 KIT = "ILSVRC2012_devkit_t12.tar.gz"
 _TRUTH, _META = "data/ILSVRC2012_validation_ground_truth.txt", "data/meta.mat"

@@ -10,14 +10,14 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from data_prep.config import CorpusRecipe, ImageArrays
-from data_prep.corpora.files.array_layouts import Arrays, Picture
-from data_prep.corpora.files.lossless_png import lossless_png
-from data_prep.corpora.raw import Part, RawCorpus, RawExample, Spill, SplitRule, WorkFolder
-from data_prep.corpora.sources.cifar_archive import Cifar
-from data_prep.corpora.sources.paired_arrays import Idx, Npz
-from data_prep.labels.classes import ClassInfo, number_label
-from infra.storage import open_store
+from vitline.data_prep.config import CorpusRecipe, ImageArrays
+from vitline.data_prep.corpora.files.array_layouts import Arrays, Picture
+from vitline.data_prep.corpora.files.lossless_png import lossless_png
+from vitline.data_prep.corpora.raw import Part, RawCorpus, RawExample, Spill, SplitRule, WorkFolder
+from vitline.data_prep.corpora.sources.cifar_archive import Cifar
+from vitline.data_prep.corpora.sources.paired_arrays import Idx, Npz
+from vitline.data_prep.labels.classes import ClassInfo, number_label
+from vitline.infra.storage import open_store
 
 _LAYOUTS: Mapping[str, type[Arrays]] = {
     "cifar10": Cifar,

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from data_prep.config import CorpusRecipe, ImageNet21k
-from data_prep.corpora.files.archive_members import Member, checked_path
-from data_prep.corpora.files.archives import archive_kind, index, read_members, read_tars_inside
-from data_prep.corpora.raw import Part, RawCorpus, RawExample, Spill, SplitRule, WorkFolder
-from data_prep.corpora.sources.folder_layout import is_picture, readable_id, refusal_by_name
-from infra.storage import Store, open_store
+from vitline.data_prep.config import CorpusRecipe, ImageNet21k
+from vitline.data_prep.corpora.files.archive_members import Member, checked_path
+from vitline.data_prep.corpora.files.archives import archive_kind, index, read_members, read_tars_inside
+from vitline.data_prep.corpora.raw import Part, RawCorpus, RawExample, Spill, SplitRule, WorkFolder
+from vitline.data_prep.corpora.sources.folder_layout import is_picture, readable_id, refusal_by_name
+from vitline.infra.storage import Store, open_store
 
 _SYNSET_TAR = re.compile(r"(?:.*/)?(n[0-9]{8})\.tar", re.DOTALL)
 _OTHERS, _STREAM = "others", "stream"

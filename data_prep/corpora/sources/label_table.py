@@ -15,16 +15,23 @@ from typing import Any, cast
 import pyarrow as pa
 from pydantic import JsonValue
 
-from data_prep.config import CorpusRecipe, LabelTable
-from data_prep.corpora.allowed_roots import AllowedRoots, location
-from data_prep.corpora.files.parquet_rows import PARQUET_ENDINGS, ParquetRows, Refusal, cell_text, cell_value, cells
-from data_prep.corpora.files.text_rows import DELIMITERS, TextRows, keys_of, parsed_line, parsed_row
-from data_prep.corpora.raw import Part, RawCorpus, RawExample, SplitRule, WorkFolder, table_of
-from data_prep.corpora.source_files import SourceFiles
-from data_prep.labels.class_maps import load_class_map
-from data_prep.labels.classes import number_label
-from data_prep.labels.label_texts import distinct_labels, label_texts, plain_text, short
-from infra.storage import Listed, Store, checked_key, open_store
+from vitline.data_prep.config import CorpusRecipe, LabelTable
+from vitline.data_prep.corpora.allowed_roots import AllowedRoots, location
+from vitline.data_prep.corpora.files.parquet_rows import (
+    PARQUET_ENDINGS,
+    ParquetRows,
+    Refusal,
+    cell_text,
+    cell_value,
+    cells,
+)
+from vitline.data_prep.corpora.files.text_rows import DELIMITERS, TextRows, keys_of, parsed_line, parsed_row
+from vitline.data_prep.corpora.raw import Part, RawCorpus, RawExample, SplitRule, WorkFolder, table_of
+from vitline.data_prep.corpora.source_files import SourceFiles
+from vitline.data_prep.labels.class_maps import load_class_map
+from vitline.data_prep.labels.classes import number_label
+from vitline.data_prep.labels.label_texts import distinct_labels, label_texts, plain_text, short
+from vitline.infra.storage import Listed, Store, checked_key, open_store
 
 _KINDS = {
     "CSV": (".csv", ".csv.gz"),

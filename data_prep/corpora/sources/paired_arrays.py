@@ -14,9 +14,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from pydantic import JsonValue
 
-from data_prep.corpora.files.array_layouts import ArrayDamaged, Arrays, OneFile, Picture, buffered, damage_of
-from data_prep.corpora.raw import Part, SplitRule
-from infra.storage import Listed, open_store
+from vitline.data_prep.corpora.files.array_layouts import ArrayDamaged, Arrays, OneFile, Picture, buffered, damage_of
+from vitline.data_prep.corpora.raw import Part, SplitRule
+from vitline.infra.storage import Listed, open_store
 
 _MAX_EXPANSION = 1032  # largest expansion by deflate
 

@@ -13,8 +13,8 @@ from typing import Any, cast
 import pyarrow as pa
 from pydantic import JsonValue
 
-from data_prep.config import CorpusRecipe, ParquetImages
-from data_prep.corpora.files.parquet_rows import (
+from vitline.data_prep.config import CorpusRecipe, ParquetImages
+from vitline.data_prep.corpora.files.parquet_rows import (
     PARQUET_ENDINGS,
     ParquetRows,
     Refusal,
@@ -23,11 +23,11 @@ from data_prep.corpora.files.parquet_rows import (
     cells,
     stretches,
 )
-from data_prep.corpora.raw import Part, RawCorpus, RawExample, Spill, SplitRule, WorkFolder, table_of
-from data_prep.corpora.source_files import SourceFiles, named_split
-from data_prep.labels.classes import ClassInfo, number_label
-from data_prep.labels.label_texts import distinct_labels, label_texts, labelled_number, short
-from data_prep.shard_format import (
+from vitline.data_prep.corpora.raw import Part, RawCorpus, RawExample, Spill, SplitRule, WorkFolder, table_of
+from vitline.data_prep.corpora.source_files import SourceFiles, named_split
+from vitline.data_prep.labels.classes import ClassInfo, number_label
+from vitline.data_prep.labels.label_texts import distinct_labels, label_texts, labelled_number, short
+from vitline.data_prep.shard_format import (
     CLASSES_KEY,
     MANIFEST_KEY,
     ListedShard,
@@ -36,7 +36,7 @@ from data_prep.shard_format import (
     load_manifest,
     open_shard,
 )
-from infra.storage import Store, open_store
+from vitline.infra.storage import Store, open_store
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,15 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field, JsonValue
 
-from data_prep.config import CorpusRecipe, PredictedClasses
-from data_prep.corpora.files.parquet_rows import stretches
-from data_prep.corpora.raw import Part, RawCorpus, RawExample, Spill, SplitRule, WorkFolder
-from data_prep.labels.label_texts import plain_text
-from data_prep.parquet_files import open_parquet, read_parquet
-from data_prep.shard_format import Manifest, ShardReader, SplitInfo, load_manifest
-from infra.records import StoredRecord
-from infra.runs.run_state import read_state
-from infra.storage import Store, open_store
+from vitline.data_prep.config import CorpusRecipe, PredictedClasses
+from vitline.data_prep.corpora.files.parquet_rows import stretches
+from vitline.data_prep.corpora.raw import Part, RawCorpus, RawExample, Spill, SplitRule, WorkFolder
+from vitline.data_prep.labels.label_texts import plain_text
+from vitline.data_prep.parquet_files import open_parquet, read_parquet
+from vitline.data_prep.shard_format import Manifest, ShardReader, SplitInfo, load_manifest
+from vitline.infra.records import StoredRecord
+from vitline.infra.runs.run_state import read_state
+from vitline.infra.storage import Store, open_store
 
 _FOLDER, _LIMITS = "predictions", "class-limits.json"
 

@@ -19,11 +19,11 @@ from typing import Any
 
 from pydantic import BaseModel, Field, NonNegativeInt, ValidationError
 
-from data_prep.config import CorpusRecipe, TfdsDirectory
-from data_prep.corpora.files.tfrecord import DamagedFile, Feature, frames, read_example
-from data_prep.corpora.raw import Part, RawCorpus, RawExample, Spill, SplitRule, WorkFolder
-from data_prep.labels.classes import ClassInfo, number_label
-from infra.storage import Store, open_store
+from vitline.data_prep.config import CorpusRecipe, TfdsDirectory
+from vitline.data_prep.corpora.files.tfrecord import DamagedFile, Feature, frames, read_example
+from vitline.data_prep.corpora.raw import Part, RawCorpus, RawExample, Spill, SplitRule, WorkFolder
+from vitline.data_prep.labels.classes import ClassInfo, number_label
+from vitline.infra.storage import Store, open_store
 
 _INFO, _FEATURES = "dataset_info.json", "features.json"
 _SMALLEST_RECORD_BYTES = {"tfrecord": 16, "array_record": 1}

@@ -9,14 +9,14 @@ from typing import Any, cast
 
 from pydantic import JsonValue
 
-from data_prep.config import CorpusRecipe, WebDataset
-from data_prep.corpora.files.archive_members import Member
-from data_prep.corpora.files.archives import archive_kind, index, read_members
-from data_prep.corpora.raw import Part, RawCorpus, RawExample, Spill, SplitRule, WorkFolder
-from data_prep.corpora.source_files import SourceFiles, named_split
-from data_prep.labels.classes import ClassInfo
-from data_prep.labels.label_texts import distinct_labels, label_texts, labelled_number, plain_text, short
-from infra.storage import Listed, Store
+from vitline.data_prep.config import CorpusRecipe, WebDataset
+from vitline.data_prep.corpora.files.archive_members import Member
+from vitline.data_prep.corpora.files.archives import archive_kind, index, read_members
+from vitline.data_prep.corpora.raw import Part, RawCorpus, RawExample, Spill, SplitRule, WorkFolder
+from vitline.data_prep.corpora.source_files import SourceFiles, named_split
+from vitline.data_prep.labels.classes import ClassInfo
+from vitline.data_prep.labels.label_texts import distinct_labels, label_texts, labelled_number, plain_text, short
+from vitline.infra.storage import Listed, Store
 
 _ENDINGS = (".tar", ".tar.gz", ".tgz")
 # One worker reads a tar of up to this size as a whole. For a larger one, the headers are listed first, to divide it.

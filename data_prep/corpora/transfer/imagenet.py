@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.config import CorpusRecipe
-from data_prep.corpora.files.archives import index
-from data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
-from data_prep.corpora.official.tfds_order import order_prefix
-from data_prep.corpora.raw import Part, RawExample, WorkFolder
-from data_prep.corpora.sources.folder_layout import is_picture
-from data_prep.corpora.transfer.imagenet_task import KIT_FILE, VALIDATION_FILE, ImagenetTask, file_name
-from data_prep.corpora.transfer.transfer_splits import OFFICIAL_SPLITS, VIEWS
-from infra.storage import Store
+from vitline.data_prep.config import CorpusRecipe
+from vitline.data_prep.corpora.files.archives import index
+from vitline.data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
+from vitline.data_prep.corpora.official.tfds_order import order_prefix
+from vitline.data_prep.corpora.raw import Part, RawExample, WorkFolder
+from vitline.data_prep.corpora.sources.folder_layout import is_picture
+from vitline.data_prep.corpora.transfer.imagenet_task import KIT_FILE, VALIDATION_FILE, ImagenetTask, file_name
+from vitline.data_prep.corpora.transfer.transfer_splits import OFFICIAL_SPLITS, VIEWS
+from vitline.infra.storage import Store
 
 _VAL_BEGINS = "val-begins.json"
 # Each header is one read. A tenth of the archive, 128,100 headers on a local disk, took 29 s with one thread, 9 s with these.

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 
-from data_prep.config import CorpusRecipe
-from data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
-from data_prep.corpora.official.tfds_order import order_prefix
-from data_prep.corpora.raw import Part, RawExample, WorkFolder
-from data_prep.corpora.sources.ilsvrc2012 import validation_number
-from data_prep.corpora.transfer.imagenet_task import KIT_FILE, VALIDATION_FILE, ImagenetTask, file_name
-from data_prep.corpora.transfer.transfer_splits import TEST_SETS
-from infra.storage import Store
+from vitline.data_prep.config import CorpusRecipe
+from vitline.data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
+from vitline.data_prep.corpora.official.tfds_order import order_prefix
+from vitline.data_prep.corpora.raw import Part, RawExample, WorkFolder
+from vitline.data_prep.corpora.sources.ilsvrc2012 import validation_number
+from vitline.data_prep.corpora.transfer.imagenet_task import KIT_FILE, VALIDATION_FILE, ImagenetTask, file_name
+from vitline.data_prep.corpora.transfer.transfer_splits import TEST_SETS
+from vitline.infra.storage import Store
 
 REAL_SHA256 = "d83e9bff374c631aae8439eb064c7019acc56e1b3bc3f56b8380c2a710b0220b"
 """sha256 of the published real.json, which equals the output of json.dumps for its lists."""

@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import ClassVar
 
-from data_prep.config import CorpusRecipe, Ilsvrc2012
-from data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
-from data_prep.corpora.raw import Part, RawCorpus, WorkFolder
-from data_prep.corpora.sources.ilsvrc2012 import Ilsvrc2012Corpus
-from data_prep.corpora.sources.ilsvrc2012_kit import KIT, Kit
-from data_prep.corpora.transfer.transfer_splits import OFFICIAL_SPLITS
-from data_prep.labels.class_maps import RELEASES
-from data_prep.labels.classes import ClassInfo
-from infra.storage import Listed, Store
+from vitline.data_prep.config import CorpusRecipe, Ilsvrc2012
+from vitline.data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
+from vitline.data_prep.corpora.raw import Part, RawCorpus, WorkFolder
+from vitline.data_prep.corpora.sources.ilsvrc2012 import Ilsvrc2012Corpus
+from vitline.data_prep.corpora.sources.ilsvrc2012_kit import KIT, Kit
+from vitline.data_prep.corpora.transfer.transfer_splits import OFFICIAL_SPLITS
+from vitline.data_prep.labels.class_maps import RELEASES
+from vitline.data_prep.labels.classes import ClassInfo
+from vitline.infra.storage import Listed, Store
 
 KIT_FILE = OfficialFile(name=KIT)
 VALIDATION_FILE = OfficialFile(

@@ -8,15 +8,15 @@ makes folder 10 class 2.
 import re
 from collections.abc import Iterator
 
-from data_prep.config import CorpusRecipe
-from data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
-from data_prep.corpora.official.picture_files import picture_members, picture_parts
-from data_prep.corpora.official.tfds_order import order_prefix
-from data_prep.corpora.raw import Part, RawExample, Spill, WorkFolder
-from data_prep.corpora.sources.folder_layout import readable_id, refusal_by_name
-from data_prep.corpora.transfer.imagenet_task import KIT_FILE, ImagenetTask
-from data_prep.corpora.transfer.transfer_splits import TEST_SETS
-from infra.storage import Store
+from vitline.data_prep.config import CorpusRecipe
+from vitline.data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
+from vitline.data_prep.corpora.official.picture_files import picture_members, picture_parts
+from vitline.data_prep.corpora.official.tfds_order import order_prefix
+from vitline.data_prep.corpora.raw import Part, RawExample, Spill, WorkFolder
+from vitline.data_prep.corpora.sources.folder_layout import readable_id, refusal_by_name
+from vitline.data_prep.corpora.transfer.imagenet_task import KIT_FILE, ImagenetTask
+from vitline.data_prep.corpora.transfer.transfer_splits import TEST_SETS
+from vitline.infra.storage import Store
 
 _IMAGE = re.compile(r"(?:.*/)?(0|[1-9][0-9]*)/([^/]+)", re.DOTALL)
 

@@ -2,19 +2,19 @@
 
 from collections.abc import Mapping
 
-from data_prep.config import CorpusRecipe, Transfer
-from data_prep.corpora.official.official_corpus import OfficialCorpus
-from data_prep.corpora.official.official_files import OfficialFiles
-from data_prep.corpora.official.vtab_data import VtabData
-from data_prep.corpora.raw import RawCorpus
-from data_prep.corpora.transfer.imagenet import Imagenet
-from data_prep.corpora.transfer.imagenet_real import ImagenetReal
-from data_prep.corpora.transfer.imagenet_v2 import ImagenetV2
-from data_prep.corpora.transfer.transfer_splits import OFFICIAL_SPLITS, VIEWS
-from data_prep.corpora.vtab.listed_archives import Flowers102, Pets
-from data_prep.corpora.vtab.pixel_arrays import Cifar10, Cifar100
-from data_prep.corpora.vtab.vtab_tfds import OfficialTfdsCorpus, is_tfds_directory
-from infra.storage import open_store
+from vitline.data_prep.config import CorpusRecipe, Transfer
+from vitline.data_prep.corpora.official.official_corpus import OfficialCorpus
+from vitline.data_prep.corpora.official.official_files import OfficialFiles
+from vitline.data_prep.corpora.official.vtab_data import VtabData
+from vitline.data_prep.corpora.raw import RawCorpus
+from vitline.data_prep.corpora.transfer.imagenet import Imagenet
+from vitline.data_prep.corpora.transfer.imagenet_real import ImagenetReal
+from vitline.data_prep.corpora.transfer.imagenet_v2 import ImagenetV2
+from vitline.data_prep.corpora.transfer.transfer_splits import OFFICIAL_SPLITS, VIEWS
+from vitline.data_prep.corpora.vtab.listed_archives import Flowers102, Pets
+from vitline.data_prep.corpora.vtab.pixel_arrays import Cifar10, Cifar100
+from vitline.data_prep.corpora.vtab.vtab_tfds import OfficialTfdsCorpus, is_tfds_directory
+from vitline.infra.storage import open_store
 
 _OF_IMAGENET: Mapping[str, type[Imagenet] | type[ImagenetReal] | type[ImagenetV2]] = {
     "imagenet": Imagenet,

@@ -7,7 +7,7 @@ authors' released configs (`train[:99%]`, `train[:98%]`, `train[:90%]`).
 
 from collections.abc import Mapping
 
-from data_prep.corpora.official.official_splits import OfficialSplits, Views, cut
+from vitline.data_prep.corpora.official.official_splits import OfficialSplits, Views, cut
 
 VIEWS: Views = {"trainval": ("train", "val")}
 

@@ -17,20 +17,20 @@ from typing import Any
 
 import simplejpeg
 
-from data_prep.corpora.files.archive_bytes import Gunzipped, Ranges
-from data_prep.corpora.files.archive_members import ArchiveDamaged, Member
-from data_prep.corpora.files.archives import archive_kind, member_pieces, read_members
-from data_prep.corpora.files.tar_members import read_tar, tar_members
-from data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
-from data_prep.corpora.official.official_splits import OFFICIAL_SPLITS
-from data_prep.corpora.official.picture_files import picture_members, picture_parts, picture_paths
-from data_prep.corpora.official.tfds_order import tfds_order
-from data_prep.corpora.official.vtab_data import Found, Key, VtabData
-from data_prep.corpora.raw import Part, WorkFolder
-from data_prep.corpora.sources.folder_layout import refusal_by_name
-from data_prep.decode import DecodePolicy, decode
-from data_prep.images import pixel_sha256
-from infra.storage import Listed, Store
+from vitline.data_prep.corpora.files.archive_bytes import Gunzipped, Ranges
+from vitline.data_prep.corpora.files.archive_members import ArchiveDamaged, Member
+from vitline.data_prep.corpora.files.archives import archive_kind, member_pieces, read_members
+from vitline.data_prep.corpora.files.tar_members import read_tar, tar_members
+from vitline.data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
+from vitline.data_prep.corpora.official.official_splits import OFFICIAL_SPLITS
+from vitline.data_prep.corpora.official.picture_files import picture_members, picture_parts, picture_paths
+from vitline.data_prep.corpora.official.tfds_order import tfds_order
+from vitline.data_prep.corpora.official.vtab_data import Found, Key, VtabData
+from vitline.data_prep.corpora.raw import Part, WorkFolder
+from vitline.data_prep.corpora.sources.folder_layout import refusal_by_name
+from vitline.data_prep.decode import DecodePolicy, decode
+from vitline.data_prep.images import pixel_sha256
+from vitline.infra.storage import Listed, Store
 
 _ARCHIVE, _INNER = "caltech-101.zip", "caltech-101/101_ObjectCategories.tar.gz"
 _HUB = "clip-benchmark/wds_vtab-caltech101"

@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
-from data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
-from data_prep.corpora.official.picture_files import picture_members, picture_parts, picture_paths
-from data_prep.corpora.official.vtab_data import Found, Key, VtabData
-from data_prep.corpora.raw import Part, WorkFolder
-from data_prep.corpora.sources.folder_layout import refusal_by_name
-from infra.config import replace
-from infra.storage import Listed
+from vitline.data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
+from vitline.data_prep.corpora.official.picture_files import picture_members, picture_parts, picture_paths
+from vitline.data_prep.corpora.official.vtab_data import Found, Key, VtabData
+from vitline.data_prep.corpora.raw import Part, WorkFolder
+from vitline.data_prep.corpora.sources.folder_layout import refusal_by_name
+from vitline.infra.config import replace
+from vitline.infra.storage import Listed
 
 
 class ClassArchive(VtabData):

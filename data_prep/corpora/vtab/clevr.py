@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from data_prep.corpora.files.archives import member_pieces
-from data_prep.corpora.official.annotation_files import keep_labels, kept_labels
-from data_prep.corpora.official.json_items import json_items
-from data_prep.corpora.official.label_rules import clevr_count, clevr_distance
-from data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
-from data_prep.corpora.official.picture_files import picture_members, picture_parts, picture_paths
-from data_prep.corpora.official.vtab_data import Found, Key, VtabData
-from data_prep.corpora.raw import Part, WorkFolder
-from data_prep.corpora.sources.folder_layout import refusal_by_name
+from vitline.data_prep.corpora.files.archives import member_pieces
+from vitline.data_prep.corpora.official.annotation_files import keep_labels, kept_labels
+from vitline.data_prep.corpora.official.json_items import json_items
+from vitline.data_prep.corpora.official.label_rules import clevr_count, clevr_distance
+from vitline.data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
+from vitline.data_prep.corpora.official.picture_files import picture_members, picture_parts, picture_paths
+from vitline.data_prep.corpora.official.vtab_data import Found, Key, VtabData
+from vitline.data_prep.corpora.raw import Part, WorkFolder
+from vitline.data_prep.corpora.sources.folder_layout import refusal_by_name
 
 _SPLITS = {"train": "train", "val": "validation"}
 """TFDS names of CLEVR's splits. Its test split has no scenes."""

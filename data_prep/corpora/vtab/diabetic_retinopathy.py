@@ -9,15 +9,15 @@ from functools import cached_property, partial
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from data_prep.corpora.official.annotation_files import annotation_texts
-from data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
-from data_prep.corpora.official.opencv import opencv
-from data_prep.corpora.official.picture_files import picture_members, picture_parts
-from data_prep.corpora.official.vtab_data import Found, Key, VtabData
-from data_prep.corpora.raw import Part, WorkFolder
-from data_prep.corpora.sources.folder_layout import refusal_by_name
-from data_prep.decode import DEFAULT_POLICY, ImageRejected
-from infra.storage import Listed
+from vitline.data_prep.corpora.official.annotation_files import annotation_texts
+from vitline.data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
+from vitline.data_prep.corpora.official.opencv import opencv
+from vitline.data_prep.corpora.official.picture_files import picture_members, picture_parts
+from vitline.data_prep.corpora.official.vtab_data import Found, Key, VtabData
+from vitline.data_prep.corpora.raw import Part, WorkFolder
+from vitline.data_prep.corpora.sources.folder_layout import refusal_by_name
+from vitline.data_prep.decode import DEFAULT_POLICY, ImageRejected
+from vitline.infra.storage import Listed
 
 RADIUS_PX = 300
 """Radius of every eye."""

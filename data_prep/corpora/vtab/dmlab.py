@@ -3,13 +3,13 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from data_prep.corpora.files.archive_members import ArchiveDamaged
-from data_prep.corpora.files.archives import archive_kind, open_members
-from data_prep.corpora.files.tfrecord import DamagedFile, Feature, Frame, frames, frames_inside, read_example
-from data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
-from data_prep.corpora.official.vtab_data import Found, Key, VtabData
-from data_prep.corpora.raw import Part, WorkFolder
-from infra.storage import Listed
+from vitline.data_prep.corpora.files.archive_members import ArchiveDamaged
+from vitline.data_prep.corpora.files.archives import archive_kind, open_members
+from vitline.data_prep.corpora.files.tfrecord import DamagedFile, Feature, Frame, frames, frames_inside, read_example
+from vitline.data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
+from vitline.data_prep.corpora.official.vtab_data import Found, Key, VtabData
+from vitline.data_prep.corpora.raw import Part, WorkFolder
+from vitline.infra.storage import Listed
 
 _SHARD = re.compile(r"(?:^|/)dmlab-(train|validation|test)\.tfrecord[^/]*\Z")
 _FEATURES = frozenset({"image", "filename", "label"})

@@ -7,15 +7,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data_prep.corpora.files.array_layouts import ArrayDamaged, damage_of
-from data_prep.corpora.files.hdf5_file import Hdf5Array, open_hdf5
-from data_prep.corpora.files.lossless_png import lossless_png
-from data_prep.corpora.official.label_rules import dsprites_location, dsprites_orientation
-from data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
-from data_prep.corpora.official.vtab_data import Found, Key, VtabData
-from data_prep.corpora.raw import Part, WorkFolder
-from data_prep.corpora.sources.paired_arrays import Npz
-from infra.storage import Store
+from vitline.data_prep.corpora.files.array_layouts import ArrayDamaged, damage_of
+from vitline.data_prep.corpora.files.hdf5_file import Hdf5Array, open_hdf5
+from vitline.data_prep.corpora.files.lossless_png import lossless_png
+from vitline.data_prep.corpora.official.label_rules import dsprites_location, dsprites_orientation
+from vitline.data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
+from vitline.data_prep.corpora.official.vtab_data import Found, Key, VtabData
+from vitline.data_prep.corpora.raw import Part, WorkFolder
+from vitline.data_prep.corpora.sources.paired_arrays import Npz
+from vitline.infra.storage import Store
 
 _STEM = "dsprites_ndarray_co1sh3sc6or40x32y32_64x64"
 _IMAGES, _CLASSES = "imgs", "latents_classes"

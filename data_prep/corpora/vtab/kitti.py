@@ -7,13 +7,13 @@ from functools import cached_property
 
 import numpy as np
 
-from data_prep.corpora.official.annotation_files import annotation_texts, keep_labels, kept_labels
-from data_prep.corpora.official.label_rules import kitti_distance
-from data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
-from data_prep.corpora.official.picture_files import picture_members, picture_parts, picture_paths
-from data_prep.corpora.official.vtab_data import Found, Key, VtabData
-from data_prep.corpora.raw import Part, WorkFolder
-from data_prep.corpora.sources.folder_layout import refusal_by_name
+from vitline.data_prep.corpora.official.annotation_files import annotation_texts, keep_labels, kept_labels
+from vitline.data_prep.corpora.official.label_rules import kitti_distance
+from vitline.data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
+from vitline.data_prep.corpora.official.picture_files import picture_members, picture_parts, picture_paths
+from vitline.data_prep.corpora.official.vtab_data import Found, Key, VtabData
+from vitline.data_prep.corpora.raw import Part, WorkFolder
+from vitline.data_prep.corpora.sources.folder_layout import refusal_by_name
 
 _PICTURE = re.compile(r"(?:^|/)training/image_2/([0-9]{6})\.png\Z")
 _LABEL = re.compile(r"(?:^|/)training/label_2/([0-9]{6})\.txt\Z")

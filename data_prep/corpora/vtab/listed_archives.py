@@ -7,12 +7,12 @@ from functools import cached_property
 
 import numpy as np
 
-from data_prep.corpora.files.archives import read_members
-from data_prep.corpora.files.matlab_file import read_mat
-from data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
-from data_prep.corpora.official.picture_files import picture_members, picture_parts
-from data_prep.corpora.official.vtab_data import Found, Key, VtabData
-from data_prep.corpora.raw import Part, WorkFolder
+from vitline.data_prep.corpora.files.archives import read_members
+from vitline.data_prep.corpora.files.matlab_file import read_mat
+from vitline.data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
+from vitline.data_prep.corpora.official.picture_files import picture_members, picture_parts
+from vitline.data_prep.corpora.official.vtab_data import Found, Key, VtabData
+from vitline.data_prep.corpora.raw import Part, WorkFolder
 
 _LISTING = "listing.json"
 _MAX_LIST_BYTES = 64 << 20

@@ -8,13 +8,13 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from data_prep.corpora.files.array_layouts import READ_BYTES, buffered, damage_of
-from data_prep.corpora.files.hdf5_file import Hdf5Array, open_hdf5
-from data_prep.corpora.files.lossless_png import lossless_png
-from data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
-from data_prep.corpora.official.vtab_data import Found, Key, VtabData
-from data_prep.corpora.raw import Part, WorkFolder
-from infra.storage import Store
+from vitline.data_prep.corpora.files.array_layouts import READ_BYTES, buffered, damage_of
+from vitline.data_prep.corpora.files.hdf5_file import Hdf5Array, open_hdf5
+from vitline.data_prep.corpora.files.lossless_png import lossless_png
+from vitline.data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
+from vitline.data_prep.corpora.official.vtab_data import Found, Key, VtabData
+from vitline.data_prep.corpora.raw import Part, WorkFolder
+from vitline.infra.storage import Store
 
 _NAMES = {"train": "train", "validation": "valid", "test": "test"}
 """Names of the TFDS splits in files and keys."""

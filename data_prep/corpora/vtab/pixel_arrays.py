@@ -5,14 +5,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from data_prep.corpora.files.lossless_png import lossless_png
-from data_prep.corpora.files.matlab_file import read_mat
-from data_prep.corpora.official.label_rules import svhn_digit
-from data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
-from data_prep.corpora.official.vtab_data import Found, Key, VtabData
-from data_prep.corpora.raw import Part, WorkFolder
-from data_prep.corpora.sources.cifar_archive import Cifar
-from infra.storage import Store
+from vitline.data_prep.corpora.files.lossless_png import lossless_png
+from vitline.data_prep.corpora.files.matlab_file import read_mat
+from vitline.data_prep.corpora.official.label_rules import svhn_digit
+from vitline.data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
+from vitline.data_prep.corpora.official.vtab_data import Found, Key, VtabData
+from vitline.data_prep.corpora.raw import Part, WorkFolder
+from vitline.data_prep.corpora.sources.cifar_archive import Cifar
+from vitline.infra.storage import Store
 
 
 class _CifarArchive(VtabData):

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.corpora.files.array_layouts import ArrayDamaged, buffered, damage_of
-from data_prep.corpora.files.lossless_png import lossless_png
-from data_prep.corpora.official.label_rules import smallnorb_azimuth
-from data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
-from data_prep.corpora.official.vtab_data import Found, Key, VtabData
-from data_prep.corpora.raw import Part, WorkFolder
-from data_prep.corpora.sources.paired_arrays import StreamedArray
+from vitline.data_prep.corpora.files.array_layouts import ArrayDamaged, buffered, damage_of
+from vitline.data_prep.corpora.files.lossless_png import lossless_png
+from vitline.data_prep.corpora.official.label_rules import smallnorb_azimuth
+from vitline.data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
+from vitline.data_prep.corpora.official.vtab_data import Found, Key, VtabData
+from vitline.data_prep.corpora.raw import Part, WorkFolder
+from vitline.data_prep.corpora.sources.paired_arrays import StreamedArray
 
 _TRAIN, _TEST = "smallnorb-5x46789x9x18x6x2x96x96-training", "smallnorb-5x01235x9x18x6x2x96x96-testing"
 _STEMS = {"train": _TRAIN, "test": _TEST}

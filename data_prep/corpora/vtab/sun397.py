@@ -25,14 +25,14 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
-from data_prep.corpora.official.opencv import opencv
-from data_prep.corpora.official.vtab_data import Found
-from data_prep.corpora.raw import Part, WorkFolder
-from data_prep.corpora.vtab.listed_archives import ListedArchive
-from data_prep.decode import PILLOW_FAULTS, DecodePolicy, ImageRejected, decode
-from infra.config import replace
-from infra.storage import Listed
+from vitline.data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
+from vitline.data_prep.corpora.official.opencv import opencv
+from vitline.data_prep.corpora.official.vtab_data import Found
+from vitline.data_prep.corpora.raw import Part, WorkFolder
+from vitline.data_prep.corpora.vtab.listed_archives import ListedArchive
+from vitline.data_prep.decode import PILLOW_FAULTS, DecodePolicy, ImageRejected, decode
+from vitline.infra.config import replace
+from vitline.infra.storage import Listed
 
 _TARGET_PIXELS, _JPEG_QUALITY = 120_000, 95
 _LISTS = {"sun397_tfds_tr.txt": "train", "sun397_tfds_va.txt": "validation", "sun397_tfds_te.txt": "test"}

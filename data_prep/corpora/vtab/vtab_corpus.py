@@ -2,14 +2,14 @@
 
 import importlib
 
-from data_prep.config import CorpusRecipe, Vtab
-from data_prep.corpora.official.label_rules import NUM_CLASSES
-from data_prep.corpora.official.official_corpus import OfficialCorpus
-from data_prep.corpora.official.official_splits import OFFICIAL_SPLITS, VIEWS
-from data_prep.corpora.official.vtab_data import VtabData
-from data_prep.corpora.raw import RawCorpus
-from data_prep.corpora.vtab.vtab_tfds import OfficialTfdsCorpus, is_tfds_directory
-from infra.storage import Store, open_store
+from vitline.data_prep.config import CorpusRecipe, Vtab
+from vitline.data_prep.corpora.official.label_rules import NUM_CLASSES
+from vitline.data_prep.corpora.official.official_corpus import OfficialCorpus
+from vitline.data_prep.corpora.official.official_splits import OFFICIAL_SPLITS, VIEWS
+from vitline.data_prep.corpora.official.vtab_data import VtabData
+from vitline.data_prep.corpora.raw import RawCorpus
+from vitline.data_prep.corpora.vtab.vtab_tfds import OfficialTfdsCorpus, is_tfds_directory
+from vitline.infra.storage import Store, open_store
 
 _READERS = {
     "caltech101": "caltech101.Caltech101",
@@ -50,7 +50,7 @@ def data_set_of(task: str) -> str:
 def open_data(task: str, store: Store, max_bytes: int) -> VtabData:
     """The reader of the data set of a task."""
     module, _, name = _READERS[data_set_of(task)].partition(".")
-    reader = getattr(importlib.import_module(f"data_prep.corpora.vtab.{module}"), name)
+    reader = getattr(importlib.import_module(f"vitline.data_prep.corpora.vtab.{module}"), name)
     data: VtabData = reader(store, task, max_bytes)
     return data
 

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from data_prep.config import CorpusRecipe, TfdsDirectory
-from data_prep.corpora.files.tfrecord import Feature
-from data_prep.corpora.official import label_rules
-from data_prep.corpora.official.official_splits import OfficialSplits, Views, order_key
-from data_prep.corpora.raw import Part, RawExample, WorkFolder
-from data_prep.corpora.sources.tfds import LabelRefused, TfdsCorpus
-from data_prep.labels.classes import ClassInfo, number_label
-from infra.storage import open_store
+from vitline.data_prep.config import CorpusRecipe, TfdsDirectory
+from vitline.data_prep.corpora.files.tfrecord import Feature
+from vitline.data_prep.corpora.official import label_rules
+from vitline.data_prep.corpora.official.official_splits import OfficialSplits, Views, order_key
+from vitline.data_prep.corpora.raw import Part, RawExample, WorkFolder
+from vitline.data_prep.corpora.sources.tfds import LabelRefused, TfdsCorpus
+from vitline.data_prep.labels.classes import ClassInfo, number_label
+from vitline.infra.storage import open_store
 
 Values = Mapping[str, list[Any]]
 _KITTI_TYPES = ("Car", "Van", "Truck", "Pedestrian", "Person_sitting", "Cyclist", "Tram", "Misc")

@@ -5,15 +5,15 @@ import math
 from typing import Any
 from unittest.mock import patch
 
-import vit.training.train as loop
-from flows.chaos.bench import Bench, Training
-from flows.chaos.promises import require
-from flows.chaos.scenario import scenario
-from infra.runs.journal import read_journal
-from infra.runs.run_state import StopReason
-from infra.runs.stopping import StopPoller
-from vit.training.checkpoints.names import list_checkpoints
-from vit.training.checkpoints.search import newest_checkpoint
+import vitline.vit.training.train as loop
+from vitline.flows.chaos.bench import Bench, Training
+from vitline.flows.chaos.promises import require
+from vitline.flows.chaos.scenario import scenario
+from vitline.infra.runs.journal import read_journal
+from vitline.infra.runs.run_state import StopReason
+from vitline.infra.runs.stopping import StopPoller
+from vitline.vit.training.checkpoints.names import list_checkpoints
+from vitline.vit.training.checkpoints.search import newest_checkpoint
 
 STOP_AT = 12
 

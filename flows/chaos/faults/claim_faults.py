@@ -12,13 +12,13 @@ from unittest.mock import patch
 
 import psutil
 
-from flows.chaos.bench import Bench, Training, holder
-from flows.chaos.promises import require, wait_until
-from flows.chaos.scenario import scenario
-from infra.runs.claims import Claim, ClaimHeld, read_claim, take_claim
-from infra.runs.run_state import CLAIM_LOST_EXIT_CODE
-from infra.runs.watching import Watch
-from infra.storage import open_store
+from vitline.flows.chaos.bench import Bench, Training, holder
+from vitline.flows.chaos.promises import require, wait_until
+from vitline.flows.chaos.scenario import scenario
+from vitline.infra.runs.claims import Claim, ClaimHeld, read_claim, take_claim
+from vitline.infra.runs.run_state import CLAIM_LOST_EXIT_CODE
+from vitline.infra.runs.watching import Watch
+from vitline.infra.storage import open_store
 
 STARTERS, ROUNDS = 8, 5
 TIMEOUT_S = 60.0

@@ -3,18 +3,18 @@
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from flows.chaos.bench import Bench, Training
-from flows.chaos.promises import PromiseBroken, require
-from flows.chaos.ray_driver import AT, FAULT
-from flows.chaos.scenario import scenario
-from flows.stages.engines import Engines, open_engines
-from flows.stages.stage import StageFailed, run_stage, run_store
-from infra.runs.progress import RunProgress
-from infra.runs.run_state import NO_STATE, read_state
-from infra.settings import Settings
-from infra.storage import Store
-from vit.run_spec import START_TRY_S, make_spec, read_progress, read_starts
-from vit.training.checkpoints.names import list_checkpoints
+from vitline.flows.chaos.bench import Bench, Training
+from vitline.flows.chaos.promises import PromiseBroken, require
+from vitline.flows.chaos.ray_driver import AT, FAULT
+from vitline.flows.chaos.scenario import scenario
+from vitline.flows.stages.engines import Engines, open_engines
+from vitline.flows.stages.stage import StageFailed, run_stage, run_store
+from vitline.infra.runs.progress import RunProgress
+from vitline.infra.runs.run_state import NO_STATE, read_state
+from vitline.infra.settings import Settings
+from vitline.infra.storage import Store
+from vitline.vit.run_spec import START_TRY_S, make_spec, read_progress, read_starts
+from vitline.vit.training.checkpoints.names import list_checkpoints
 
 NEEDS = "one free CPU in Ray"
 
@@ -92,7 +92,7 @@ def followed(
         engines,
         run,
         spec.run_key,
-        "flows.chaos.ray_driver",
+        "vitline.flows.chaos.ray_driver",
         spec,
         title=name,
         progress=progress,

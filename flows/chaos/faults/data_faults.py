@@ -11,17 +11,17 @@ import numpy as np
 from PIL import Image
 from pydantic import ValidationError
 
-from data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe, PrepareExecution
-from data_prep.find_corpus import corpus_store
-from data_prep.prepare import prepare
-from data_prep.records import read_table
-from data_prep.shard_format import REJECTS_KEY, ShardError, load_manifest, segment_keys
-from flows.chaos.bench import Bench
-from flows.chaos.promises import PromiseBroken, require
-from flows.chaos.scenario import scenario
-from flows.requests.forms import PretrainRequest
-from flows.requests.training_config import resolve_pretrain
-from infra.storage import Store
+from vitline.data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe, PrepareExecution
+from vitline.data_prep.find_corpus import corpus_store
+from vitline.data_prep.prepare import prepare
+from vitline.data_prep.records import read_table
+from vitline.data_prep.shard_format import REJECTS_KEY, ShardError, load_manifest, segment_keys
+from vitline.flows.chaos.bench import Bench
+from vitline.flows.chaos.promises import PromiseBroken, require
+from vitline.flows.chaos.scenario import scenario
+from vitline.flows.requests.forms import PretrainRequest
+from vitline.flows.requests.training_config import resolve_pretrain
+from vitline.infra.storage import Store
 
 NUM_GOOD = 30
 LOOP = "loop.png"  # a link to itself

@@ -3,18 +3,18 @@
 import contextlib
 from collections.abc import Callable, Iterator
 
-from flows.chaos.bench import Bench, Training
-from flows.chaos.faults.cluster_faults import followed, settings_of
-from flows.chaos.promises import require
-from flows.chaos.ray_driver import AT, REACHED
-from flows.chaos.ray_nodes import ThreeNodes, three_nodes
-from flows.chaos.scenario import scenario
-from flows.stages.engines import Engines, Terminal
-from flows.to_mlflow.shipper import Shipper
-from infra.local.paths import log_dir
-from infra.runs.run_state import NO_STATE, read_state
-from infra.storage import Store
-from vit.run_spec import read_starts
+from vitline.flows.chaos.bench import Bench, Training
+from vitline.flows.chaos.faults.cluster_faults import followed, settings_of
+from vitline.flows.chaos.promises import require
+from vitline.flows.chaos.ray_driver import AT, REACHED
+from vitline.flows.chaos.ray_nodes import ThreeNodes, three_nodes
+from vitline.flows.chaos.scenario import scenario
+from vitline.flows.stages.engines import Engines, Terminal
+from vitline.flows.to_mlflow.shipper import Shipper
+from vitline.infra.local.paths import log_dir
+from vitline.infra.runs.run_state import NO_STATE, read_state
+from vitline.infra.storage import Store
+from vitline.vit.run_spec import read_starts
 
 NEEDS = "1 GB of memory on this machine"
 DEADLINE_S = 30

@@ -5,14 +5,14 @@ import random
 import signal
 from unittest.mock import patch
 
-from flows.chaos.bench import SAVE_EVERY, STEPS, Bench, Training
-from flows.chaos.promises import NotTried, require
-from flows.chaos.scenario import scenario
-from flows.chaos.small_disk import fill, make_room, small_disk
-from infra.runs.run_state import StopReason
-from infra.runs.stopping import StopPoller
-from infra.storage import StoreFailed, open_store
-from vit.training.checkpoints.search import newest_checkpoint
+from vitline.flows.chaos.bench import SAVE_EVERY, STEPS, Bench, Training
+from vitline.flows.chaos.promises import NotTried, require
+from vitline.flows.chaos.scenario import scenario
+from vitline.flows.chaos.small_disk import fill, make_room, small_disk
+from vitline.infra.runs.run_state import StopReason
+from vitline.infra.runs.stopping import StopPoller
+from vitline.infra.storage import StoreFailed, open_store
+from vitline.vit.training.checkpoints.search import newest_checkpoint
 
 AFTER_A_SAVE = 2 * SAVE_EVERY + 2  # the first checkpoint was committed before the second one began
 

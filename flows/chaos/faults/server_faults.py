@@ -6,15 +6,15 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from flows.chaos.bench import Bench, Training
-from flows.chaos.own_servers import OwnServers
-from flows.chaos.promises import NotTried, PromiseBroken, require, wait_until
-from flows.chaos.scenario import scenario
-from flows.records import attempt_records
-from infra.runs.journal import read_journal
-from infra.runs.run_state import NO_STATE, read_state
-from infra.storage import Store
-from vit.run_spec import RunSpec, read_starts
+from vitline.flows.chaos.bench import Bench, Training
+from vitline.flows.chaos.own_servers import OwnServers
+from vitline.flows.chaos.promises import NotTried, PromiseBroken, require, wait_until
+from vitline.flows.chaos.scenario import scenario
+from vitline.flows.records import attempt_records
+from vitline.infra.runs.journal import read_journal
+from vitline.infra.runs.run_state import NO_STATE, read_state
+from vitline.infra.storage import Store
+from vitline.vit.run_spec import RunSpec, read_starts
 
 NEEDS = "2 GB of memory on this machine"
 STEPS = 400

@@ -5,15 +5,15 @@ import itertools
 from collections.abc import Iterator
 from unittest.mock import patch
 
-from flows.chaos.bench import Bench
-from flows.chaos.faults.checkpoint_faults import stopped
-from flows.chaos.faulty_proxy import FAULTS, Proxy, proxy_before
-from flows.chaos.promises import NotTried, PromiseBroken, require
-from flows.chaos.scenario import scenario
-from infra.runs.run_state import StopReason
-from infra.runs.stopping import StopPoller
-from infra.storage import StoreFailed
-from vit.training.checkpoints.search import newest_checkpoint
+from vitline.flows.chaos.bench import Bench
+from vitline.flows.chaos.faults.checkpoint_faults import stopped
+from vitline.flows.chaos.faulty_proxy import FAULTS, Proxy, proxy_before
+from vitline.flows.chaos.promises import NotTried, PromiseBroken, require
+from vitline.flows.chaos.scenario import scenario
+from vitline.infra.runs.run_state import StopReason
+from vitline.infra.runs.stopping import StopPoller
+from vitline.infra.storage import StoreFailed
+from vitline.vit.training.checkpoints.search import newest_checkpoint
 
 NEEDS = "a root on S3"
 

@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows import console
-from flows.commands.command_line import Json, Root, settings
+from vitline.flows import console
+from vitline.flows.commands.command_line import Json, Root, settings
 
 if TYPE_CHECKING:
-    from flows.chaos.scenario import Result
+    from vitline.flows.chaos.scenario import Result
 
 app = typer.Typer(
     help="Inject faults into trainings of its own, and report which promises hold on this store and stack.",
@@ -23,7 +23,7 @@ def chaos_list(json: Json = False) -> None:
 
     Example: `vitline ops chaos list`
     """
-    from flows.chaos.suite import SCENARIOS
+    from vitline.flows.chaos.suite import SCENARIOS
 
     rows = [[each.name, each.fault, each.promise, each.needs, f"{each.about_s} s"] for each in SCENARIOS.values()]
     columns = ["name", "fault", "promise", "needs", "about"]
@@ -51,7 +51,7 @@ def chaos_run(
 
     Example: `vitline ops chaos run killed-process two-starters`
     """
-    from flows.chaos.suite import choose, run_suite
+    from vitline.flows.chaos.suite import choose, run_suite
 
     def show(result: "Result") -> None:
         console.say(f"{result.verdict:9}  {result.name} ({result.seconds:.0f} s): {result.promise}")

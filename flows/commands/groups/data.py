@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from data_prep.source_kinds import SourceKind
-from flows.commands.command_line import ClassMap, Json, Recipe, Root, Set, settings, show_one, show_rows
+from vitline.data_prep.source_kinds import SourceKind
+from vitline.flows.commands.command_line import ClassMap, Json, Recipe, Root, Set, settings, show_one, show_rows
 
 app = typer.Typer(
     help="Corpora: prepare, show, verify, compare, make subsets.", no_args_is_help=True, rich_markup_mode=None
@@ -67,8 +67,8 @@ def data_prep(
 
     Example: `vitline data prep --source ~/pictures/birds --name birds --set recipe.val_per_class=50`
     """
-    from flows.requests.overrides import parse_overrides
-    from flows.stages.prepare_corpus import prepare_and_show, source_request
+    from vitline.flows.requests.overrides import parse_overrides
+    from vitline.flows.stages.prepare_corpus import prepare_and_show, source_request
 
     chosen = settings(root)
     rows = None if take is None else number_of(take)
@@ -76,7 +76,7 @@ def data_prep(
     fields["decontaminate"] = tuple(decontaminate or ())
     request = source_request(chosen.root, source, name, **fields)
     if dry_run:
-        from flows.commands.inspect_corpus import show_dry_run
+        from vitline.flows.commands.inspect_corpus import show_dry_run
 
         show_dry_run(chosen, request, take_rows=rows, as_json=json)
     else:
@@ -86,7 +86,7 @@ def data_prep(
 @app.command("ls")
 def data_ls(root: Root = None, json: Json = False) -> None:
     """List the corpora and their subsets. Example: `vitline data ls --json`"""
-    from flows.catalog import list_corpora
+    from vitline.flows.catalog import list_corpora
 
     where = settings(root).root
     columns = ["name", "version", "images", "refused", "classes", "splits", "made_of", "digest"]
@@ -99,8 +99,8 @@ def data_ls(root: Root = None, json: Json = False) -> None:
 @app.command("show")
 def data_show(name: Corpus, root: Root = None, json: Json = False) -> None:
     """Show the manifest of a corpus. Example: `vitline data show birds`"""
-    from data_prep.shard_format import SegmentInfo
-    from flows.catalog import find_corpus, segment_text, show_corpus
+    from vitline.data_prep.shard_format import SegmentInfo
+    from vitline.flows.catalog import find_corpus, segment_text, show_corpus
 
     shown = show_corpus(find_corpus(settings(root).root, name))
     if not json:
@@ -112,7 +112,7 @@ def data_show(name: Corpus, root: Root = None, json: Json = False) -> None:
 @app.command("stats")
 def data_stats(name: Corpus, root: Root = None, json: Json = False) -> None:
     """Show splits, classes, formats, refused examples, duplicates and leakage of a corpus. Example: `vitline data stats birds`"""
-    from flows.commands.inspect_corpus import show_stats
+    from vitline.flows.commands.inspect_corpus import show_stats
 
     show_stats(settings(root), name, as_json=json)
 
@@ -128,7 +128,7 @@ def data_diff(
 
     Example: `vitline data diff birds/0a1b2c3d4e5f birds/9f8e7d6c5b4a`
     """
-    from flows.commands.inspect_corpus import show_diff
+    from vitline.flows.commands.inspect_corpus import show_diff
 
     show_diff(settings(root), a, b, as_json=json)
 
@@ -151,7 +151,7 @@ def data_take(
 
     Example: `vitline data take birds 30M`
     """
-    from flows.stages.prepare_corpus import take_and_show
+    from vitline.flows.stages.prepare_corpus import take_and_show
 
     take_and_show(settings(root), name, number_of(number), split, as_json=json)
 
@@ -170,7 +170,7 @@ def data_verify(
     json: Json = False,
 ) -> None:
     """Read a corpus back and name every file that differs from what was written. Example: `vitline data verify birds --pixels`"""
-    from flows.stages.prepare_corpus import verify_and_show
+    from vitline.flows.stages.prepare_corpus import verify_and_show
 
     verify_and_show(settings(root), name, pixels=pixels, as_json=json)
 
@@ -189,8 +189,8 @@ def data_shuffle_report(
 
     Example: `vitline data shuffle-report birds --recipe icons`
     """
-    from flows.commands.training import requested_training
-    from flows.reports.shuffle import show_shuffle
+    from vitline.flows.commands.training import requested_training
+    from vitline.flows.reports.shuffle import show_shuffle
 
     config = requested_training(settings(root).root, [name], recipe, set_ or [])
     show_shuffle(config, num_batches=batches, as_json=json)
@@ -214,8 +214,8 @@ def data_views(
 
     Example: `vitline data views birds --recipe icons --set recipe.input.augment.mixup_alpha=0.2`
     """
-    from flows.commands.training import requested_training
-    from flows.reports.views import write_views
+    from vitline.flows.commands.training import requested_training
+    from vitline.flows.reports.views import write_views
 
     config = requested_training(settings(root).root, names, recipe, set_ or [], class_map)
     write_views(config, recipe, out, examples=examples, views=views, mixed=mixed, as_json=json)
@@ -248,8 +248,8 @@ def data_bench(
 
     Example: `vitline data bench birds --recipe vit-b16-i21k --gpu H200 --workers 8`
     """
-    from flows.commands.training import requested_training
-    from flows.reports.input_bench import show_bench
+    from vitline.flows.commands.training import requested_training
+    from vitline.flows.reports.input_bench import show_bench
 
     config = requested_training(settings(root).root, names, recipe, set_ or [], class_map)
     show_bench(config, gpu=gpu, mfu=mfu, images_per_s=images_per_s, workers=workers, seconds=seconds, as_json=json)

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from flows import console
-from flows.commands.command_line import Json, Root, settings, show_one, show_rows
+from vitline.flows import console
+from vitline.flows.commands.command_line import Json, Root, settings, show_one, show_rows
 
 app = typer.Typer(help="Flows in Prefect: register, list, start.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -44,9 +44,9 @@ def flows_deploy(
 
     Example: `vitline flows deploy --pool gpus --job-variable namespace=training`
     """
-    from flows.alerts.automations import alert_lines, create_alerts
-    from flows.on_prefect.registration import register, registration_lines
-    from flows.requests.overrides import parse_assignments
+    from vitline.flows.alerts.automations import alert_lines, create_alerts
+    from vitline.flows.on_prefect.registration import register, registration_lines
+    from vitline.flows.requests.overrides import parse_assignments
 
     variables = parse_assignments(job_variable or [], "--job-variable", "NAME=VALUE")
     done = register(settings(root), nightly_active=nightly, pool=pool, job_variables=variables)
@@ -63,7 +63,7 @@ def flows_deploy(
 @app.command("ls")
 def flows_ls(root: Root = None, json: Json = False) -> None:
     """List the deployments and the values that fill their forms. Example: `vitline flows ls`"""
-    from flows.on_prefect.deployments import DEPLOYMENTS
+    from vitline.flows.on_prefect.deployments import DEPLOYMENTS
 
     rows = [{"deployment": d.full_name, "what": d.description, "filled in": d.request} for d in DEPLOYMENTS]
     show_rows("deployments", rows, ["deployment", "what", "filled in"], json, "")
@@ -83,8 +83,8 @@ def flows_trigger(
 
     Example: `vitline flows trigger pretrain-then-transfer/demo --set seed=1 --wait`
     """
-    from flows.commands.trigger import follow, trigger
-    from flows.requests.overrides import parse_overrides
+    from vitline.flows.commands.trigger import follow, trigger
+    from vitline.flows.requests.overrides import parse_overrides
 
     run, page = trigger(settings(root), deployment, parse_overrides(set_ or []))
     console.say(f"started {run.name}: {page}")

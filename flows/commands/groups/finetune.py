@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.commands.command_line import Json, Root, Set, settings
+from vitline.flows.commands.command_line import Json, Root, Set, settings
 
 app = typer.Typer(help="Fine-tune a published model on a whole corpus.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -38,10 +38,10 @@ def finetune_run(
 
     Example: `vitline finetune run --model birds --corpus flowers --steps 500 --lr 0.03`
     """
-    from flows.commands.training import train_and_show
-    from flows.requests.finetune_config import resolve_finetune
-    from flows.requests.forms import FinetuneRequest
-    from flows.requests.overrides import parse_overrides
+    from vitline.flows.commands.training import train_and_show
+    from vitline.flows.requests.finetune_config import resolve_finetune
+    from vitline.flows.requests.forms import FinetuneRequest
+    from vitline.flows.requests.overrides import parse_overrides
 
     fields: dict[str, Any] = {"model": model, "corpus": corpus, "protocol": protocol, "steps": steps, "peak_lr": lr}
     fields |= {"global_batch_size": batch, "image_size_px": image_size, "overrides": parse_overrides(set_ or [])}

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from flows import console
-from flows.commands.command_line import Json, Root, settings, show_one, show_rows
+from vitline.flows import console
+from vitline.flows.commands.command_line import Json, Root, settings, show_one, show_rows
 
 if TYPE_CHECKING:
-    from vit.convert.weights import Weights
+    from vitline.vit.convert.weights import Weights
 
 app = typer.Typer(
     help="Models: published ones and weights of other codebases; convert, run, inspect, benchmark.",
@@ -38,7 +38,7 @@ Mode = Literal["forward", "training", "both"]
 @app.command("ls")
 def model_ls(root: Root = None, json: Json = False) -> None:
     """List the published models. Example: `vitline model ls`"""
-    from flows.catalog import list_models
+    from vitline.flows.catalog import list_models
 
     where = settings(root).root
     columns = ["name", "version", "classes", "image_size_px", "run", "created_at", "digest"]
@@ -51,8 +51,8 @@ def model_ls(root: Root = None, json: Json = False) -> None:
 @app.command("variants")
 def model_variants(json: Json = False) -> None:
     """List the named networks with their parameters and operations. Example: `vitline model variants`"""
-    from vit.models.variant_sizes import SIZES
-    from vit.models.variants import REGISTERED, network_variant
+    from vitline.vit.models.variant_sizes import SIZES
+    from vitline.vit.models.variants import REGISTERED, network_variant
 
     rows = [{"variant": name, **size_fields(network_variant(name), *SIZES[name])} for name in REGISTERED]
     columns = ["variant", "network", "parameters", "forward_gflop_per_image"]
@@ -76,10 +76,10 @@ def model_show(
 
     Example: `vitline model show b16 --image-size 384`
     """
-    from flows.catalog import find_model, list_models
-    from flows.commands.training import describe_model
-    from vit.models.config import network_config
-    from vit.models.variants import is_variant, network_variant
+    from vitline.flows.catalog import find_model, list_models
+    from vitline.flows.commands.training import describe_model
+    from vitline.vit.models.config import network_config
+    from vitline.vit.models.variants import is_variant, network_variant
 
     where = settings(root).root
     published = "@" in name or any(
@@ -97,7 +97,7 @@ def model_show(
         config, classes = network_config(shown["model"]), shown["classes"]
         shown |= {"network": config.summary, "memory_bytes": memory_bytes(shown["parameters"])}
     if tensors:
-        from vit.models.build import meta_network
+        from vitline.vit.models.build import meta_network
 
         network = meta_network(config, classes)
         shown["tensors"] = {key.replace(".", "/"): list(value.shape) for key, value in network.state_dict().items()}
@@ -119,7 +119,7 @@ def model_convert(
 
     Example: `vitline model convert B_16.npz paper-b16 --variant b16 --classes imagenet21k.txt`
     """
-    from flows.commands.models import convert_to
+    from vitline.flows.commands.models import convert_to
 
     where = settings(root).root
     weights = opened(source, root, variant, classes, image_size)
@@ -145,7 +145,7 @@ def model_forward(
     """
     import numpy as np
 
-    from flows.commands.models import forward_array, read_images
+    from vitline.flows.commands.models import forward_array, read_images
 
     pixels = read_images(images)
     model = opened(weights, root, variant, None, pixels.shape[1])
@@ -170,7 +170,7 @@ def model_predict(
 
     Example: `vitline model predict birds robin.jpg`
     """
-    from flows.commands.models import predict_files
+    from vitline.flows.commands.models import predict_files
 
     rows = predict_files(opened(model, root, None, classes, None).model, images, top)
     show_rows("predictions", rows, ["image", "class", "probability"], json, "")
@@ -193,10 +193,10 @@ def model_predict_corpus(
 
     Example: `vitline model predict-corpus icons new-icons --top-k 3`
     """
-    from flows.requests.evaluation_plan import resolve_predict
-    from flows.requests.forms import PredictRequest
-    from flows.stages.engines import open_engines
-    from flows.stages.predict_classes import folder_of, predict_classes, prediction_rows
+    from vitline.flows.requests.evaluation_plan import resolve_predict
+    from vitline.flows.requests.forms import PredictRequest
+    from vitline.flows.stages.engines import open_engines
+    from vitline.flows.stages.predict_classes import folder_of, predict_classes, prediction_rows
 
     where = settings(root)
     spec = resolve_predict(
@@ -219,8 +219,8 @@ def model_verify(
 
     Example: `vitline model verify birds`
     """
-    from flows.catalog import find_model
-    from vit.published import verify_model
+    from vitline.flows.catalog import find_model
+    from vitline.vit.published import verify_model
 
     show_one(verify_model(find_model(settings(root).root, name)), json)
 
@@ -249,10 +249,10 @@ def model_promote(
     import getpass
     import platform
 
-    from flows.nights.promote import pipeline_to, promote
-    from flows.to_mlflow import outbox
-    from flows.to_mlflow.shipper import sync_runs
-    from infra.storage import open_store
+    from vitline.flows.nights.promote import pipeline_to, promote
+    from vitline.flows.to_mlflow import outbox
+    from vitline.flows.to_mlflow.shipper import sync_runs
+    from vitline.infra.storage import open_store
 
     chosen = settings(root)
     store, by = open_store(chosen.root), f"{getpass.getuser()}@{platform.node()}"
@@ -282,7 +282,7 @@ def model_inspect(
 
     Example: `vitline model inspect birds figures --images pictures/`
     """
-    from flows.commands.models import inspect_files
+    from vitline.flows.commands.models import inspect_files
 
     weights = opened(model, root, variant, None, None)
     written = inspect_files(weights.model, images or [], out, title=model)
@@ -311,7 +311,7 @@ def model_bench(
 
     Example: `vitline model bench s16 b16 --image-size 224 --image-size 384`
     """
-    from flows.commands.models import bench_rows
+    from vitline.flows.commands.models import bench_rows
 
     modes = ("forward", "training") if mode == "both" else (mode,)
     rows, peak = bench_rows(variants, image_size or [224], modes, precision, batch_size, steps, compiled)
@@ -322,8 +322,8 @@ def model_bench(
 
 def sizes(config: Any, num_classes: int) -> dict[str, Any]:
     """Parameters, operations and bytes of a network."""
-    from vit.models.build import meta_network
-    from vit.models.flops import forward_flops
+    from vitline.vit.models.build import meta_network
+    from vitline.vit.models.flops import forward_flops
 
     count = sum(p.numel() for p in meta_network(config, num_classes).parameters())
     return size_fields(config, count, forward_flops(config, num_classes))
@@ -351,7 +351,7 @@ def opened(
     source: str, root: str | None, variant: str | None, classes: Path | None, image_size: int | None
 ) -> "Weights":
     """The weights of a model below the root, or of a file or folder."""
-    from flows.commands.models import open_weights
+    from vitline.flows.commands.models import open_weights
 
     names = None if classes is None else read_names(classes)
     return open_weights(settings(root).root, source, variant=variant, classes=names, image_size_px=image_size)

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from flows import console
-from flows.commands.command_line import Json, Root, settings, show_rows
+from vitline.flows import console
+from vitline.flows.commands.command_line import Json, Root, settings, show_rows
 
 app = typer.Typer(help="Nights: their verdicts.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -28,18 +28,18 @@ def nights_ls(
 
     Example: `vitline nights ls --html nights.html`
     """
-    from flows.nights.from_records import known_nights
-    from flows.nights.night_page import NIGHT_COLUMNS, night_row
-    from infra.records import UnreadableRecord
-    from infra.storage import open_store
+    from vitline.flows.nights.from_records import known_nights
+    from vitline.flows.nights.night_page import NIGHT_COLUMNS, night_row
+    from vitline.infra.records import UnreadableRecord
+    from vitline.infra.storage import open_store
 
     odd: list[UnreadableRecord] = []
     chosen = settings(root).root
     rows = [night_row(night) for night in known_nights(open_store(chosen), odd.append) if name in (None, night.name)]
     empty = f"No night below {chosen} yet; the schedule of pretrain-then-transfer/nightly starts one."
     if html is not None and rows:
-        from flows.nights.trend.page import render_trend
-        from flows.nights.trend.trend import all_series
+        from vitline.flows.nights.trend.page import render_trend
+        from vitline.flows.nights.trend.trend import all_series
 
         html.write_text(render_trend(chosen, all_series(open_store(chosen), name, lambda seen: None)))
         console.say(f"written to {html.absolute()}")
@@ -57,8 +57,8 @@ def nights_show(
 
     Example: `vitline nights show last`
     """
-    from flows.nights.show import chosen_night, made_again, print_night
-    from infra.storage import open_store
+    from vitline.flows.nights.show import chosen_night, made_again, print_night
+    from vitline.infra.storage import open_store
 
     store = open_store(settings(root).root)
     shown = made_again(store, chosen_night(store, night, name))

@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-from flows import console
-from flows.commands.command_line import Json, Root, settings, show_one, show_rows
-from flows.commands.groups import chaos
+from vitline.flows import console
+from vitline.flows.commands.command_line import Json, Root, settings, show_one, show_rows
+from vitline.flows.commands.groups import chaos
 
 app = typer.Typer(
     help="Operations: check this machine and its services, reconcile, collect garbage, preempt, inject faults.",
@@ -22,7 +22,7 @@ def ops_doctor(root: Root = None, json: Json = False) -> None:
 
     Example: `vitline ops doctor`
     """
-    from flows.ops.doctor import examine
+    from vitline.flows.ops.doctor import examine
 
     checks = examine(settings(root))
     if json:
@@ -48,7 +48,7 @@ def ops_reconcile(
 
     Example: `vitline ops reconcile --dry-run`
     """
-    from flows.commands.housekeeping import reconcile_now
+    from vitline.flows.commands.housekeeping import reconcile_now
 
     findings = reconcile_now(settings(root), dry_run=dry_run, quiet_minutes=quiet_minutes)
     rows = [finding._asdict() for finding in findings]
@@ -78,7 +78,7 @@ def ops_collect_garbage(
 
     Example: `vitline ops collect-garbage --older-than-days 30`
     """
-    from flows.commands.housekeeping import collect_garbage_now
+    from vitline.flows.commands.housekeeping import collect_garbage_now
 
     chosen = {
         "dry_run": not delete,
@@ -100,6 +100,6 @@ def ops_preempt(
 
     Example: `vitline ops preempt icons-0a1b2c3d4e5f`
     """
-    from flows.ops.preempt import preempt
+    from vitline.flows.ops.preempt import preempt
 
     show_one(preempt(settings(root).root, key), json)

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from flows.commands.command_line import ClassMap, Json, Recipe, Root, Set, settings, show_one, show_rows
+from vitline.flows.commands.command_line import ClassMap, Json, Recipe, Root, Set, settings, show_one, show_rows
 
 app = typer.Typer(help="Pre-training: plan and run.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -44,8 +44,8 @@ def pretrain_plan(
 
     Example: `vitline pretrain plan --corpus birds --recipe vit-s16-i21k --gpu H100 --gpu-hour-price 2.5`
     """
-    from flows.commands.training import requested_training, show_plan
-    from flows.costs.training_plan import training_plan
+    from vitline.flows.commands.training import requested_training, show_plan
+    from vitline.flows.costs.training_plan import training_plan
 
     chosen = settings(root).root
     config = requested_training(chosen, corpus, recipe, set_ or [], class_map, init_from)
@@ -62,7 +62,7 @@ def pretrain_recipes(
 
     Example: `vitline pretrain recipes vit-b16-i21k`
     """
-    from vit.recipes import RECIPES, recipe_named
+    from vitline.vit.recipes import RECIPES, recipe_named
 
     if name is not None:
         recipe = recipe_named(name)
@@ -93,7 +93,7 @@ def pretrain_run(
 
     Example: `vitline pretrain run --corpus birds --recipe vit-s16-i21k`
     """
-    from flows.commands.training import requested_training, train_and_show
+    from vitline.flows.commands.training import requested_training, train_and_show
 
     chosen = settings(root)
     config = requested_training(chosen.root, corpus, recipe, set_ or [], class_map, init_from)
@@ -130,12 +130,12 @@ def pretrain_self_train(
 
     Example: `vitline pretrain self-train birds --corpus birds --unlabelled city --recipe vit-b16-i21k-medium2`
     """
-    from flows.commands.training import recipe_fields, train_on
-    from flows.requests.forms import SelfTrainRequest
-    from flows.requests.self_training_plan import resolve_self_train
-    from flows.requests.training_config import resolve_pretrain
-    from flows.self_train import label_images
-    from flows.stages.engines import open_engines
+    from vitline.flows.commands.training import recipe_fields, train_on
+    from vitline.flows.requests.forms import SelfTrainRequest
+    from vitline.flows.requests.self_training_plan import resolve_self_train
+    from vitline.flows.requests.training_config import resolve_pretrain
+    from vitline.flows.self_train import label_images
+    from vitline.flows.stages.engines import open_engines
 
     fields: dict[str, Any] = {
         "teacher": teacher,
@@ -177,11 +177,11 @@ def pretrain_branch(
 
     Example: `vitline pretrain branch birds-0a1b2c3d4e5f --step 60000 --set recipe.optim.peak_lr=3e-4`
     """
-    from flows.commands.training import train_and_show
-    from flows.costs.training_plan import training_plan
-    from flows.requests.forms import BranchRequest
-    from flows.requests.overrides import parse_overrides
-    from flows.requests.training_config import resolve_branch
+    from vitline.flows.commands.training import train_and_show
+    from vitline.flows.costs.training_plan import training_plan
+    from vitline.flows.requests.forms import BranchRequest
+    from vitline.flows.requests.overrides import parse_overrides
+    from vitline.flows.requests.training_config import resolve_branch
 
     fields = {"parent": parent, "step": step, "cooldown_images": cooldown_images, "name": name}
     request = BranchRequest.model_validate(fields | {"overrides": parse_overrides(set_ or [])})

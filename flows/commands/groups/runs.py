@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from flows import console
-from flows.commands.command_line import Json, Root, cell, settings, show_one, show_rows
+from vitline.flows import console
+from vitline.flows.commands.command_line import Json, Root, cell, settings, show_one, show_rows
 
 app = typer.Typer(help="Runs: list, show, compare.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -17,8 +17,8 @@ def runs_ls(root: Root = None, json: Json = False) -> None:
 
     Example: `vitline runs ls`
     """
-    from flows.catalog import list_work
-    from flows.run_standing import progress_text
+    from vitline.flows.catalog import list_work
+    from vitline.flows.run_standing import progress_text
 
     where = settings(root).root
     columns = ["run", "stage", "state", "progress", "val_top1", "updated_at", "reason"]
@@ -34,8 +34,8 @@ def runs_show(
     json: Json = False,
 ) -> None:
     """Show the state, last metrics and config of a run or pipeline. Example: `vitline runs show icons-0a1b2c3d4e5f`"""
-    from flows.catalog import show_work
-    from flows.run_standing import for_people
+    from vitline.flows.catalog import show_work
+    from vitline.flows.run_standing import for_people
 
     shown = show_work(settings(root).root, key)
     show_one(shown if json else for_people(shown), json)
@@ -56,13 +56,13 @@ def runs_compare(
     json: Json = False,
 ) -> None:
     """Compare the recipes and final metrics of runs. Example: `vitline runs compare icons-0a1b icons-9f8e`"""
-    from flows.reports.compare_runs import compare_newest, pipelines_of
+    from vitline.flows.reports.compare_runs import compare_newest, pipelines_of
 
     chosen = settings(root).root
     compared = compare_newest(chosen, keys or [], newest)
     if html is not None:
-        from flows.reports.comparison.page import render_comparison
-        from infra.storage import open_store
+        from vitline.flows.reports.comparison.page import render_comparison
+        from vitline.infra.storage import open_store
 
         html.write_text(render_comparison(open_store(chosen), pipelines_of(chosen, keys or [], newest)))
     if json:
@@ -87,7 +87,7 @@ def runs_sync(
 
     Example: `vitline runs sync`
     """
-    from flows.to_mlflow.shipper import sync_runs
+    from vitline.flows.to_mlflow.shipper import sync_runs
 
     report = sync_runs(settings(root), keys or None)
     if json:
@@ -117,7 +117,7 @@ def runs_tensorboard(
 
     Example: `vitline runs tensorboard curves --follow`
     """
-    from flows.curves.event_files import write_curves
-    from infra.storage import open_store
+    from vitline.flows.curves.event_files import write_curves
+    from vitline.infra.storage import open_store
 
     write_curves(open_store(settings(root).root), folder, keys or [], follow=follow, report=console.say)

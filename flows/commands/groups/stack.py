@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows import console
-from flows.commands.command_line import Json
-from flows.commands.command_line import settings as settings_of
+from vitline.flows import console
+from vitline.flows.commands.command_line import Json
+from vitline.flows.commands.command_line import settings as settings_of
 
 if TYPE_CHECKING:
-    from infra.local.state import StackState
-    from infra.settings import Settings
+    from vitline.infra.local.state import StackState
+    from vitline.infra.settings import Settings
 
 app = typer.Typer(
     help="The local stack: S3 store, MLflow, Prefect with a worker, one-node Ray.",
@@ -50,7 +50,7 @@ def stack_up(
 @app.command("down")
 def stack_down(json: Json = False) -> None:
     """Stop the servers with all jobs and flow runs; stored data is kept. Example: `vitline stack down`"""
-    from infra.local.stack import stop_stack
+    from vitline.infra.local.stack import stop_stack
 
     directory = stack_dir(settings_of())
     ended = stop_stack(directory)
@@ -76,7 +76,7 @@ def stack_env() -> None:
 
     Example: `eval "$(vitline stack env)"`
     """
-    from infra.local.stack import stack_environment
+    from vitline.infra.local.stack import stack_environment
 
     for name, value in stack_environment(stack_dir(settings_of())).items():
         console.print_result(f"export {name}={shlex.quote(value)}")
@@ -87,7 +87,7 @@ def stack_restart(
     name: Annotated[str, typer.Argument(help="s3, mlflow, shipper, prefect, prefect-worker or ray")], json: Json = False
 ) -> None:
     """Restart one service on the same ports. Example: `vitline stack restart mlflow`"""
-    from infra.local.stack import find_stack, restart_service
+    from vitline.infra.local.stack import find_stack, restart_service
 
     directory = stack_dir(settings_of())
     restart_service(directory, name)
@@ -101,9 +101,9 @@ def stack_restart(
 
 def start_and_join(settings: "Settings", ports: dict[str, int] | None = None) -> "Settings":
     """Starts the stack if none is up, registers the flows, makes this process use the stack, and returns its settings."""
-    from flows.ops.service_checks import check_store
-    from infra.local.paths import log_dir
-    from infra.local.stack import find_stack, start_stack
+    from vitline.flows.ops.service_checks import check_store
+    from vitline.infra.local.paths import log_dir
+    from vitline.infra.local.stack import find_stack, start_stack
 
     directory = stack_dir(settings)
     if "ray_address" in settings.model_fields_set:
@@ -127,9 +127,9 @@ def start_and_join(settings: "Settings", ports: dict[str, int] | None = None) ->
     join(directory)
     joined = settings_of()
     # After joining, because Prefect reads its settings on import.
-    from flows.alerts.automations import alert_lines, create_alerts
-    from flows.home.prefect_home import write_first_home
-    from flows.on_prefect.registration import register, registration_lines
+    from vitline.flows.alerts.automations import alert_lines, create_alerts
+    from vitline.flows.home.prefect_home import write_first_home
+    from vitline.flows.on_prefect.registration import register, registration_lines
 
     for text in [*registration_lines(register(joined)), *alert_lines(create_alerts(), None)]:
         console.say(f"  {text}")
@@ -146,18 +146,18 @@ def join_stack(arguments: Sequence[str]) -> None:
     options = {argument.split("=")[0] for argument in arguments}
     if not arguments or options & {"--help", "-h", "--version"}:
         return
-    from infra.settings import NO_TELEMETRY, join_environment
+    from vitline.infra.settings import NO_TELEMETRY, join_environment
 
     join_environment(NO_TELEMETRY)
     settings = settings_of()
     if "--root" in options or arguments[0] in ("stack", "demo"):
         return
-    from infra.local.running_stack import find_running_stack, stopped_message
+    from vitline.infra.local.running_stack import find_running_stack, stopped_message
 
     if (directory := find_running_stack(settings)) is None:
         return
-    from infra.local.stack import find_stack
-    from infra.local.stack_config import load_stack_config
+    from vitline.infra.local.stack import find_stack
+    from vitline.infra.local.stack_config import load_stack_config
 
     config = load_stack_config(directory)
     if find_stack(directory):
@@ -170,25 +170,25 @@ def join_stack(arguments: Sequence[str]) -> None:
 
 
 def join(directory: Path) -> None:
-    from infra.local.running_stack import foreign_to
-    from infra.local.stack import stack_environment
-    from infra.local.stack_config import load_stack_config
-    from infra.settings import join_environment
+    from vitline.infra.local.running_stack import foreign_to
+    from vitline.infra.local.stack import stack_environment
+    from vitline.infra.local.stack_config import load_stack_config
+    from vitline.infra.settings import join_environment
 
     join_environment(stack_environment(directory), instead_of=foreign_to(load_stack_config(directory)))
 
 
 def stack_dir(settings: "Settings") -> Path:
     """The directory of the stack of this folder."""
-    from infra.local import running_stack
+    from vitline.infra.local import running_stack
 
     return running_stack.stack_dir(settings)
 
 
 def show_stack(settings: "Settings", as_json: bool) -> bool:
     """Prints services, links and open ports; returns whether all services work."""
-    from flows.home.address import home_url
-    from infra.local.stack import find_stack, listeners, login_file, memory_bytes, stack_links
+    from vitline.flows.home.address import home_url
+    from vitline.infra.local.stack import find_stack, listeners, login_file, memory_bytes, stack_links
 
     directory = stack_dir(settings)
     state = find_stack(directory)
@@ -233,16 +233,16 @@ def show_stack(settings: "Settings", as_json: bool) -> bool:
 
 def settings_of_stack(directory: Path) -> "Settings":
     """The settings of a process that uses the stack."""
-    from infra.local.stack import stack_environment
-    from infra.settings import Settings
+    from vitline.infra.local.stack import stack_environment
+    from vitline.infra.settings import Settings
 
     return Settings(**stack_environment(directory))
 
 
 def problems_of(directory: Path, state: "StackState") -> dict[str, str]:
     """The problem of each service: it does not answer, it repeats an error in its log, or its schedules start nothing."""
-    from flows.ops.schedule_checks import log_problem, schedule_problems
-    from infra.local.stack import check_services
+    from vitline.flows.ops.schedule_checks import log_problem, schedule_problems
+    from vitline.infra.local.stack import check_services
 
     found = check_services(directory)
     for service in state.services:
@@ -257,7 +257,7 @@ def problems_of(directory: Path, state: "StackState") -> dict[str, str]:
 
 def port_lines(open_ports: Sequence[Any]) -> list[str]:
     """Open ports as text, a line for each service and reach."""
-    from infra.local.stack import reached_ports
+    from vitline.infra.local.stack import reached_ports
 
     lines, reached = [], reached_ports(open_ports)
     for (name, reach), numbers in reached.items():

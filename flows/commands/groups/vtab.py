@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.commands.command_line import Json, Root, settings, show_one, show_rows
+from vitline.flows.commands.command_line import Json, Root, settings, show_one, show_rows
 
 if TYPE_CHECKING:
-    from flows.requests.forms import EvaluateRequest
+    from vitline.flows.requests.forms import EvaluateRequest
 
 app = typer.Typer(
     help="VTAB and other tasks: prepare them, evaluate models on them, report the scores.",
@@ -29,7 +29,7 @@ def vtab_files(
 
     Example: `vitline vtab files --task vtab-pets --task imagenet-real`
     """
-    from flows.commands.vtab_corpora import show_files
+    from vitline.flows.commands.vtab_corpora import show_files
 
     show_files(task or [], as_json=json)
 
@@ -51,7 +51,7 @@ def vtab_prepare(
 
     Example: `vitline vtab prepare --source ~/vtab --task imagenet --task cifar10`
     """
-    from flows.commands.vtab_corpora import prepare_and_show
+    from vitline.flows.commands.vtab_corpora import prepare_and_show
 
     if not prepare_and_show(settings(root), source, task or [], as_json=json):
         raise typer.Exit(1)
@@ -68,7 +68,7 @@ def vtab_splits(
 
     Example: `vitline vtab splits vtab-pets --out pets.csv.gz`
     """
-    from flows.commands.vtab_corpora import export_splits
+    from vitline.flows.commands.vtab_corpora import export_splits
 
     show_one(export_splits(settings(root), task, out), json)
 
@@ -100,7 +100,7 @@ Set = Annotated[
 @app.command("protocols")
 def vtab_protocols(json: Json = False) -> None:
     """List the protocols with their settings. Example: `vitline vtab protocols`"""
-    from flows.reports.protocol_rows import protocol_rows
+    from vitline.flows.reports.protocol_rows import protocol_rows
 
     show_rows("protocols", protocol_rows(), ["protocol", "splits", "image side", "settings", "pictures"], json, "")
 
@@ -125,7 +125,7 @@ def vtab_plan(
 
     Example: `vitline vtab plan --model birds --task vtab --tflops 150 --usd-per-hour 2.5`
     """
-    from flows.commands.evaluation import plan_and_show
+    from vitline.flows.commands.evaluation import plan_and_show
 
     request = evaluation(settings(root).root, model, task, protocol, seed, num_seeds, control, set_)
     plan_and_show(settings(root), request, tflops=tflops, usd_per_hour=usd_per_hour, as_json=json)
@@ -150,8 +150,8 @@ def vtab_run(
 
     Example: `vitline vtab run --model birds --task digits --protocol small-images --control`
     """
-    from flows.commands.evaluation import score_and_show
-    from infra.config import replace
+    from vitline.flows.commands.evaluation import score_and_show
+    from vitline.infra.config import replace
 
     request = evaluation(settings(root).root, model, task, protocol, seed, num_seeds, control, set_)
     score_and_show(settings(root), replace(request, rescore=rescore), as_json=json)
@@ -168,10 +168,10 @@ def evaluation(
     set_: list[str] | None,
 ) -> "EvaluateRequest":
     """The request of the options. Weights of another codebase are published first."""
-    from flows.commands.models import published_uri
-    from flows.requests.forms import EvaluateRequest
-    from flows.requests.overrides import parse_overrides
-    from infra.config import replace
+    from vitline.flows.commands.models import published_uri
+    from vitline.flows.requests.forms import EvaluateRequest
+    from vitline.flows.requests.overrides import parse_overrides
+    from vitline.infra.config import replace
 
     fields = {"model": model, "tasks": tasks, "protocol": protocol, "seed": seed, "num_seeds": num_seeds}
     fields |= {"from_scratch": control, "overrides": parse_overrides(set_ or [])}
@@ -197,6 +197,6 @@ def vtab_report(
 
     Example: `vitline vtab report --beside "ViT-L/16 (I21k)" --html scores.html`
     """
-    from flows.reports.score_tables import show_scores
+    from vitline.flows.reports.score_tables import show_scores
 
     show_scores(settings(root), beside=beside, every=every, page=html, as_json=json)

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from flows.nights.judge import short_name
-from flows.nights.trend.trend import KINDS, NightPoint, Series, row_id, trend_plot
-from infra.html.page import duration, render
+from vitline.flows.nights.judge import short_name
+from vitline.flows.nights.trend.trend import KINDS, NightPoint, Series, row_id, trend_plot
+from vitline.infra.html.page import duration, render
 
 
 def render_trend(root: str, every: Sequence[Series]) -> str:

@@ -3,15 +3,15 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from data_prep.find_corpus import prepared_corpora
-from flows.nights.compare import Difference
-from flows.nights.from_records import known_nights, scores_of
-from flows.nights.night_page import night_row
-from flows.nights.night_record import ChampionRecord, NightRecord, read_champion
-from flows.records import read_pipeline
-from infra.html.plots import Axis, Dot, Plot, ticks
-from infra.records import UnreadableRecord, read_each
-from infra.storage import Store
+from vitline.data_prep.find_corpus import prepared_corpora
+from vitline.flows.nights.compare import Difference
+from vitline.flows.nights.from_records import known_nights, scores_of
+from vitline.flows.nights.night_page import night_row
+from vitline.flows.nights.night_record import ChampionRecord, NightRecord, read_champion
+from vitline.flows.records import read_pipeline
+from vitline.infra.html.plots import Axis, Dot, Plot, ticks
+from vitline.infra.records import UnreadableRecord, read_each
+from vitline.infra.storage import Store
 
 MEAN = "mean over tasks"
 KINDS = {"better": "good", "worse": "bad", "broken": "bad"}

@@ -4,9 +4,9 @@ import base64
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from flows.records import PipelineRecord
-from infra.runs.run_state import NO_STATE, read_state
-from infra.storage import Store
+from vitline.flows.records import PipelineRecord
+from vitline.infra.runs.run_state import NO_STATE, read_state
+from vitline.infra.storage import Store
 
 ROLLOUT = "attention-rollout.png"
 FIGURES = {ROLLOUT: "Attention on validation images", "attention-distance.png": "Attention distance by layer"}

@@ -3,15 +3,15 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from data_prep.find_corpus import prepared_corpora
-from data_prep.inspect.diff_corpora import ChangeKind, diff_examples, rows_apart
-from data_prep.inspect.diff_stats import diff_stats
-from data_prep.shard_format import Manifest
-from flows.catalog import say_unreadable
-from flows.nights.night_page import value_text
-from flows.records import PipelineRecord
-from flows.reports.corpus_facts import facts_of
-from infra.storage import Store
+from vitline.data_prep.find_corpus import prepared_corpora
+from vitline.data_prep.inspect.diff_corpora import ChangeKind, diff_examples, rows_apart
+from vitline.data_prep.inspect.diff_stats import diff_stats
+from vitline.data_prep.shard_format import Manifest
+from vitline.flows.catalog import say_unreadable
+from vitline.flows.nights.night_page import value_text
+from vitline.flows.records import PipelineRecord
+from vitline.flows.reports.corpus_facts import facts_of
+from vitline.infra.storage import Store
 
 MAX_ROWS = 2_000_000
 """Examples of larger differences are not counted here: it would take minutes."""

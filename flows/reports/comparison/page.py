@@ -4,24 +4,24 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from flows.nights.compare import MEAN
-from flows.nights.judge import points, short_name
-from flows.nights.night_page import value_text
-from flows.nights.night_scores import NightScores
-from flows.records import PipelineRecord
-from flows.reports.comparison.attention import attention_beside
-from flows.reports.comparison.comparison import (
+from vitline.flows.nights.compare import MEAN
+from vitline.flows.nights.judge import points, short_name
+from vitline.flows.nights.night_page import value_text
+from vitline.flows.nights.night_scores import NightScores
+from vitline.flows.records import PipelineRecord
+from vitline.flows.reports.comparison.attention import attention_beside
+from vitline.flows.reports.comparison.comparison import (
     MAX_PIPELINES,
     Other,
     compare_with_first,
     score_rows,
     task_pictures,
 )
-from flows.reports.comparison.corpora import corpora_by_digest, corpus_changes
-from flows.reports.comparison.curves import curves
-from flows.reports.comparison.vtab_bars import vtab_bars
-from infra.html.page import duration, render
-from infra.storage import Store
+from vitline.flows.reports.comparison.corpora import corpora_by_digest, corpus_changes
+from vitline.flows.reports.comparison.curves import curves
+from vitline.flows.reports.comparison.vtab_bars import vtab_bars
+from vitline.infra.html.page import duration, render
+from vitline.infra.storage import Store
 
 
 def render_comparison(root: Store, records: Sequence[PipelineRecord]) -> str:

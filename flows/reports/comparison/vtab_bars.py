@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from flows.records import PipelineRecord
-from infra.html.plots import NUM_COLOURS, Plot, bar_groups
-from infra.storage import Store
-from vit.models.config import network_config
-from vit.vtab.published.published_checks import architecture_of
-from vit.vtab.published.published_scores import ROWS, PublishedRow
-from vit.vtab.published.report import published_mean
-from vit.vtab.tasks import GROUPS
+from vitline.flows.records import PipelineRecord
+from vitline.infra.html.plots import NUM_COLOURS, Plot, bar_groups
+from vitline.infra.storage import Store
+from vitline.vit.models.config import network_config
+from vitline.vit.vtab.published.published_checks import architecture_of
+from vitline.vit.vtab.published.published_scores import ROWS, PublishedRow
+from vitline.vit.vtab.published.report import published_mean
+from vitline.vit.vtab.tasks import GROUPS
 
 COLUMNS = (*GROUPS, "all")
 

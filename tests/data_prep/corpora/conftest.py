@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import scipy.io
 
-from data_prep.config import CorpusConfig, CorpusRecipe, ShardingConfig
-from data_prep.corpora.raw import Part, WorkFolder
-from data_prep.prepare import prepare
-from data_prep.shard_format import ShardReader
-from infra.storage import open_store
+from vitline.data_prep.config import CorpusConfig, CorpusRecipe, ShardingConfig
+from vitline.data_prep.corpora.raw import Part, WorkFolder
+from vitline.data_prep.prepare import prepare
+from vitline.data_prep.shard_format import ShardReader
+from vitline.infra.storage import open_store
 
 
 @pytest.fixture

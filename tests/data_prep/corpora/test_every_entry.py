@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_prep.config import (
+from vitline.data_prep.config import (
     ClassFolders,
     CorpusConfig,
     Digits,
@@ -26,12 +26,12 @@ from data_prep.config import (
     ParquetImages,
     WebDataset,
 )
-from data_prep.corpora.open_source import open_source
-from data_prep.corpora.raw import WorkFolder
-from data_prep.corpora.sources.class_folders import ClassFolderCorpus
-from data_prep.find_corpus import corpus_store
-from data_prep.prepare import prepare
-from infra.storage import open_store
+from vitline.data_prep.corpora.open_source import open_source
+from vitline.data_prep.corpora.raw import WorkFolder
+from vitline.data_prep.corpora.sources.class_folders import ClassFolderCorpus
+from vitline.data_prep.find_corpus import corpus_store
+from vitline.data_prep.prepare import prepare
+from vitline.infra.storage import open_store
 
 
 def ids_of(config, each=5):

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_prep.config import (
+from vitline.data_prep.config import (
     ClassFolders,
     CorpusConfig,
     CorpusRecipe,
@@ -21,11 +21,11 @@ from data_prep.config import (
     ParquetImages,
     WebDataset,
 )
-from data_prep.corpora.files.lossless_png import lossless_png
-from data_prep.find_corpus import corpus_store
-from data_prep.prepare import prepare
-from data_prep.shards.subsets import take
-from infra.storage import open_store
+from vitline.data_prep.corpora.files.lossless_png import lossless_png
+from vitline.data_prep.find_corpus import corpus_store
+from vitline.data_prep.prepare import prepare
+from vitline.data_prep.shards.subsets import take
+from vitline.infra.storage import open_store
 
 LABELS = ("cat", "dog")
 

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_prep.decode import DecodePolicy, ImageRejected, decode
-from data_prep.examine.decode_apart import decode_apart
-from data_prep.examine.decode_child import Examiner
-from data_prep.examine.decode_server import MAX_ANSWER_BYTES, PIXELS, Kind, ServerSettings, decode_answer
-from data_prep.examine.image_header import read_header
-from infra.config import replace
+from vitline.data_prep.decode import DecodePolicy, ImageRejected, decode
+from vitline.data_prep.examine.decode_apart import decode_apart
+from vitline.data_prep.examine.decode_child import Examiner
+from vitline.data_prep.examine.decode_server import MAX_ANSWER_BYTES, PIXELS, Kind, ServerSettings, decode_answer
+from vitline.data_prep.examine.image_header import read_header
+from vitline.infra.config import replace
 
 POLICY = DecodePolicy(max_pixels=10_000)
 LIARS = """
 import numpy as np
-from data_prep.decode import DecodePolicy
-from data_prep.images import examine_image
+from vitline.data_prep.decode import DecodePolicy
+from vitline.data_prep.images import examine_image
 
 def lie(changes):
     return lambda data, policy: examine_image(data, DecodePolicy()) | changes

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from data_prep.decode import DecodePolicy, ImageRejected
-from data_prep.examine.decode_child import Examiner
-from data_prep.examine.decode_server import Kind, decode_answer, encode_examined
-from data_prep.examine.local_range import LocalRange
-from data_prep.images import examine_image
-from infra.storage import open_store
+from vitline.data_prep.decode import DecodePolicy, ImageRejected
+from vitline.data_prep.examine.decode_child import Examiner
+from vitline.data_prep.examine.decode_server import Kind, decode_answer, encode_examined
+from vitline.data_prep.examine.local_range import LocalRange
+from vitline.data_prep.images import examine_image
+from vitline.infra.storage import open_store
 
 POLICY = DecodePolicy(max_pixels=100_000)
 MEMORY = 2 << 30
@@ -30,7 +30,7 @@ WAIT_S = 30  # limit for operations that take milliseconds on an idle machine
 HOSTILE = textwrap.dedent(
     """
     import mmap, os, signal, sys
-    from data_prep.images import examine_image
+    from vitline.data_prep.images import examine_image
 
     # The process can open no file when it examines images, but it keeps the memory that it shares with a file.
     SHARED = mmap.mmap(os.open(__file__.replace("hostile_decoder.py", "shared"), os.O_RDWR), 64)
@@ -82,7 +82,7 @@ def hostile(tmp_path, monkeypatch):
     return "hostile_decoder.examine"
 
 
-def examiner(function="data_prep.images.examine_image", timeout_s=60.0, memory_bytes=MEMORY):
+def examiner(function="vitline.data_prep.images.examine_image", timeout_s=60.0, memory_bytes=MEMORY):
     return Examiner(POLICY, timeout_s=timeout_s, memory_bytes=memory_bytes, function=function)
 
 
@@ -298,8 +298,8 @@ def test_no_orphan_survives_a_killed_parent(hostile, tmp_path, busy):
     program = f"""
 import sys, time
 sys.path.insert(0, {str(tmp_path)!r})
-from data_prep.decode import DecodePolicy
-from data_prep.examine.decode_child import Examiner
+from vitline.data_prep.decode import DecodePolicy
+from vitline.data_prep.examine.decode_child import Examiner
 if __name__ == "__main__":
     with Examiner(DecodePolicy(), timeout_s=600, memory_bytes={MEMORY}, function={hostile!r}) as examiner:
         for _ in examiner.run([(0, {image!r})]):

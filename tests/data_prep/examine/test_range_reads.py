@@ -5,13 +5,13 @@ import random
 import numpy as np
 import pytest
 
-from data_prep import prepare
-from data_prep.config import CorpusConfig, Digits
-from data_prep.examine.local_range import LocalRange
-from data_prep.examine.range_reads import ByteRange, joint_reads, read_ahead
-from data_prep.find_corpus import corpus_store
-from infra.storage import open_store
-from infra.stores.file_store import FileStore
+from vitline.data_prep import prepare
+from vitline.data_prep.config import CorpusConfig, Digits
+from vitline.data_prep.examine.local_range import LocalRange
+from vitline.data_prep.examine.range_reads import ByteRange, joint_reads, read_ahead
+from vitline.data_prep.find_corpus import corpus_store
+from vitline.infra.storage import open_store
+from vitline.infra.stores.file_store import FileStore
 
 KIB = 1024
 

@@ -17,8 +17,8 @@ SECRET = "the-secret-of-the-parent"
 ATTACK = textwrap.dedent(
     """
     import ctypes, json, mmap, os, platform, resource, signal, socket, sys
-    from data_prep.decode import ImageRejected
-    from data_prep.examine import sandbox
+    from vitline.data_prep.decode import ImageRejected
+    from vitline.data_prep.examine import sandbox
 
     PARENT, FOLDER = os.getppid(), os.path.dirname(__file__)
     PLAN = json.load(open(f"{FOLDER}/plan.json"))
@@ -121,8 +121,8 @@ os.set_inheritable(os.open(sys.argv[1] + "/secret", os.O_RDONLY), True)
 plan = sys.argv[1] + "/plan.json"
 json.dump(json.load(open(plan)) | {"address": ctypes.addressof(held)}, open(plan + ".new", "w"))
 os.replace(plan + ".new", plan)
-from data_prep.decode import DecodePolicy
-from data_prep.examine.decode_child import Examiner
+from vitline.data_prep.decode import DecodePolicy
+from vitline.data_prep.examine.decode_child import Examiner
 with Examiner(DecodePolicy(), timeout_s=60, memory_bytes=2 << 30, function="attacker.examine") as examiner:
     for _, verdict in examiner.run([(0, b"attack")]):
         print(json.dumps([verdict.reason, verdict.detail, examiner.lacking]))
@@ -199,7 +199,7 @@ def test_threads_work_and_a_spent_limit_of_time_ends_the_process():
     """Decoders may start threads. The limit counts what the process has used, so it cannot be caught or put off."""
     program = """
 import os, signal, threading
-from data_prep.examine.sandbox import enter_sandbox
+from vitline.data_prep.examine.sandbox import enter_sandbox
 enter_sandbox((0, 1, 2), 1)
 thread = threading.Thread(target=os.write, args=(1, b"thread"))
 thread.start()
@@ -216,7 +216,7 @@ def test_a_system_without_a_limit_of_open_files_is_no_error():
     program = """
 import os
 os.sysconf = lambda name: 2**63 - 1
-from data_prep.examine.sandbox import enter_sandbox
+from vitline.data_prep.examine.sandbox import enter_sandbox
 left_open = os.pipe()
 enter_sandbox((0, 1, 2), 60)
 try:
@@ -229,8 +229,8 @@ except OSError as error:
 
 
 def test_a_process_that_has_used_its_time_is_replaced_before_its_limit(monkeypatch):
-    from data_prep.decode import DecodePolicy
-    from data_prep.examine import decode_child
+    from vitline.data_prep.decode import DecodePolicy
+    from vitline.data_prep.examine import decode_child
 
     with decode_child.Examiner(DecodePolicy(), timeout_s=59, memory_bytes=2 << 30) as examine:
         list(examine.run([(0, b"")]))
@@ -247,7 +247,7 @@ def test_what_the_system_lacks_is_said_and_the_rest_is_used():
     """A process with a second thread: Landlock is for single threads. The filter covers both."""
     program = """
 import json, os, socket, threading
-from data_prep.examine.sandbox import enter_sandbox
+from vitline.data_prep.examine.sandbox import enter_sandbox
 end = threading.Event()
 def wait():
     end.wait()

@@ -4,15 +4,15 @@ import shutil
 
 import pytest
 
-from data_prep.config import CorpusConfig, LabelTable
-from data_prep.find_corpus import corpus_store
-from data_prep.inspect import diff_corpora
-from data_prep.inspect.diff_corpora import Change, diff_examples
-from data_prep.prepare import prepare
-from data_prep.shard_format import ShardReader, load_manifest
-from data_prep.shards.subsets import take
-from infra.config import replace
-from infra.storage import open_store
+from vitline.data_prep.config import CorpusConfig, LabelTable
+from vitline.data_prep.find_corpus import corpus_store
+from vitline.data_prep.inspect import diff_corpora
+from vitline.data_prep.inspect.diff_corpora import Change, diff_examples
+from vitline.data_prep.prepare import prepare
+from vitline.data_prep.shard_format import ShardReader, load_manifest
+from vitline.data_prep.shards.subsets import take
+from vitline.infra.config import replace
+from vitline.infra.storage import open_store
 
 
 def counts(diff):

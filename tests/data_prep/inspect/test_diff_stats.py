@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from data_prep.corpus_stats import CorpusStats, Findings, SampleRule, SplitStats
-from data_prep.decode import DecodePolicy
-from data_prep.inspect.diff_stats import CorpusFacts, StatDifference, diff_stats
-from data_prep.labels.classes import ClassInfo, ClassMap
-from data_prep.shard_format import Counts, Manifest, SegmentInfo, SplitInfo
+from vitline.data_prep.corpus_stats import CorpusStats, Findings, SampleRule, SplitStats
+from vitline.data_prep.decode import DecodePolicy
+from vitline.data_prep.inspect.diff_stats import CorpusFacts, StatDifference, diff_stats
+from vitline.data_prep.labels.classes import ClassInfo, ClassMap
+from vitline.data_prep.shard_format import Counts, Manifest, SegmentInfo, SplitInfo
 
 
 @pytest.fixture

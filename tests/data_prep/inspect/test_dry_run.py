@@ -5,19 +5,19 @@ import threading
 
 import pytest
 
-from data_prep.corpora.open_source import open_source
-from data_prep.corpora.raw import Part, RawCorpus
-from data_prep.find_corpus import corpus_store
-from data_prep.inspect import dry_run as module
-from data_prep.inspect.dry_run import dry_run
-from data_prep.inspect.dry_run_report import Cores, Number
-from data_prep.inspect.expected_rows import shares
-from data_prep.inspect.sample_source import Budget
-from data_prep.plan.plan_shards import Base
-from data_prep.prepare import prepare
-from data_prep.shard_format import load_manifest
-from infra.config import replace
-from infra.storage import open_store
+from vitline.data_prep.corpora.open_source import open_source
+from vitline.data_prep.corpora.raw import Part, RawCorpus
+from vitline.data_prep.find_corpus import corpus_store
+from vitline.data_prep.inspect import dry_run as module
+from vitline.data_prep.inspect.dry_run import dry_run
+from vitline.data_prep.inspect.dry_run_report import Cores, Number
+from vitline.data_prep.inspect.expected_rows import shares
+from vitline.data_prep.inspect.sample_source import Budget
+from vitline.data_prep.plan.plan_shards import Base
+from vitline.data_prep.prepare import prepare
+from vitline.data_prep.shard_format import load_manifest
+from vitline.infra.config import replace
+from vitline.infra.storage import open_store
 
 CORES = Cores(2, "this machine")
 

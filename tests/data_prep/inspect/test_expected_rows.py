@@ -3,9 +3,9 @@
 import pyarrow as pa
 import pytest
 
-from data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe
-from data_prep.corpora.raw import RawCorpus
-from data_prep.inspect.expected_rows import kept_rows
+from vitline.data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe
+from vitline.data_prep.corpora.raw import RawCorpus
+from vitline.data_prep.inspect.expected_rows import kept_rows
 
 
 class Source(RawCorpus):

@@ -4,10 +4,10 @@ import hashlib
 
 import pytest
 
-from data_prep.labels import class_maps
-from data_prep.labels.class_maps import RELEASES, Release, applied, extended, load_class_map, mapping
-from data_prep.labels.classes import ClassInfo, ClassMap
-from infra.storage import open_store
+from vitline.data_prep.labels import class_maps
+from vitline.data_prep.labels.class_maps import RELEASES, Release, applied, extended, load_class_map, mapping
+from vitline.data_prep.labels.classes import ClassInfo, ClassMap
+from vitline.infra.storage import open_store
 
 
 def map_of(*source_ids):

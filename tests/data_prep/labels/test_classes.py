@@ -2,14 +2,14 @@
 
 import pytest
 
-from data_prep.corpora.raw import ListedCorpus, RawExample
-from data_prep.corpora.sources import class_folders
-from data_prep.find_corpus import corpus_store
-from data_prep.labels.classes import ClassInfo, ClassMap, number_label
-from data_prep.prepare import prepare
-from data_prep.shard_format import ShardReader, load_class_names, load_manifest
-from data_prep.shards.verify_shards import verify_corpus
-from infra.storage import open_store
+from vitline.data_prep.corpora.raw import ListedCorpus, RawExample
+from vitline.data_prep.corpora.sources import class_folders
+from vitline.data_prep.find_corpus import corpus_store
+from vitline.data_prep.labels.classes import ClassInfo, ClassMap, number_label
+from vitline.data_prep.prepare import prepare
+from vitline.data_prep.shard_format import ShardReader, load_class_names, load_manifest
+from vitline.data_prep.shards.verify_shards import verify_corpus
+from vitline.infra.storage import open_store
 
 
 def test_label_ids_follow_from_the_set_of_classes():

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_prep import prepare
-from data_prep.config import CorpusConfig, LabelTable, ParquetImages, WebDataset
-from data_prep.find_corpus import corpus_store
-from infra.config import replace
-from infra.storage import open_store
+from vitline.data_prep import prepare
+from vitline.data_prep.config import CorpusConfig, LabelTable, ParquetImages, WebDataset
+from vitline.data_prep.find_corpus import corpus_store
+from vitline.infra.config import replace
+from vitline.infra.storage import open_store
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ import pytest
 from PIL import Image, ImageEnhance, ImageOps
 from sklearn.datasets import load_sample_images
 
-from data_prep import executors, prepare
-from data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe
-from data_prep.find_corpus import corpus_store
-from data_prep.plan import leak_pairs, leakage, locate_pictures, near_pairs
-from data_prep.shard_format import load_manifest
-from infra.config import replace
-from infra.storage import open_store
+from vitline.data_prep import executors, prepare
+from vitline.data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe
+from vitline.data_prep.find_corpus import corpus_store
+from vitline.data_prep.plan import leak_pairs, leakage, locate_pictures, near_pairs
+from vitline.data_prep.shard_format import load_manifest
+from vitline.infra.config import replace
+from vitline.infra.storage import open_store
 
 CHANGES = {
     "half": lambda image: image.resize((image.width // 2, image.height // 2), Image.Resampling.LANCZOS),

@@ -7,16 +7,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_prep.config import CorpusConfig, LabelTable, ParquetImages
-from data_prep.find_corpus import corpus_store
-from data_prep.inspect.dry_run import dry_run
-from data_prep.inspect.dry_run_report import Cores
-from data_prep.plan import listed_ids
-from data_prep.plan.check_refused import NothingNew
-from data_prep.plan.plan_shards import Base
-from data_prep.prepare import prepare
-from infra.config import replace
-from infra.storage import open_store
+from vitline.data_prep.config import CorpusConfig, LabelTable, ParquetImages
+from vitline.data_prep.find_corpus import corpus_store
+from vitline.data_prep.inspect.dry_run import dry_run
+from vitline.data_prep.inspect.dry_run_report import Cores
+from vitline.data_prep.plan import listed_ids
+from vitline.data_prep.plan.check_refused import NothingNew
+from vitline.data_prep.plan.plan_shards import Base
+from vitline.data_prep.prepare import prepare
+from vitline.infra.config import replace
+from vitline.infra.storage import open_store
 
 CORES = Cores(2, "this machine")
 

@@ -5,12 +5,12 @@ import pytest
 from PIL import Image, ImageOps
 from sklearn.datasets import load_sample_images
 
-from data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe
-from data_prep.find_corpus import corpus_store
-from data_prep.plan.mixture_leakage import find_mixture_leaks
-from data_prep.prepare import prepare
-from data_prep.shard_format import load_manifest
-from infra.storage import open_store
+from vitline.data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe
+from vitline.data_prep.find_corpus import corpus_store
+from vitline.data_prep.plan.mixture_leakage import find_mixture_leaks
+from vitline.data_prep.prepare import prepare
+from vitline.data_prep.shard_format import load_manifest
+from vitline.infra.storage import open_store
 
 
 @pytest.fixture(scope="module")

@@ -6,12 +6,12 @@ from collections import Counter
 import pyarrow.parquet as pq
 import pytest
 
-from data_prep import prepare
-from data_prep.config import CorpusConfig, LabelTable
-from data_prep.find_corpus import corpus_store
-from data_prep.shard_format import ShardReader, load_class_names, load_manifest
-from infra.config import replace
-from infra.storage import open_store
+from vitline.data_prep import prepare
+from vitline.data_prep.config import CorpusConfig, LabelTable
+from vitline.data_prep.find_corpus import corpus_store
+from vitline.data_prep.shard_format import ShardReader, load_class_names, load_manifest
+from vitline.infra.config import replace
+from vitline.infra.storage import open_store
 
 
 def rows_of(corpus, split):

@@ -6,12 +6,12 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe, ParquetImages
-from data_prep.find_corpus import corpus_store
-from data_prep.prepare import prepare
-from data_prep.shard_format import ShardError, load_manifest, segment_keys
-from infra.config import replace
-from infra.storage import open_store
+from vitline.data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe, ParquetImages
+from vitline.data_prep.find_corpus import corpus_store
+from vitline.data_prep.prepare import prepare
+from vitline.data_prep.shard_format import ShardError, load_manifest, segment_keys
+from vitline.infra.config import replace
+from vitline.infra.storage import open_store
 
 REWRITTEN = "states no identity, but was written with one: another program rewrote it"
 
@@ -96,7 +96,7 @@ def test_images_are_not_compared_with_a_shard_that_changed_since_its_hashes_were
         return map(work, tasks)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("data_prep.executors._FEW_PAIRS", 0)
+        patch.setattr("vitline.data_prep.executors._FEW_PAIRS", 0)
         with pytest.raises(ShardError, match=REWRITTEN):
             prepare([web], memory_root, executor)
     assert len(spoiled) == 1

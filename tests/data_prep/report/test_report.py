@@ -8,11 +8,11 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from data_prep.corpus_stats import CorpusStats, Finding, Findings, Leak, SampleRow, SampleRule, SplitStats
-from data_prep.decode import DecodePolicy
-from data_prep.labels.classes import ClassInfo, ClassMap
-from data_prep.report.report import render_report
-from data_prep.shard_format import Counts, Manifest, SegmentInfo, SplitInfo
+from vitline.data_prep.corpus_stats import CorpusStats, Finding, Findings, Leak, SampleRow, SampleRule, SplitStats
+from vitline.data_prep.decode import DecodePolicy
+from vitline.data_prep.labels.classes import ClassInfo, ClassMap
+from vitline.data_prep.report.report import render_report
+from vitline.data_prep.shard_format import Counts, Manifest, SegmentInfo, SplitInfo
 
 from ...pictures import noise as noise_of
 
@@ -181,7 +181,7 @@ def test_missing_images_show_the_reason():
 
 def test_an_image_that_was_never_decoded_cannot_break_the_report(monkeypatch):
     # takes no arguments: the process fails at every image
-    monkeypatch.setattr("data_prep.examine.decode_apart.PIXELS", "os.abort")
+    monkeypatch.setattr("vitline.data_prep.examine.decode_apart.PIXELS", "os.abort")
     refused = {"aspect_ratio": Findings(1, 1, (Finding(row("long"), "900 x 3 pixels"),))}
     page = render(stats_of(2, refused=refused))
     assert re.search(r'<div class="pic none" title="long">decoder crash</div>', page)

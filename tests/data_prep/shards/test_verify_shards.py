@@ -10,13 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from data_prep.examine import examine
-from data_prep.examine.decode_child import Examiner
-from data_prep.executors import in_threads
-from data_prep.shard_format import load_manifest, segment_keys
-from data_prep.shards.subsets import take
-from data_prep.shards.verify_shards import verify_corpus
-from infra.storage import open_store
+from vitline.data_prep.examine import examine
+from vitline.data_prep.examine.decode_child import Examiner
+from vitline.data_prep.executors import in_threads
+from vitline.data_prep.shard_format import load_manifest, segment_keys
+from vitline.data_prep.shards.subsets import take
+from vitline.data_prep.shards.verify_shards import verify_corpus
+from vitline.infra.storage import open_store
 
 
 @pytest.fixture
@@ -130,8 +130,8 @@ def test_a_subset_has_its_own_rows_and_consistent_counts(corpus):
 TAKEN_FOR_BLACK = """
 import hashlib, io
 from PIL import Image
-from data_prep.decode import ImageRejected
-from data_prep.images import examine_image
+from vitline.data_prep.decode import ImageRejected
+from vitline.data_prep.images import examine_image
 
 def examine(data, policy):
     try:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.similarity.dedup import LOCATOR_SCHEMA, PIXELS_SCHEMA, exact_duplicates, gained_labels
+from vitline.data_prep.similarity.dedup import LOCATOR_SCHEMA, PIXELS_SCHEMA, exact_duplicates, gained_labels
 
 pictures = st.lists(
     st.tuples(

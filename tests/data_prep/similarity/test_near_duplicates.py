@@ -7,8 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from data_prep.similarity import near_duplicates
-from data_prep.similarity.near_duplicates import (
+from vitline.data_prep.similarity import near_duplicates
+from vitline.data_prep.similarity.near_duplicates import (
     MAX_DISTANCE,
     HashIndex,
     band_bits,

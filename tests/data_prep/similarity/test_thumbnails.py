@@ -7,8 +7,8 @@ import pytest
 from PIL import Image, ImageDraw
 from sklearn.datasets import load_digits, load_sample_images
 
-from data_prep.images import perceptual_hashes
-from data_prep.similarity.thumbnails import same_picture, same_pictures, thumbnail
+from vitline.data_prep.images import perceptual_hashes
+from vitline.data_prep.similarity.thumbnails import same_picture, same_pictures, thumbnail
 
 
 def pieces():

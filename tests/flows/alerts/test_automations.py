@@ -10,9 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from flows.alerts.automations import ALERTS, CREATED
-from flows.alerts.problems import SEEN
-from infra.storage import open_store
+from vitline.flows.alerts.automations import ALERTS, CREATED
+from vitline.flows.alerts.problems import SEEN
+from vitline.infra.storage import open_store
 
 from ...servers import eventually
 
@@ -64,7 +64,7 @@ def automations(api) -> dict[str, dict]:
 
 
 def deploy(*options):
-    command = [sys.executable, "-m", "flows.cli", "flows", "deploy", *options]
+    command = [sys.executable, "-m", "vitline.flows.cli", "flows", "deploy", *options]
     return subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=300, check=False)
 
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from flows.alerts import problems
-from flows.alerts.problems import SEEN, tell_new
-from infra.ray_jobs import Job
-from infra.settings import Settings
-from infra.storage import open_store
+from vitline.flows.alerts import problems
+from vitline.flows.alerts.problems import SEEN, tell_new
+from vitline.infra.ray_jobs import Job
+from vitline.infra.settings import Settings
+from vitline.infra.storage import open_store
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ from types import ModuleType
 
 import pytest
 
-from flows.chaos.scenario import Scenario
+from vitline.flows.chaos.scenario import Scenario
 
 
 def scenarios_in(family: ModuleType) -> list:
-    """Those of a module of `flows.chaos.faults`, each by its name."""
+    """Those of a module of `vitline.flows.chaos.faults`, each by its name."""
     return [pytest.param(each, id=each.name) for each in vars(family).values() if isinstance(each, Scenario)]

@@ -4,10 +4,10 @@ from unittest.mock import patch
 
 import pytest
 
-from flows.chaos.bench import Bench, Outcome
-from flows.chaos.faults import cluster_faults, node_faults
-from infra.settings import Settings
-from infra.storage import open_store
+from vitline.flows.chaos.bench import Bench, Outcome
+from vitline.flows.chaos.faults import cluster_faults, node_faults
+from vitline.infra.settings import Settings
+from vitline.infra.storage import open_store
 
 from .scenarios import scenarios_in
 

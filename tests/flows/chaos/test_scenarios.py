@@ -10,18 +10,18 @@ from unittest.mock import patch
 
 import pytest
 
-from data_prep import parquet_files
-from data_prep.plan import check_refused
-from data_prep.shard_format import open_checked
-from flows.chaos.bench import Bench
-from flows.chaos.faults import checkpoint_faults, claim_faults, data_faults, process_faults, store_faults
-from infra.runs import claims, watching
-from infra.settings import Settings
-from infra.storage import open_store
-from infra.stores import s3_store
-from infra.stores.file_store import FileStore
-from vit import run as vit_run
-from vit.training import tensor_file, train
+from vitline.data_prep import parquet_files
+from vitline.data_prep.plan import check_refused
+from vitline.data_prep.shard_format import open_checked
+from vitline.flows.chaos.bench import Bench
+from vitline.flows.chaos.faults import checkpoint_faults, claim_faults, data_faults, process_faults, store_faults
+from vitline.infra.runs import claims, watching
+from vitline.infra.settings import Settings
+from vitline.infra.storage import open_store
+from vitline.infra.stores import s3_store
+from vitline.infra.stores.file_store import FileStore
+from vitline.vit import run as vit_run
+from vitline.vit.training import tensor_file, train
 
 from .scenarios import scenarios_in
 

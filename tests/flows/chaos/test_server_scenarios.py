@@ -5,14 +5,14 @@ from unittest.mock import patch
 import httpx
 import pytest
 
-from flows.chaos import own_servers, small_disk
-from flows.chaos.bench import Bench
-from flows.chaos.faults import process_faults, server_faults
-from flows.chaos.promises import NotTried, PromiseBroken
-from infra.config import replace
-from infra.runs.journal import read_journal
-from infra.settings import Settings
-from infra.storage import open_store
+from vitline.flows.chaos import own_servers, small_disk
+from vitline.flows.chaos.bench import Bench
+from vitline.flows.chaos.faults import process_faults, server_faults
+from vitline.flows.chaos.promises import NotTried, PromiseBroken
+from vitline.infra.config import replace
+from vitline.infra.runs.journal import read_journal
+from vitline.infra.settings import Settings
+from vitline.infra.storage import open_store
 
 from .scenarios import scenarios_in
 

@@ -6,11 +6,11 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from flows.chaos import suite
-from flows.chaos.promises import NotTried, require
-from flows.chaos.scenario import scenario
-from flows.cli import app
-from infra.storage import open_store
+from vitline.flows.chaos import suite
+from vitline.flows.chaos.promises import NotTried, require
+from vitline.flows.chaos.scenario import scenario
+from vitline.flows.cli import app
+from vitline.infra.storage import open_store
 
 
 @scenario("a fault", "nothing", about_s=1)

@@ -7,17 +7,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from data_prep.corpus_stats import Findings, Leak
-from data_prep.find_corpus import corpus_store
-from data_prep.prepare import PrepareSpec, prepare
-from data_prep.progress import Progress, preparation_progress, remaining_s
-from flows.commands.groups.data import number_of
-from flows.console import line
-from flows.deployed import corpus_links
-from flows.stages.prepare_corpus import PreparedCorpus, leak_lines, source_request
-from flows.to_mlflow.stage_snapshots import stage_snapshot
-from infra.runs.run_state import write_state
-from infra.storage import open_store
+from vitline.data_prep.corpus_stats import Findings, Leak
+from vitline.data_prep.find_corpus import corpus_store
+from vitline.data_prep.prepare import PrepareSpec, prepare
+from vitline.data_prep.progress import Progress, preparation_progress, remaining_s
+from vitline.flows.commands.groups.data import number_of
+from vitline.flows.console import line
+from vitline.flows.deployed import corpus_links
+from vitline.flows.stages.prepare_corpus import PreparedCorpus, leak_lines, source_request
+from vitline.flows.to_mlflow.stage_snapshots import stage_snapshot
+from vitline.infra.runs.run_state import write_state
+from vitline.infra.storage import open_store
 
 from ...pictures import blurred
 

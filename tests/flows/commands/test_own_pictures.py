@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from data_prep.decode import DecodePolicy
-from data_prep.shard_format import Counts, Manifest, SegmentInfo, SplitInfo
-from flows.commands.own_pictures import estimate
-from vit.input.order import Order
-from vit.recipes.own_pictures import TIERS, own_pictures
+from vitline.data_prep.decode import DecodePolicy
+from vitline.data_prep.shard_format import Counts, Manifest, SegmentInfo, SplitInfo
+from vitline.flows.commands.own_pictures import estimate
+from vitline.vit.input.order import Order
+from vitline.vit.recipes.own_pictures import TIERS, own_pictures
 
 
 def manifest_of(num_train, *, with_val=True, single_label=True, image_bytes=30_000) -> Manifest:
@@ -128,7 +128,7 @@ def test_the_name_of_a_corpus_is_made_a_valid_name_of_the_run():
 
 
 def test_the_estimate_includes_every_step_and_the_start(monkeypatch):
-    monkeypatch.setattr("vit.speed.step_time.seconds_per_step", lambda recipe, execution, num_classes: 0.1)
+    monkeypatch.setattr("vitline.vit.speed.step_time.seconds_per_step", lambda recipe, execution, num_classes: 0.1)
     # 100 steps of 0.1 s, a quarter more for reading, and 25 s to start.
     assert estimate(config_of(12, total_steps=100), num_classes=3) == pytest.approx(37.5)
 
@@ -151,7 +151,7 @@ def test_the_printed_python_code_loads_the_model_in_a_new_process(tmp_path):
         return done
 
     options = ("--source", "birds", "--name", "my_birds", "--steps", "2", "--yes")
-    printed = python("-m", "flows.cli", "run", *options).stdout
-    code = printed[printed.index("from vit.published") :]
+    printed = python("-m", "vitline.flows.cli", "run", *options).stdout
+    code = printed[printed.index("from vitline.vit.published") :]
     assert re.search(r"load_model\('my-birds/[0-9a-f]{12}'\)", code)
     assert set(re.findall(r"crow|jay", python("-c", code).stdout)) == {"crow", "jay"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.local.stack_config import ALL, settle
+from vitline.infra.local.stack_config import ALL, settle
 
 ROOT = Path(__file__).parents[3]
 OURS = ("AWS_", "RAY_", "VITLINE_", "MLFLOW_", "PREFECT_")
@@ -21,7 +21,7 @@ def run(tmp_path):
     def call(*arguments, **env):
         plain = {k: v for k, v in os.environ.items() if not k.startswith(OURS)}
         done = subprocess.run(
-            [sys.executable, "-m", "flows.cli", *arguments],
+            [sys.executable, "-m", "vitline.flows.cli", *arguments],
             cwd=tmp_path,
             env={**plain, "PYTHONPATH": str(ROOT), **env},
             capture_output=True,

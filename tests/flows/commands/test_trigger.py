@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from flows import cli
+from vitline.flows import cli
 
 TINY = "pretrain-then-transfer/tiny"
 # Schedules of other deployments may create runs at any time.
@@ -59,7 +59,7 @@ def test_a_run_is_started_and_followed_and_its_end_sets_the_exit_code(trigger, f
 
 
 def test_the_error_without_deployment_or_server_names_the_next_step(trigger, flows, monkeypatch):
-    from flows.on_prefect.deployments import Deployment
+    from vitline.flows.on_prefect.deployments import Deployment
 
     monkeypatch.setattr(Deployment, "full_name", property(lambda deployment: f"{deployment.flow}/not-registered"))
     code, _, err = trigger("evaluate/not-registered")

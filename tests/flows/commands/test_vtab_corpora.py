@@ -12,12 +12,12 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from data_prep.corpora.official.official_splits import OFFICIAL_SPLITS, OfficialSplits, Slice
-from data_prep.corpora.official.tfds_order import tfds_order
-from data_prep.prepare import prepare
-from flows.cli import app
-from flows.commands.vtab_corpora import TASK_NAMES, known_tasks, task_request
-from vit.vtab.tasks import VTAB_TASKS
+from vitline.data_prep.corpora.official.official_splits import OFFICIAL_SPLITS, OfficialSplits, Slice
+from vitline.data_prep.corpora.official.tfds_order import tfds_order
+from vitline.data_prep.prepare import prepare
+from vitline.flows.cli import app
+from vitline.flows.commands.vtab_corpora import TASK_NAMES, known_tasks, task_request
+from vitline.vit.vtab.tasks import VTAB_TASKS
 
 
 def vitline(*arguments):

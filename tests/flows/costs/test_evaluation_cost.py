@@ -6,22 +6,22 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from data_prep.decode import DecodePolicy
-from data_prep.shard_format import load_manifest
-from flows.cli import app
-from flows.commands.models import published_uri
-from flows.costs.evaluation_cost import task_costs
-from flows.requests.evaluation_plan import resolve_evaluate
-from flows.requests.forms import EvaluateRequest
-from infra.storage import open_store
-from vit.input.config import AugmentConfig
-from vit.input.image_contract import ImageContract
-from vit.models.build import build_network
-from vit.models.config import ViTConfig
-from vit.models.flops import forward_flops
-from vit.published import load_model, publish
-from vit.vtab.evaluate import EvaluationSpec, plan_task_sweeps
-from vit.vtab.trained.trials import TrialResult
+from vitline.data_prep.decode import DecodePolicy
+from vitline.data_prep.shard_format import load_manifest
+from vitline.flows.cli import app
+from vitline.flows.commands.models import published_uri
+from vitline.flows.costs.evaluation_cost import task_costs
+from vitline.flows.requests.evaluation_plan import resolve_evaluate
+from vitline.flows.requests.forms import EvaluateRequest
+from vitline.infra.storage import open_store
+from vitline.vit.input.config import AugmentConfig
+from vitline.vit.input.image_contract import ImageContract
+from vitline.vit.models.build import build_network
+from vitline.vit.models.config import ViTConfig
+from vitline.vit.models.flops import forward_flops
+from vitline.vit.published import load_model, publish
+from vitline.vit.vtab.evaluate import EvaluationSpec, plan_task_sweeps
+from vitline.vit.vtab.trained.trials import TrialResult
 
 NETWORK = ViTConfig(image_size_px=8, patch_size_px=4, embed_dim=16, depth=1, num_heads=2, mlp_dim=32)
 
@@ -86,7 +86,7 @@ def test_a_probe_needs_one_pass_over_the_splits_that_it_reads(root, model, digit
 
 
 def test_weights_of_another_codebase_are_published_once_and_then_used(root, tmp_path):
-    from vit.convert.timm import write_timm
+    from vitline.vit.convert.timm import write_timm
 
     torch.manual_seed(0)
     network = build_network(NETWORK, 3)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from flows.costs.training_cost import bandwidth_text, loading_text, training_cost
-from infra.config import replace
+from vitline.flows.costs.training_cost import bandwidth_text, loading_text, training_cost
+from vitline.infra.config import replace
 
 
 def test_loading_names_each_setting_and_its_origin(train_config):

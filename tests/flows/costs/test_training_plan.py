@@ -4,9 +4,9 @@ import inspect
 
 import pytest
 
-from flows.commands.groups.pretrain import pretrain_plan
-from flows.costs.measured_speed import MeasuredSpeed, measured_speed
-from flows.costs.training_plan import (
+from vitline.flows.commands.groups.pretrain import pretrain_plan
+from vitline.flows.costs.measured_speed import MeasuredSpeed, measured_speed
+from vitline.flows.costs.training_plan import (
     batch_text,
     checkpoint_bytes,
     checkpoints_text,
@@ -19,16 +19,16 @@ from flows.costs.training_plan import (
     settings_of,
     training_plan,
 )
-from infra.config import replace
-from infra.runs.claims import take_claim
-from infra.runs.journal import Journal
-from infra.runs.run_state import write_state
-from infra.runs.segments import list_segments
-from infra.storage import open_store
-from vit.config import TrainConfig
-from vit.models.build import meta_network
-from vit.recipes import recipe_named
-from vit.speed.demand import TRAINING_MFU
+from vitline.infra.config import replace
+from vitline.infra.runs.claims import take_claim
+from vitline.infra.runs.journal import Journal
+from vitline.infra.runs.run_state import write_state
+from vitline.infra.runs.segments import list_segments
+from vitline.infra.storage import open_store
+from vitline.vit.config import TrainConfig
+from vitline.vit.models.build import meta_network
+from vitline.vit.recipes import recipe_named
+from vitline.vit.speed.demand import TRAINING_MFU
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from flows.curves import curve_writer, event_files
-from flows.curves.curve_writer import CurveWriter, readers
-from flows.curves.event_files import write_curves
-from infra.runs.claims import take_claim
-from infra.runs.journal import Journal
-from infra.settings import Settings
-from infra.storage import open_store
+from vitline.flows.curves import curve_writer, event_files
+from vitline.flows.curves.curve_writer import CurveWriter, readers
+from vitline.flows.curves.event_files import write_curves
+from vitline.infra.runs.claims import take_claim
+from vitline.infra.runs.journal import Journal
+from vitline.infra.settings import Settings
+from vitline.infra.storage import open_store
 
 
 @pytest.fixture

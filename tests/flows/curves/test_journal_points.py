@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.curves.journal_points import Curves
-from infra.runs.claims import take_claim
-from infra.runs.journal import Journal
-from infra.storage import open_store
+from vitline.flows.curves.journal_points import Curves
+from vitline.infra.runs.claims import take_claim
+from vitline.infra.runs.journal import Journal
+from vitline.infra.storage import open_store
 
 
 class Reader(Curves):

@@ -16,11 +16,11 @@ import pytest
 import wandb
 from wandb.proto import wandb_internal_pb2
 
-from flows.curves.curve_writer import CurveWriter, readers
-from infra.runs.claims import take_claim
-from infra.runs.journal import Journal
-from infra.settings import Settings
-from infra.storage import open_store
+from vitline.flows.curves.curve_writer import CurveWriter, readers
+from vitline.infra.runs.claims import take_claim
+from vitline.infra.runs.journal import Journal
+from vitline.infra.settings import Settings
+from vitline.infra.storage import open_store
 
 
 @pytest.fixture
@@ -132,9 +132,9 @@ class Server(BaseHTTPRequestHandler):
 
 WORK = """
 import logging, sys, time
-from flows.curves import curve_writer, wandb_runs
-from flows.curves.curve_writer import CurveWriter, readers
-from infra.settings import Settings
+from vitline.flows.curves import curve_writer, wandb_runs
+from vitline.flows.curves.curve_writer import CurveWriter, readers
+from vitline.infra.settings import Settings
 
 logging.basicConfig(level=logging.WARNING)
 wandb_runs.CLOSE_S, curve_writer.POLL_S = 0.5, 0.05

@@ -4,9 +4,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from flows.home.address import KEY
-from flows.home.home import Upcoming, home_markdown
-from infra.storage import open_store
+from vitline.flows.home.address import KEY
+from vitline.flows.home.home import Upcoming, home_markdown
+from vitline.infra.storage import open_store
 
 from ..nights.test_trend import store  # noqa: F401
 

@@ -4,11 +4,11 @@ from datetime import date, timedelta
 
 import numpy as np
 
-from flows.nights.night_scores import NightScores, TaskScore
-from flows.records import PipelineRecord, StageRecord, write_pipeline
-from vit.training.predictions import Predictions
-from vit.vtab.evaluate import Score
-from vit.vtab.trained.trials import TrialResult
+from vitline.flows.nights.night_scores import NightScores, TaskScore
+from vitline.flows.records import PipelineRecord, StageRecord, write_pipeline
+from vitline.vit.training.predictions import Predictions
+from vitline.vit.vtab.evaluate import Score
+from vitline.vit.vtab.trained.trials import TrialResult
 
 DIFFICULTY = {"tasks/digits/top1": 300, "tasks/emoji/top1": 200}
 

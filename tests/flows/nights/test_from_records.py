@@ -6,18 +6,18 @@ from datetime import date, timedelta
 
 import pytest
 
-from flows.nights.from_records import NOISE_NIGHTS, judge_again, known_nights, night_of
-from flows.nights.judge import judge
-from flows.nights.night_record import read_night, write_night
-from flows.nights.not_run import note_missed, note_not_run
-from flows.nights.plan import plan_text
-from flows.nights.promote import promote
-from flows.nights.settings import NightSettings
-from flows.records import Origin, write_pipeline
-from flows.stages.stage import Skipped
-from flows.to_mlflow.stage_snapshots import pipeline_snapshot
-from infra import config
-from infra.storage import open_store
+from vitline.flows.nights.from_records import NOISE_NIGHTS, judge_again, known_nights, night_of
+from vitline.flows.nights.judge import judge
+from vitline.flows.nights.night_record import read_night, write_night
+from vitline.flows.nights.not_run import note_missed, note_not_run
+from vitline.flows.nights.plan import plan_text
+from vitline.flows.nights.promote import promote
+from vitline.flows.nights.settings import NightSettings
+from vitline.flows.records import Origin, write_pipeline
+from vitline.flows.stages.stage import Skipped
+from vitline.flows.to_mlflow.stage_snapshots import pipeline_snapshot
+from vitline.infra import config
+from vitline.infra.storage import open_store
 
 from .simulated import Nights, store_night
 
@@ -38,7 +38,7 @@ def judged(store, night, state="finished", reason="", **kept):
 def run(*arguments):
     from typer.testing import CliRunner
 
-    from flows.cli import app
+    from vitline.flows.cli import app
 
     return CliRunner().invoke(app, arguments)
 

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from flows.nights.from_records import night_of
-from flows.nights.gate import leaked_images
-from flows.nights.night_record import THE_GATE, read_champion
-from flows.nights.promote import make_champion
-from flows.records import write_pipeline
-from infra import config
-from infra.storage import open_store
+from vitline.flows.nights.from_records import night_of
+from vitline.flows.nights.gate import leaked_images
+from vitline.flows.nights.night_record import THE_GATE, read_champion
+from vitline.flows.nights.promote import make_champion
+from vitline.flows.records import write_pipeline
+from vitline.infra import config
+from vitline.infra.storage import open_store
 
 from .simulated import Nights, store_night
 

@@ -7,15 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from data_prep.shard_format import load_manifest
-from flows.catalog import find_corpus
-from flows.end_to_end import prepare_stage
-from flows.requests.forms import PipelineRequest
-from flows.requests.pipeline_plan import resolve_pipeline
-from flows.stages.engines import open_engines
-from flows.stages.prepare_corpus import prepare_corpora, source_request
-from infra.settings import Settings
-from infra.storage import open_store
+from vitline.data_prep.shard_format import load_manifest
+from vitline.flows.catalog import find_corpus
+from vitline.flows.end_to_end import prepare_stage
+from vitline.flows.requests.forms import PipelineRequest
+from vitline.flows.requests.pipeline_plan import resolve_pipeline
+from vitline.flows.stages.engines import open_engines
+from vitline.flows.stages.prepare_corpus import prepare_corpora, source_request
+from vitline.infra.settings import Settings
+from vitline.infra.storage import open_store
 
 from ...pictures import blurred
 

@@ -5,10 +5,10 @@ from datetime import date
 import numpy as np
 import pytest
 
-from flows.nights.compare import MEAN, compare, image_variance, noise_source, seed_variance
-from flows.nights.judge import FALSE_ALARMS, judge, not_whole
-from flows.nights.night_scores import NightScores
-from flows.nights.student_t import quantile, two_sided_p
+from vitline.flows.nights.compare import MEAN, compare, image_variance, noise_source, seed_variance
+from vitline.flows.nights.judge import FALSE_ALARMS, judge, not_whole
+from vitline.flows.nights.night_scores import NightScores
+from vitline.flows.nights.student_t import quantile, two_sided_p
 
 from .simulated import DIFFICULTY, Nights, score
 

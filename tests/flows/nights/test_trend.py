@@ -6,12 +6,12 @@ from datetime import timedelta
 
 import pytest
 
-from flows.nights.from_records import night_of
-from flows.nights.night_record import NightRecord, note_night, write_night
-from flows.nights.promote import pipeline_to, promote
-from flows.nights.trend.trend import all_series, trend_plot
-from flows.records import read_pipeline, write_pipeline
-from infra.storage import open_store
+from vitline.flows.nights.from_records import night_of
+from vitline.flows.nights.night_record import NightRecord, note_night, write_night
+from vitline.flows.nights.promote import pipeline_to, promote
+from vitline.flows.nights.trend.trend import all_series, trend_plot
+from vitline.flows.records import read_pipeline, write_pipeline
+from vitline.infra.storage import open_store
 
 from .simulated import Nights, store_night
 from .test_from_records import run

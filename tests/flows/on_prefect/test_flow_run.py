@@ -5,7 +5,7 @@ from uuid import uuid4
 
 from prefect.client.schemas.schedules import CronSchedule
 
-from flows.on_prefect.flow_run import FlowRun
+from vitline.flows.on_prefect.flow_run import FlowRun
 
 
 def test_missed_nights_are_those_that_the_schedule_had_due():

@@ -11,13 +11,13 @@ import httpx
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
 
-from flows.deployed import FLOW_NAMES
-from flows.on_prefect import old_flow_runs
-from flows.on_prefect.old_flow_runs import PrefectOldFlowRuns
-from flows.on_prefect.registration import register
-from infra.local.databases import copy_database
-from infra.local.processes import child_environment, end_with_parent, free_ports, tail
-from infra.settings import NO_TELEMETRY, Settings
+from vitline.flows.deployed import FLOW_NAMES
+from vitline.flows.on_prefect import old_flow_runs
+from vitline.flows.on_prefect.old_flow_runs import PrefectOldFlowRuns
+from vitline.flows.on_prefect.registration import register
+from vitline.infra.local.databases import copy_database
+from vitline.infra.local.processes import child_environment, end_with_parent, free_ports, tail
+from vitline.infra.settings import NO_TELEMETRY, Settings
 
 from ...servers import FlowRuns, environment_of
 
@@ -38,7 +38,7 @@ def prefect(tmp_path_factory):
         "PREFECT_SERVER_API_AUTH_STRING": env["PREFECT_API_AUTH_STRING"],
         "PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": "false",  # no flow runs but those of the tests
     }
-    command = [sys.executable, "-m", "flows.on_prefect.local_server", "--host=127.0.0.1", f"--port={port}"]
+    command = [sys.executable, "-m", "vitline.flows.on_prefect.local_server", "--host=127.0.0.1", f"--port={port}"]
     with open(home / "log", "wb") as log:
         environment = child_environment(NO_TELEMETRY | servers, prefixes=("PREFECT_",))
         server = subprocess.Popen(command, env=environment, stdout=log, stderr=log, preexec_fn=end_with_parent)

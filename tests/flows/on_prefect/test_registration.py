@@ -22,7 +22,7 @@ def deploy(in_stack):
     """deploy(*options): exit code, stdout and stderr of the command."""
 
     def call(*options):
-        command = [sys.executable, "-m", "flows.cli", "flows", "deploy", *options]
+        command = [sys.executable, "-m", "vitline.flows.cli", "flows", "deploy", *options]
         done = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=300)
         return done.returncode, done.stdout, done.stderr
 
@@ -114,10 +114,10 @@ def test_edits_by_users_survive_every_registration(deploy, page):
 
 
 def test_new_defaults_are_applied_to_unedited_values(page, in_stack, monkeypatch):
-    from flows.on_prefect import registration
-    from flows.on_prefect.deployments import NIGHT, PIPELINE, Deployment
-    from flows.on_prefect.prefect_observer import client
-    from flows.requests.forms import PipelineRequest
+    from vitline.flows.on_prefect import registration
+    from vitline.flows.on_prefect.deployments import NIGHT, PIPELINE, Deployment
+    from vitline.flows.on_prefect.prefect_observer import client
+    from vitline.flows.requests.forms import PipelineRequest
 
     def register(request, cron="0 2 * * *"):
         night = Deployment(PIPELINE, "nightly", PipelineRequest, request, "pipeline", cron, purpose=cron)
@@ -163,7 +163,7 @@ def test_a_value_that_the_new_form_rejects_is_named_and_kept(page, deploy_again)
 
 
 def test_pool_and_job_variables_are_kept_unless_options_change_them(deploy_again, page, flows):
-    from flows.on_prefect.deployments import DEPLOYMENTS
+    from vitline.flows.on_prefect.deployments import DEPLOYMENTS
 
     pages = [page(deployment.full_name) for deployment in DEPLOYMENTS]
     template = flows.api.get("/work_pools/vitline").json()["base_job_template"]

@@ -10,23 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.corpora import presets
-from data_prep.prepare import prepare
-from data_prep.shards.verify_shards import verify_corpus
-from flows.ops import collect_garbage as collecting
-from flows.ops import garbage
-from flows.ops.collect_garbage import DAY_S, FOLDERS, collect_garbage
-from flows.requests.forms import CollectGarbageRequest
-from flows.stages.engines import Engines, Terminal
-from flows.to_mlflow import outbox
-from flows.to_mlflow.shipper import Shipper
-from infra.config import replace
-from infra.runs.claims import take_claim
-from infra.runs.journal import read_journal
-from infra.runs.run_state import write_state
-from infra.settings import Settings
-from infra.storage import open_store
-from vit.training.checkpoints.names import list_checkpoints
+from vitline.data_prep.corpora import presets
+from vitline.data_prep.prepare import prepare
+from vitline.data_prep.shards.verify_shards import verify_corpus
+from vitline.flows.ops import collect_garbage as collecting
+from vitline.flows.ops import garbage
+from vitline.flows.ops.collect_garbage import DAY_S, FOLDERS, collect_garbage
+from vitline.flows.requests.forms import CollectGarbageRequest
+from vitline.flows.stages.engines import Engines, Terminal
+from vitline.flows.to_mlflow import outbox
+from vitline.flows.to_mlflow.shipper import Shipper
+from vitline.infra.config import replace
+from vitline.infra.runs.claims import take_claim
+from vitline.infra.runs.journal import read_journal
+from vitline.infra.runs.run_state import write_state
+from vitline.infra.settings import Settings
+from vitline.infra.storage import open_store
+from vitline.vit.training.checkpoints.names import list_checkpoints
 
 WEEKS = 14 * DAY_S
 
@@ -197,7 +197,7 @@ def test_unfinished_writes_of_other_programs_stay(root, collect):
 @pytest.mark.s3
 def test_uploads_of_others_in_a_bucket_that_is_the_root_go_on(s3_uri, collect, monkeypatch):
     """A day later, as far as the store can tell."""
-    from infra.stores import s3_store
+    from vitline.infra.stores import s3_store
 
     bucket = f"vl-{uuid.uuid4().hex}"
     s3 = open_store(s3_uri)._client()

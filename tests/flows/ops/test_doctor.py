@@ -11,14 +11,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from flows.ops import doctor, service_checks
-from flows.ops.doctor import examine
-from infra.local import processes
-from infra.local.stack import Listener, find_stack, listeners
-from infra.local.stack_config import ALL
-from infra.settings import Settings
-from infra.storage import open_store
-from infra.stores import s3_store
+from vitline.flows.ops import doctor, service_checks
+from vitline.flows.ops.doctor import examine
+from vitline.infra.local import processes
+from vitline.infra.local.stack import Listener, find_stack, listeners
+from vitline.infra.local.stack_config import ALL
+from vitline.infra.settings import Settings
+from vitline.infra.storage import open_store
+from vitline.infra.stores import s3_store
 
 NAMES = [
     "python",
@@ -368,7 +368,7 @@ def test_a_store_without_conditional_writes_fails(settings_of, monkeypatch):
         store.write(key, data)
         return store.read_tagged(key)[1]
 
-    monkeypatch.setattr("infra.stores.file_store.FileStore.create", overwrites)
+    monkeypatch.setattr("vitline.infra.stores.file_store.FileStore.create", overwrites)
     failure(by_name(settings_of())["store"], "does not support conditional writes", "Fix")
 
 

@@ -4,12 +4,12 @@ import time
 
 import pytest
 
-from flows.ops import reconcile
-from flows.ops.preempt import preempt
-from infra.config import replace
-from infra.runs.claims import ClaimHolder, read_claim, take_claim
-from infra.runs.run_state import read_stop, write_state
-from infra.storage import open_store
+from vitline.flows.ops import reconcile
+from vitline.flows.ops.preempt import preempt
+from vitline.infra.config import replace
+from vitline.infra.runs.claims import ClaimHolder, read_claim, take_claim
+from vitline.infra.runs.run_state import read_stop, write_state
+from vitline.infra.storage import open_store
 
 KEY = "birds-0123456789ab"
 

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from flows.ops import reconcile as module
-from flows.ops.flow_runs import SeenFlowRun
-from flows.ops.reconcile import reconcile
-from flows.records import Origin, PipelineRecord, read_pipeline, write_pipeline
-from flows.requests.forms import ReconcileRequest
-from flows.stages import stage
-from flows.stages.engines import Engines, Terminal
-from flows.stages.heartbeat import beating, beats
-from flows.to_mlflow.shipper import Shipper, SyncReport
-from infra.ray_jobs import Job, JobServerAway
-from infra.runs.claims import ClaimHolder, read_claim, take_claim
-from infra.runs.run_state import read_state, request_stop, write_state
-from infra.settings import Settings
-from infra.storage import open_store
+from vitline.flows.ops import reconcile as module
+from vitline.flows.ops.flow_runs import SeenFlowRun
+from vitline.flows.ops.reconcile import reconcile
+from vitline.flows.records import Origin, PipelineRecord, read_pipeline, write_pipeline
+from vitline.flows.requests.forms import ReconcileRequest
+from vitline.flows.stages import stage
+from vitline.flows.stages.engines import Engines, Terminal
+from vitline.flows.stages.heartbeat import beating, beats
+from vitline.flows.to_mlflow.shipper import Shipper, SyncReport
+from vitline.infra.ray_jobs import Job, JobServerAway
+from vitline.infra.runs.claims import ClaimHolder, read_claim, take_claim
+from vitline.infra.runs.run_state import read_state, request_stop, write_state
+from vitline.infra.settings import Settings
+from vitline.infra.storage import open_store
 
 KEY, JOB, FLOW = "birds-0123456789ab", "birds-0123456789ab-a1", "0198f3a2-0000-7000-8000-000000000001"
 PIPELINE = "nightly-0123456789ab"
@@ -209,8 +209,8 @@ def test_a_job_that_does_not_end_is_stopped_again(place, monkeypatch):
 
 DRIVER = """
 import sys
-from infra.runs.claims import ClaimHolder
-from infra.storage import open_store
+from vitline.infra.runs.claims import ClaimHolder
+from vitline.infra.storage import open_store
 
 with ClaimHolder(open_store(sys.argv[1]), 1, every_s=0.05):
     print("working", flush=True)
@@ -612,7 +612,7 @@ def test_a_flow_process_writes_heartbeats_until_it_ends(place):
 
 
 def test_only_the_schedules_of_reconcile_and_collect_garbage_are_active_by_default():
-    from flows.on_prefect.deployments import DEPLOYMENTS
+    from vitline.flows.on_prefect.deployments import DEPLOYMENTS
 
     scheduled = {d.full_name: d for d in DEPLOYMENTS if d.cron}
     assert [name for name, d in scheduled.items() if d.always_active] == [

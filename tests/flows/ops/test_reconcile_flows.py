@@ -9,18 +9,18 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from flows.cli import app
-from flows.commands.housekeeping import reconcile_now
-from flows.ops import reconcile
-from flows.stages.heartbeat import BEAT_S, beats, forget
-from flows.stages.stage import run_store
-from infra.mlflow.tracking_ids import RUN, TrackingIds
-from infra.ray_jobs import RayJobs
-from infra.runs.claims import read_claim
-from infra.runs.run_state import read_state
-from infra.storage import open_store
-from vit.run_spec import read_progress
-from vit.training.checkpoints.names import list_checkpoints
+from vitline.flows.cli import app
+from vitline.flows.commands.housekeeping import reconcile_now
+from vitline.flows.ops import reconcile
+from vitline.flows.stages.heartbeat import BEAT_S, beats, forget
+from vitline.flows.stages.stage import run_store
+from vitline.infra.mlflow.tracking_ids import RUN, TrackingIds
+from vitline.infra.ray_jobs import RayJobs
+from vitline.infra.runs.claims import read_claim
+from vitline.infra.runs.run_state import read_state
+from vitline.infra.storage import open_store
+from vitline.vit.run_spec import read_progress
+from vitline.vit.training.checkpoints.names import list_checkpoints
 
 from ...servers import eventually
 

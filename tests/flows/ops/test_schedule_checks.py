@@ -5,9 +5,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from flows.ops.schedule_checks import check_logs, check_schedules, schedule_problems
-from infra.local.stack import find_stack
-from infra.settings import Settings
+from vitline.flows.ops.schedule_checks import check_logs, check_schedules, schedule_problems
+from vitline.infra.local.stack import find_stack
+from vitline.infra.settings import Settings
 
 NAME = "compare-runs/default"
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from data_prep.shard_format import ShardError
-from vit.speed.input_speed import node_speed
+from vitline.data_prep.shard_format import ShardError
+from vitline.vit.speed.input_speed import node_speed
 
 from ...vit.input.conftest import make_corpus
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.reports import recorded_scores
-from flows.reports.recorded_scores import Measurement, RecordedScore, measurements, outside, spread
+from vitline.flows.reports import recorded_scores
+from vitline.flows.reports.recorded_scores import Measurement, RecordedScore, measurements, outside, spread
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import figures

@@ -5,17 +5,17 @@ from html.parser import HTMLParser
 
 import pytest
 
-from flows.reports.compare_runs import published_beside
-from flows.reports.score_lines import text_tables, transfer_table, vtab_table
-from flows.reports.score_report import published_for, read_report
-from flows.reports.score_tables import markdown, pieces, score_tables_markdown
-from flows.reports.scored_models import ModelFacts, device_days, model_facts
-from infra.runs.journal import Journal
-from infra.runs.run_state import write_state
-from infra.storage import open_store
-from vit.models.variants import network_variant
-from vit.vtab.evaluate import Score
-from vit.vtab.published.report import VTAB_CORPORA
+from vitline.flows.reports.compare_runs import published_beside
+from vitline.flows.reports.score_lines import text_tables, transfer_table, vtab_table
+from vitline.flows.reports.score_report import published_for, read_report
+from vitline.flows.reports.score_tables import markdown, pieces, score_tables_markdown
+from vitline.flows.reports.scored_models import ModelFacts, device_days, model_facts
+from vitline.infra.runs.journal import Journal
+from vitline.infra.runs.run_state import write_state
+from vitline.infra.storage import open_store
+from vitline.vit.models.variants import network_variant
+from vitline.vit.vtab.evaluate import Score
+from vitline.vit.vtab.published.report import VTAB_CORPORA
 
 L16 = {"converted_from": "/weights/imagenet21k/ViT-L_16.npz"}
 B16_HEAD = {"converted_from": "/weights/imagenet21k+imagenet2012/ViT-B_16.npz"}
@@ -230,7 +230,7 @@ def test_time_between_a_kill_and_the_next_start_is_not_counted_as_cost(tmp_path,
     end = run.read_json("state.json")["updated_at"]
     run.write_json("starts/a1-from-none-000.json", {"at": end - 86_400, "world_size": 2})
     run.write_json("starts/a2-from-step-000.json", {"at": end - 3600, "world_size": 4})
-    monkeypatch.setattr("infra.runs.journal.time.time_ns", lambda: int((end - 86_400 + 3600) * 1e9))
+    monkeypatch.setattr("vitline.infra.runs.journal.time.time_ns", lambda: int((end - 86_400 + 3600) * 1e9))
     journal = Journal(run, 1)
     journal.record({"train/loss": 1.0}, step=10)
     journal.close()

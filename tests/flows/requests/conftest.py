@@ -2,13 +2,13 @@
 
 import pytest
 
-from data_prep.decode import DecodePolicy
-from infra.storage import open_store
-from vit.input.config import AugmentConfig
-from vit.input.image_contract import ImageContract
-from vit.models.build import build_network
-from vit.models.config import ViTConfig
-from vit.published import publish
+from vitline.data_prep.decode import DecodePolicy
+from vitline.infra.storage import open_store
+from vitline.vit.input.config import AugmentConfig
+from vitline.vit.input.image_contract import ImageContract
+from vitline.vit.models.build import build_network
+from vitline.vit.models.config import ViTConfig
+from vitline.vit.published import publish
 
 
 @pytest.fixture

@@ -4,20 +4,20 @@ import json
 
 import pytest
 
-from data_prep.shard_format import load_class_names
-from flows.catalog import show_run
-from flows.costs.training_cost import training_cost
-from flows.requests.forms import BranchRequest, PretrainRequest
-from flows.requests.training_config import resolve_branch, resolve_pretrain
-from infra.config import replace
-from infra.runs.run_state import write_state
-from infra.storage import open_store
-from vit.branch import pin_parent
-from vit.input.config import AugmentConfig
-from vit.models.build import build_network
-from vit.models.config import HybridConfig
-from vit.recipes import recipe_named
-from vit.run_spec import make_spec
+from vitline.data_prep.shard_format import load_class_names
+from vitline.flows.catalog import show_run
+from vitline.flows.costs.training_cost import training_cost
+from vitline.flows.requests.forms import BranchRequest, PretrainRequest
+from vitline.flows.requests.training_config import resolve_branch, resolve_pretrain
+from vitline.infra.config import replace
+from vitline.infra.runs.run_state import write_state
+from vitline.infra.storage import open_store
+from vitline.vit.branch import pin_parent
+from vitline.vit.input.config import AugmentConfig
+from vitline.vit.models.build import build_network
+from vitline.vit.models.config import HybridConfig
+from vitline.vit.recipes import recipe_named
+from vitline.vit.run_spec import make_spec
 
 
 @pytest.fixture
@@ -103,9 +103,9 @@ def test_runs_show_lists_checkpoints_and_branches_and_names_the_parent(root, par
 @pytest.fixture
 def weights(root, digits):
     """weights(classes): URI of a published model with the network of the recipe `digits`."""
-    from data_prep.decode import DecodePolicy
-    from vit.input.image_contract import ImageContract
-    from vit.published import publish
+    from vitline.data_prep.decode import DecodePolicy
+    from vitline.vit.input.image_contract import ImageContract
+    from vitline.vit.published import publish
 
     def make(classes, network=None):
         network = network or recipe_named("digits").make()[0].model
@@ -167,7 +167,7 @@ def test_a_command_plans_a_branch(root, parent, vitline):
 
 
 def test_a_command_publishes_weights_of_another_codebase_and_starts_from_them(root, digits, vitline, tmp_path):
-    from vit.convert.timm import write_timm
+    from vitline.vit.convert.timm import write_timm
 
     network = recipe_named("digits").make()[0].model
     write_timm(build_network(network, 3), tmp_path / "weights", ["a", "b", "c"])

@@ -2,9 +2,9 @@
 
 import pytest
 
-from flows.requests.evaluation_plan import resolve_evaluate
-from flows.requests.forms import EvaluateRequest
-from vit.vtab.protocols import protocol_named
+from vitline.flows.requests.evaluation_plan import resolve_evaluate
+from vitline.flows.requests.forms import EvaluateRequest
+from vitline.vit.vtab.protocols import protocol_named
 
 
 def test_the_model_must_exist(digits_root):

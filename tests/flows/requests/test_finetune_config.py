@@ -2,17 +2,17 @@
 
 import pytest
 
-from data_prep.decode import DecodePolicy
-from flows.costs.training_cost import training_cost
-from flows.requests.finetune_config import resolve_finetune
-from flows.requests.forms import FinetuneRequest
-from infra.config import replace
-from infra.storage import open_store
-from vit.input.config import AugmentConfig
-from vit.input.image_contract import ImageContract
-from vit.models.build import build_network
-from vit.models.config import ViTConfig
-from vit.published import publish
+from vitline.data_prep.decode import DecodePolicy
+from vitline.flows.costs.training_cost import training_cost
+from vitline.flows.requests.finetune_config import resolve_finetune
+from vitline.flows.requests.forms import FinetuneRequest
+from vitline.infra.config import replace
+from vitline.infra.storage import open_store
+from vitline.vit.input.config import AugmentConfig
+from vitline.vit.input.image_contract import ImageContract
+from vitline.vit.models.build import build_network
+from vitline.vit.models.config import ViTConfig
+from vitline.vit.published import publish
 
 
 def test_the_model_must_exist(digits_root):

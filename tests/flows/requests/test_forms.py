@@ -6,17 +6,17 @@ from typing import get_args
 
 import pytest
 
-from data_prep.corpora.presets import PRESETS
-from flows.on_prefect.deployments import DEPLOYMENTS
-from flows.on_prefect.flow_run import read_request
-from flows.requests import forms
-from flows.requests.forms import PipelineRequest, PrepareRequest, PretrainRequest
-from flows.requests.overrides import override_paths
-from flows.requests.pipeline_plan import resolve_pipeline
-from flows.requests.prepare_config import SOURCES
-from infra.config import FrozenConfig
-from vit.recipes import RECIPES
-from vit.vtab.protocols import Protocol, known_protocols, protocol_named
+from vitline.data_prep.corpora.presets import PRESETS
+from vitline.flows.on_prefect.deployments import DEPLOYMENTS
+from vitline.flows.on_prefect.flow_run import read_request
+from vitline.flows.requests import forms
+from vitline.flows.requests.forms import PipelineRequest, PrepareRequest, PretrainRequest
+from vitline.flows.requests.overrides import override_paths
+from vitline.flows.requests.pipeline_plan import resolve_pipeline
+from vitline.flows.requests.prepare_config import SOURCES
+from vitline.infra.config import FrozenConfig
+from vitline.vit.recipes import RECIPES
+from vitline.vit.vtab.protocols import Protocol, known_protocols, protocol_named
 
 FORMS = [
     form
@@ -36,7 +36,7 @@ def test_a_form_is_short_and_documents_each_field(form):
 
 
 def test_every_deployment_starts_a_flow_that_takes_its_form():
-    from flows import deployed
+    from vitline.flows import deployed
 
     for deployment in DEPLOYMENTS:
         flow = getattr(deployed, deployment.function)

@@ -5,10 +5,10 @@ import shutil
 
 import pytest
 
-from flows.requests.evaluation_plan import resolve_evaluate
-from flows.requests.forms import EvaluateRequest, PipelineRequest
-from flows.requests.named_corpora import named_tasks
-from flows.requests.pipeline_plan import resolve_pipeline
+from vitline.flows.requests.evaluation_plan import resolve_evaluate
+from vitline.flows.requests.forms import EvaluateRequest, PipelineRequest
+from vitline.flows.requests.named_corpora import named_tasks
+from vitline.flows.requests.pipeline_plan import resolve_pipeline
 
 
 @pytest.fixture

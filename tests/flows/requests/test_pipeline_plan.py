@@ -4,13 +4,13 @@ from datetime import date
 
 import pytest
 
-from data_prep.config import CorpusConfig
-from flows.end_to_end import to_prepare
-from flows.requests.forms import PipelineRequest, PretrainRequest
-from flows.requests.pipeline_plan import recorded_request, resolve_pipeline
-from flows.requests.training_config import resolve_pretrain
-from infra.storage import open_store
-from vit.run_spec import make_spec
+from vitline.data_prep.config import CorpusConfig
+from vitline.flows.end_to_end import to_prepare
+from vitline.flows.requests.forms import PipelineRequest, PretrainRequest
+from vitline.flows.requests.pipeline_plan import recorded_request, resolve_pipeline
+from vitline.flows.requests.training_config import resolve_pretrain
+from vitline.infra.storage import open_store
+from vitline.vit.run_spec import make_spec
 
 DIGITS = {"corpus": "digits", "recipe": "digits", "tasks": ("digits-5-to-9",)}
 NIGHT = date(2026, 11, 21)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from flows.requests.forms import PrepareRequest
-from flows.requests.prepare_config import resolve_prepare
+from vitline.flows.requests.forms import PrepareRequest
+from vitline.flows.requests.prepare_config import resolve_prepare
 
 
 @pytest.fixture

@@ -2,9 +2,9 @@
 
 import pytest
 
-from flows.requests.evaluation_plan import resolve_evaluate
-from flows.requests.forms import EvaluateRequest, PipelineRequest
-from flows.requests.pipeline_plan import resolve_pipeline
+from vitline.flows.requests.evaluation_plan import resolve_evaluate
+from vitline.flows.requests.forms import EvaluateRequest, PipelineRequest
+from vitline.flows.requests.pipeline_plan import resolve_pipeline
 
 
 @pytest.mark.parametrize(

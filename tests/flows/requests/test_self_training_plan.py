@@ -2,14 +2,14 @@
 
 import pytest
 
-from data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe
-from data_prep.decode import DecodePolicy
-from data_prep.prepare import prepare
-from data_prep.shard_format import load_class_names
-from flows.requests.forms import SelfTrainRequest
-from flows.requests.self_training_plan import resolve_self_train
-from infra.storage import open_store
-from vit.models.vit import VisionTransformer
+from vitline.data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe
+from vitline.data_prep.decode import DecodePolicy
+from vitline.data_prep.prepare import prepare
+from vitline.data_prep.shard_format import load_class_names
+from vitline.flows.requests.forms import SelfTrainRequest
+from vitline.flows.requests.self_training_plan import resolve_self_train
+from vitline.infra.storage import open_store
+from vitline.vit.models.vit import VisionTransformer
 
 from ...pictures import noise
 from ...vit.vtab.conftest import ARCHITECTURE, published

@@ -2,14 +2,14 @@
 
 import pytest
 
-from data_prep.plan import mixture_leakage
-from data_prep.plan.mixture_leakage import MixtureLeak
-from flows.commands.training import weighted
-from flows.costs.training_cost import training_cost
-from flows.requests.forms import PretrainRequest
-from flows.requests.training_config import resolve_pretrain
-from flows.stages.pretrain import mixture_leaks
-from vit.recipes import recipe_named
+from vitline.data_prep.plan import mixture_leakage
+from vitline.data_prep.plan.mixture_leakage import MixtureLeak
+from vitline.flows.commands.training import weighted
+from vitline.flows.costs.training_cost import training_cost
+from vitline.flows.requests.forms import PretrainRequest
+from vitline.flows.requests.training_config import resolve_pretrain
+from vitline.flows.stages.pretrain import mixture_leaks
+from vitline.vit.recipes import recipe_named
 
 
 def test_a_budget_of_images_sets_steps_and_shortens_the_warmup(digits_root):

@@ -7,17 +7,17 @@ import time
 import psutil
 import pytest
 
-from flows.requests.forms import BranchRequest
-from flows.requests.training_config import resolve_branch
-from flows.stages.engines import open_engines
-from flows.stages.pretrain import train_model
-from flows.stages.stage import StageFailed, run_store
-from infra.config import replace
-from infra.runs.journal import read_journal
-from infra.runs.run_state import read_state
-from infra.settings import Settings
-from vit.run_spec import make_spec
-from vit.training.checkpoints.names import FOLDER, find_checkpoints, kept_steps
+from vitline.flows.requests.forms import BranchRequest
+from vitline.flows.requests.training_config import resolve_branch
+from vitline.flows.stages.engines import open_engines
+from vitline.flows.stages.pretrain import train_model
+from vitline.flows.stages.stage import StageFailed, run_store
+from vitline.infra.config import replace
+from vitline.infra.runs.journal import read_journal
+from vitline.infra.runs.run_state import read_state
+from vitline.infra.settings import Settings
+from vitline.vit.run_spec import make_spec
+from vitline.vit.training.checkpoints.names import FOLDER, find_checkpoints, kept_steps
 
 pytestmark = [pytest.mark.long, pytest.mark.servers, pytest.mark.timeout(1800)]
 
@@ -43,7 +43,7 @@ def test_a_branch_of_two_workers_survives_a_kill_and_the_loss_of_its_parents_che
             while not ended.wait(0.05):  # often: a quiet machine trains the 40 steps of the branch in two seconds
                 started, pins = read_state(run), find_checkpoints(parent.list(FOLDER)).pins
                 if kept_steps(run):
-                    for process in processes("vit.ray_train", run.uri):
+                    for process in processes("vitline.vit.ray_train", run.uri):
                         for each in [process, *process.children(recursive=True)]:
                             with contextlib.suppress(psutil.NoSuchProcess):
                                 each.kill()

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.corpora import presets
-from flows.stages.engines import open_engines
-from flows.stages.prepare_corpus import prepare_corpora
-from flows.stages.pretrain import train_model
-from flows.stages.stage import StageFailed
-from infra.config import replace
-from infra.local.ray_node import LocalRay
-from infra.settings import Settings
+from vitline.data_prep.corpora import presets
+from vitline.flows.stages.engines import open_engines
+from vitline.flows.stages.prepare_corpus import prepare_corpora
+from vitline.flows.stages.pretrain import train_model
+from vitline.flows.stages.stage import StageFailed
+from vitline.infra.config import replace
+from vitline.infra.local.ray_node import LocalRay
+from vitline.infra.settings import Settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.servers, pytest.mark.timeout(1800)]
 

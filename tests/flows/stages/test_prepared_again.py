@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_prep.config import ClassFolders, CorpusConfig
-from data_prep.prepare import prepare
-from flows.stages.prepare_corpus import prepare_corpora
-from infra.config import replace
+from vitline.data_prep.config import ClassFolders, CorpusConfig
+from vitline.data_prep.prepare import prepare
+from vitline.flows.stages.prepare_corpus import prepare_corpora
+from vitline.infra.config import replace
 
 
 def test_uncounted_losses_are_reported_each_time_and_refused_without_the_option(tmp_path):

@@ -8,14 +8,14 @@ import time
 
 import pytest
 
-from data_prep import small_work
-from data_prep.config import ClassFolders, CorpusConfig
-from data_prep.prepare import prepare
-from data_prep.small_work import is_small
-from flows.catalog import find_corpus
-from flows.stages import engines
-from infra.config import replace
-from infra.storage import open_store
+from vitline.data_prep import small_work
+from vitline.data_prep.config import ClassFolders, CorpusConfig
+from vitline.data_prep.prepare import prepare
+from vitline.data_prep.small_work import is_small
+from vitline.flows.catalog import find_corpus
+from vitline.flows.stages import engines
+from vitline.infra.config import replace
+from vitline.infra.storage import open_store
 
 from ...pictures import noise
 
@@ -104,7 +104,7 @@ def is_alive(pid):
 def test_a_killed_command_leaves_no_process_and_the_same_command_resumes(vitline, folder, no_ray, tmp_path):
     root, environment = str(tmp_path / "store"), {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
     command = ["data", "prep", "--source", str(folder), "--name", "birds", "--root", root]
-    process = subprocess.Popen([sys.executable, "-m", "flows.cli", *command], env=environment, cwd=os.getcwd())
+    process = subprocess.Popen([sys.executable, "-m", "vitline.flows.cli", *command], env=environment, cwd=os.getcwd())
     while process.poll() is None and not any("/records-" in key for key in open_store(root).list()):
         time.sleep(0.01)
     children = descendants(process.pid)

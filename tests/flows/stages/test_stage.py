@@ -9,20 +9,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from flows.records import AttemptRecord, Origin, attempt_records
-from flows.stages import heartbeat, stage, worker_errors
-from flows.stages.engines import Engines, StopRequested, Terminal
-from flows.stages.stage import StageFailed, run_stage
-from flows.to_mlflow.shipper import Shipper
-from infra.config import replace
-from infra.provenance import compared_versions
-from infra.ray_jobs import Job, JobLost, JobServerAway
-from infra.runs.claims import ClaimHolder, read_claim, take_claim
-from infra.runs.deadline import DEADLINE_PASSED
-from infra.runs.run_state import OUTCOMES, read_state, read_stop, request_stop, write_state
-from infra.settings import Settings
-from infra.storage import open_store
-from vit.models.config import ViTConfig
+from vitline.flows.records import AttemptRecord, Origin, attempt_records
+from vitline.flows.stages import heartbeat, stage, worker_errors
+from vitline.flows.stages.engines import Engines, StopRequested, Terminal
+from vitline.flows.stages.stage import StageFailed, run_stage
+from vitline.flows.to_mlflow.shipper import Shipper
+from vitline.infra.config import replace
+from vitline.infra.provenance import compared_versions
+from vitline.infra.ray_jobs import Job, JobLost, JobServerAway
+from vitline.infra.runs.claims import ClaimHolder, read_claim, take_claim
+from vitline.infra.runs.deadline import DEADLINE_PASSED
+from vitline.infra.runs.run_state import OUTCOMES, read_state, read_stop, request_stop, write_state
+from vitline.infra.settings import Settings
+from vitline.infra.storage import open_store
+from vitline.vit.models.config import ViTConfig
 
 KEY = "birds-0123456789ab"
 
@@ -109,7 +109,7 @@ def run_with_script(
         Engines(settings, cluster, FakeObserver(messages, check), Shipper(settings, Path())),
         run,
         KEY,
-        "vit.ray_train",
+        "vitline.vit.ray_train",
         ViTConfig(),
         title="birds",
         progress=progress,
@@ -140,7 +140,7 @@ def test_a_job_names_its_run_and_attempt_and_has_a_stop_timeout(run):
     assert (result.reused, result.state["step"], len(polls)) == (False, 7, 1)
     (job,) = cluster.submitted
     assert job.id == f"{KEY}-a1"
-    assert job.command == ["python", "-m", "vit.ray_train", "--run", run.uri, "--attempt", "1"]
+    assert job.command == ["python", "-m", "vitline.vit.ray_train", "--run", run.uri, "--attempt", "1"]
     assert json.loads(job.env.pop("VITLINE_SUBMITTED_FROM")) == compared_versions()
     assert job.env == {"RAY_JOB_STOP_WAIT_TIME_S": "11", "RAY_TRAIN_X": "1"}
     assert job.metadata == {"run_key": KEY, "trigger": "command"}

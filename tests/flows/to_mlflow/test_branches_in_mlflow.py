@@ -3,14 +3,14 @@
 import pytest
 from mlflow import MlflowClient
 
-from flows.to_mlflow.shipper import sync_runs
-from infra.config import replace
-from infra.runs.claims import take_claim
-from infra.runs.run_state import write_state
-from infra.settings import Settings
-from infra.storage import open_store
-from vit.branch import pin_parent
-from vit.run_spec import make_spec
+from vitline.flows.to_mlflow.shipper import sync_runs
+from vitline.infra.config import replace
+from vitline.infra.runs.claims import take_claim
+from vitline.infra.runs.run_state import write_state
+from vitline.infra.settings import Settings
+from vitline.infra.storage import open_store
+from vitline.vit.branch import pin_parent
+from vitline.vit.run_spec import make_spec
 
 
 @pytest.mark.stack

@@ -5,21 +5,21 @@ import uuid
 import pytest
 from mlflow import MlflowClient
 
-from flows.to_mlflow import ship_runs
-from flows.to_mlflow.evaluation_snapshot import by_init, child_name, chosen_params, score_values, settings_table
-from flows.to_mlflow.stage_snapshots import stage_snapshot
-from infra.config import replace
-from infra.mlflow.tracking import Tracking
-from infra.runs.claims import take_claim
-from infra.runs.run_state import write_state
-from infra.settings import Settings, secret_values
-from infra.storage import open_store
-from vit.input.config import AugmentConfig
-from vit.models.config import ViTConfig
-from vit.vtab.evaluate import EvaluationSpec, Score, TaskRef
-from vit.vtab.protocols import Protocol
-from vit.vtab.tasks import VTAB_TASKS
-from vit.vtab.trained.trials import TrialResult
+from vitline.flows.to_mlflow import ship_runs
+from vitline.flows.to_mlflow.evaluation_snapshot import by_init, child_name, chosen_params, score_values, settings_table
+from vitline.flows.to_mlflow.stage_snapshots import stage_snapshot
+from vitline.infra.config import replace
+from vitline.infra.mlflow.tracking import Tracking
+from vitline.infra.runs.claims import take_claim
+from vitline.infra.runs.run_state import write_state
+from vitline.infra.settings import Settings, secret_values
+from vitline.infra.storage import open_store
+from vitline.vit.input.config import AugmentConfig
+from vitline.vit.models.config import ViTConfig
+from vitline.vit.vtab.evaluate import EvaluationSpec, Score, TaskRef
+from vitline.vit.vtab.protocols import Protocol
+from vitline.vit.vtab.tasks import VTAB_TASKS
+from vitline.vit.vtab.trained.trials import TrialResult
 
 MODEL = "file:///m/emoji/1"
 TRIED = (

@@ -10,13 +10,13 @@ import psutil
 import pytest
 from mlflow import MlflowClient
 
-from flows.records import Origin, PipelineRecord, StageRecord, write_pipeline
-from flows.to_mlflow import outbox
-from flows.to_mlflow.outbox import OutboxEntry
-from flows.to_mlflow.shipper import Shipper
-from infra.local.stack import find_stack
-from infra.runs.run_state import write_state
-from infra.storage import open_store
+from vitline.flows.records import Origin, PipelineRecord, StageRecord, write_pipeline
+from vitline.flows.to_mlflow import outbox
+from vitline.flows.to_mlflow.outbox import OutboxEntry
+from vitline.flows.to_mlflow.shipper import Shipper
+from vitline.infra.local.stack import find_stack
+from vitline.infra.runs.run_state import write_state
+from vitline.infra.storage import open_store
 
 
 @pytest.fixture
@@ -79,14 +79,14 @@ def test_data_not_sent_at_the_end_of_a_run_is_sent_later_by_the_service(in_stack
 
 
 def test_a_shipper_that_is_killed_is_replaced_even_at_the_very_end(stack, begin_run, root, tmp_path):
-    from infra.settings import Settings
+    from vitline.infra.settings import Settings
 
     settings = Settings(root=root, mlflow_tracking_uri=stack.env["MLFLOW_TRACKING_URI"])
     run, key, _ = begin_run(root)
     write_state(run, "running", 1)
 
     def kill():
-        (child,) = (p for p in psutil.Process().children() if "flows.to_mlflow.ship_runs" in p.cmdline())
+        (child,) = (p for p in psutil.Process().children() if "vitline.flows.to_mlflow.ship_runs" in p.cmdline())
         child.kill()
         return child
 

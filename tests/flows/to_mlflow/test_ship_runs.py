@@ -17,18 +17,18 @@ import pytest
 import torch
 from mlflow import MlflowClient
 
-from flows.records import Origin, PipelineRecord, StageRecord, write_pipeline
-from flows.to_mlflow import ship_runs
-from flows.to_mlflow.shipper import Shipper, start_child, sync_runs
-from infra.config import replace
-from infra.local.stack import find_stack
-from infra.mlflow.tracking import Tracking
-from infra.runs.journal import Journal, read_journal
-from infra.runs.run_state import read_state, write_state
-from infra.settings import Settings, secret_values
-from infra.storage import open_store
-from vit.run import TrainingRun
-from vit.training.world import World
+from vitline.flows.records import Origin, PipelineRecord, StageRecord, write_pipeline
+from vitline.flows.to_mlflow import ship_runs
+from vitline.flows.to_mlflow.shipper import Shipper, start_child, sync_runs
+from vitline.infra.config import replace
+from vitline.infra.local.stack import find_stack
+from vitline.infra.mlflow.tracking import Tracking
+from vitline.infra.runs.journal import Journal, read_journal
+from vitline.infra.runs.run_state import read_state, write_state
+from vitline.infra.settings import Settings, secret_values
+from vitline.infra.storage import open_store
+from vitline.vit.run import TrainingRun
+from vitline.vit.training.world import World
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -227,7 +227,9 @@ def test_a_server_that_never_answers_does_not_delay_the_end(settings, begin, tmp
 
 def children():
     return [
-        p for p in psutil.Process().children() if p.status() != "zombie" and "flows.to_mlflow.ship_runs" in p.cmdline()
+        p
+        for p in psutil.Process().children()
+        if p.status() != "zombie" and "vitline.flows.to_mlflow.ship_runs" in p.cmdline()
     ]
 
 
@@ -249,8 +251,8 @@ def test_without_a_server_nothing_is_started(settings, begin, tmp_path):
 PARENT = """
 import os, sys, time
 from pathlib import Path
-from flows.to_mlflow.shipper import Shipper
-from infra.settings import Settings
+from vitline.flows.to_mlflow.shipper import Shipper
+from vitline.infra.settings import Settings
 shipper = Shipper(Settings(root=sys.argv[1], mlflow_tracking_uri=sys.argv[2]), Path(sys.argv[3]))
 shipper.follow(sys.argv[4])
 os.fork() or time.sleep(600)  # a forked process that survives with the pipe open
@@ -393,5 +395,5 @@ def sent_files(stack):
 
 
 def test_the_shipper_imports_no_mlflow():
-    code = "import sys, flows.to_mlflow.shipper; sys.exit(bool({'mlflow', 'torch'} & set(sys.modules)))"
+    code = "import sys, vitline.flows.to_mlflow.shipper; sys.exit(bool({'mlflow', 'torch'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3], check=False).returncode == 0

@@ -1,10 +1,10 @@
 """The MLflow run of a training names its spikes and has their pages."""
 
-from flows.to_mlflow.stage_snapshots import stage_snapshot
-from infra.config import replace
-from infra.runs.run_state import write_state
-from infra.storage import open_store
-from vit.run_spec import make_spec
+from vitline.flows.to_mlflow.stage_snapshots import stage_snapshot
+from vitline.infra.config import replace
+from vitline.infra.runs.run_state import write_state
+from vitline.infra.storage import open_store
+from vitline.vit.run_spec import make_spec
 
 
 def test_spikes_are_a_tag_a_line_and_pages(train_config, root):

@@ -13,19 +13,19 @@ from importlib.metadata import version
 import httpx
 import pytest
 
-from infra.local import databases
-from infra.local.databases import (
+from vitline.infra.local import databases
+from vitline.infra.local.databases import (
     compact_database,
     database_file,
     make_empty_databases,
     migrate_database,
     prepared_database,
 )
-from infra.local.processes import child_environment
-from infra.local.stack import find_stack, restart_service, start_stack, stop_stack
-from infra.local.stack_config import load_stack_config, settle
-from infra.local.supervisor import Supervisor
-from infra.settings import NO_TELEMETRY
+from vitline.infra.local.processes import child_environment
+from vitline.infra.local.stack import find_stack, restart_service, start_stack, stop_stack
+from vitline.infra.local.stack_config import load_stack_config, settle
+from vitline.infra.local.supervisor import Supervisor
+from vitline.infra.settings import NO_TELEMETRY
 
 PACKAGES = ("mlflow", "prefect")
 DOWNGRADE_MLFLOW = """
@@ -52,7 +52,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 MIGRATE = """
 import pathlib, sys
-from infra.local.databases import migrate_database
+from vitline.infra.local.databases import migrate_database
 migrate_database(pathlib.Path(sys.argv[1]), sys.argv[2], print)
 """
 

@@ -4,10 +4,10 @@ import os
 
 import pytest
 
-from infra.local.processes import free_ports
-from infra.local.stack import check_services, find_stack, stack_environment, start_stack, stop_stack
-from infra.local.stack_config import load_stack_config, settle
-from infra.storage import open_store
+from vitline.infra.local.processes import free_ports
+from vitline.infra.local.stack import check_services, find_stack, stack_environment, start_stack, stop_stack
+from vitline.infra.local.stack_config import load_stack_config, settle
+from vitline.infra.storage import open_store
 
 pytestmark = pytest.mark.servers
 

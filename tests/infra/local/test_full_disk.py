@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from infra.local import seaweed
-from infra.local.mutual_tls import make_certificates
-from infra.local.ray_node import make_token
-from infra.local.stack_config import keep_secret
+from vitline.infra.local import seaweed
+from vitline.infra.local.mutual_tls import make_certificates
+from vitline.infra.local.ray_node import make_token
+from vitline.infra.local.stack_config import keep_secret
 
 
 @pytest.mark.parametrize(

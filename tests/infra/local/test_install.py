@@ -7,8 +7,8 @@ import zipfile
 
 import pytest
 
-from infra.local import install
-from infra.local.install import WAY_OUT, install_hashed, install_versions, pins, unfit
+from vitline.infra.local import install
+from vitline.infra.local.install import WAY_OUT, install_hashed, install_versions, pins, unfit
 
 pytestmark = pytest.mark.slow
 

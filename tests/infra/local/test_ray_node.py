@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.local.processes import processes_with
-from infra.local.ray_node import LocalRay
-from infra.ray_jobs import RayJobs
+from vitline.infra.local.processes import processes_with
+from vitline.infra.local.ray_node import LocalRay
+from vitline.infra.ray_jobs import RayJobs
 
 pytestmark = [pytest.mark.slow, pytest.mark.servers]
 
@@ -27,8 +27,8 @@ time.sleep(1000)
 # A shell makes background programs ignore Ctrl-C, and their child processes inherit that.
 OWNER = """
 import json, pathlib, signal, sys, time
-from infra.local.processes import processes_with
-from infra.local.ray_node import LocalRay
+from vitline.infra.local.processes import processes_with
+from vitline.infra.local.ray_node import LocalRay
 signal.signal(signal.SIGINT, signal.default_int_handler)
 with LocalRay(pathlib.Path(sys.argv[1]), num_cpus=1) as ray:
     print(json.dumps(ray.env), flush=True)
@@ -72,7 +72,7 @@ def ray(tmp_path_factory):
 def test_submitting_a_job_id_again_runs_nothing(ray):
     jobs = jobs_of(ray.env)
     assert jobs.find("a") is None
-    script = "import os, sys, infra; print(os.environ['VITLINE_X'], infra.__name__); sys.exit(75)"
+    script = "import os, sys, vitline; print(os.environ['VITLINE_X'], vitline.__name__); sys.exit(75)"
     for _ in range(2):
         jobs.submit("a", ["python", "-c", script], {"VITLINE_X": "it's"}, {"corpus": "c"})
     states = []
@@ -80,7 +80,7 @@ def test_submitting_a_job_id_again_runs_nothing(ray):
     assert (job.state, job.exit_code) == ("failed", 75)
     assert states[-1] == "failed"
     # Ray itself writes one line, sometimes after those of a job as short as this one.
-    assert "it's infra" in jobs.logs("a").splitlines()
+    assert "it's vitline" in jobs.logs("a").splitlines()
     jobs.submit("a", ["python", "-c", script], {"VITLINE_X": "again"}, {})
     assert jobs.find("a") == job
 

@@ -9,7 +9,7 @@ import pytest
 
 SCRIPT = """
 import os, pathlib, sys
-from infra.local import processes, ray_node
+from vitline.infra.local import processes, ray_node
 folder, busy = pathlib.Path(sys.argv[1]), sys.argv[2] == "busy"
 ray_node.is_busy = lambda: busy
 words = "Traceback (most recent call last):\\\\n" + sys.argv[3]

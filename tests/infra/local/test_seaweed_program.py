@@ -11,14 +11,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from infra.local import seaweed, services
-from infra.local.processes import child_environment
+from vitline.infra.local import seaweed, services
+from vitline.infra.local.processes import child_environment
 
 ROOT = Path(__file__).parents[3]
 RIGHT, OTHER = b"#!/bin/sh\nexit 0\n", b"#!/bin/sh\ntouch $(dirname $0)/ran\n"
 START = """
 import pathlib, sys
-from infra.local.stack import start_stack
+from vitline.infra.local.stack import start_stack
 folder = pathlib.Path(sys.argv[1])
 start_stack(folder / "stack", log_dir=folder / "logs", services=("s3",), ends_with_caller=True, announce=print)
 """

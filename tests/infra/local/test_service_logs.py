@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from infra.local import service_logs
-from infra.local.service_logs import logged_errors, open_private, repeated_errors, shorten
-from infra.local.stack_config import settle
-from infra.local.supervisor import Supervisor
+from vitline.infra.local import service_logs
+from vitline.infra.local.service_logs import logged_errors, open_private, repeated_errors, shorten
+from vitline.infra.local.stack_config import settle
+from vitline.infra.local.supervisor import Supervisor
 
 # What Prefect 3.8.8 wrote once a minute with SQLAlchemy 2.1.9, while its pages showed an active schedule.
 TICK = """\

@@ -19,8 +19,8 @@ import httpx
 import psutil
 import pytest
 
-from infra.local.processes import birth_of, free_ports, is_running, processes_with
-from infra.local.stack import (
+from vitline.infra.local.processes import birth_of, free_ports, is_running, processes_with
+from vitline.infra.local.stack import (
     check_services,
     find_stack,
     listeners,
@@ -30,8 +30,8 @@ from infra.local.stack import (
     start_stack,
     stop_stack,
 )
-from infra.local.stack_config import ALL, MARK, load_stack_config, settle
-from infra.settings import basic_authorization
+from vitline.infra.local.stack_config import ALL, MARK, load_stack_config, settle
+from vitline.infra.settings import basic_authorization
 
 pytestmark = pytest.mark.servers
 
@@ -205,7 +205,7 @@ def test_concurrent_starts_create_one_stack_which_ends_when_its_folder_is_remove
         list(pool.map(lambda _: start_services(), range(2)))
     directory = start_services()
     running = processes_of(directory)
-    assert len([process for process in running if "infra.local.supervisor" in process.cmdline()]) == 1
+    assert len([process for process in running if "vitline.infra.local.supervisor" in process.cmdline()]) == 1
     shutil.rmtree(directory)
     wait_for(lambda: not any(is_running(process) for process in running), "the stack still runs without its folder")
 
@@ -234,7 +234,7 @@ def test_stop_removes_everything_after_the_supervisor_was_killed(start_services)
 
 STARTER = """
 import pathlib, signal, sys
-from infra.local.stack import start_stack
+from vitline.infra.local.stack import start_stack
 signal.signal(signal.SIGINT, signal.default_int_handler)
 folder = pathlib.Path(sys.argv[1])
 start_stack(folder / "stack", log_dir=folder / "logs", services=("s3", "mlflow"), announce=lambda t: print(t, flush=True))
@@ -243,7 +243,7 @@ start_stack(folder / "stack", log_dir=folder / "logs", services=("s3", "mlflow")
 
 OWNER = """
 import os, pathlib, sys, time
-from infra.local.stack import start_stack
+from vitline.infra.local.stack import start_stack
 folder = pathlib.Path(sys.argv[1])
 start_stack(folder / "stack", log_dir=folder / "logs", services=("s3",), ends_with_caller=True, announce=print)
 os._exit(0)
@@ -281,9 +281,9 @@ def test_error_of_a_service_that_does_not_start_quotes_its_log(tmp_path):
 
 HELD_PORT = """
 import pathlib, socket, sys, time
-from infra.local import supervisor
-from infra.local.stack_config import settle
-from infra.local.services import Program
+from vitline.infra.local import supervisor
+from vitline.infra.local.stack_config import settle
+from vitline.infra.local.services import Program
 
 place, _ = settle(pathlib.Path(sys.argv[1]), {})
 keeper = supervisor.Supervisor(place, place.directory, ["mlflow"], None)
@@ -319,9 +319,9 @@ def test_service_is_up_only_if_its_own_process_answers(tmp_path):
 
 ALWAYS_FAILING = """
 import sys, pathlib
-from infra.local import supervisor
-from infra.local.stack_config import settle
-from infra.local.services import Program
+from vitline.infra.local import supervisor
+from vitline.infra.local.stack_config import settle
+from vitline.infra.local.services import Program
 
 supervisor._FIRST_WAIT_S = 0.01
 place, _ = settle(pathlib.Path(sys.argv[1]), {})

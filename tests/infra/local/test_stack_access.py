@@ -9,10 +9,10 @@ import psutil
 import pytest
 import websockets.sync.client
 
-from infra.local.stack import find_stack
-from infra.local.stack_config import TWIN, load_stack_config
-from infra.settings import basic_authorization
-from infra.storage import open_store
+from vitline.infra.local.stack import find_stack
+from vitline.infra.local.stack_config import TWIN, load_stack_config
+from vitline.infra.settings import basic_authorization
+from vitline.infra.storage import open_store
 
 pytestmark = pytest.mark.servers
 

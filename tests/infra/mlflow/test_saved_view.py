@@ -5,7 +5,7 @@ import hashlib
 import json
 import zlib
 
-from infra.mlflow.saved_view import NAME, VIEW_KEY, changed_tags
+from vitline.infra.mlflow.saved_view import NAME, VIEW_KEY, changed_tags
 
 TAG = f"mlflow.sharedViewState.{VIEW_KEY}"
 

@@ -13,9 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlflow import MlflowClient
 
-from infra.mlflow.tracking import CANDIDATE, CANDIDATE_BY, MAX_POINTS_PER_KEY, DataUse, Model, Point, Tracking, thinned
-from infra.mlflow.tracking_ids import TrackingIds
-from infra.storage import open_store
+from vitline.infra.mlflow.tracking import (
+    CANDIDATE,
+    CANDIDATE_BY,
+    MAX_POINTS_PER_KEY,
+    DataUse,
+    Model,
+    Point,
+    Tracking,
+    thinned,
+)
+from vitline.infra.mlflow.tracking_ids import TrackingIds
+from vitline.infra.storage import open_store
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from infra.runs.claims import ClaimHeld, ClaimHolder, ClaimLost, read_claim, take_claim
-from infra.runs.watching import Watch
-from infra.storage import PreconditionFailed, open_store
+from vitline.infra.runs.claims import ClaimHeld, ClaimHolder, ClaimLost, read_claim, take_claim
+from vitline.infra.runs.watching import Watch
+from vitline.infra.storage import PreconditionFailed, open_store
 
 
 @pytest.fixture
@@ -86,10 +86,10 @@ CLAIMANT = """
 import sys, time
 real, ahead_s = time.time, float(sys.argv[2])
 time.time = lambda: real() + ahead_s
-from infra.runs.claims import ClaimHeld, read_claim, take_claim
-from infra.runs.watching import Watch
-from infra.runs.watching import Watch
-from infra.storage import open_store
+from vitline.infra.runs.claims import ClaimHeld, read_claim, take_claim
+from vitline.infra.runs.watching import Watch
+from vitline.infra.runs.watching import Watch
+from vitline.infra.storage import open_store
 run, watch, counters = open_store(sys.argv[1]), Watch(), set()
 while len(counters) < 20:
     try:

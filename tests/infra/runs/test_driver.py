@@ -7,17 +7,17 @@ import threading
 
 import pytest
 
-from infra.runs import deadline
-from infra.runs.claims import ClaimHolder, take_claim
-from infra.runs.driver import run_attempt
-from infra.runs.run_state import CLAIM_LOST_EXIT_CODE, read_state, request_stop, write_state
-from infra.runs.stopping import handlers_kept
-from infra.storage import open_store
+from vitline.infra.runs import deadline
+from vitline.infra.runs.claims import ClaimHolder, take_claim
+from vitline.infra.runs.driver import run_attempt
+from vitline.infra.runs.run_state import CLAIM_LOST_EXIT_CODE, read_state, request_stop, write_state
+from vitline.infra.runs.stopping import handlers_kept
+from vitline.infra.storage import open_store
 
 JOB = """
 import atexit, functools, os, sys, time
-from infra.runs import driver
-from infra.runs.run_state import write_state
+from vitline.infra.runs import driver
+from vitline.infra.runs.run_state import write_state
 
 driver.ClaimHolder = functools.partial(driver.ClaimHolder, every_s={every_s})
 atexit.register(os._exit, 9)  # a handler that would change the exit code

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.runs.claims import ClaimHolder, ClaimLost, take_claim
-from infra.runs.journal import Journal, read_journal
-from infra.runs.segments import list_segments
-from infra.storage import open_store
-from infra.stores.memory_store import MemoryStore
+from vitline.infra.runs.claims import ClaimHolder, ClaimLost, take_claim
+from vitline.infra.runs.journal import Journal, read_journal
+from vitline.infra.runs.segments import list_segments
+from vitline.infra.storage import open_store
+from vitline.infra.stores.memory_store import MemoryStore
 
 
 class Flaky(MemoryStore):

@@ -2,9 +2,9 @@ from typing import get_args
 
 import pytest
 
-from infra.records import UnreadableRecord
-from infra.runs.claims import ClaimLost, take_claim
-from infra.runs.run_state import (
+from vitline.infra.records import UnreadableRecord
+from vitline.infra.runs.claims import ClaimLost, take_claim
+from vitline.infra.runs.run_state import (
     OUTCOMES,
     RunState,
     read_state,
@@ -13,7 +13,7 @@ from infra.runs.run_state import (
     write_reconciled_state,
     write_state,
 )
-from infra.storage import PreconditionFailed, open_store
+from vitline.infra.storage import PreconditionFailed, open_store
 
 
 @pytest.fixture

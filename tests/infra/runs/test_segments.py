@@ -4,10 +4,10 @@ import uuid
 
 import pytest
 
-from infra.runs.journal import Journal, read_journal
-from infra.runs.segments import list_segments, merge_journal, read_segments
-from infra.storage import PreconditionFailed
-from infra.stores.memory_store import MemoryStore
+from vitline.infra.runs.journal import Journal, read_journal
+from vitline.infra.runs.segments import list_segments, merge_journal, read_segments
+from vitline.infra.storage import PreconditionFailed
+from vitline.infra.stores.memory_store import MemoryStore
 
 
 class Killed(BaseException):

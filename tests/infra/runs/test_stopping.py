@@ -8,13 +8,13 @@ import time
 
 import pytest
 
-from infra.runs.run_state import read_stop, request_stop
-from infra.runs.stopping import StopPoller
-from infra.storage import open_store
+from vitline.infra.runs.run_state import read_stop, request_stop
+from vitline.infra.runs.stopping import StopPoller
+from vitline.infra.storage import open_store
 
 UNRESPONSIVE_JOB = """
 import sys, time
-from infra.runs.stopping import handlers_kept, stop_on_signals
+from vitline.infra.runs.stopping import handlers_kept, stop_on_signals
 import signal
 stop_on_signals(sys.argv[1], attempt=3, grace_s=1.0)
 with handlers_kept():

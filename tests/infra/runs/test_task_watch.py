@@ -2,9 +2,9 @@
 
 import pytest
 
-from infra.runs.task_watch import MOST_ENDS, TaskWatch
-from infra.runs.watchdog import Watchdog, note_progress
-from infra.storage import open_store
+from vitline.infra.runs.task_watch import MOST_ENDS, TaskWatch
+from vitline.infra.runs.watchdog import Watchdog, note_progress
+from vitline.infra.storage import open_store
 
 
 def test_a_task_that_hung_too_often_in_this_attempt_fails_with_its_last_error(tmp_path):

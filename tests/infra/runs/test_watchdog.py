@@ -7,15 +7,15 @@ import sys
 import psutil
 import pytest
 
-from infra.runs.claims import take_claim
-from infra.runs.run_state import write_state
-from infra.runs.watchdog import Watchdog
-from infra.runs.watchdog_process import in_order, place
-from infra.storage import open_store
+from vitline.infra.runs.claims import take_claim
+from vitline.infra.runs.run_state import write_state
+from vitline.infra.runs.watchdog import Watchdog
+from vitline.infra.runs.watchdog_process import in_order, place
+from vitline.infra.storage import open_store
 
 WORK = """
 import ctypes, os, sys, threading, time
-from infra.runs.watchdog import Watchdog
+from vitline.infra.runs.watchdog import Watchdog
 
 lock = threading.Lock()
 

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from infra.runs.watching import Watch, moving
+from vitline.infra.runs.watching import Watch, moving
 
 
 def test_time_counts_while_a_sign_stands_still_and_starts_anew_when_it_moves():

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.stores.disk_cache import DiskCache
-from infra.stores.store import TEMPORARY
+from vitline.infra.stores.disk_cache import DiskCache
+from vitline.infra.stores.store import TEMPORARY
 
 CAP, SIZE = 40_000, 1_000
 

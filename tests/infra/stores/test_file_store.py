@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from infra.storage import open_store
+from vitline.infra.storage import open_store
 
 
 @pytest.fixture

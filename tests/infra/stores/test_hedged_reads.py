@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from flows.chaos import faulty_proxy
-from infra.storage import open_store
-from infra.stores import hedged_reads, s3_store
-from infra.stores.hedged_reads import HedgedReads
+from vitline.flows.chaos import faulty_proxy
+from vitline.infra.storage import open_store
+from vitline.infra.stores import hedged_reads, s3_store
+from vitline.infra.stores.hedged_reads import HedgedReads
 
 
 @pytest.fixture

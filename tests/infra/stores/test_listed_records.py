@@ -6,9 +6,9 @@ from uuid import uuid4
 
 import pytest
 
-from infra.storage import StoreRefused, listed_records, open_store
-from infra.stores.listed_records import INDEX_KEY
-from infra.stores.memory_store import MemoryStore
+from vitline.infra.storage import StoreRefused, listed_records, open_store
+from vitline.infra.stores.listed_records import INDEX_KEY
+from vitline.infra.stores.memory_store import MemoryStore
 
 NUM = 150
 

@@ -14,8 +14,8 @@ import pytest
 
 pytest.importorskip("s3fs", reason="the extra `prep` is not installed")
 
-from infra.storage import PreconditionFailed, StoreFailed, StoreRefused, open_store
-from infra.stores import s3_store
+from vitline.infra.storage import PreconditionFailed, StoreFailed, StoreRefused, open_store
+from vitline.infra.stores import s3_store
 
 
 class Service(ThreadingHTTPServer):
@@ -288,8 +288,8 @@ def test_multipart_upload_succeeds_if_the_reply_to_its_completion_is_lost(s3_uri
 
 KILLED_WRITER = """
 import os, signal, sys
-from infra.stores import s3_store
-from infra.storage import open_store
+from vitline.infra.stores import s3_store
+from vitline.infra.storage import open_store
 s3_store._PART_BYTES = 5 * 1024 * 1024
 with open_store(sys.argv[1]).writer("runs/half ü") as file:
     file.write(bytes(6 * 1024 * 1024))

@@ -6,14 +6,14 @@ import pytest
 import torch
 from pyarrow import BufferReader
 
-from data_prep.shard_format import load_class_names, load_manifest
-from flows.requests.evaluation_plan import resolve_predict
-from flows.requests.forms import PredictRequest
-from infra.storage import open_store
-from vit.batch_prediction.plan import FOLDER
-from vit.batch_prediction.predict import Counts, Predictor, predict
-from vit.models.vit import VisionTransformer
-from vit.published import load_model
+from vitline.data_prep.shard_format import load_class_names, load_manifest
+from vitline.flows.requests.evaluation_plan import resolve_predict
+from vitline.flows.requests.forms import PredictRequest
+from vitline.infra.storage import open_store
+from vitline.vit.batch_prediction.plan import FOLDER
+from vitline.vit.batch_prediction.predict import Counts, Predictor, predict
+from vitline.vit.models.vit import VisionTransformer
+from vitline.vit.published import load_model
 
 from ..vtab.conftest import ARCHITECTURE, VIEW, Stop, eval_batches, models, published  # noqa: F401
 
@@ -53,7 +53,7 @@ def stored(spec):
 
 
 def test_every_image_has_the_classes_of_one_forward_pass(spec_of, digits, models, monkeypatch):  # noqa: F811
-    monkeypatch.setattr("vit.batch_prediction.plan.PART_ROWS", 90)
+    monkeypatch.setattr("vitline.vit.batch_prediction.plan.PART_ROWS", 90)
     spec, manifest, model = spec_of(top_k=3), load_manifest(digits), load_model(models.trained)
     assert spec.splits == ("train", "val", "test")
     counts = carried_out(spec)
@@ -79,7 +79,7 @@ def test_every_image_has_the_classes_of_one_forward_pass(spec_of, digits, models
 
 
 def test_an_interrupted_run_computes_only_what_is_missing(spec_of, monkeypatch):
-    monkeypatch.setattr("vit.batch_prediction.plan.PART_ROWS", 200)
+    monkeypatch.setattr("vitline.vit.batch_prediction.plan.PART_ROWS", 200)
     spec = spec_of(splits=("test",))
     assert carried_out(spec, stop_after=1) is None
     before, asked = set(run_of(spec).list(f"{FOLDER}/")), []

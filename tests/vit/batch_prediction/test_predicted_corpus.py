@@ -7,12 +7,12 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import BufferReader
 
-from data_prep.config import CorpusConfig, CorpusRecipe, PredictedClasses, ShardingConfig
-from data_prep.find_corpus import corpus_store, corpus_version
-from data_prep.prepare import prepare
-from data_prep.shard_format import ShardReader, load_class_names, load_manifest
-from infra.storage import open_store
-from vit.batch_prediction.plan import FOLDER
+from vitline.data_prep.config import CorpusConfig, CorpusRecipe, PredictedClasses, ShardingConfig
+from vitline.data_prep.find_corpus import corpus_store, corpus_version
+from vitline.data_prep.prepare import prepare
+from vitline.data_prep.shard_format import ShardReader, load_class_names, load_manifest
+from vitline.infra.storage import open_store
+from vitline.vit.batch_prediction.plan import FOLDER
 
 from .test_predict import carried_out, models, run_of, spec_of, stored  # noqa: F401
 
@@ -57,7 +57,7 @@ def rows_of(corpus, manifest):
 
 
 def test_images_have_the_classes_that_the_model_gave_them(predicted, digits, monkeypatch):
-    monkeypatch.setattr("vit.batch_prediction.predict.PART_ROWS", 90)
+    monkeypatch.setattr("vitline.vit.batch_prediction.predict.PART_ROWS", 90)
     spec = predicted(top_k=3, splits=("train", "val"))
     rows = sorted(stored(spec)[0].values(), key=lambda row: (row["split"], row["row"]))
     manifest, found = prepared(spec, min_score=0.5, max_per_class=30)

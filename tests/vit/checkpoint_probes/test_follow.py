@@ -4,12 +4,12 @@ import threading
 
 import pytest
 
-from infra.runs.claims import take_claim
-from infra.runs.journal import read_journal
-from infra.storage import open_store
-from vit.checkpoint_probes import follow
-from vit.checkpoint_probes.follow import ProbeFollower
-from vit.checkpoint_probes.plan import is_due
+from vitline.infra.runs.claims import take_claim
+from vitline.infra.runs.journal import read_journal
+from vitline.infra.storage import open_store
+from vitline.vit.checkpoint_probes import follow
+from vitline.vit.checkpoint_probes.follow import ProbeFollower
+from vitline.vit.checkpoint_probes.plan import is_due
 
 
 class Scored:

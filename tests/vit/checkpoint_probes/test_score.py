@@ -3,21 +3,21 @@
 import pytest
 import torch
 
-from data_prep.shard_format import load_manifest
-from infra.config import replace
-from vit.checkpoint_probes.plan import probed_corpora
-from vit.checkpoint_probes.score import checkpoint_network, score_checkpoint
-from vit.config import CheckpointProbeConfig, MaskedPatchConfig
-from vit.input.batches import row_batches
-from vit.published import load_model
-from vit.run import TrainingRun
-from vit.run_spec import RunSpec
-from vit.training.checkpoints.manifest import CheckpointError
-from vit.training.checkpoints.names import list_checkpoints
-from vit.training.world import World
-from vit.vtab.frozen.extract_features import part_features
-from vit.vtab.frozen.linear_probes import draw_shots, least_squares
-from vit.vtab.frozen.nearest import nearest
+from vitline.data_prep.shard_format import load_manifest
+from vitline.infra.config import replace
+from vitline.vit.checkpoint_probes.plan import probed_corpora
+from vitline.vit.checkpoint_probes.score import checkpoint_network, score_checkpoint
+from vitline.vit.config import CheckpointProbeConfig, MaskedPatchConfig
+from vitline.vit.input.batches import row_batches
+from vitline.vit.published import load_model
+from vitline.vit.run import TrainingRun
+from vitline.vit.run_spec import RunSpec
+from vitline.vit.training.checkpoints.manifest import CheckpointError
+from vitline.vit.training.checkpoints.names import list_checkpoints
+from vitline.vit.training.world import World
+from vitline.vit.vtab.frozen.extract_features import part_features
+from vitline.vit.vtab.frozen.linear_probes import draw_shots, least_squares
+from vitline.vit.vtab.frozen.nearest import nearest
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_a_corpus_that_cannot_be_probed_on_is_refused_by_name(train_config, monk
 
     def refused_with(**changes):
         monkeypatch.setattr(
-            "vit.checkpoint_probes.plan.load_manifest", lambda store: manifest.model_copy(update=changes)
+            "vitline.vit.checkpoint_probes.plan.load_manifest", lambda store: manifest.model_copy(update=changes)
         )
         with pytest.raises(ValueError, match=r"execution\.probes: digits/.*execution\.probes\.corpora") as error:
             probed_corpora(config)

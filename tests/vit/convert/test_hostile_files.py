@@ -10,20 +10,20 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from data_prep.decode import DecodePolicy
-from infra.config import digest_of
-from infra.storage import open_store
-from vit.convert.folder import MAX_CONFIG_BYTES
-from vit.convert.npz import read_npz
-from vit.convert.report import ConversionError
-from vit.convert.weights import load_weights
-from vit.input.config import AugmentConfig
-from vit.input.image_contract import ImageContract
-from vit.model_record import read_classes, read_contract
-from vit.models.build import build_network
-from vit.models.config import BiTConfig, ViTConfig
-from vit.published import load_model, model_digest, publish
-from vit.training.checkpoints.manifest import CheckpointError
+from vitline.data_prep.decode import DecodePolicy
+from vitline.infra.config import digest_of
+from vitline.infra.storage import open_store
+from vitline.vit.convert.folder import MAX_CONFIG_BYTES
+from vitline.vit.convert.npz import read_npz
+from vitline.vit.convert.report import ConversionError
+from vitline.vit.convert.weights import load_weights
+from vitline.vit.input.config import AugmentConfig
+from vitline.vit.input.image_contract import ImageContract
+from vitline.vit.model_record import read_classes, read_contract
+from vitline.vit.models.build import build_network
+from vitline.vit.models.config import BiTConfig, ViTConfig
+from vitline.vit.published import load_model, model_digest, publish
+from vitline.vit.training.checkpoints.manifest import CheckpointError
 
 TINY = ViTConfig(
     image_size_px=8, patch_size_px=4, embed_dim=8, depth=1, num_heads=2, mlp_dim=8, pool="gap", pos_embed="none"
@@ -187,7 +187,7 @@ def test_config_json_is_refused_before_it_is_parsed(text, message, tmp_path):
     "about", [{"crop_pct": 1e-300}, {"crop_pct": 0}, {"crop_pct": "x"}, {"std": [0, 0, 0]}, {"mean": [1]}]
 )
 def test_image_preprocessing_that_no_image_survives_is_refused(about, tmp_path):
-    from vit.convert.timm import write_timm
+    from vitline.vit.convert.timm import write_timm
 
     write_timm(build_network(TINY, 3), tmp_path, ["a", "b", "c"])
     config = json.loads((tmp_path / "config.json").read_text())

@@ -7,15 +7,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from data_prep.decode import DecodePolicy
-from infra.config import replace
-from vit.convert.folder import read_classes
-from vit.convert.huggingface import CLASSIC, IN_MEMORY, from_huggingface, read_huggingface, write_huggingface
-from vit.convert.report import ConversionError
-from vit.input.config import AugmentConfig
-from vit.input.image_contract import ImageContract
-from vit.models.build import build_network
-from vit.models.config import BiTConfig, ViTConfig
+from vitline.data_prep.decode import DecodePolicy
+from vitline.infra.config import replace
+from vitline.vit.convert.folder import read_classes
+from vitline.vit.convert.huggingface import CLASSIC, IN_MEMORY, from_huggingface, read_huggingface, write_huggingface
+from vitline.vit.convert.report import ConversionError
+from vitline.vit.input.config import AugmentConfig
+from vitline.vit.input.image_contract import ImageContract
+from vitline.vit.models.build import build_network
+from vitline.vit.models.config import BiTConfig, ViTConfig
 
 TINY = {
     "image_size": 18, "patch_size": 4, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,

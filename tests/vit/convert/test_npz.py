@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from vit.convert.npz import read_npz
-from vit.convert.report import ConversionError
-from vit.models.pos_embed import resample_pos_embed
+from vitline.vit.convert.npz import read_npz
+from vitline.vit.convert.report import ConversionError
+from vitline.vit.models.pos_embed import resample_pos_embed
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 sys.path.insert(0, str(GOLDEN))

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from vit.convert.preprocessing import evaluation_of
-from vit.convert.report import ConversionError, ConversionReport
-from vit.models.build import build_network
-from vit.models.config import HybridConfig, ViTConfig
+from vitline.vit.convert.preprocessing import evaluation_of
+from vitline.vit.convert.report import ConversionError, ConversionReport
+from vitline.vit.models.build import build_network
+from vitline.vit.models.config import HybridConfig, ViTConfig
 
 SMALL = {"image_size_px": 16, "embed_dim": 32, "depth": 1, "num_heads": 2, "mlp_dim": 64}
 IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}

@@ -8,17 +8,17 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 
-from data_prep.decode import DecodePolicy
-from infra.config import replace
-from vit.convert.folder import read_classes
-from vit.convert.report import ConversionError
-from vit.convert.tables import names_of
-from vit.convert.timm import BIT, HYBRID, STEM_ONLY, TRANSFORMER, from_timm, read_timm, to_timm, write_timm
-from vit.input.config import AugmentConfig
-from vit.input.image_contract import ImageContract
-from vit.models.build import build_network, meta_network
-from vit.models.config import BiTConfig, HybridConfig, ViTConfig
-from vit.models.variants import network_variant
+from vitline.data_prep.decode import DecodePolicy
+from vitline.infra.config import replace
+from vitline.vit.convert.folder import read_classes
+from vitline.vit.convert.report import ConversionError
+from vitline.vit.convert.tables import names_of
+from vitline.vit.convert.timm import BIT, HYBRID, STEM_ONLY, TRANSFORMER, from_timm, read_timm, to_timm, write_timm
+from vitline.vit.input.config import AugmentConfig
+from vitline.vit.input.image_contract import ImageContract
+from vitline.vit.models.build import build_network, meta_network
+from vitline.vit.models.config import BiTConfig, HybridConfig, ViTConfig
+from vitline.vit.models.variants import network_variant
 
 TINY = {
     "img_size": 18,

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from vit.corpora.mixture_classes import CorpusClasses, mixture_classes
+from vitline.vit.corpora.mixture_classes import CorpusClasses, mixture_classes
 
 BIRDS = CorpusClasses("birds", ("crane", "jay", "owl"), ("n01", "n02", "n03"))
 CITY = CorpusClasses("city", ("bus", "owl"), ("m1", "m2"))

@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from data_prep.decode import DecodePolicy
-from data_prep.shard_format import Counts, Manifest, SegmentInfo, SplitInfo, shard_key
-from infra.storage import open_store
+from vitline.data_prep.decode import DecodePolicy
+from vitline.data_prep.shard_format import Counts, Manifest, SegmentInfo, SplitInfo, shard_key
+from vitline.infra.storage import open_store
 
 from ...shard_lists import with_shard_list
 

@@ -11,8 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from vit.input.augment import NUM_DRAWS, Box, evaluation_pixels, inception_crop, resize, train_draws, train_pixels
-from vit.input.config import AugmentConfig
+from vitline.vit.input.augment import (
+    NUM_DRAWS,
+    Box,
+    evaluation_pixels,
+    inception_crop,
+    resize,
+    train_draws,
+    train_pixels,
+)
+from vitline.vit.input.config import AugmentConfig
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 sys.path.insert(0, str(GOLDEN))

@@ -5,14 +5,14 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-import vit.input.read_shards
-from data_prep.decode import decode
-from data_prep.shard_format import ShardError
-from vit.input.batches import Loading, Source, eval_batches, row_batches, source_batches, train_batches
-from vit.input.config import AugmentConfig, InputConfig
-from vit.input.decoded_cache import DecodedCache
-from vit.input.mapped_labels import MappedLabels
-from vit.input.order import Order
+import vitline.vit.input.read_shards
+from vitline.data_prep.decode import decode
+from vitline.data_prep.shard_format import ShardError
+from vitline.vit.input.batches import Loading, Source, eval_batches, row_batches, source_batches, train_batches
+from vitline.vit.input.config import AugmentConfig, InputConfig
+from vitline.vit.input.decoded_cache import DecodedCache
+from vitline.vit.input.mapped_labels import MappedLabels
+from vitline.vit.input.order import Order
 
 CONFIG = InputConfig(
     global_batch_size=12, num_lanes=6, shuffle_window=2, augment=AugmentConfig(image_size_px=16, min_area_fraction=0.3)
@@ -124,7 +124,7 @@ def test_a_damaged_shard_and_lack_of_memory_are_no_bad_examples(tiny, damaged, m
         return decode(data, policy)
 
     with monkeypatch.context() as patch:
-        patch.setattr(vit.input.read_shards, "decode", without_memory)
+        patch.setattr(vitline.vit.input.read_shards, "decode", without_memory)
         with pytest.raises(MemoryError):
             list(start(tiny))
     key = "train/s000/part-00001-of-00004.parquet"
@@ -137,6 +137,6 @@ def test_an_error_of_the_augmentation_is_no_bad_example(tiny, monkeypatch):
     def refuse(image, draws, config, out):
         raise ValueError("a mistake of ours")
 
-    monkeypatch.setattr("vit.input.decoding.native_view.train_pixels", refuse)
+    monkeypatch.setattr("vitline.vit.input.decoding.native_view.train_pixels", refuse)
     with pytest.raises(ValueError, match="a mistake of ours"):
         list(start(tiny))

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vit.input.batches import Loading, Source, source_batches
-from vit.input.config import AugmentConfig, InputConfig
+from vitline.vit.input.batches import Loading, Source, source_batches
+from vitline.vit.input.config import AugmentConfig, InputConfig
 
 from .conftest import make_corpus
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from vit.input.augment import evaluation_pixels, train_draws, train_pixels
-from vit.input.batches import Loading, Source, eval_batches, source_batches, train_batches
-from vit.input.config import AugmentConfig, InputConfig
-from vit.input.decoded_cache import DecodedCache
-from vit.input.mapped_labels import MappedLabels
-from vit.input.order import Order
+from vitline.vit.input.augment import evaluation_pixels, train_draws, train_pixels
+from vitline.vit.input.batches import Loading, Source, eval_batches, source_batches, train_batches
+from vitline.vit.input.config import AugmentConfig, InputConfig
+from vitline.vit.input.decoded_cache import DecodedCache
+from vitline.vit.input.mapped_labels import MappedLabels
+from vitline.vit.input.order import Order
 
 CONFIG = InputConfig(
     global_batch_size=12, num_lanes=6, shuffle_window=2, augment=AugmentConfig(image_size_px=16, min_area_fraction=0.3)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vit.input.mixture import Mixture, whole_weights
+from vitline.vit.input.mixture import Mixture, whole_weights
 
 # The smallest share is one example of the smallest batch.
 WEIGHTS = st.lists(st.integers(1_000, 9_999).map(lambda n: n / 1000), min_size=1, max_size=4)

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from vit.input.batches import Loading, Source, eval_batches, source_batches
-from vit.input.config import AugmentConfig, InputConfig
-from vit.input.decoded_cache import DecodedCache
-from vit.input.mapped_labels import MappedLabels, find_kept_rows, keeps
-from vit.input.mixture import Mixture
-from vit.input.order import Order
-from vit.input.schedule import Schedule
+from vitline.vit.input.batches import Loading, Source, eval_batches, source_batches
+from vitline.vit.input.config import AugmentConfig, InputConfig
+from vitline.vit.input.decoded_cache import DecodedCache
+from vitline.vit.input.mapped_labels import MappedLabels, find_kept_rows, keeps
+from vitline.vit.input.mixture import Mixture
+from vitline.vit.input.order import Order
+from vitline.vit.input.schedule import Schedule
 
 from .conftest import make_corpus
 

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from data_prep.shard_format import SegmentInfo, SplitInfo
-from vit.input.keyed import KeyedPermutation, derive_key, hash64
-from vit.input.order import Order, RowGroups
-from vit.input.plan import check_world_size, plan_order, propose_num_lanes
+from vitline.data_prep.shard_format import SegmentInfo, SplitInfo
+from vitline.vit.input.keyed import KeyedPermutation, derive_key, hash64
+from vitline.vit.input.order import Order, RowGroups
+from vitline.vit.input.plan import check_world_size, plan_order, propose_num_lanes
 
 
 def split_of(segments, rows_per_group):
@@ -108,7 +108,7 @@ def test_order_matches_an_example_worked_out_by_hand(monkeypatch):
         def inverse(self, i):
             return np.array([1, 3, 0, 2])[i] if self.size.ndim == 0 else self.size - 1 - i
 
-    monkeypatch.setattr("vit.input.order.KeyedPermutation", Reversed)
+    monkeypatch.setattr("vitline.vit.input.order.KeyedPermutation", Reversed)
     order = order_of([5, 2], rows_per_group=2, lanes=2, window=2)
     found = order.locate(np.arange(7))
     assert "".join("abcdefg"[i] for i in found.row) == "gdfceba"

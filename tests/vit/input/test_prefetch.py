@@ -9,8 +9,8 @@ from functools import partial
 import pytest
 import torch
 
-from vit.input.load_queue import AHEAD, NOW, Load, LoadQueue
-from vit.input.prefetch import Prefetcher
+from vitline.vit.input.load_queue import AHEAD, NOW, Load, LoadQueue
+from vitline.vit.input.prefetch import Prefetcher
 
 
 def test_items_are_yielded_in_order_after_their_tasks():
@@ -186,11 +186,11 @@ def test_pending_load_runs_in_the_waiting_thread_and_keeps_its_error():
 OPEN_AT_THE_END = """
 import atexit, sys, threading, time
 
-@atexit.register  # before vit.input.prefetch registers its own, so after it
+@atexit.register  # before vitline.vit.input.prefetch registers its own, so after it
 def threads_left():
     print([thread.name for thread in threading.enumerate()])
 
-from vit.input.prefetch import Prefetcher
+from vitline.vit.input.prefetch import Prefetcher
 
 def slow():
     for i in range(10**6):

@@ -7,11 +7,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from data_prep.shard_format import SegmentInfo, SplitInfo
-from vit.input.decoded_cache import CachedExample, DecodedCache
-from vit.input.load_queue import AHEAD, LoadQueue
-from vit.input.order import Order
-from vit.input.read_shards import LaneReader, RowGroup
+from vitline.data_prep.shard_format import SegmentInfo, SplitInfo
+from vitline.vit.input.decoded_cache import CachedExample, DecodedCache
+from vitline.vit.input.load_queue import AHEAD, LoadQueue
+from vitline.vit.input.order import Order
+from vitline.vit.input.read_shards import LaneReader, RowGroup
 
 GROUP_BYTES = 1000
 

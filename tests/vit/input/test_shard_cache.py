@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from data_prep.shard_format import ShardError
-from infra.config import replace
-from infra.storage import Store
-from infra.stores.disk_cache import DiskCache, disk_cache
-from infra.stores.file_store import FileStore
-from vit.input import read_shards
-from vit.input.batches import Loading, eval_batches, train_batches
-from vit.input.config import AugmentConfig, InputConfig
-from vit.input.decoded_cache import DecodedCache
+from vitline.data_prep.shard_format import ShardError
+from vitline.infra.config import replace
+from vitline.infra.storage import Store
+from vitline.infra.stores.disk_cache import DiskCache, disk_cache
+from vitline.infra.stores.file_store import FileStore
+from vitline.vit.input import read_shards
+from vitline.vit.input.batches import Loading, eval_batches, train_batches
+from vitline.vit.input.config import AugmentConfig, InputConfig
+from vitline.vit.input.decoded_cache import DecodedCache
 
 CONFIG = InputConfig(
     global_batch_size=12, num_lanes=6, shuffle_window=2, augment=AugmentConfig(image_size_px=16, min_area_fraction=0.3)
@@ -237,11 +237,11 @@ def test_a_damaged_shard_is_an_error_with_a_cache_too(corpus_maker, tmp_path, ca
 
 
 def test_training_uses_the_cache_of_its_config(digits, train_config, root, tmp_path, monkeypatch):
-    from infra.runs.claims import take_claim
-    from infra.storage import open_store
-    from vit.run import TrainingRun
-    from vit.run_spec import make_spec
-    from vit.training.world import World
+    from vitline.infra.runs.claims import take_claim
+    from vitline.infra.storage import open_store
+    from vitline.vit.run import TrainingRun
+    from vitline.vit.run_spec import make_spec
+    from vitline.vit.training.world import World
 
     config = train_config("cached", steps=3, shard_cache_dir=str(tmp_path / "nvme"), shard_cache_bytes=10**7)
     spec = make_spec(config, root)

@@ -6,9 +6,9 @@ from math import log2
 import numpy as np
 import pytest
 
-from data_prep.shard_format import ShardReader
-from vit.input.order import Order
-from vit.input.shuffle_report import SmallColumns, shuffle_report, window_needed
+from vitline.data_prep.shard_format import ShardReader
+from vitline.vit.input.order import Order
+from vitline.vit.input.shuffle_report import SmallColumns, shuffle_report, window_needed
 
 
 @pytest.fixture

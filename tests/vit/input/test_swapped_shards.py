@@ -6,16 +6,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe, ShardingConfig
-from data_prep.find_corpus import corpus_store
-from data_prep.prepare import prepare
-from data_prep.shard_format import ShardError, ShardReader, load_manifest, segment_keys
-from data_prep.shards.subsets import take
-from data_prep.shards.write_shards import HashingSink, shard_writer
-from infra.config import replace
-from infra.storage import open_store
-from vit.input.batches import eval_batches, train_batches
-from vit.input.config import AugmentConfig, InputConfig
+from vitline.data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe, ShardingConfig
+from vitline.data_prep.find_corpus import corpus_store
+from vitline.data_prep.prepare import prepare
+from vitline.data_prep.shard_format import ShardError, ShardReader, load_manifest, segment_keys
+from vitline.data_prep.shards.subsets import take
+from vitline.data_prep.shards.write_shards import HashingSink, shard_writer
+from vitline.infra.config import replace
+from vitline.infra.storage import open_store
+from vitline.vit.input.batches import eval_batches, train_batches
+from vitline.vit.input.config import AugmentConfig, InputConfig
 
 from ...pictures import blurred
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from infra.storage import open_store
-from vit.inspection.figures import (
+from vitline.infra.storage import open_store
+from vitline.vit.inspection.figures import (
     grid_distances,
     inspect_network,
     mean_distances,
@@ -19,9 +19,9 @@ from vit.inspection.figures import (
     principal_components,
     rollout_step,
 )
-from vit.inspection.page import rollout_mask, write_inspection
-from vit.models.build import build_network
-from vit.models.config import BiTConfig, HybridConfig, ViTConfig
+from vitline.vit.inspection.page import rollout_mask, write_inspection
+from vitline.vit.models.build import build_network
+from vitline.vit.models.config import BiTConfig, HybridConfig, ViTConfig
 
 SIZES = {"embed_dim": 32, "depth": 3, "num_heads": 2, "mlp_dim": 32}
 TINY = ViTConfig(image_size_px=18, patch_size_px=4, **SIZES)  # 4 x 4 patches, 2 px are dropped
@@ -203,5 +203,5 @@ def test_mismatched_images_and_non_finite_networks_are_refused():
 
 
 def test_matplotlib_is_imported_only_for_drawing():
-    code = "import sys, vit.inspection.page; sys.exit('matplotlib' in sys.modules)"
+    code = "import sys, vitline.vit.inspection.page; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

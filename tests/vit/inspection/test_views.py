@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from infra.config import replace
-from vit.corpora.training_corpora import TrainingCorpora, TrainingCorpus
-from vit.input.batches import train_batches
-from vit.inspection import views as module
-from vit.inspection.views import collect_views, views_html
+from vitline.infra.config import replace
+from vitline.vit.corpora.training_corpora import TrainingCorpora, TrainingCorpus
+from vitline.vit.input.batches import train_batches
+from vitline.vit.inspection import views as module
+from vitline.vit.inspection.views import collect_views, views_html
 
 from ..input.conftest import make_corpus
 
@@ -54,7 +54,7 @@ def test_pairs_and_views_are_those_of_the_batches(corpus, recipe, monkeypatch):
 
 
 def module_decode(data, policy):
-    from data_prep.decode import decode
+    from vitline.data_prep.decode import decode
 
     return decode(data, policy)
 

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from vit.models.config import ViTConfig
-from vit.models.masked_patches import (
+from vitline.vit.models.config import ViTConfig
+from vitline.vit.models.masked_patches import (
     Corruption,
     MaskedPatchModel,
     color_index,
@@ -15,7 +15,7 @@ from vit.models.masked_patches import (
     masked_patch_losses,
     patch_targets,
 )
-from vit.models.vit import VisionTransformer
+from vitline.vit.models.vit import VisionTransformer
 
 TINY = ViTConfig(image_size_px=16, patch_size_px=4, embed_dim=32, depth=2, num_heads=2, mlp_dim=64)
 TARGETS = ("mean-color-3bit", "downsized-4x4-3bit", "pixels-l2")

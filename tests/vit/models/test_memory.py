@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from vit.models.build import build_network
-from vit.models.config import BiTConfig, ViTConfig
-from vit.models.memory import activation_bytes, num_weights
-from vit.models.recompute import recompute_blocks
-from vit.models.variants import network_variant
+from vitline.vit.models.build import build_network
+from vitline.vit.models.config import BiTConfig, ViTConfig
+from vitline.vit.models.memory import activation_bytes, num_weights
+from vitline.vit.models.recompute import recompute_blocks
+from vitline.vit.models.variants import network_variant
 
 SMALL = ViTConfig(image_size_px=32, patch_size_px=8, embed_dim=64, depth=4, num_heads=2, mlp_dim=128)
 

@@ -6,7 +6,7 @@ import pytest
 import scipy.ndimage
 import torch
 
-from vit.models.pos_embed import METHODS, resample_axis, resample_pos_embed, sincos_2d
+from vitline.vit.models.pos_embed import METHODS, resample_axis, resample_pos_embed, sincos_2d
 
 
 def test_bilinear_with_aligned_corners_keeps_corners_and_class_token():

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from infra.config import replace
-from vit.config import ExecutionConfig
-from vit.models.config import BiTConfig, HybridConfig
-from vit.models.recompute import recompute_blocks
-from vit.training.train import initial_state, train_step, wrap
-from vit.training.world import World
+from vitline.infra.config import replace
+from vitline.vit.config import ExecutionConfig
+from vitline.vit.models.config import BiTConfig, HybridConfig
+from vitline.vit.models.recompute import recompute_blocks
+from vitline.vit.training.train import initial_state, train_step, wrap
+from vitline.vit.training.world import World
 
 NETWORKS = {
     "vit": {"model.stochastic_depth_rate": 0.3},

@@ -2,10 +2,10 @@
 
 import pytest
 
-from vit.models.build import meta_network
-from vit.models.flops import forward_flops
-from vit.models.variant_sizes import NUM_CLASSES, SIZES
-from vit.models.variants import REGISTERED, network_variant
+from vitline.vit.models.build import meta_network
+from vitline.vit.models.flops import forward_flops
+from vitline.vit.models.variant_sizes import NUM_CLASSES, SIZES
+from vitline.vit.models.variants import REGISTERED, network_variant
 
 
 @pytest.mark.slow

@@ -5,10 +5,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from vit.models.build import build_network, meta_network, network_with
-from vit.models.config import BiTConfig, HybridConfig, ViTConfig
-from vit.models.flops import forward_flops
-from vit.models.variants import REGISTERED, network_variant
+from vitline.vit.models.build import build_network, meta_network, network_with
+from vitline.vit.models.config import BiTConfig, HybridConfig, ViTConfig
+from vitline.vit.models.flops import forward_flops
+from vitline.vit.models.variants import REGISTERED, network_variant
 
 # Parameters: variant, resolution, then with a linear head of 1000 and 21843 classes, then with pre-logits and 21843 and 18291.
 VITS = [

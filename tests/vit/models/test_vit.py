@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from infra.config import replace
-from vit.models.build import at_resolution
-from vit.models.config import ViTConfig
-from vit.models.network import normalised
-from vit.models.vit import VisionTransformer, product_of_patches
+from vitline.infra.config import replace
+from vitline.vit.models.build import at_resolution
+from vitline.vit.models.config import ViTConfig
+from vitline.vit.models.network import normalised
+from vitline.vit.models.vit import VisionTransformer, product_of_patches
 
 SIZES = {
     "Ti": {"embed_dim": 192, "depth": 12, "num_heads": 3, "mlp_dim": 768},

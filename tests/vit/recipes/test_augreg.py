@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from vit.input.batches import train_batches
-from vit.models.config import BiTConfig
-from vit.recipes import RECIPES, augreg
-from vit.training.train import initial_state, train_step
-from vit.training.world import World
+from vitline.vit.input.batches import train_batches
+from vitline.vit.models.config import BiTConfig
+from vitline.vit.recipes import RECIPES, augreg
+from vitline.vit.training.train import initial_state, train_step
+from vitline.vit.training.world import World
 
 from ..input.conftest import make_corpus
 

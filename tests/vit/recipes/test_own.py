@@ -4,13 +4,13 @@ import sys
 
 import pytest
 
-from vit.config import ExecutionConfig
-from vit.own_code import check_package
-from vit.recipes import recipe_named
+from vitline.vit.config import ExecutionConfig
+from vitline.vit.own_code import check_package
+from vitline.vit.recipes import recipe_named
 
 MODULE = """
-from infra.config import replace
-from vit.recipes import recipe_named
+from vitline.infra.config import replace
+from vitline.vit.recipes import recipe_named
 
 def mine():
     recipe, execution = recipe_named("digits").make()

@@ -5,14 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from flows.commands.groups.pretrain import header_fields
-from infra.config import replace
-from vit.input.batches import train_batches
-from vit.models.config import BiTConfig
-from vit.models.masked_patches import MaskedPatchModel
-from vit.recipes import RECIPES
-from vit.training.train import initial_state, train_step
-from vit.training.world import World
+from vitline.flows.commands.groups.pretrain import header_fields
+from vitline.infra.config import replace
+from vitline.vit.input.batches import train_batches
+from vitline.vit.models.config import BiTConfig
+from vitline.vit.models.masked_patches import MaskedPatchModel
+from vitline.vit.recipes import RECIPES
+from vitline.vit.training.train import initial_state, train_step
+from vitline.vit.training.world import World
 
 from ..input.conftest import make_corpus
 

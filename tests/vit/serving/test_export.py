@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from data_prep.decode import DecodePolicy
-from vit.input.config import AugmentConfig
-from vit.input.image_contract import ImageContract
-from vit.models.build import build_network
-from vit.models.config import BiTConfig, HybridConfig, ViTConfig
-from vit.published import PublishedModel
-from vit.serving import export
-from vit.serving.export import export_onnx, export_torch
+from vitline.data_prep.decode import DecodePolicy
+from vitline.vit.input.config import AugmentConfig
+from vitline.vit.input.image_contract import ImageContract
+from vitline.vit.models.build import build_network
+from vitline.vit.models.config import BiTConfig, HybridConfig, ViTConfig
+from vitline.vit.published import PublishedModel
+from vitline.vit.serving import export
+from vitline.vit.serving.export import export_onnx, export_torch
 
 TINY = {"image_size_px": 16, "patch_size_px": 8, "embed_dim": 32, "depth": 1, "num_heads": 2, "mlp_dim": 64}
 NETWORKS = {

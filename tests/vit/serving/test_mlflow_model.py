@@ -12,16 +12,16 @@ import httpx
 import pytest
 import torch
 
-from data_prep.decode import DecodePolicy
-from infra.local.processes import free_ports
-from infra.settings import inherited_environment
-from infra.storage import open_store
-from vit.input.config import AugmentConfig
-from vit.input.image_contract import ImageContract
-from vit.models.build import build_network
-from vit.models.config import ViTConfig
-from vit.published import load_model, publish
-from vit.serving.mlflow_model import image_bytes, requirements, save_mlflow_model
+from vitline.data_prep.decode import DecodePolicy
+from vitline.infra.local.processes import free_ports
+from vitline.infra.settings import inherited_environment
+from vitline.infra.storage import open_store
+from vitline.vit.input.config import AugmentConfig
+from vitline.vit.input.image_contract import ImageContract
+from vitline.vit.models.build import build_network
+from vitline.vit.models.config import ViTConfig
+from vitline.vit.published import load_model, publish
+from vitline.vit.serving.mlflow_model import image_bytes, requirements, save_mlflow_model
 
 from ...pictures import noise
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import simplejpeg
 
-from vit.input.batches import Source
-from vit.input.decoding import native_view
-from vit.speed import decoder_speed
-from vit.speed.decoder_speed import DecoderSpeed
+from vitline.vit.input.batches import Source
+from vitline.vit.input.decoding import native_view
+from vitline.vit.speed import decoder_speed
+from vitline.vit.speed.decoder_speed import DecoderSpeed
 
 from ..input.conftest import make_corpus
 from ..input.decoding.conftest import native  # noqa: F401

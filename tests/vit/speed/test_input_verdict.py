@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from vit.input.prefetch import Waits
-from vit.speed.input_speed import ReadSpeed, WorkerSpeed
-from vit.speed.input_verdict import InputVerdict, Setting
+from vitline.vit.input.prefetch import Waits
+from vitline.vit.speed.input_speed import ReadSpeed, WorkerSpeed
+from vitline.vit.speed.input_verdict import InputVerdict, Setting
 
 # A worker that decodes with 4 threads at 1.25 ms an image; its store answers after 20 ms, and sends 6.4 MB in 60 ms more.
 WORKER = WorkerSpeed(

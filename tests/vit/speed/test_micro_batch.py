@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from infra.config import replace
-from vit.config import ExecutionConfig
-from vit.models.recompute import blocks_of
-from vit.speed import micro_batch
-from vit.speed.micro_batch import micro_batch_that_fits, moments_to_come, peak_bytes
-from vit.training.train import initial_state, train_step
-from vit.training.world import World
+from vitline.infra.config import replace
+from vitline.vit.config import ExecutionConfig
+from vitline.vit.models.recompute import blocks_of
+from vitline.vit.speed import micro_batch
+from vitline.vit.speed.micro_batch import micro_batch_that_fits, moments_to_come, peak_bytes
+from vitline.vit.training.train import initial_state, train_step
+from vitline.vit.training.world import World
 
 CPU, GPU = World(), World(device=torch.device("cuda"))
 AUTO = ExecutionConfig(micro_batch_size="auto")

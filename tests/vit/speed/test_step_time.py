@@ -2,8 +2,8 @@
 
 import torch
 
-from vit.config import ExecutionConfig
-from vit.speed.step_time import seconds_per_step, synthetic_batch
+from vitline.vit.config import ExecutionConfig
+from vitline.vit.speed.step_time import seconds_per_step, synthetic_batch
 
 
 def test_step_is_timed_and_the_thread_count_is_restored(tiny_recipe):

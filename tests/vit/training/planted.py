@@ -7,11 +7,11 @@ import traceback
 import torch
 import torch.distributed as dist
 
-import vit.training.train as loop
-from infra.storage import open_store
-from vit.run import TrainingRun
-from vit.training.guard.spike_guard import SpikeGuard
-from vit.training.world import World
+import vitline.vit.training.train as loop
+from vitline.infra.storage import open_store
+from vitline.vit.run import TrainingRun
+from vitline.vit.training.guard.spike_guard import SpikeGuard
+from vitline.vit.training.world import World
 
 FACTOR = 1_000.0
 _targets = loop.batch_targets

@@ -10,19 +10,19 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from infra.config import replace
-from infra.storage import open_store
 from tests.vit.training.train_together import NUM_CLASSES, RECIPE, STEPS, part
-from vit.config import ExecutionConfig, TrainRecipe
-from vit.published import content_digest
-from vit.rewind import rewind
-from vit.training.checkpoints import read
-from vit.training.checkpoints.resume import resume
-from vit.training.checkpoints.save import CheckpointSaver
-from vit.training.sharding.fsdp import shard
-from vit.training.sharding.slices import own_slice
-from vit.training.train import TrainState, initial_state, train
-from vit.training.world import World
+from vitline.infra.config import replace
+from vitline.infra.storage import open_store
+from vitline.vit.config import ExecutionConfig, TrainRecipe
+from vitline.vit.published import content_digest
+from vitline.vit.rewind import rewind
+from vitline.vit.training.checkpoints import read
+from vitline.vit.training.checkpoints.resume import resume
+from vitline.vit.training.checkpoints.save import CheckpointSaver
+from vitline.vit.training.sharding.fsdp import shard
+from vitline.vit.training.sharding.slices import own_slice
+from vitline.vit.training.train import TrainState, initial_state, train
+from vitline.vit.training.world import World
 
 AVERAGED = replace(RECIPE, average_decay=0.9)
 MASKED = replace(RECIPE, masked_patches={"target": "mean-color-3bit"})

@@ -8,9 +8,9 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score
 
-from vit.training import average_precision
-from vit.training.average_precision import AveragePrecision
-from vit.training.world import World
+from vitline.vit.training import average_precision
+from vitline.vit.training.average_precision import AveragePrecision
+from vitline.vit.training.world import World
 
 
 @dataclass

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from infra.config import replace
-from vit.config import ExecutionConfig
-from vit.training.bad_examples import BadExamples
-from vit.training.optim import set_lr
-from vit.training.schedule import lr_at
-from vit.training.train import Hook, initial_state, train, train_step
-from vit.training.world import World
+from vitline.infra.config import replace
+from vitline.vit.config import ExecutionConfig
+from vitline.vit.training.bad_examples import BadExamples
+from vitline.vit.training.optim import set_lr
+from vitline.vit.training.schedule import lr_at
+from vitline.vit.training.train import Hook, initial_state, train, train_step
+from vitline.vit.training.world import World
 
 NUM_CLASSES = 5
 CPU = World()

@@ -14,14 +14,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from infra.config import replace
-from vit.config import ExecutionConfig, MaskedPatchConfig
-from vit.models.build import meta_network
-from vit.training import agreement
-from vit.training.agreement import Meetings
-from vit.training.guard.nonfinite_steps import NonfiniteSteps
-from vit.training.train import Hook, train, with_optimizer
-from vit.training.world import World
+from vitline.infra.config import replace
+from vitline.vit.config import ExecutionConfig, MaskedPatchConfig
+from vitline.vit.models.build import meta_network
+from vitline.vit.training import agreement
+from vitline.vit.training.agreement import Meetings
+from vitline.vit.training.guard.nonfinite_steps import NonfiniteSteps
+from vitline.vit.training.train import Hook, train, with_optimizer
+from vitline.vit.training.world import World
 
 META, aten = torch.device("meta"), torch.ops.aten
 
@@ -143,12 +143,12 @@ COMPILED = """
 import torch
 from torch._dynamo.testing import CompileCounter
 from torch._dynamo.utils import counters
-from vit.config import ExecutionConfig
-from vit.models.build import build_network
-from vit.models.config import BiTConfig, HybridConfig, ViTConfig
-from vit.models.masked_patches import MaskedPatchModel, draw_corruption
-from vit.training.train import wrap
-from vit.training.world import World
+from vitline.vit.config import ExecutionConfig
+from vitline.vit.models.build import build_network
+from vitline.vit.models.config import BiTConfig, HybridConfig, ViTConfig
+from vitline.vit.models.masked_patches import MaskedPatchModel, draw_corruption
+from vitline.vit.training.train import wrap
+from vitline.vit.training.world import World
 
 compile, counter = torch.compile, CompileCounter()
 torch.compile = lambda forward: compile(forward, backend=counter, fullgraph=True)

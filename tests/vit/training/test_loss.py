@@ -6,8 +6,8 @@ import jaxtyping
 import pytest
 import torch
 
-from vit.input.batches import SeveralLabels
-from vit.training.loss import LOSSES, mixed_targets, sigmoid_cross_entropy, targets_of
+from vitline.vit.input.batches import SeveralLabels
+from vitline.vit.training.loss import LOSSES, mixed_targets, sigmoid_cross_entropy, targets_of
 
 
 def test_wrong_shape_is_refused_at_the_call():

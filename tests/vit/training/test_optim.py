@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from infra.config import replace
-from vit.config import OptimConfig
-from vit.models.build import meta_network
-from vit.models.config import BiTConfig, HybridConfig, ViTConfig
-from vit.models.vit import VisionTransformer
-from vit.training.optim import build_optimizer, eager, is_decayed, set_lr, step_where_finite
-from vit.training.schedule import lr_at
+from vitline.infra.config import replace
+from vitline.vit.config import OptimConfig
+from vitline.vit.models.build import meta_network
+from vitline.vit.models.config import BiTConfig, HybridConfig, ViTConfig
+from vitline.vit.models.vit import VisionTransformer
+from vitline.vit.training.optim import build_optimizer, eager, is_decayed, set_lr, step_where_finite
+from vitline.vit.training.schedule import lr_at
 
 
 @pytest.mark.parametrize(

@@ -12,19 +12,19 @@ import torch
 from PIL import Image
 from torch import nn
 
-from data_prep.shard_format import ShardReader, load_class_names, load_manifest
-from infra.storage import open_store
-from vit.config import OptimConfig, TrainRecipe
-from vit.input.batches import Batch, Loading, SeveralLabels, eval_batches
-from vit.input.config import AugmentConfig, InputConfig
-from vit.models.config import ViTConfig
-from vit.models.network import normalised
-from vit.training.evaluate import evaluate
-from vit.training.predictions import Predictions
-from vit.vtab.trained import run_trial as running
-from vit.vtab.trained import top_losses as top_losses_module
-from vit.vtab.trained import trial_files
-from vit.vtab.trained.confusion import (
+from vitline.data_prep.shard_format import ShardReader, load_class_names, load_manifest
+from vitline.infra.storage import open_store
+from vitline.vit.config import OptimConfig, TrainRecipe
+from vitline.vit.input.batches import Batch, Loading, SeveralLabels, eval_batches
+from vitline.vit.input.config import AugmentConfig, InputConfig
+from vitline.vit.models.config import ViTConfig
+from vitline.vit.models.network import normalised
+from vitline.vit.training.evaluate import evaluate
+from vitline.vit.training.predictions import Predictions
+from vitline.vit.vtab.trained import run_trial as running
+from vitline.vit.vtab.trained import top_losses as top_losses_module
+from vitline.vit.vtab.trained import trial_files
+from vitline.vit.vtab.trained.confusion import (
     confused_pairs_csv,
     confusion,
     confusion_csv,
@@ -32,10 +32,10 @@ from vit.vtab.trained.confusion import (
     draw_confusion,
     per_class_csv,
 )
-from vit.vtab.trained.run_trial import ensure_trial
-from vit.vtab.trained.top_losses import MAX_SHOWN, Shown, load_shown, suspicious, top_losses, top_losses_page
-from vit.vtab.trained.trial_files import shown_files
-from vit.vtab.trained.trials import Trial, finished_result
+from vitline.vit.vtab.trained.run_trial import ensure_trial
+from vitline.vit.vtab.trained.top_losses import MAX_SHOWN, Shown, load_shown, suspicious, top_losses, top_losses_page
+from vitline.vit.vtab.trained.trial_files import shown_files
+from vitline.vit.vtab.trained.trials import Trial, finished_result
 
 
 def predictions_of(label, predicted, probability=None, loss=None, row=None) -> Predictions:

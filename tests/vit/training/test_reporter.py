@@ -5,11 +5,11 @@ import uuid
 
 import pytest
 
-from infra.runs.claims import ClaimLost
-from infra.runs.journal import Journal, read_journal
-from infra.storage import open_store
-from vit.training.reporter import Reporter, close_quietly
-from vit.training.timing.input_waits import wait_fractions, wait_reason
+from vitline.infra.runs.claims import ClaimLost
+from vitline.infra.runs.journal import Journal, read_journal
+from vitline.infra.storage import open_store
+from vitline.vit.training.reporter import Reporter, close_quietly
+from vitline.vit.training.timing.input_waits import wait_fractions, wait_reason
 
 
 def test_full_local_disk_stops_no_training_and_loses_no_metric(tmp_path, monkeypatch, full_disk):
@@ -30,7 +30,7 @@ def test_what_an_attempt_without_its_claim_does_not_write_is_said_once_in_plain_
         raise ClaimLost("attempt 1 lost the claim")
 
     run = open_store(f"memory://{uuid.uuid4().hex}")
-    monkeypatch.setattr("vit.training.reporter.PROGRESS_EVERY_S", -1.0)
+    monkeypatch.setattr("vitline.vit.training.reporter.PROGRESS_EVERY_S", -1.0)
     reporter = Reporter(run, 1, total_steps=9, active=True, check_claim=check)
     for step in range(1, 5):
         reporter.record(step, {"train/loss": 0.1, "throughput/images_per_s": 1.0})
@@ -48,7 +48,7 @@ def test_what_an_attempt_without_its_claim_does_not_write_is_said_once_in_plain_
 
 
 def test_the_reason_of_waits_is_logged_once_and_stands_in_the_progress(caplog, monkeypatch):
-    monkeypatch.setattr("vit.training.reporter.PROGRESS_EVERY_S", -1.0)
+    monkeypatch.setattr("vitline.vit.training.reporter.PROGRESS_EVERY_S", -1.0)
     run = open_store(f"memory://{uuid.uuid4().hex}")
     loss = {"train/loss": 0.1, "throughput/images_per_s": 1.0}
     with Reporter(run, 1, total_steps=9, active=True) as reporter:

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from infra.storage import open_store
-from vit.config import ExecutionConfig
-from vit.published import content_digest
-from vit.training.checkpoints.manifest import open_checkpoint
-from vit.training.checkpoints.names import list_checkpoints
-from vit.training.checkpoints.resume import resume
-from vit.training.sharding.fsdp import machines_of, shard
-from vit.training.train import initial_state
-from vit.training.world import World
+from vitline.infra.storage import open_store
+from vitline.vit.config import ExecutionConfig
+from vitline.vit.published import content_digest
+from vitline.vit.training.checkpoints.manifest import open_checkpoint
+from vitline.vit.training.checkpoints.names import list_checkpoints
+from vitline.vit.training.checkpoints.resume import resume
+from vitline.vit.training.sharding.fsdp import machines_of, shard
+from vitline.vit.training.train import initial_state
+from vitline.vit.training.world import World
 
 from .sharding_together import AVERAGED, META
 from .train_together import NUM_CLASSES

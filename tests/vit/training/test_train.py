@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from infra.config import replace
-from vit.config import ExecutionConfig
-from vit.input.prefetch import Waits
-from vit.models.network import normalised
-from vit.training.checkpoints.state_tensors import load_state_tensors, state_tensors
-from vit.training.train import Hook, forward, initial_state, train, train_step
-from vit.training.world import World
+from vitline.infra.config import replace
+from vitline.vit.config import ExecutionConfig
+from vitline.vit.input.prefetch import Waits
+from vitline.vit.models.network import normalised
+from vitline.vit.training.checkpoints.state_tensors import load_state_tensors, state_tensors
+from vitline.vit.training.train import Hook, forward, initial_state, train, train_step
+from vitline.vit.training.world import World
 
 from ...other_rounding import other_rounding
 

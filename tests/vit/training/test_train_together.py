@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vit.training.world import World
+from vitline.vit.training.world import World
 
 from .train_together import end_by_bad_examples, losses
 

@@ -11,15 +11,15 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from vit.config import ExecutionConfig, OptimConfig, TrainRecipe
-from vit.input.batches import Batch
-from vit.input.config import AugmentConfig, InputConfig
-from vit.models.config import ViTConfig
-from vit.training.bad_examples import BadExamples
-from vit.training.checkpoints.state_tensors import load_state_tensors, state_tensors
-from vit.training.timing import slow_ranks
-from vit.training.train import initial_state, train
-from vit.training.world import World
+from vitline.vit.config import ExecutionConfig, OptimConfig, TrainRecipe
+from vitline.vit.input.batches import Batch
+from vitline.vit.input.config import AugmentConfig, InputConfig
+from vitline.vit.models.config import ViTConfig
+from vitline.vit.training.bad_examples import BadExamples
+from vitline.vit.training.checkpoints.state_tensors import load_state_tensors, state_tensors
+from vitline.vit.training.timing import slow_ranks
+from vitline.vit.training.train import initial_state, train
+from vitline.vit.training.world import World
 
 NUM_CLASSES, BATCH, STEPS = 5, 8, 12
 RECIPE = TrainRecipe(

@@ -8,21 +8,21 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from data_prep.decode import DecodePolicy
-from data_prep.shard_format import load_manifest
-from flows.reports.report import setting_row
-from infra.config import replace
-from infra.runs.claims import take_claim
-from infra.runs.run_state import read_state, request_stop
-from infra.storage import open_store
-from vit import ray_workers
-from vit.input.config import AugmentConfig
-from vit.input.image_contract import ImageContract
-from vit.models.config import ViTConfig
-from vit.models.vit import VisionTransformer
-from vit.published import publish
-from vit.vtab import evaluate
-from vit.vtab.evaluate import (
+from vitline.data_prep.decode import DecodePolicy
+from vitline.data_prep.shard_format import load_manifest
+from vitline.flows.reports.report import setting_row
+from vitline.infra.config import replace
+from vitline.infra.runs.claims import take_claim
+from vitline.infra.runs.run_state import read_state, request_stop
+from vitline.infra.storage import open_store
+from vitline.vit import ray_workers
+from vitline.vit.input.config import AugmentConfig
+from vitline.vit.input.image_contract import ImageContract
+from vitline.vit.models.config import ViTConfig
+from vitline.vit.models.vit import VisionTransformer
+from vitline.vit.published import publish
+from vitline.vit.vtab import evaluate
+from vitline.vit.vtab.evaluate import (
     EvaluationSpec,
     NoSettingLeft,
     TaskRef,
@@ -31,12 +31,12 @@ from vit.vtab.evaluate import (
     record_score,
     stored_score,
 )
-from vit.vtab.protocols import Protocol
-from vit.vtab.published.report import latest_records, read_records
-from vit.vtab.tasks import find_task_splits
-from vit.vtab.trained import run_trial as running
-from vit.vtab.trained.run_trial import ensure_trial, run_trial
-from vit.vtab.trained.trials import TrialResult
+from vitline.vit.vtab.protocols import Protocol
+from vitline.vit.vtab.published.report import latest_records, read_records
+from vitline.vit.vtab.tasks import find_task_splits
+from vitline.vit.vtab.trained import run_trial as running
+from vitline.vit.vtab.trained.run_trial import ensure_trial, run_trial
+from vitline.vit.vtab.trained.trials import TrialResult
 
 ARCHITECTURE = ViTConfig(image_size_px=8, patch_size_px=4, embed_dim=16, depth=1, num_heads=2, mlp_dim=32, pool="gap")
 PROTOCOL = Protocol(
@@ -183,10 +183,10 @@ def test_trial_returns_the_result_that_another_worker_stored_first(spec_of, root
 HUNG_TRIAL = """
 import sys, threading
 import torch._dynamo  # by the first network; takes seconds on a busy machine
-from infra.runs.watchdog import Watchdog
-from vit.input.decoding import training
-from vit.vtab.trained.run_trial import ensure_trial
-from vit.vtab.trained.trials import Trial
+from vitline.infra.runs.watchdog import Watchdog
+from vitline.vit.input.decoding import training
+from vitline.vit.vtab.trained.run_trial import ensure_trial
+from vitline.vit.vtab.trained.trials import Trial
 
 def waits_for_ever(*args):
     threading.Event().wait()

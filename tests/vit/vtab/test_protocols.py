@@ -2,9 +2,9 @@
 
 import pytest
 
-from infra.config import replace
-from vit.models.variants import network_variant
-from vit.vtab.protocols import Protocol, TaskFacts, over_seeds, protocol_named
+from vitline.infra.config import replace
+from vitline.vit.models.variants import network_variant
+from vitline.vit.vtab.protocols import Protocol, TaskFacts, over_seeds, protocol_named
 
 
 def facts(**changes) -> TaskFacts:

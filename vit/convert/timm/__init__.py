@@ -3,8 +3,8 @@
 A network that computes another function is refused with the reason. Tested with timm 1.0.31.
 """
 
-from vit.convert.timm.names import BIT, HYBRID, STEM_ONLY, TRANSFORMER
-from vit.convert.timm.reading import from_timm, read_timm
-from vit.convert.timm.writing import to_timm, write_timm
+from vitline.vit.convert.timm.names import BIT, HYBRID, STEM_ONLY, TRANSFORMER
+from vitline.vit.convert.timm.reading import from_timm, read_timm
+from vitline.vit.convert.timm.writing import to_timm, write_timm
 
 __all__ = ["BIT", "HYBRID", "STEM_ONLY", "TRANSFORMER", "from_timm", "read_timm", "to_timm", "write_timm"]

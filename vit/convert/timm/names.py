@@ -1,6 +1,6 @@
 """timm's names of our modules, and of the arguments that both have."""
 
-from vit.convert.tables import Table
+from vitline.vit.convert.tables import Table
 
 TRANSFORMER: Table = {
     "patch_embed": "patch_embed.proj",

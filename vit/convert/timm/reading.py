@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vit.convert.folder import read_folder
-from vit.convert.report import ConversionError, ConversionReport, Converted, finish, refusing
-from vit.convert.tables import head_classes, numbered, take, zero_head
-from vit.convert.timm.kernels import kernel_from_timm, rescale
-from vit.convert.timm.names import BACKBONE, BIT, DROPOUT, GELU, HYBRID, NORM_EPS, POOL, STEM_ONLY, TRANSFORMER
-from vit.models.build import meta_network
-from vit.models.config import BiTConfig, HybridConfig, NetworkConfig, TransformerConfig, ViTConfig
-from vit.models.limits import MAX_STAGES
-from vit.models.pos_embed import grid_side
-from vit.models.variants import heads_of
+from vitline.vit.convert.folder import read_folder
+from vitline.vit.convert.report import ConversionError, ConversionReport, Converted, finish, refusing
+from vitline.vit.convert.tables import head_classes, numbered, take, zero_head
+from vitline.vit.convert.timm.kernels import kernel_from_timm, rescale
+from vitline.vit.convert.timm.names import BACKBONE, BIT, DROPOUT, GELU, HYBRID, NORM_EPS, POOL, STEM_ONLY, TRANSFORMER
+from vitline.vit.models.build import meta_network
+from vitline.vit.models.config import BiTConfig, HybridConfig, NetworkConfig, TransformerConfig, ViTConfig
+from vitline.vit.models.limits import MAX_STAGES
+from vitline.vit.models.pos_embed import grid_side
+from vitline.vit.models.variants import heads_of
 
 # The number of heads by the architecture's name, as no entry shows it. The first match counts, also if an argument changes
 # the width. A test compares all architectures of timm with these lines.

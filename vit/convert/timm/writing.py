@@ -7,15 +7,15 @@ from typing import Any
 
 from torch import Tensor
 
-from vit.convert.folder import CONFIG, write_folder
-from vit.convert.tables import Table, give, position_table
-from vit.convert.timm.kernels import kernel_to_timm, rescale
-from vit.convert.timm.names import BACKBONE, BIT, DROPOUT, GELU, HYBRID, NORM_EPS, POOL, STEM_ONLY, TRANSFORMER
-from vit.input.image_contract import ImageContract
-from vit.models.config import BiTConfig, HybridConfig, TransformerConfig, ViTConfig
-from vit.models.network import Network
-from vit.models.variants import BIT_STAGES
-from vit.models.vit import Transformer
+from vitline.vit.convert.folder import CONFIG, write_folder
+from vitline.vit.convert.tables import Table, give, position_table
+from vitline.vit.convert.timm.kernels import kernel_to_timm, rescale
+from vitline.vit.convert.timm.names import BACKBONE, BIT, DROPOUT, GELU, HYBRID, NORM_EPS, POOL, STEM_ONLY, TRANSFORMER
+from vitline.vit.input.image_contract import ImageContract
+from vitline.vit.models.config import BiTConfig, HybridConfig, TransformerConfig, ViTConfig
+from vitline.vit.models.network import Network
+from vitline.vit.models.variants import BIT_STAGES
+from vitline.vit.models.vit import Transformer
 
 _ACT_LAYER = {ours: theirs for theirs, ours in GELU.items()}
 _GLOBAL_POOL = {ours: theirs for theirs, ours in POOL.items()}

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vit.input.augmentations.box import Box
-from vit.input.config import AugmentConfig
-from vit.input.keyed import derive_key, uniforms
+from vitline.vit.input.augmentations.box import Box
+from vitline.vit.input.config import AugmentConfig
+from vitline.vit.input.keyed import derive_key, uniforms
 
 _LEVELS = 256
 

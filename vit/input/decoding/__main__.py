@@ -1,5 +1,5 @@
 """Starts an input process. What it receives must not be of this module's types, whose name is `__main__` here."""
 
-from vit.input.decoding.process import main
+from vitline.vit.input.decoding.process import main
 
 main()

@@ -7,8 +7,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from vit.input.decoding.several_labels import Labels, SeveralLabels
-from vit.input.schedule import Share
+from vitline.vit.input.decoding.several_labels import Labels, SeveralLabels
+from vitline.vit.input.schedule import Share
 
 _ALIGNMENT = 64
 """Bytes. Every tensor of a batch in shared memory begins at a multiple, as memory of torch does."""

@@ -6,12 +6,12 @@ from functools import partial
 
 import numpy as np
 
-from vit.input.augmentations.mixing import Mix, mix_lane
-from vit.input.decoding.batch import Batch
-from vit.input.decoding.native_view import TrainingView
-from vit.input.decoding.several_labels import Labels, SeveralLabels
-from vit.input.order import Ints
-from vit.input.read_shards import Example
+from vitline.vit.input.augmentations.mixing import Mix, mix_lane
+from vitline.vit.input.decoding.batch import Batch
+from vitline.vit.input.decoding.native_view import TrainingView
+from vitline.vit.input.decoding.several_labels import Labels, SeveralLabels
+from vitline.vit.input.order import Ints
+from vitline.vit.input.read_shards import Example
 
 _EXAMPLES_PER_TASK = 16
 

@@ -15,9 +15,9 @@ import simplejpeg
 import torch
 from torch import Tensor
 
-from data_prep.decode import DecodePolicy, ImageRejected, check_size, decode, is_common_jpeg
-from vit.input.augment import apply_operations, inception_crop, is_flipped, train_pixels
-from vit.input.config import AugmentConfig
+from vitline.data_prep.decode import DecodePolicy, ImageRejected, check_size, decode, is_common_jpeg
+from vitline.vit.input.augment import apply_operations, inception_crop, is_flipped, train_pixels
+from vitline.vit.input.config import AugmentConfig
 
 log = logging.getLogger(__name__)
 

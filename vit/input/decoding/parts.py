@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit.input.decoding.batch import Batch
-from vit.input.decoding.several_labels import Arrays, SeveralLabels
-from vit.input.decoding.training import TrainingInput, TrainingRequest
-from vit.input.order import Ints
-from vit.input.prefetch import Effort, Waits, Work
-from vit.input.schedule import Part
+from vitline.vit.input.decoding.batch import Batch
+from vitline.vit.input.decoding.several_labels import Arrays, SeveralLabels
+from vitline.vit.input.decoding.training import TrainingInput, TrainingRequest
+from vitline.vit.input.order import Ints
+from vitline.vit.input.prefetch import Effort, Waits, Work
+from vitline.vit.input.schedule import Part
 
 
 class Spent(NamedTuple):

@@ -24,11 +24,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vit.input.decoding.several_labels import Arrays
-from vit.input.decoding.shared_memory import Link, mapped
-from vit.input.decoding.training import TrainingInput, TrainingRequest
-from vit.input.prefetch import Effort, Prefetcher, Waits
-from vit.input.schedule import Part
+from vitline.vit.input.decoding.several_labels import Arrays
+from vitline.vit.input.decoding.shared_memory import Link, mapped
+from vitline.vit.input.decoding.training import TrainingInput, TrainingRequest
+from vitline.vit.input.prefetch import Effort, Prefetcher, Waits
+from vitline.vit.input.schedule import Part
 
 _PR_SET_PDEATHSIG = 1
 
@@ -149,7 +149,7 @@ def _sendable(error: Exception) -> Exception:
 
 
 def main() -> None:
-    """`python -m vit.input.decoding DESCRIPTOR PARENT`: serves the link of that descriptor for the process PARENT."""
+    """`python -m vitline.vit.input.decoding DESCRIPTOR PARENT`: serves the link of that descriptor for the process PARENT."""
     descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:

@@ -17,13 +17,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from infra.settings import inherited_environment
-from vit.input.decoding.batch import Batch
-from vit.input.decoding.process import Counters, Filled, Task
-from vit.input.decoding.several_labels import SeveralLabels
-from vit.input.decoding.shared_memory import Link, Slots, new_memory
-from vit.input.decoding.training import PREFETCH, TrainingInput, TrainingRequest
-from vit.input.prefetch import Effort, Prefetcher, Waits, Work
+from vitline.infra.settings import inherited_environment
+from vitline.vit.input.decoding.batch import Batch
+from vitline.vit.input.decoding.process import Counters, Filled, Task
+from vitline.vit.input.decoding.several_labels import SeveralLabels
+from vitline.vit.input.decoding.shared_memory import Link, Slots, new_memory
+from vitline.vit.input.decoding.training import PREFETCH, TrainingInput, TrainingRequest
+from vitline.vit.input.prefetch import Effort, Prefetcher, Waits, Work
 
 _END_S = 10.0
 
@@ -186,11 +186,11 @@ def _send(link: Link, message: object, descriptors: Sequence[int]) -> None:
 def _start(others: socket.socket) -> Running:
     """A fresh interpreter at the other end, in a process group of its own, so that Ctrl-C reaches this process only."""
     # First where this code is, so that the others find the same.
-    path = os.pathsep.join([str(Path(__file__).parents[3]), *(folder or os.getcwd() for folder in sys.path)])
+    path = os.pathsep.join([str(Path(__file__).parents[4]), *(folder or os.getcwd() for folder in sys.path)])
     # With more threads than its own, libraries of numerics would compete with the other processes.
     environment = inherited_environment((), PYTHONPATH=path, OMP_NUM_THREADS="1")
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "vit.input.decoding", str(others.fileno()), str(os.getpid())],
+        [sys.executable, "-P", "-m", "vitline.vit.input.decoding", str(others.fileno()), str(os.getpid())],
         stdin=subprocess.DEVNULL,
         pass_fds=[others.fileno()],
         process_group=0,

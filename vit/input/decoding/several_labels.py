@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vit.input.decoded_cache import Label
+from vitline.vit.input.decoded_cache import Label
 
 Arrays = tuple[np.ndarray, np.ndarray]
 """Ids and weights of `SeveralLabels`, as they are sent to another process."""

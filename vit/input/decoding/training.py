@@ -9,22 +9,22 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
-from data_prep.shard_format import Manifest
-from infra.storage import DiskCache, Store, disk_cache
-from vit.input.augment import train_draws
-from vit.input.augmentations.mixing import draw_mix, partners
-from vit.input.config import InputConfig
-from vit.input.decoded_cache import DecodedCache
-from vit.input.decoding.batch import Batch, BatchShape, blank_batches
-from vit.input.decoding.fill import filling_tasks, mixing_tasks, place_examples
-from vit.input.decoding.native_view import TrainingView
-from vit.input.load_queue import LoadQueue, most_loads
-from vit.input.mapped_labels import MappedLabels
-from vit.input.mixture import Mixture
-from vit.input.order import Order
-from vit.input.prefetch import Prefetcher, Work
-from vit.input.read_shards import Example, LaneReader, SplitReader
-from vit.input.schedule import ALL, Part, Schedule, Share
+from vitline.data_prep.shard_format import Manifest
+from vitline.infra.storage import DiskCache, Store, disk_cache
+from vitline.vit.input.augment import train_draws
+from vitline.vit.input.augmentations.mixing import draw_mix, partners
+from vitline.vit.input.config import InputConfig
+from vitline.vit.input.decoded_cache import DecodedCache
+from vitline.vit.input.decoding.batch import Batch, BatchShape, blank_batches
+from vitline.vit.input.decoding.fill import filling_tasks, mixing_tasks, place_examples
+from vitline.vit.input.decoding.native_view import TrainingView
+from vitline.vit.input.load_queue import LoadQueue, most_loads
+from vitline.vit.input.mapped_labels import MappedLabels
+from vitline.vit.input.mixture import Mixture
+from vitline.vit.input.order import Order
+from vitline.vit.input.prefetch import Prefetcher, Work
+from vitline.vit.input.read_shards import Example, LaneReader, SplitReader
+from vitline.vit.input.schedule import ALL, Part, Schedule, Share
 
 PREFETCH = 2
 """Steps (training) or batches (evaluation) that are finished ahead of the consumer."""

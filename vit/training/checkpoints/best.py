@@ -3,8 +3,8 @@
 import math
 from typing import TypedDict
 
-from infra.storage import Store
-from vit.training.checkpoints.names import BEST, FOLDER, CheckpointName, find_checkpoints
+from vitline.infra.storage import Store
+from vitline.vit.training.checkpoints.names import BEST, FOLDER, CheckpointName, find_checkpoints
 
 
 class BestMark(TypedDict):

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
-from infra.config import digest_of, flatten
-from infra.storage import PreconditionFailed, Store, json_bytes
-from vit.training.checkpoints.names import MANIFEST, parse_prefix
-from vit.training.guard.spike_guard import GuardRecord
-from vit.training.tensor_file import TensorPiece
+from vitline.infra.config import digest_of, flatten
+from vitline.infra.storage import PreconditionFailed, Store, json_bytes
+from vitline.vit.training.checkpoints.names import MANIFEST, parse_prefix
+from vitline.vit.training.guard.spike_guard import GuardRecord
+from vitline.vit.training.tensor_file import TensorPiece
 
 SCHEMA_VERSION = 1
 SAME = ("recipe", "corpus_digest", "class_map_digest")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from infra.storage import Store
+from vitline.infra.storage import Store
 
 FOLDER = "checkpoints/"
 MANIFEST, MARK = "manifest.json", "rejected.json"

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from infra.storage import Store
-from vit.training.checkpoints.manifest import CheckpointError, CheckpointRef
-from vit.training.checkpoints.names import MANIFEST, MARK
-from vit.training.tensor_file import DTYPES, TensorPiece, read_tensors
+from vitline.infra.storage import Store
+from vitline.vit.training.checkpoints.manifest import CheckpointError, CheckpointRef
+from vitline.vit.training.checkpoints.names import MANIFEST, MARK
+from vitline.vit.training.tensor_file import DTYPES, TensorPiece, read_tensors
 
 log = logging.getLogger(__name__)
 

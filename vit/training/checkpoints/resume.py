@@ -4,14 +4,14 @@ it holds."""
 import logging
 from collections.abc import Callable
 
-from infra.storage import Store
-from vit.training.checkpoints.manifest import CheckpointError, CheckpointRef, RunIdentity, check_same_run
-from vit.training.checkpoints.names import MARK
-from vit.training.checkpoints.read import mark_damaged
-from vit.training.checkpoints.search import newest_of_all, of_step, read_together
-from vit.training.checkpoints.state_tensors import held_rows, restore
-from vit.training.train import TrainState
-from vit.training.world import World
+from vitline.infra.storage import Store
+from vitline.vit.training.checkpoints.manifest import CheckpointError, CheckpointRef, RunIdentity, check_same_run
+from vitline.vit.training.checkpoints.names import MARK
+from vitline.vit.training.checkpoints.read import mark_damaged
+from vitline.vit.training.checkpoints.search import newest_of_all, of_step, read_together
+from vitline.vit.training.checkpoints.state_tensors import held_rows, restore
+from vitline.vit.training.train import TrainState
+from vitline.vit.training.world import World
 
 log = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
-from infra.storage import Store
-from vit.training.checkpoints.manifest import (
+from vitline.infra.storage import Store
+from vitline.vit.training.checkpoints.manifest import (
     SCHEMA_VERSION,
     CheckpointError,
     CheckpointFile,
@@ -30,7 +30,7 @@ from vit.training.checkpoints.manifest import (
     SaveIdentity,
     commit,
 )
-from vit.training.checkpoints.names import (
+from vitline.vit.training.checkpoints.names import (
     FOLDER,
     LASTING,
     MANIFEST,
@@ -40,10 +40,10 @@ from vit.training.checkpoints.names import (
     kept_checkpoints,
     parse_prefix,
 )
-from vit.training.checkpoints.state_tensors import state_tensors
-from vit.training.sharding.slices import Place, is_first_copy, is_sliced, own_slice
-from vit.training.tensor_file import TensorPiece, write_tensors
-from vit.training.train import TrainState
+from vitline.vit.training.checkpoints.state_tensors import state_tensors
+from vitline.vit.training.sharding.slices import Place, is_first_copy, is_sliced, own_slice
+from vitline.vit.training.tensor_file import TensorPiece, write_tensors
+from vitline.vit.training.train import TrainState
 
 
 class RankIndex(TypedDict):

@@ -9,11 +9,11 @@ from collections.abc import Callable, Generator, Sequence
 
 from torch import Tensor
 
-from infra.storage import Store
-from vit.training.checkpoints.manifest import CannotResume, CheckpointError, CheckpointRef, open_checkpoint
-from vit.training.checkpoints.names import FOLDER, CheckpointName, find_checkpoints, no_checkpoint, parse_prefix
-from vit.training.checkpoints.read import Held, everything, read_checkpoint
-from vit.training.world import World
+from vitline.infra.storage import Store
+from vitline.vit.training.checkpoints.manifest import CannotResume, CheckpointError, CheckpointRef, open_checkpoint
+from vitline.vit.training.checkpoints.names import FOLDER, CheckpointName, find_checkpoints, no_checkpoint, parse_prefix
+from vitline.vit.training.checkpoints.read import Held, everything, read_checkpoint
+from vitline.vit.training.world import World
 
 log = logging.getLogger(__name__)
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from vit.training.checkpoints.manifest import CannotResume, CheckpointError, CheckpointRef
-from vit.training.checkpoints.read import Held
-from vit.training.sharding.slices import fill, is_sliced, own_slice, sliced_like
-from vit.training.tensor_file import TensorPiece
-from vit.training.train import TrainState
+from vitline.vit.training.checkpoints.manifest import CannotResume, CheckpointError, CheckpointRef
+from vitline.vit.training.checkpoints.read import Held
+from vitline.vit.training.sharding.slices import fill, is_sliced, own_slice, sliced_like
+from vitline.vit.training.tensor_file import TensorPiece
+from vitline.vit.training.train import TrainState
 
 
 def state_tensors(state: TrainState) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any, TypedDict
 
-from vit.config import SpikeGuardConfig
+from vitline.vit.config import SpikeGuardConfig
 
 GAUSSIAN = 1.4826
 """The median absolute deviation of a normal distribution times this is its standard deviation."""

@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vit.config import MaskedPatchConfig, TrainRecipe
-from vit.input.batches import Batch
-from vit.input.keyed import derive_key, uniforms
-from vit.models.config import ViTConfig
-from vit.models.masked_patches import (
+from vitline.vit.config import MaskedPatchConfig, TrainRecipe
+from vitline.vit.input.batches import Batch
+from vitline.vit.input.keyed import derive_key, uniforms
+from vitline.vit.models.config import ViTConfig
+from vitline.vit.models.masked_patches import (
     Corruption,
     MaskedPatchModel,
     draw_corruption,
@@ -22,7 +22,7 @@ from vit.models.masked_patches import (
     masked_patch_losses,
     patch_targets,
 )
-from vit.models.network import Network, normalised
+from vitline.vit.models.network import Network, normalised
 
 
 class PatchScores(NamedTuple):

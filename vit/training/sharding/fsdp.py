@@ -7,9 +7,9 @@ those of the whole network.
 
 from torch import nn
 
-from vit.config import ExecutionConfig
-from vit.models.recompute import blocks_of
-from vit.training.world import World
+from vitline.vit.config import ExecutionConfig
+from vitline.vit.models.recompute import blocks_of
+from vitline.vit.training.world import World
 
 
 def is_sharded(model: nn.Module) -> bool:

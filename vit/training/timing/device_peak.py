@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from vit.training.timing.gpu_peaks import Precision, peak_of
+from vitline.vit.training.timing.gpu_peaks import Precision, peak_of
 
 
 def peak_flops(device: torch.device, precision: Precision) -> tuple[float | None, str]:

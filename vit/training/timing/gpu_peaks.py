@@ -3,7 +3,7 @@
 import re
 from typing import Literal
 
-from infra.names import there_are
+from vitline.infra.names import there_are
 
 Precision = Literal["float32", "bfloat16"]
 GPU_PEAKS: dict[str, tuple[float, float]] = {

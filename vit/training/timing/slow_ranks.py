@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import torch
 
-from vit.training.timing.input_waits import NOTED_FRACTION
-from vit.training.world import World
+from vitline.vit.training.timing.input_waits import NOTED_FRACTION
+from vitline.vit.training.world import World
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vit.input.batches import Batch, SeveralLabels
+from vitline.vit.input.batches import Batch, SeveralLabels
 
 MOST_QUEUED = 2
 

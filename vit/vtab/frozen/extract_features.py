@@ -10,17 +10,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from data_prep.shard_format import load_manifest
-from infra.config import digest_of
-from infra.runs.watchdog import note_progress
-from infra.storage import Store, open_store
-from vit.input.batches import Batch, Labels, SeveralLabels, row_batches
-from vit.input.image_contract import ImageContract
-from vit.models.network import Network
-from vit.published import PublishedModel, load_model
-from vit.training.world import World
-from vit.vtab.frozen.feature_plan import FeaturePart, FeatureSource
-from vit.vtab.frozen.features import Features, missing_parts, write_part
+from vitline.data_prep.shard_format import load_manifest
+from vitline.infra.config import digest_of
+from vitline.infra.runs.watchdog import note_progress
+from vitline.infra.storage import Store, open_store
+from vitline.vit.input.batches import Batch, Labels, SeveralLabels, row_batches
+from vitline.vit.input.image_contract import ImageContract
+from vitline.vit.models.network import Network
+from vitline.vit.published import PublishedModel, load_model
+from vitline.vit.training.world import World
+from vitline.vit.vtab.frozen.feature_plan import FeaturePart, FeatureSource
+from vitline.vit.vtab.frozen.features import Features, missing_parts, write_part
 
 BATCH_SIZE = 128
 

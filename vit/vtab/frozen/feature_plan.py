@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from data_prep.shard_format import Manifest
-from infra.config import FrozenConfig, digest_of
-from infra.result_versions import RESULT_VERSIONS
+from vitline.data_prep.shard_format import Manifest
+from vitline.infra.config import FrozenConfig, digest_of
+from vitline.infra.result_versions import RESULT_VERSIONS
 
 # Large enough that writing a part takes little time compared with computing it, small enough that a kill loses only
 # seconds of GPU time.

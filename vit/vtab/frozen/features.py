@@ -17,12 +17,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from data_prep.shard_format import Manifest
-from infra.records import StoredRecord
-from infra.runs.watchdog import note_progress
-from infra.storage import PreconditionFailed, Store
-from vit.training.tensor_file import raw_bytes
-from vit.vtab.frozen.feature_plan import FeaturePart, FeatureSource
+from vitline.data_prep.shard_format import Manifest
+from vitline.infra.records import StoredRecord
+from vitline.infra.runs.watchdog import note_progress
+from vitline.infra.storage import PreconditionFailed, Store
+from vitline.vit.training.tensor_file import raw_bytes
+from vitline.vit.vtab.frozen.feature_plan import FeaturePart, FeatureSource
 
 # Number of parts that are read ahead.
 READ_AHEAD = 4

@@ -7,13 +7,13 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from infra.runs.progress import RunProgress, write_progress
-from infra.runs.stopping import StopPoller
-from infra.storage import Store, open_store
-from vit.vtab.evaluate import EvaluationSpec, Score
-from vit.vtab.frozen.feature_plan import FeaturePart
-from vit.vtab.frozen.features import finish_split, missing_parts, split_manifest
-from vit.vtab.frozen.probe_trials import ProbeTrial, feature_splits, plan_probe_trials, stored_probe_score
+from vitline.infra.runs.progress import RunProgress, write_progress
+from vitline.infra.runs.stopping import StopPoller
+from vitline.infra.storage import Store, open_store
+from vitline.vit.vtab.evaluate import EvaluationSpec, Score
+from vitline.vit.vtab.frozen.feature_plan import FeaturePart
+from vitline.vit.vtab.frozen.features import finish_split, missing_parts, split_manifest
+from vitline.vit.vtab.frozen.probe_trials import ProbeTrial, feature_splits, plan_probe_trials, stored_probe_score
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from infra.runs.watchdog import note_progress
-from vit.training.optim import eager
+from vitline.infra.runs.watchdog import note_progress
+from vitline.vit.training.optim import eager
 
 # From the few-shot evaluation of the authors' later code (big_vision, evaluators/fewshot_lsr.py); not in the paper.
 RIDGE = 2.0**10

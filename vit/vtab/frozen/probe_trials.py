@@ -5,15 +5,15 @@
 
 from collections.abc import Iterable
 
-from data_prep.shard_format import Manifest, load_class_names, load_manifest
-from infra.config import FrozenConfig, digest_of, replace
-from infra.result_versions import RESULT_VERSIONS
-from infra.storage import Store, open_store
-from vit.model_record import published_record, read_classes
-from vit.vtab.evaluate import EvaluationSpec, Score, TaskRef, again, published_digest
-from vit.vtab.frozen.feature_plan import FeaturePart, FeatureSource, plan_parts
-from vit.vtab.probes import Method, Probe
-from vit.vtab.tasks import find_task_splits
+from vitline.data_prep.shard_format import Manifest, load_class_names, load_manifest
+from vitline.infra.config import FrozenConfig, digest_of, replace
+from vitline.infra.result_versions import RESULT_VERSIONS
+from vitline.infra.storage import Store, open_store
+from vitline.vit.model_record import published_record, read_classes
+from vitline.vit.vtab.evaluate import EvaluationSpec, Score, TaskRef, again, published_digest
+from vitline.vit.vtab.frozen.feature_plan import FeaturePart, FeatureSource, plan_parts
+from vitline.vit.vtab.probes import Method, Probe
+from vitline.vit.vtab.tasks import find_task_splits
 
 
 class ProbeSplits(FrozenConfig):

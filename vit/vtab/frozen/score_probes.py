@@ -10,18 +10,18 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from infra.storage import PreconditionFailed, Store, open_store
-from vit.model_record import WEIGHTS, file_key, published_record
-from vit.published import HEAD
-from vit.training.tensor_file import read_tensors
-from vit.training.world import World
-from vit.vtab.evaluate import Score, replaced
-from vit.vtab.frozen.feature_plan import FeatureSource
-from vit.vtab.frozen.features import FeatureReader, Features
-from vit.vtab.frozen.linear_probes import RIDGE, draw_shots, least_squares, logistic_fits
-from vit.vtab.frozen.nearest import NEIGHBOURS, TEMPERATURE, nearest
-from vit.vtab.frozen.probe_trials import ProbeTrial, stored_probe_score
-from vit.vtab.probes import Method
+from vitline.infra.storage import PreconditionFailed, Store, open_store
+from vitline.vit.model_record import WEIGHTS, file_key, published_record
+from vitline.vit.published import HEAD
+from vitline.vit.training.tensor_file import read_tensors
+from vitline.vit.training.world import World
+from vitline.vit.vtab.evaluate import Score, replaced
+from vitline.vit.vtab.frozen.feature_plan import FeatureSource
+from vitline.vit.vtab.frozen.features import FeatureReader, Features
+from vitline.vit.vtab.frozen.linear_probes import RIDGE, draw_shots, least_squares, logistic_fits
+from vitline.vit.vtab.frozen.nearest import NEIGHBOURS, TEMPERATURE, nearest
+from vitline.vit.vtab.frozen.probe_trials import ProbeTrial, stored_probe_score
+from vitline.vit.vtab.probes import Method
 
 
 @dataclass(frozen=True)

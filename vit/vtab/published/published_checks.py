@@ -8,9 +8,9 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from vit.models.config import NetworkConfig
-from vit.models.variants import REGISTERED, network_variant, spelled
-from vit.vtab.published.published_scores import ROWS, PublishedRow
+from vitline.vit.models.config import NetworkConfig
+from vitline.vit.models.variants import REGISTERED, network_variant, spelled
+from vitline.vit.vtab.published.published_scores import ROWS, PublishedRow
 
 # Two networks are the same if these fields are equal, whatever their resolution, head and pooling.
 _SIZES = ("architecture", "embed_dim", "depth", "num_heads", "mlp_dim", "patch_size_px")

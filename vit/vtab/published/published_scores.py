@@ -50,7 +50,7 @@ class PublishedRow:
 
     @property
     def architecture(self) -> str | None:
-        """The network as `vit.models.variants.spelled` names it; None for networks that vitline does not have."""
+        """The network as `vitline.vit.models.variants.spelled` names it; None for networks that vitline does not have."""
         if re.fullmatch(r"(R50x1\+)?ViT-./\d+", self.model):
             return self.model.replace("R50x1+", "R50+")
         resnet = re.fullmatch(r"(?:ResNet|BiT-[SML] R)(\d+x\d)", self.model)
@@ -101,7 +101,7 @@ def _row(
 
 
 def _rows() -> Iterator[PublishedRow]:
-    with (resources.files("vit.vtab.published") / "published_scores.csv").open(encoding="utf-8") as file:
+    with (resources.files("vitline.vit.vtab.published") / "published_scores.csv").open(encoding="utf-8") as file:
         for line in csv.DictReader(file):
             known = {name: line.pop(name) for name in ("model", "data", "source", "setting", "note")}
             cells = {column: text for column, text in line.items() if text}

@@ -13,11 +13,11 @@ from typing import Literal, NamedTuple
 
 from pydantic import ValidationError
 
-from infra.storage import Store
-from vit.vtab.evaluate import Score
-from vit.vtab.protocols import over_seeds, seed_statistic
-from vit.vtab.published.published_scores import PublishedRow
-from vit.vtab.tasks import GROUPS, VTAB_TASKS, benchmark_name, metric_group, vtab_task
+from vitline.infra.storage import Store
+from vitline.vit.vtab.evaluate import Score
+from vitline.vit.vtab.protocols import over_seeds, seed_statistic
+from vitline.vit.vtab.published.published_scores import PublishedRow
+from vitline.vit.vtab.tasks import GROUPS, VTAB_TASKS, benchmark_name, metric_group, vtab_task
 
 Table = Literal["vtab", "transfer", "own", "frozen"]
 VTAB_CORPORA = tuple(task.corpus_name for task in VTAB_TASKS)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int64
 
-from infra.csv_text import csv_text
-from vit.training.predictions import Predictions
+from vitline.infra.csv_text import csv_text
+from vitline.vit.training.predictions import Predictions
 
 MAX_CLASSES_IN_FULL, MAX_CLASSES_DRAWN, MAX_CLASSES_WITH_COUNTS = 200, 50, 20
 MAX_PAIRS = 1000

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from vit.config import TrainRecipe
-from vit.models.config import NetworkConfig
-from vit.models.memory import activation_bytes, num_weights
+from vitline.vit.config import TrainRecipe
+from vitline.vit.models.config import NetworkConfig
+from vitline.vit.models.memory import activation_bytes, num_weights
 
 _CLASSES = 1000
 _LARGEST_MICRO_BATCH = 64

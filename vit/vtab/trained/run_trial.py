@@ -8,21 +8,21 @@ from typing import Any
 
 import torch
 
-from data_prep.shard_format import Manifest, load_manifest
-from infra.config import replace
-from infra.runs.watchdog import UNWATCHED, Watchdog
-from infra.storage import PreconditionFailed, open_store
-from vit.config import ExecutionConfig, TrainRecipe
-from vit.input.batches import Loading, eval_batches, train_batches
-from vit.input.decoded_cache import DecodedCache
-from vit.published import PublishedModel, adapt, load_model
-from vit.training.evaluate import Evaluation, evaluate
-from vit.training.predictions import Predictions
-from vit.training.train import TrainState, initial_state, torch_seed, train, with_optimizer
-from vit.training.world import World
-from vit.vtab.trained.packing import micro_batch_size
-from vit.vtab.trained.trial_files import write_trial_files
-from vit.vtab.trained.trials import Trial, TrialResult, finished_result
+from vitline.data_prep.shard_format import Manifest, load_manifest
+from vitline.infra.config import replace
+from vitline.infra.runs.watchdog import UNWATCHED, Watchdog
+from vitline.infra.storage import PreconditionFailed, open_store
+from vitline.vit.config import ExecutionConfig, TrainRecipe
+from vitline.vit.input.batches import Loading, eval_batches, train_batches
+from vitline.vit.input.decoded_cache import DecodedCache
+from vitline.vit.published import PublishedModel, adapt, load_model
+from vitline.vit.training.evaluate import Evaluation, evaluate
+from vitline.vit.training.predictions import Predictions
+from vitline.vit.training.train import TrainState, initial_state, torch_seed, train, with_optimizer
+from vitline.vit.training.world import World
+from vitline.vit.vtab.trained.packing import micro_batch_size
+from vitline.vit.vtab.trained.trial_files import write_trial_files
+from vitline.vit.vtab.trained.trials import Trial, TrialResult, finished_result
 
 EVAL_BATCH_SIZE = 128
 # A thousand decoded images of 500 x 375 take 560 MB.

@@ -10,12 +10,12 @@ from typing import NamedTuple, TypedDict
 import numpy as np
 from PIL import Image
 
-from data_prep.examine.decode_apart import decode_apart
-from data_prep.shard_format import Manifest, ShardReader
-from infra.html.page import render
-from infra.storage import Store
-from vit.input.order import RowGroups
-from vit.training.predictions import Predictions
+from vitline.data_prep.examine.decode_apart import decode_apart
+from vitline.data_prep.shard_format import Manifest, ShardReader
+from vitline.infra.html.page import render
+from vitline.infra.storage import Store
+from vitline.vit.input.order import RowGroups
+from vitline.vit.training.predictions import Predictions
 
 MAX_SHOWN = 24
 """Images in each of the two lists."""

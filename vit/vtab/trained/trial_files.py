@@ -12,10 +12,10 @@ The folder is named after its content. If two workers run the same trial at once
 import logging
 from collections.abc import Callable
 
-from data_prep.shard_format import Manifest, load_class_names, load_manifest
-from infra.storage import Store, open_store
-from vit.training.predictions import Predictions
-from vit.vtab.trained.confusion import (
+from vitline.data_prep.shard_format import Manifest, load_class_names, load_manifest
+from vitline.infra.storage import Store, open_store
+from vitline.vit.training.predictions import Predictions
+from vitline.vit.vtab.trained.confusion import (
     MAX_CLASSES_DRAWN,
     MAX_CLASSES_IN_FULL,
     confused_pairs_csv,
@@ -25,7 +25,7 @@ from vit.vtab.trained.confusion import (
     draw_confusion,
     per_class_csv,
 )
-from vit.vtab.trained.top_losses import top_losses_page
+from vitline.vit.vtab.trained.top_losses import top_losses_page
 
 log = logging.getLogger(__name__)
 PREDICTIONS = "predictions.parquet"

@@ -8,11 +8,11 @@ from typing import Literal, Self
 
 from pydantic import ConfigDict, model_validator
 
-from infra.config import FrozenConfig, digest_of
-from infra.keys import run_key
-from infra.records import StoredRecord
-from infra.storage import Store
-from vit.config import TrainRecipe
+from vitline.infra.config import FrozenConfig, digest_of
+from vitline.infra.keys import run_key
+from vitline.infra.records import StoredRecord
+from vitline.infra.storage import Store
+from vitline.vit.config import TrainRecipe
 
 
 class Trial(FrozenConfig):

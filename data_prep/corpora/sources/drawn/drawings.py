@@ -8,9 +8,9 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NotRequired, TypedDict
 
-from data_prep.corpora.files.packed_files import PackedFile, members_key, pack_files, packed_files
-from data_prep.corpora.raw import ListedCorpus, RawExample
-from infra.storage import Store, open_store
+from vitline.data_prep.corpora.files.packed_files import PackedFile, members_key, pack_files, packed_files
+from vitline.data_prep.corpora.raw import ListedCorpus, RawExample
+from vitline.infra.storage import Store, open_store
 
 _SIDE_PX = 64
 

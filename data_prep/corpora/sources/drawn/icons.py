@@ -15,13 +15,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
-from data_prep.config import CorpusRecipe, Icons
-from data_prep.corpora.files.npm_package import NpmPackage, fetch_packages
-from data_prep.corpora.files.packed_files import PackedFile
-from data_prep.corpora.raw import RawExample, WorkFolder
-from data_prep.corpora.sources.drawn.drawings import DrawnCorpus, Shape, draw
-from data_prep.splits import filled_splits, hashed_split
-from infra.storage import Store
+from vitline.data_prep.config import CorpusRecipe, Icons
+from vitline.data_prep.corpora.files.npm_package import NpmPackage, fetch_packages
+from vitline.data_prep.corpora.files.packed_files import PackedFile
+from vitline.data_prep.corpora.raw import RawExample, WorkFolder
+from vitline.data_prep.corpora.sources.drawn.drawings import DrawnCorpus, Shape, draw
+from vitline.data_prep.splits import filled_splits, hashed_split
+from vitline.infra.storage import Store
 
 VARIANTS = 2
 """So many variants of an icon at most: further ones hardly differ, such as six widths of its lines."""

@@ -14,12 +14,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from data_prep.config import CorpusRecipe, Letters
-from data_prep.corpora.files.npm_package import NpmPackage, fetch_packages
-from data_prep.corpora.raw import RawExample, WorkFolder
-from data_prep.corpora.sources.drawn.drawings import DrawnCorpus, Shape, draw
-from data_prep.splits import filled_splits
-from infra.storage import Store
+from vitline.data_prep.config import CorpusRecipe, Letters
+from vitline.data_prep.corpora.files.npm_package import NpmPackage, fetch_packages
+from vitline.data_prep.corpora.raw import RawExample, WorkFolder
+from vitline.data_prep.corpora.sources.drawn.drawings import DrawnCorpus, Shape, draw
+from vitline.data_prep.splits import filled_splits
+from vitline.infra.storage import Store
 
 _MARGIN = 0.06
 

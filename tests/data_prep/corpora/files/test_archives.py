@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data_prep.corpora.files.archive_members import ArchiveDamaged, Member, link_target
-from data_prep.corpora.files.archives import (
+from vitline.data_prep.corpora.files.archive_members import ArchiveDamaged, Member, link_target
+from vitline.data_prep.corpora.files.archives import (
     index,
     member_pieces,
     open_members,
@@ -20,7 +20,7 @@ from data_prep.corpora.files.archives import (
     read_tars_inside,
     stretches,
 )
-from infra.stores.memory_store import MemoryStore
+from vitline.infra.stores.memory_store import MemoryStore
 
 MAX_BYTES = 20_000
 WINDOW_BYTES, NEAR_BYTES = 4 << 20, 1 << 20

@@ -6,10 +6,10 @@ import tarfile
 
 import pytest
 
-from data_prep.corpora.files import npm_package
-from data_prep.corpora.files.npm_package import NpmPackage, fetch_packages
-from data_prep.corpora.raw import FetchUnavailable
-from infra.storage import open_store
+from vitline.data_prep.corpora.files import npm_package
+from vitline.data_prep.corpora.files.npm_package import NpmPackage, fetch_packages
+from vitline.data_prep.corpora.raw import FetchUnavailable
+from vitline.infra.storage import open_store
 
 
 def archive_of(files):

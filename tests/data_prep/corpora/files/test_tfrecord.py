@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.corpora.files import tfrecord
-from data_prep.corpora.files.archive_bytes import Gunzipped, Ranges
-from data_prep.corpora.files.tfrecord import DamagedFile, crc32c, frames, frames_inside, read_example
-from infra.storage import open_store
+from vitline.data_prep.corpora.files import tfrecord
+from vitline.data_prep.corpora.files.archive_bytes import Gunzipped, Ranges
+from vitline.data_prep.corpora.files.tfrecord import DamagedFile, crc32c, frames, frames_inside, read_example
+from vitline.infra.storage import open_store
 
 
 def crc_by_bits(data):

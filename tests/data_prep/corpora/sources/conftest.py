@@ -4,8 +4,8 @@ import uuid
 
 import pytest
 
-from data_prep.corpora.raw import FetchUnavailable
-from infra.storage import Store, open_store
+from vitline.data_prep.corpora.raw import FetchUnavailable
+from vitline.infra.storage import Store, open_store
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.config import ClassFolders, CorpusRecipe
-from data_prep.corpora.raw import WorkFolder
-from data_prep.corpora.sources.class_folders import ClassFolderCorpus
-from infra.storage import open_store
+from vitline.data_prep.config import ClassFolders, CorpusRecipe
+from vitline.data_prep.corpora.raw import WorkFolder
+from vitline.data_prep.corpora.sources.class_folders import ClassFolderCorpus
+from vitline.infra.storage import open_store
 
 
 def opened(path, links="follow", top_folders="auto", allowed_roots=(), **recipe):

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from data_prep.config import CorpusRecipe, Digits
-from data_prep.corpora.raw import WorkFolder
-from data_prep.corpora.sources.digits import DigitsCorpus
-from data_prep.decode import decode
-from infra.storage import open_store
+from vitline.data_prep.config import CorpusRecipe, Digits
+from vitline.data_prep.corpora.raw import WorkFolder
+from vitline.data_prep.corpora.sources.digits import DigitsCorpus
+from vitline.data_prep.decode import decode
+from vitline.infra.storage import open_store
 
 
 @pytest.fixture

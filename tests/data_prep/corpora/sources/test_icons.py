@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_prep.config import CorpusRecipe, Icons
-from data_prep.corpora.raw import WorkFolder
-from data_prep.corpora.sources.drawn.drawings import draw
-from data_prep.corpora.sources.drawn.icons import (
+from vitline.data_prep.config import CorpusRecipe, Icons
+from vitline.data_prep.corpora.raw import WorkFolder
+from vitline.data_prep.corpora.sources.drawn.drawings import draw
+from vitline.data_prep.corpora.sources.drawn.icons import (
     VARIANTS,
     Icon,
     IconCorpus,
@@ -17,7 +17,7 @@ from data_prep.corpora.sources.drawn.icons import (
     group_icons,
     icon_sets,
 )
-from infra.storage import open_store
+from vitline.infra.storage import open_store
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ import scipy.io
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.config import CorpusRecipe, Ilsvrc2012
-from data_prep.corpora.files.matlab_file import read_mat
-from data_prep.corpora.raw import WorkFolder
-from data_prep.corpora.sources.ilsvrc2012 import Ilsvrc2012Corpus
-from infra.storage import open_store
+from vitline.data_prep.config import CorpusRecipe, Ilsvrc2012
+from vitline.data_prep.corpora.files.matlab_file import read_mat
+from vitline.data_prep.corpora.raw import WorkFolder
+from vitline.data_prep.corpora.sources.ilsvrc2012 import Ilsvrc2012Corpus
+from vitline.infra.storage import open_store
 
 # As in the kit: numbers up to 1,000 are classes, not in the order of the WNIDs; the others are their ancestors.
 SYNSETS = [

@@ -8,11 +8,11 @@ import uuid
 import pytest
 from PIL import Image
 
-from data_prep.config import CorpusRecipe, ImageNet21k
-from data_prep.corpora.raw import WorkFolder
-from data_prep.corpora.sources.imagenet21k import ImageNet21kCorpus
-from data_prep.decode import decode
-from infra.storage import open_store
+from vitline.data_prep.config import CorpusRecipe, ImageNet21k
+from vitline.data_prep.corpora.raw import WorkFolder
+from vitline.data_prep.corpora.sources.imagenet21k import ImageNet21kCorpus
+from vitline.data_prep.decode import decode
+from vitline.infra.storage import open_store
 
 
 def opened(path, **recipe):

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.config import CorpusRecipe, LabelTable
-from data_prep.corpora.files import text_rows
-from data_prep.corpora.raw import WorkFolder
-from data_prep.corpora.sources.label_table import LabelTableCorpus
-from infra.storage import StoreFailed, open_store
-from infra.stores.file_store import FileStore
+from vitline.data_prep.config import CorpusRecipe, LabelTable
+from vitline.data_prep.corpora.files import text_rows
+from vitline.data_prep.corpora.raw import WorkFolder
+from vitline.data_prep.corpora.sources.label_table import LabelTableCorpus
+from vitline.infra.storage import StoreFailed, open_store
+from vitline.infra.stores.file_store import FileStore
 
 ROWS = [
     {

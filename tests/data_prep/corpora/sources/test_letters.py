@@ -10,11 +10,11 @@ from fontTools.fontBuilder import FontBuilder
 from fontTools.pens.ttGlyphPen import TTGlyphPen
 from PIL import Image
 
-from data_prep.config import CorpusRecipe, Letters
-from data_prep.corpora.raw import WorkFolder
-from data_prep.corpora.sources.drawn.drawings import draw
-from data_prep.corpora.sources.drawn.letters import LetterCorpus, letter_shapes
-from infra.storage import open_store
+from vitline.data_prep.config import CorpusRecipe, Letters
+from vitline.data_prep.corpora.raw import WorkFolder
+from vitline.data_prep.corpora.sources.drawn.drawings import draw
+from vitline.data_prep.corpora.sources.drawn.letters import LetterCorpus, letter_shapes
+from vitline.infra.storage import open_store
 
 
 def _font() -> bytes:

@@ -7,14 +7,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_prep.config import CorpusRecipe, ParquetImages
-from data_prep.corpora.source_files import named_split
-from data_prep.corpora.sources.parquet_images import ParquetCorpus
-from data_prep.decode import DecodePolicy
-from data_prep.labels.classes import ClassInfo, ClassMap
-from data_prep.shard_format import Counts, Manifest, SegmentInfo, ShardError, SplitInfo, shard_schema
-from infra.storage import StoreFailed, open_store
-from infra.stores.file_store import FileStore
+from vitline.data_prep.config import CorpusRecipe, ParquetImages
+from vitline.data_prep.corpora.source_files import named_split
+from vitline.data_prep.corpora.sources.parquet_images import ParquetCorpus
+from vitline.data_prep.decode import DecodePolicy
+from vitline.data_prep.labels.classes import ClassInfo, ClassMap
+from vitline.data_prep.shard_format import Counts, Manifest, SegmentInfo, ShardError, SplitInfo, shard_schema
+from vitline.infra.storage import StoreFailed, open_store
+from vitline.infra.stores.file_store import FileStore
 
 from ....pictures import noise
 from ....shard_lists import with_shard_list

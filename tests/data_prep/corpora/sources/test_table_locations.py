@@ -8,19 +8,19 @@ import uuid
 
 import pytest
 
-import data_prep.prepare as preparing
-from data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe, LabelTable
-from data_prep.corpora.allowed_roots import AllowedRoots
-from data_prep.corpora.sources import label_table
-from data_prep.corpora.sources.label_table import LabelTableCorpus
-from data_prep.find_corpus import corpus_store, corpus_version
-from data_prep.parquet_files import read_parquet
-from data_prep.prepare import prepare
-from data_prep.records import Chunks
-from data_prep.shard_format import REJECTS_KEY
-from infra.config import digest_of
-from infra.keys import run_key
-from infra.storage import open_store
+import vitline.data_prep.prepare as preparing
+from vitline.data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe, LabelTable
+from vitline.data_prep.corpora.allowed_roots import AllowedRoots
+from vitline.data_prep.corpora.sources import label_table
+from vitline.data_prep.corpora.sources.label_table import LabelTableCorpus
+from vitline.data_prep.find_corpus import corpus_store, corpus_version
+from vitline.data_prep.parquet_files import read_parquet
+from vitline.data_prep.prepare import prepare
+from vitline.data_prep.records import Chunks
+from vitline.data_prep.shard_format import REJECTS_KEY
+from vitline.infra.config import digest_of
+from vitline.infra.keys import run_key
+from vitline.infra.storage import open_store
 
 PICTURES = [f"{i:02d}.jpg" for i in range(24)]
 
@@ -211,7 +211,7 @@ def test_a_relative_root_is_an_error():
 
 @pytest.mark.s3
 def test_a_bucket_that_is_missing_or_closed_is_one_refused_row(s3_uri, place, monkeypatch):
-    from infra.stores import s3_store
+    from vitline.infra.stores import s3_store
 
     open_store(s3_uri).write("1.jpg", b"x")
     missing = f"s3://missing-{uuid.uuid4().hex}/1.jpg"

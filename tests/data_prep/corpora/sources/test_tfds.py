@@ -8,13 +8,13 @@ import struct
 import numpy as np
 import pytest
 
-from data_prep.config import CorpusRecipe, TfdsDirectory
-from data_prep.corpora.files.tfrecord import crc32c
-from data_prep.corpora.raw import WorkFolder
-from data_prep.corpora.sources import tfds as tfds_reader
-from data_prep.corpora.sources.tfds import TfdsCorpus
-from data_prep.decode import decode
-from infra.storage import open_store
+from vitline.data_prep.config import CorpusRecipe, TfdsDirectory
+from vitline.data_prep.corpora.files.tfrecord import crc32c
+from vitline.data_prep.corpora.raw import WorkFolder
+from vitline.data_prep.corpora.sources import tfds as tfds_reader
+from vitline.data_prep.corpora.sources.tfds import TfdsCorpus
+from vitline.data_prep.decode import decode
+from vitline.infra.storage import open_store
 
 from ....pictures import noise
 

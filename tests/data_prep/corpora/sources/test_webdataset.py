@@ -7,12 +7,12 @@ import uuid
 
 import pytest
 
-from data_prep.config import CorpusRecipe, WebDataset
-from data_prep.corpora.raw import WorkFolder
-from data_prep.corpora.sources import webdataset
-from data_prep.corpora.sources.webdataset import WebDatasetCorpus
-from data_prep.decode import DecodePolicy
-from infra.storage import StoreFailed, open_store
+from vitline.data_prep.config import CorpusRecipe, WebDataset
+from vitline.data_prep.corpora.raw import WorkFolder
+from vitline.data_prep.corpora.sources import webdataset
+from vitline.data_prep.corpora.sources.webdataset import WebDatasetCorpus
+from vitline.data_prep.decode import DecodePolicy
+from vitline.infra.storage import StoreFailed, open_store
 
 
 def corpus(folder, path="", recipe=None, **source):

@@ -4,12 +4,12 @@ import hashlib
 
 import pytest
 
-from data_prep.config import Transfer
-from data_prep.corpora.official.official_splits import cut
-from data_prep.corpora.transfer import imagenet_real
-from data_prep.corpora.transfer.transfer_splits import OFFICIAL_SPLITS, TEST_SETS
-from data_prep.labels.class_maps import RELEASES
-from infra.config import replace
+from vitline.data_prep.config import Transfer
+from vitline.data_prep.corpora.official.official_splits import cut
+from vitline.data_prep.corpora.transfer import imagenet_real
+from vitline.data_prep.corpora.transfer.transfer_splits import OFFICIAL_SPLITS, TEST_SETS
+from vitline.data_prep.labels.class_maps import RELEASES
+from vitline.infra.config import replace
 
 from .... import pictures
 

@@ -6,9 +6,9 @@ import zipfile
 import numpy as np
 import pytest
 
-from data_prep.corpora.official.tfds_order import tfds_order
-from data_prep.corpora.vtab.clevr import Clevr
-from infra.storage import open_store
+from vitline.data_prep.corpora.official.tfds_order import tfds_order
+from vitline.data_prep.corpora.vtab.clevr import Clevr
+from vitline.infra.storage import open_store
 
 NUM_TEST = 30
 DEPTHS = (0.5, 8.0, 8.0001, 8.5, 8.6, 9.0, 9.4, 9.5, 10.0, 10.0001, 15.0)

@@ -6,11 +6,11 @@ import tarfile
 
 import pytest
 
-from data_prep.corpora.files.tfrecord import crc32c
-from data_prep.corpora.official.tfds_order import tfds_order
-from data_prep.corpora.raw import Part
-from data_prep.corpora.vtab.dmlab import DmLab
-from infra.storage import open_store
+from vitline.data_prep.corpora.files.tfrecord import crc32c
+from vitline.data_prep.corpora.official.tfds_order import tfds_order
+from vitline.data_prep.corpora.raw import Part
+from vitline.data_prep.corpora.vtab.dmlab import DmLab
+from vitline.infra.storage import open_store
 
 NUM_TEST = 20
 SHARDS = {"train": 3, "validation": 2, "test": 1}

@@ -7,12 +7,12 @@ import h5py
 import numpy as np
 import pytest
 
-from data_prep.corpora.files.lossless_png import lossless_png
-from data_prep.corpora.official.tfds_order import tfds_order
-from data_prep.corpora.raw import WorkFolder
-from data_prep.corpora.vtab.vtab_corpus import open_data
-from infra.storage import StoreFailed, open_store
-from infra.stores.file_store import FileStore
+from vitline.data_prep.corpora.files.lossless_png import lossless_png
+from vitline.data_prep.corpora.official.tfds_order import tfds_order
+from vitline.data_prep.corpora.raw import WorkFolder
+from vitline.data_prep.corpora.vtab.vtab_corpus import open_data
+from vitline.infra.storage import StoreFailed, open_store
+from vitline.infra.stores.file_store import FileStore
 
 NUM_TEST = 20
 

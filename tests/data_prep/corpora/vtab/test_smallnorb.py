@@ -6,11 +6,11 @@ import struct
 import numpy as np
 import pytest
 
-from data_prep.corpora.files.lossless_png import lossless_png
-from data_prep.corpora.official.official_splits import OfficialSplits, Slice
-from data_prep.corpora.official.tfds_order import tfds_order
-from data_prep.corpora.vtab.vtab_corpus import open_data
-from infra.storage import open_store
+from vitline.data_prep.corpora.files.lossless_png import lossless_png
+from vitline.data_prep.corpora.official.official_splits import OfficialSplits, Slice
+from vitline.data_prep.corpora.official.tfds_order import tfds_order
+from vitline.data_prep.corpora.vtab.vtab_corpus import open_data
+from vitline.infra.storage import open_store
 
 STEMS = {
     "train": "smallnorb-5x46789x9x18x6x2x96x96-training",

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_prep.corpora.official.official_splits import OFFICIAL_SPLITS
-from data_prep.corpora.official.tfds_order import tfds_order
-from data_prep.corpora.vtab import sun397
-from data_prep.corpora.vtab.vtab_corpus import open_data
-from infra.storage import open_store
+from vitline.data_prep.corpora.official.official_splits import OFFICIAL_SPLITS
+from vitline.data_prep.corpora.official.tfds_order import tfds_order
+from vitline.data_prep.corpora.vtab import sun397
+from vitline.data_prep.corpora.vtab.vtab_corpus import open_data
+from vitline.infra.storage import open_store
 
 NUM_TEST = 30
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import scipy.io
 
-from data_prep.corpora.files.lossless_png import lossless_png
-from data_prep.corpora.official.tfds_order import tfds_order
-from data_prep.corpora.vtab.vtab_corpus import open_data
-from infra.storage import open_store
+from vitline.data_prep.corpora.files.lossless_png import lossless_png
+from vitline.data_prep.corpora.official.tfds_order import tfds_order
+from vitline.data_prep.corpora.vtab.vtab_corpus import open_data
+from vitline.infra.storage import open_store
 
 NUM_TEST = 30
 

@@ -5,9 +5,9 @@ import io
 import numpy as np
 import pytest
 
-from data_prep.corpora.official.label_rules import NUM_CLASSES
-from data_prep.corpora.official.tfds_order import tfds_order
-from vit.vtab.tasks import VTAB_TASKS
+from vitline.data_prep.corpora.official.label_rules import NUM_CLASSES
+from vitline.data_prep.corpora.official.tfds_order import tfds_order
+from vitline.vit.vtab.tasks import VTAB_TASKS
 
 NUM_TEST = 30
 

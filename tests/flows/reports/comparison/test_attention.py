@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from flows.records import PipelineRecord, StageRecord
-from flows.reports.comparison.attention import attention_beside
-from flows.reports.comparison.page import render_comparison
-from infra.runs.run_state import write_state
-from infra.storage import open_store
+from vitline.flows.records import PipelineRecord, StageRecord
+from vitline.flows.reports.comparison.attention import attention_beside
+from vitline.flows.reports.comparison.page import render_comparison
+from vitline.infra.runs.run_state import write_state
+from vitline.infra.storage import open_store
 
 
 @pytest.fixture

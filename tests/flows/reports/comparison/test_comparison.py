@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from data_prep.shard_format import load_manifest
-from flows.cli import app
-from flows.records import write_pipeline
-from flows.reports.comparison.comparison import compare_with_first, task_pictures
-from flows.reports.comparison.corpora import corpora_by_digest
-from infra.runs.journal import Journal
-from infra.storage import open_store
+from vitline.data_prep.shard_format import load_manifest
+from vitline.flows.cli import app
+from vitline.flows.records import write_pipeline
+from vitline.flows.reports.comparison.comparison import compare_with_first, task_pictures
+from vitline.flows.reports.comparison.corpora import corpora_by_digest
+from vitline.infra.runs.journal import Journal
+from vitline.infra.storage import open_store
 
 from ...nights.simulated import Nights, score, store_night
 

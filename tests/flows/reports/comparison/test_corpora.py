@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.config import ClassFolders, CorpusConfig
-from data_prep.find_corpus import corpus_store
-from data_prep.prepare import prepare
-from data_prep.shard_format import load_manifest
-from flows.records import PipelineRecord
-from flows.reports.comparison import corpora
-from flows.reports.comparison.corpora import corpora_by_digest, corpus_changes
-from infra.storage import open_store
+from vitline.data_prep.config import ClassFolders, CorpusConfig
+from vitline.data_prep.find_corpus import corpus_store
+from vitline.data_prep.prepare import prepare
+from vitline.data_prep.shard_format import load_manifest
+from vitline.flows.records import PipelineRecord
+from vitline.flows.reports.comparison import corpora
+from vitline.flows.reports.comparison.corpora import corpora_by_digest, corpus_changes
+from vitline.infra.storage import open_store
 
 from ....pictures import blurred
 

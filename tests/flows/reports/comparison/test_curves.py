@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from flows.records import PipelineRecord, StageRecord
-from flows.reports.comparison.curves import Point, course, curves
-from flows.reports.comparison.vtab_bars import vtab_bars
-from infra.config import replace
-from infra.runs.journal import Journal
-from infra.storage import open_store
+from vitline.flows.records import PipelineRecord, StageRecord
+from vitline.flows.reports.comparison.curves import Point, course, curves
+from vitline.flows.reports.comparison.vtab_bars import vtab_bars
+from vitline.infra.config import replace
+from vitline.infra.runs.journal import Journal
+from vitline.infra.storage import open_store
 
 
 @pytest.fixture

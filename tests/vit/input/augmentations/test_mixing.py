@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vit.input.augmentations.box import Box
-from vit.input.augmentations.mixing import Mix, beta_level, cutmix_box, draw_mix, mix_lane, partners
-from vit.input.config import AugmentConfig, InputConfig
+from vitline.vit.input.augmentations.box import Box
+from vitline.vit.input.augmentations.mixing import Mix, beta_level, cutmix_box, draw_mix, mix_lane, partners
+from vitline.vit.input.config import AugmentConfig, InputConfig
 
 
 @pytest.fixture(scope="module")

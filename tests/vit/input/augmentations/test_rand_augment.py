@@ -8,9 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
-from vit.input.augment import NUM_DRAWS, train_draws, train_operations, train_pixels
-from vit.input.augmentations.rand_augment import FILL, NAMES, draw_operations, rand_augment
-from vit.input.config import AugmentConfig
+from vitline.vit.input.augment import NUM_DRAWS, train_draws, train_operations, train_pixels
+from vitline.vit.input.augmentations.rand_augment import FILL, NAMES, draw_operations, rand_augment
+from vitline.vit.input.config import AugmentConfig
 
 PLUS, MINUS = 0.75, 0.25
 

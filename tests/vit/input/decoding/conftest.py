@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from vit.input.decoding import process, processes
-from vit.input.decoding.shared_memory import Link
+from vitline.vit.input.decoding import process, processes
+from vitline.vit.input.decoding.shared_memory import Link
 
 SOURCE = Path(__file__).parents[4] / "vit" / "native" / "vitline_native.c"
 

@@ -14,9 +14,9 @@ import psutil
 import pytest
 import torch
 
-from infra.settings import inherited_environment
-from vit.input.batches import Loading, train_batches
-from vit.input.config import AugmentConfig, InputConfig
+from vitline.infra.settings import inherited_environment
+from vitline.vit.input.batches import Loading, train_batches
+from vitline.vit.input.config import AugmentConfig, InputConfig
 
 pytestmark = pytest.mark.slow
 CONFIG = InputConfig(
@@ -46,7 +46,7 @@ def children():
     found = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):  # it ended meanwhile
-            if "vit.input.decoding" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
+            if "vitline.vit.input.decoding" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
 
@@ -114,11 +114,11 @@ def test_a_killed_process_is_an_error_that_names_it(tiny):
 
 PARENT = """
 import os, signal, sys
-from data_prep.shard_format import load_manifest
-from infra.storage import open_store
-from vit.input.batches import Loading, train_batches
-from vit.input.config import AugmentConfig, InputConfig
-from data_prep.shard_format import Manifest
+from vitline.data_prep.shard_format import load_manifest
+from vitline.infra.storage import open_store
+from vitline.vit.input.batches import Loading, train_batches
+from vitline.vit.input.config import AugmentConfig, InputConfig
+from vitline.data_prep.shard_format import Manifest
 
 store, manifest = open_store(sys.argv[1]), Manifest.model_validate_json(sys.argv[2])
 config = InputConfig.model_validate_json(sys.argv[3])
@@ -143,7 +143,7 @@ def test_the_processes_end_with_their_parent(tiny, how):
     try:
         assert parent.stdout.readline() == b"began\n"
         if how != "exit":
-            found = [p for p in psutil.Process(parent.pid).children() if "vit.input.decoding" in p.cmdline()]
+            found = [p for p in psutil.Process(parent.pid).children() if "vitline.vit.input.decoding" in p.cmdline()]
             assert len(found) == 2
         if "stands still" in how:
             found[0].suspend()

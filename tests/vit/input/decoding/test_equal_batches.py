@@ -13,17 +13,17 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data_prep.shard_format import ShardError
-from infra.storage import open_store
-from infra.stores.disk_cache import disk_cache
-from vit.input.batches import Batch, Loading, SeveralLabels, Source, source_batches, train_batches
-from vit.input.config import AugmentConfig, InputConfig
-from vit.input.decoded_cache import DecodedCache
-from vit.input.decoding.parts import assembled, filled_parts
-from vit.input.decoding.processes import check_parts
-from vit.input.decoding.shared_memory import Link, Slots, new_memory
-from vit.input.mapped_labels import MappedLabels, find_kept_rows
-from vit.input.prefetch import Prefetcher, Waits
+from vitline.data_prep.shard_format import ShardError
+from vitline.infra.storage import open_store
+from vitline.infra.stores.disk_cache import disk_cache
+from vitline.vit.input.batches import Batch, Loading, SeveralLabels, Source, source_batches, train_batches
+from vitline.vit.input.config import AugmentConfig, InputConfig
+from vitline.vit.input.decoded_cache import DecodedCache
+from vitline.vit.input.decoding.parts import assembled, filled_parts
+from vitline.vit.input.decoding.processes import check_parts
+from vitline.vit.input.decoding.shared_memory import Link, Slots, new_memory
+from vitline.vit.input.mapped_labels import MappedLabels, find_kept_rows
+from vitline.vit.input.prefetch import Prefetcher, Waits
 
 from ..conftest import make_corpus
 from ..test_shard_cache import DistantStore

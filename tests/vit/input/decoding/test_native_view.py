@@ -15,13 +15,13 @@ import pytest
 import simplejpeg
 import torch
 
-from data_prep.decode import DecodePolicy, ImageRejected, decode, is_common_jpeg
-from vit.input.augment import resize, train_draws, train_pixels
-from vit.input.augmentations.box import Box
-from vit.input.batches import Loading, eval_batches, train_batches
-from vit.input.config import AugmentConfig, InputConfig
-from vit.input.decoding import native_view
-from vit.input.decoding.native_view import TrainingView, native_decoder
+from vitline.data_prep.decode import DecodePolicy, ImageRejected, decode, is_common_jpeg
+from vitline.vit.input.augment import resize, train_draws, train_pixels
+from vitline.vit.input.augmentations.box import Box
+from vitline.vit.input.batches import Loading, eval_batches, train_batches
+from vitline.vit.input.config import AugmentConfig, InputConfig
+from vitline.vit.input.decoding import native_view
+from vitline.vit.input.decoding.native_view import TrainingView, native_decoder
 
 from ....pictures import encoded
 from . import conftest, damage

@@ -4,8 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vit.input.decoding.several_labels import SeveralLabels
-from vit.training.loss import num_correct, targets_of
+from vitline.vit.input.decoding.several_labels import SeveralLabels
+from vitline.vit.training.loss import num_correct, targets_of
 
 IDS = st.lists(st.integers(0, 4), max_size=4)
 

@@ -9,19 +9,19 @@ import safetensors.torch
 import torch
 import torch.distributed as dist
 
-from infra.config import digest_of, replace
-from infra.runs.claims import ClaimLost
-from infra.storage import open_store
-from vit.training.checkpoints import save
-from vit.training.checkpoints.manifest import CannotResume, CheckpointError
-from vit.training.checkpoints.names import checkpoint_prefix, lasts, list_checkpoints
-from vit.training.checkpoints.resume import resume
-from vit.training.checkpoints.save import CheckpointSaver, owners
-from vit.training.checkpoints.search import newest_checkpoint
-from vit.training.checkpoints.state_tensors import state_tensors
-from vit.training.sharding.slices import own_slice
-from vit.training.train import initial_state, train_step
-from vit.training.world import World
+from vitline.infra.config import digest_of, replace
+from vitline.infra.runs.claims import ClaimLost
+from vitline.infra.storage import open_store
+from vitline.vit.training.checkpoints import save
+from vitline.vit.training.checkpoints.manifest import CannotResume, CheckpointError
+from vitline.vit.training.checkpoints.names import checkpoint_prefix, lasts, list_checkpoints
+from vitline.vit.training.checkpoints.resume import resume
+from vitline.vit.training.checkpoints.save import CheckpointSaver, owners
+from vitline.vit.training.checkpoints.search import newest_checkpoint
+from vitline.vit.training.checkpoints.state_tensors import state_tensors
+from vitline.vit.training.sharding.slices import own_slice
+from vitline.vit.training.train import initial_state, train_step
+from vitline.vit.training.world import World
 
 CPU = World()
 

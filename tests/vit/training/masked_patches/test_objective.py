@@ -6,21 +6,21 @@ import math
 import pytest
 import torch
 
-from infra.config import replace
-from infra.runs.claims import take_claim
-from infra.runs.journal import read_journal
-from infra.runs.run_state import read_state
-from infra.storage import open_store
-from vit.config import ExecutionConfig, MaskedPatchConfig, TrainRecipe
-from vit.models.config import PatchTarget
-from vit.models.masked_patches import MaskedPatchModel
-from vit.published import load_model
-from vit.run import TrainingRun
-from vit.run_spec import make_spec
-from vit.training.checkpoints.state_tensors import load_state_tensors, state_tensors
-from vit.training.masked_patches.objective import batch_corruption
-from vit.training.train import initial_state, train, train_step
-from vit.training.world import World
+from vitline.infra.config import replace
+from vitline.infra.runs.claims import take_claim
+from vitline.infra.runs.journal import read_journal
+from vitline.infra.runs.run_state import read_state
+from vitline.infra.storage import open_store
+from vitline.vit.config import ExecutionConfig, MaskedPatchConfig, TrainRecipe
+from vitline.vit.models.config import PatchTarget
+from vitline.vit.models.masked_patches import MaskedPatchModel
+from vitline.vit.published import load_model
+from vitline.vit.run import TrainingRun
+from vitline.vit.run_spec import make_spec
+from vitline.vit.training.checkpoints.state_tensors import load_state_tensors, state_tensors
+from vitline.vit.training.masked_patches.objective import batch_corruption
+from vitline.vit.training.train import initial_state, train, train_step
+from vitline.vit.training.world import World
 
 CPU, NUM_CLASSES = World(), 5
 TARGETS = PatchTarget.__args__

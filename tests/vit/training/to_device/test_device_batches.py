@@ -5,10 +5,10 @@ import contextlib
 import pytest
 import torch
 
-from vit.input.batches import Batch, SeveralLabels
-from vit.training.to_device.device_batches import DeviceBatches
-from vit.training.train import initial_state, train_step
-from vit.training.world import World
+from vitline.vit.input.batches import Batch, SeveralLabels
+from vitline.vit.training.to_device.device_batches import DeviceBatches
+from vitline.vit.training.train import initial_state, train_step
+from vitline.vit.training.world import World
 
 META = torch.device("meta")
 
@@ -111,7 +111,7 @@ def test_on_a_cpu_the_batches_pass_through_untouched(make_batch):
 
 def test_a_wait_of_the_host_counts_where_the_device_has_no_work_left(log, monkeypatch):
     clock = 0.0
-    monkeypatch.setattr("vit.training.to_device.device_batches.time.perf_counter", lambda: clock)
+    monkeypatch.setattr("vitline.vit.training.to_device.device_batches.time.perf_counter", lambda: clock)
 
     class Event:
         """Done 3 s after it was recorded, which is when the device has done a step."""

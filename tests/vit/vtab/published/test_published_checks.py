@@ -2,9 +2,9 @@
 
 import pytest
 
-from infra.config import replace
-from vit.models.variants import REGISTERED, network_variant, spelled
-from vit.vtab.published.published_checks import (
+from vitline.infra.config import replace
+from vitline.vit.models.variants import REGISTERED, network_variant, spelled
+from vitline.vit.vtab.published.published_checks import (
     architecture_of,
     check_score,
     data_of_corpus,
@@ -12,7 +12,7 @@ from vit.vtab.published.published_checks import (
     matching_row,
     targets_of,
 )
-from vit.vtab.published.published_scores import ROWS
+from vitline.vit.vtab.published.published_scores import ROWS
 
 HUB = "/hub/models--timm--vit_base_patch16_224.augreg_in21k_ft_in1k/snapshots/0a1b"
 

@@ -4,8 +4,14 @@ from statistics import fmean
 
 import pytest
 
-from vit.vtab.published.published_scores import ROWS, published_named
-from vit.vtab.published.report import TRANSFER_CORPORA, VTAB_CORPORA, group_corpora, published_mean, published_metrics
+from vitline.vit.vtab.published.published_scores import ROWS, published_named
+from vitline.vit.vtab.published.report import (
+    TRANSFER_CORPORA,
+    VTAB_CORPORA,
+    group_corpora,
+    published_mean,
+    published_metrics,
+)
 
 TABLE_9 = ("ViT-H/14 (JFT)", "ViT-L/16 (JFT)", "ViT-L/16 (I21k)")
 

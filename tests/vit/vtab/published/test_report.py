@@ -2,10 +2,10 @@
 
 import pytest
 
-from infra.storage import open_store
-from vit.vtab.evaluate import Score
-from vit.vtab.published.published_scores import ROWS
-from vit.vtab.published.report import (
+from vitline.infra.storage import open_store
+from vitline.vit.vtab.evaluate import Score
+from vitline.vit.vtab.published.published_scores import ROWS
+from vitline.vit.vtab.published.report import (
     ScoreRecord,
     coverage,
     differences,
@@ -16,7 +16,7 @@ from vit.vtab.published.report import (
     table_of,
     vtab_means,
 )
-from vit.vtab.tasks import GROUPS, VTAB_TASKS
+from vitline.vit.vtab.tasks import GROUPS, VTAB_TASKS
 
 
 def score(task, value, seed=0, digest=None, **changes):

@@ -1,0 +1,86 @@
+"""What is started or found by name: the command, modules that jobs and services run, the plugin, `load_model`."""
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+from vitline.infra.config import replace
+from vitline.vit.config import OptimConfig
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("infra", "data_prep", "vit", "flows")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "module",
+    [
+        "vitline.data_prep.prepare",
+        "vitline.vit.ray_train",
+        "vitline.vit.ray_workers",
+        "vitline.flows.worker",
+        "vitline.flows.to_mlflow.ship_left",
+        "vitline.flows.cli",
+    ],
+)
+def test_module_that_is_started_by_name_runs(module):
+    """Entrypoints of Ray jobs, services of a stack and the command."""
+    done = subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_command_and_the_plugin_are_registered():
+    (command,) = entry_points(group="console_scripts", name="vitline")
+    (plugin,) = entry_points(group="mlflow.request_header_provider", name="vitline")
+    assert callable(command.load())
+    assert callable(plugin.load())
+
+
+def test_flows_keep_the_entrypoints_of_registered_deployments():
+    from vitline.flows import deployed
+
+    names = ("prepare_corpus", "pretrain_flow", "finetune", "evaluate", "pretrain_then_transfer_flow", "compare_runs")
+    assert all(callable(getattr(deployed, name)) for name in names)
+
+
+def test_renamed_field_is_read_by_both_names_and_keeps_digests():
+    staircase = {"schedule": "staircase", "warmup_steps": 0}
+    config = OptimConfig(**staircase, milestones=(0.5,))
+    stored = config.model_dump(mode="json")
+    assert (stored["falls_at"], "milestones" in stored) == ([0.5], False)
+    assert OptimConfig.model_validate(stored) == config
+    for name in ("milestones", "falls_at"):
+        assert replace(config, **{name: (0.7,)}).milestones == (0.7,)
+
+
+@pytest.mark.slow
+def test_wheel_installs_one_package_that_needs_no_folder_beside_it(tmp_path):
+    """Other distributions have packages called `flows`, `infra` and `vit`."""
+    source, installed = tmp_path / "source", tmp_path / "site-packages"
+    shutil.copytree(
+        ROOT, source, symlinks=True, ignore=shutil.ignore_patterns(".*", "build", "tests", "docs", "*.egg-info")
+    )
+    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), "."]
+    subprocess.run(build, cwd=source, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(installed)
+    files = {
+        str(path.relative_to(installed / "vitline")) for path in (installed / "vitline").rglob("*") if path.is_file()
+    }
+    assert {path.name.partition("-")[0] for path in installed.iterdir()} == {"vitline"}
+    expected = {str(path.relative_to(ROOT)) for room in ROOMS for path in (ROOT / room).rglob("*") if path.is_file()}
+    native = {name for name in expected if name.startswith("vit/native/")}
+    kept = {name for name in expected - native if name.endswith((".py", ".j2", ".css", ".csv", ".json"))}
+    assert files == kept | {"__init__.py"}
+    for room in ROOMS:
+        (installed / room).mkdir()
+        (installed / room / "__init__.py").write_text("raise RuntimeError('a package of somebody else')")
+    code = f"import sys; sys.path.insert(0, {str(installed)!r}); import vitline.flows.cli as c; print(c.__file__); c.main()"
+    done = subprocess.run([sys.executable, "-P", "-c", code, "--version"], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, str(installed / "vitline") in done.stdout) == (0, True), done.stderr
