@@ -1,6 +1,5 @@
 """Lists corpora, runs and models below a root, as plain dicts for tables and `--json`. Reads small files only."""
 
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 
@@ -116,7 +115,7 @@ def find_corpus(root: str, name: str) -> Store:
     Raises ValueError that lists the corpora.
     """
     if is_location(name):
-        store = open_store(os.path.expanduser(name))
+        store = open_store(name)
         if not store.exists(MANIFEST_KEY):
             raise ValueError(
                 f"There is no corpus at {store.uri}: {MANIFEST_KEY} is missing. `vitline data prep` prepares one."
@@ -334,7 +333,7 @@ def find_model(root: str, name: str, say: Callable[[str], None] = console.say) -
     """URI of the model of a `NAME`, `NAME/VERSION`, URI, or `NAME@ALIAS` of MLflow's registry. A `NAME` with several versions
     means the newest; `say` gets a line about that. Raises ValueError that lists the models."""
     if is_location(name):
-        store = open_store(os.path.expanduser(name))
+        store = open_store(name)
         if not store.exists("config.json"):
             raise ValueError(
                 f"There is no published model at {store.uri}. `vitline model ls` lists the published models."

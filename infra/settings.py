@@ -5,9 +5,11 @@ Credentials of object stores are not included: botocore reads them itself, and v
 
 import base64
 import contextlib
+import getpass
 import os
 import re
 import shutil
+import socket
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -16,6 +18,9 @@ from typing import Any
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 _SECRET_NAME = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|AUTH|CREDENTIAL")
+_FOLDERS = {"root", "home", "tensorboard", "ray_auth_token_path", "job_python"}
+"""Settings that name a folder or file."""
+_FOR_A_SHELL = re.compile(r"[\"'$]")
 _LOCALHOST = re.compile(r"^(https?://)localhost(?=[:/]|$)", re.IGNORECASE)
 _SECRET_LENGTH = 8  # shorter values also occur in ordinary text, which must not be changed
 
@@ -99,9 +104,12 @@ class Settings(BaseModel):
         for field, info in type(self).model_fields.items():
             assert isinstance(info.validation_alias, AliasChoices)
             names = [str(name) for name in info.validation_alias.choices]
-            values = [value for name in (*names, f"VITLINE_{field.upper()}") if (value := os.environ.get(name))]
-            if values and not given.keys() & {field, *names}:
-                found[field] = values[0]
+            names.append(f"VITLINE_{field.upper()}")
+            name = next((name for name in names if os.environ.get(name)), None)
+            if name and not given.keys() & {field, *names}:
+                found[field] = _checked(field, name, os.environ[name])
+        if "root" in given:
+            given["root"] = expanded(given["root"])
         super().__init__(**found, **given)
 
     def ray_token(self) -> str | None:
@@ -128,6 +136,46 @@ class Settings(BaseModel):
         if not (self.mlflow_tracking_username and self.mlflow_tracking_password):
             raise ValueError("Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.")
         return f"{self.mlflow_tracking_username}:{self.mlflow_tracking_password.get_secret_value()}"
+
+
+def _checked(field: str, name: str, value: str) -> str:
+    """The value of a variable. Raises ValueError for one that cannot be right."""
+    if field not in _FOLDERS:
+        return value
+    if _FOR_A_SHELL.match(value):
+        raise ValueError(
+            f"{name} is {value}, with the quotes or variables of a shell, and no shell has read them. Write the path itself."
+        )
+    try:
+        return expanded(value)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def expanded(path: str) -> str:
+    """A path or file:// URI with the home folder in place of a leading `~`, which shells leave in quotes and never see in files of
+    variables. Raises ValueError if no such home folder is known.
+
+    >>> expanded("s3://bucket/~/x")
+    's3://bucket/~/x'
+    """
+    scheme = "file://" if path.startswith("file://") else ""
+    found = os.path.expanduser(path.removeprefix(scheme))
+    if found.startswith("~"):
+        raise ValueError(
+            f"{path} begins with a home folder that this machine does not know. Write the whole path, or ./~... for a folder of "
+            "that name."
+        )
+    return scheme + found
+
+
+def user_at_host() -> str:
+    """`user@host`, for records. A user id without a name, as in a container that runs as a number, is `uid-54321`."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # the error of Python 3.13
+        user = f"uid-{os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
 
 
 def basic_authorization(user_and_password: str) -> str:

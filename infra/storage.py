@@ -9,6 +9,7 @@ import os
 import uuid
 from collections.abc import Callable
 
+from vitline.infra.settings import expanded
 from vitline.infra.stores.disk_cache import DiskCache, disk_cache
 from vitline.infra.stores.listed_records import listed_records
 from vitline.infra.stores.store import (
@@ -52,7 +53,7 @@ _STORES = {
 
 
 def open_store(uri: str | os.PathLike[str]) -> Store:
-    """The store below a URI: a plain path, file://, memory:// (one process) or s3://bucket/prefix.
+    """The store below a URI: a plain path (which may begin with `~`), file://, memory:// (one process) or s3://bucket/prefix.
 
     Reads and creates nothing. Raises ValueError for another scheme.
     """
@@ -60,7 +61,7 @@ def open_store(uri: str | os.PathLike[str]) -> Store:
     scheme, _, rest = text.partition("://") if "://" in text else ("file", "", text)
     if scheme not in _STORES or not rest or (scheme == "s3" and rest.startswith("/")):
         raise ValueError(f"{text!r} is not a store. Use a path, file:///path, s3://bucket/prefix or memory://name.")
-    rest = os.path.abspath(rest) if scheme == "file" else rest.rstrip("/")
+    rest = os.path.abspath(expanded(rest)) if scheme == "file" else rest.rstrip("/")
     module, _, name = _STORES[scheme].rpartition(".")
     kind: type[Store] = getattr(importlib.import_module(module), name)
     return kind.at(f"{scheme}://{rest}")

@@ -16,6 +16,7 @@ from vitline.data_prep.examine.decode_apart import decode_apart
 from vitline.flows import console
 from vitline.flows.catalog import find_model
 from vitline.infra.config import canonical_json
+from vitline.infra.settings import expanded
 from vitline.infra.storage import open_store
 from vitline.vit.convert.weights import UNPUBLISHED, Weights, load_weights
 from vitline.vit.input.augment import evaluation_pixels
@@ -74,10 +75,10 @@ def published_uri(root: str, source: str) -> str:
     """URI of a published model. Weights of another codebase are published below `root` first, under the name of their file or
     folder. Raises ValueError if `source` is neither."""
     place = place_of(root, source)
-    if not place.endswith((".npz", ".safetensors")) and open_store(os.path.expanduser(place)).exists("config.json"):
-        config = open_store(os.path.expanduser(place)).read_json("config.json")
+    if not place.endswith((".npz", ".safetensors")) and open_store(place).exists("config.json"):
+        config = open_store(place).read_json("config.json")
         if "schema_version" in config:
-            return open_store(os.path.expanduser(place)).uri
+            return open_store(place).uri
     model = load_weights(place).model
     stem = re.sub(
         r"[^a-z0-9._-]+", "-", Path(source.rstrip("/")).name.removesuffix(".npz").removesuffix(".safetensors").lower()
@@ -90,7 +91,7 @@ def published_uri(root: str, source: str) -> str:
 def convert_to(model: PublishedModel, to: str, out: str, root: str) -> str:
     """Writes the model in another format and returns its place. Raises ValueError if the format cannot represent it."""
     if to != "vitline":
-        out = out.removeprefix("file://")
+        out = expanded(out).removeprefix("file://")
         if "://" in out:
             raise ValueError(f"{out}: `--to {to}` writes to the local disk only; give a path, then copy the result.")
     if to == "vitline":

@@ -58,7 +58,7 @@ def data_set_of(task: str) -> str:
 def data_folder(source: str, task: str) -> Store:
     """The folder with the files of a task's data set: the folder of its name below `source`, or the newest version that TFDS
     prepared in it; if there is no such folder, `source` itself."""
-    top = open_store(source if "://" in source else str(Path(source).expanduser()))
+    top = open_store(source)
     own = top.child(data_set_of(task))
     first = next(iter(own.scan()), None)
     if first is None:

@@ -1,7 +1,5 @@
 """Preempts the active attempt of a run: it writes a checkpoint and stops (docs/design.md, "Stop requests")."""
 
-import getpass
-import socket
 import time
 from functools import partial
 
@@ -10,6 +8,7 @@ from vitline.flows.ops import reconcile
 from vitline.infra.runs.claims import life_of, read_claim
 from vitline.infra.runs.run_state import NO_STATE, read_state, request_stop
 from vitline.infra.runs.watching import moving
+from vitline.infra.settings import user_at_host
 
 
 def preempt(root: str, key: str) -> dict[str, str | int]:
@@ -30,6 +29,6 @@ def preempt(root: str, key: str) -> dict[str, str | int]:
             f"attempt {claim.attempt} of {claim.run_key} has had no heartbeat {how_long}; "
             "`vitline ops reconcile` brings it to an end state."
         )
-    by = f"preempted by {getpass.getuser()}@{socket.gethostname()}"
+    by = f"preempted by {user_at_host()}"
     request_stop(run, "preempted", by=by, attempt=claim.attempt)
     return {"run": claim.run_key, "attempt": claim.attempt, "job": claim.job_id, "asked": "preempted"}

@@ -6,6 +6,7 @@ They use plain HTTP with short timeouts, because client libraries retry for much
 import contextlib
 import http.client
 import json
+import os
 import time
 import urllib.error
 import urllib.request
@@ -288,7 +289,7 @@ def _versions(name: str, url: str, server: str, client: str | None) -> Check:
 
 def _kept_token() -> str | None:
     """The token file that Ray itself reads last."""
-    path = Path.home() / ".ray" / "auth_token"
+    path = Path(os.path.expanduser("~/.ray/auth_token"))
     return path.read_text().strip() if path.exists() else None
 
 

@@ -5,16 +5,15 @@ or was killed. Prefect itself does not know: a run whose worker died with it sta
 """
 
 import contextlib
-import getpass
 import logging
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 
 from vitline.infra.records import UnreadableRecord, reading
 from vitline.infra.runs.beside import beside
+from vitline.infra.settings import user_at_host
 from vitline.infra.storage import Store
 
 log = logging.getLogger(__name__)
@@ -24,7 +23,7 @@ PREFIX = "flow-runs/"
 
 def this_process() -> str:
     """`user@host:pid`, the owner that heartbeats and claims name."""
-    return f"{getpass.getuser()}@{socket.gethostname()}:{os.getpid()}"
+    return f"{user_at_host()}:{os.getpid()}"
 
 
 @contextlib.contextmanager

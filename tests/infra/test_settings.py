@@ -1,11 +1,14 @@
 """Settings are read from the documented environment variables, not from others that are named like a field."""
 
+import pwd
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from vitline.infra.settings import Settings, join_environment
+from vitline.infra.settings import Settings, join_environment, user_at_host
+from vitline.infra.storage import open_store
 
 
 def test_only_documented_environment_variables_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -21,6 +24,39 @@ def test_only_documented_environment_variables_are_read(monkeypatch: pytest.Monk
     read = Settings()
     assert (read.root, read.home, read.ray_address) == ("/given", Path("/given"), "/given")
     assert read.mlflow_tracking_uri == "/given"
+
+
+PATHS = {"VITLINE_ROOT": "root", "VITLINE_HOME": "home", "VITLINE_TENSORBOARD": "tensorboard"}
+PATHS |= {"RAY_AUTH_TOKEN_PATH": "ray_auth_token_path", "VITLINE_JOB_PYTHON": "job_python"}
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_no_folder_is_named_like_what_only_a_shell_replaces(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    monkeypatch.setenv(name, "~/place")
+    assert str(getattr(Settings(), PATHS[name])) == "/home/ada/place"
+    for value in ("~nobody-of-this-name/place", "$HOME/place", '"/place"'):
+        monkeypatch.setenv(name, value)
+        with pytest.raises(ValueError, match=f"^{name}.*rite the (whole )?path"):
+            Settings()
+
+
+def test_a_root_or_store_below_the_home_folder_is_found_without_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    assert Settings(root="~/store").root == "/home/ada/store"
+    assert {open_store(uri).uri for uri in ("~/store", "file://~/store")} == {"file:///home/ada/store"}
+
+
+@pytest.mark.parametrize("error", [KeyError("getpwuid(): uid not found: 54321"), OSError("No username set")])
+def test_a_user_id_without_a_name_is_recorded_as_a_number(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def unknown(uid: int) -> None:
+        raise error
+
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.setattr("os.getuid", lambda: 54321)
+    assert user_at_host() == f"uid-54321@{socket.gethostname()}"
 
 
 OURS = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:5000", "MLFLOW_TRACKING_USERNAME": "vitline"}

@@ -246,16 +246,14 @@ def model_promote(
 
     Example: `vitline model promote nightly --to before --why "it fails on night pictures"`
     """
-    import getpass
-    import platform
-
     from vitline.flows.nights.promote import pipeline_to, promote
     from vitline.flows.to_mlflow import outbox
     from vitline.flows.to_mlflow.shipper import sync_runs
+    from vitline.infra.settings import user_at_host
     from vitline.infra.storage import open_store
 
     chosen = settings(root)
-    store, by = open_store(chosen.root), f"{getpass.getuser()}@{platform.node()}"
+    store, by = open_store(chosen.root), user_at_host()
     champion = promote(store, pipeline_to(store, pipeline, to) if to else pipeline, why=why, by=by)
     outbox.put(store, outbox.OutboxEntry("pipeline", champion.pipeline))
     show_one(champion.model_dump(mode="json"), json)
