@@ -1,9 +1,13 @@
 """The console command `vitline`. Modules are imported when they are needed, so that `--help` answers at once."""
 
+import contextlib
 import itertools
+import os
+import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any, Literal
 
 import typer
@@ -112,14 +116,60 @@ def problem_and_option(problem: Mapping[str, Any]) -> str:
     return f"{text}."
 
 
-def main() -> None:
-    """Entry point: exit codes 0 ok, 1 failed, 2 usage or invalid config, 130 after Ctrl-C."""
+@contextlib.contextmanager
+def prefect_errors() -> Iterator[None]:
+    """Errors of Prefect's client become sentences."""
     try:
-        stack.join_stack(sys.argv[1:])
-        app()
+        yield
+    except Exception as error:
+        if "prefect" in sys.modules:
+            from vitline.flows.on_prefect.client_errors import sentence_of
+
+            if sentence := sentence_of(error):
+                raise RuntimeError(sentence) from error
+        raise
+
+
+@contextlib.contextmanager
+def signals_as_ctrl_c() -> Iterator[list[int]]:
+    """SIGTERM, and the SIGHUP of a closed terminal, stop a command as Ctrl-C does. Yields which one came first. What is ignored, as
+    by nohup, stays ignored."""
+    came: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    handled = [n for n, handler in before.items() if handler in (signal.SIG_DFL, signal.default_int_handler)]
+    terminals = [output for output in (1, 2) if os.isatty(output)]
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        for each in {*handled} - {signal.SIGINT}:
+            signal.signal(
+                each, signal.SIG_IGN
+            )  # a second one must not end what saves a checkpoint; a second Ctrl-C does
+        came.append(number)
+        if number == signal.SIGHUP:  # writing to a terminal that is gone fails
+            for output in terminals:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+        raise KeyboardInterrupt("Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name)
+
+    for number in handled:
+        signal.signal(number, stop)
+    try:
+        yield came
+    finally:
+        for number in handled:
+            signal.signal(number, before[number])
+
+
+def main() -> None:
+    """Entry point: exit codes 0 ok, 1 failed, 2 usage or invalid config, 130 after Ctrl-C, 143 and 129 after SIGTERM and SIGHUP."""
+    came: list[int] = []
+    try:
+        with signals_as_ctrl_c() as came, prefect_errors():
+            stack.join_stack(sys.argv[1:])
+            app()
     except SystemExit as end:
         if end.code == 130:  # typer turns Ctrl-C into this
             console.say("stopped; the same command resumes from the finished checkpoints, examined parts and shards")
+            sys.exit(128 + came[0] if came else 130)
         raise
     except ValueError as error:
         from pydantic import ValidationError

@@ -144,13 +144,13 @@ def main() -> None:
 
 
 async def serve(worker: ProcessWorker) -> None:
-    """Runs the worker until SIGTERM or SIGINT.
+    """Runs the worker until SIGTERM, SIGINT or SIGHUP.
 
     `prefect worker start` ends by KeyboardInterrupt instead, which cancels all its tasks at once. While a flow process is
     connected, Python 3.11 then logs a traceback.
     """
     running = asyncio.create_task(worker.start(printer=print))
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, running.cancel)
     with contextlib.suppress(asyncio.CancelledError):
         await running

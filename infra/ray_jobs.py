@@ -24,7 +24,7 @@ from pydantic import Field
 
 from vitline.infra.config import FrozenConfig
 from vitline.infra.plain_text import plain
-from vitline.infra.settings import Settings
+from vitline.infra.settings import Settings, through_proxy
 
 log = logging.getLogger(__name__)
 list_ = list  # RayJobs has a method named `list`
@@ -204,8 +204,8 @@ class RayJobs:
                 away_s = time.monotonic() - began
                 if away_s > self._away_s:
                     raise JobServerAway(
-                        f"could not {what}: {self.address} has not answered for {away_s:.0f} s ({error}). "
-                        "Check that Ray runs. The job may still be running."
+                        f"could not {what}: {self.address} has not answered for {away_s:.0f} s ({error})"
+                        f"{through_proxy(self.address)}. Check that Ray runs. The job may still be running."
                     ) from error
                 log.warning("could not %s, trying again: %s", what, error)
             time.sleep(wait_s)

@@ -6,20 +6,32 @@ Credentials of object stores are not included: botocore reads them itself, and v
 import base64
 import contextlib
 import getpass
+import importlib.util
 import os
 import re
 import shutil
 import socket
 import sys
+import urllib.request
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 _SECRET_NAME = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|AUTH|CREDENTIAL")
 _FOLDERS = {"root", "home", "tensorboard", "ray_auth_token_path", "job_python"}
 """Settings that name a folder or file."""
+_ADDRESSES = {
+    "s3_endpoint_url": "http://HOST:9000",
+    "mlflow_tracking_uri": "http://HOST:5000",
+    "prefect_api_url": "http://HOST:4200/api",
+}
+"""Settings that are addresses of servers, each with an example. RAY_ADDRESS is none: Ray sets it to another one in its jobs."""
+_HOST_AND_PORT = re.compile(r"[\w.-]+:\d+(/.*)?|\[[\da-fA-F:]+\]:\d+(/.*)?")
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+_THIS_MACHINE = ("localhost", ".localhost", "127.0.0.1", "::1")
 _FOR_A_SHELL = re.compile(r"[\"'$]")
 _LOCALHOST = re.compile(r"^(https?://)localhost(?=[:/]|$)", re.IGNORECASE)
 _SECRET_LENGTH = 8  # shorter values also occur in ordinary text, which must not be changed
@@ -112,6 +124,15 @@ class Settings(BaseModel):
             given["root"] = expanded(given["root"])
         super().__init__(**found, **given)
 
+    def job_server(self) -> str | None:
+        """The URL of Ray's job server; None: Ray is started on this machine. Raises ValueError for another kind of address."""
+        if self.ray_address and not self.ray_address.startswith(("http://", "https://")):
+            raise ValueError(
+                f"RAY_ADDRESS is {self.ray_address}, but vitline needs the http URL of Ray's job server, such as "
+                "http://HOST:8265 (the address of Ray's dashboard)."
+            )
+        return self.ray_address
+
     def ray_token(self) -> str | None:
         """The token for the job server; None lets Ray search for it."""
         if self.ray_auth_token:
@@ -140,6 +161,8 @@ class Settings(BaseModel):
 
 def _checked(field: str, name: str, value: str) -> str:
     """The value of a variable. Raises ValueError for one that cannot be right."""
+    if field in _ADDRESSES:
+        return _address(field, name, value)
     if field not in _FOLDERS:
         return value
     if _FOR_A_SHELL.match(value):
@@ -150,6 +173,17 @@ def _checked(field: str, name: str, value: str) -> str:
         return expanded(value)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
+
+
+def _address(field: str, name: str, value: str) -> str:
+    example = _ADDRESSES[field]
+    if field == "mlflow_tracking_uri" and not _HOST_AND_PORT.fullmatch(value) and not value.startswith("http"):
+        return value  # MLflow knows more than servers, such as databricks
+    if not re.match(r"https?://[^/]", value):
+        raise ValueError(f"{name} is {value}, but an address begins with http:// or https://, as in {example}.")
+    if field == "prefect_api_url" and not urlsplit(value).path.strip("/"):
+        raise ValueError(f"{name} is {value}, which is Prefect's page. Its API is at {value.rstrip('/')}/api.")
+    return value
 
 
 def expanded(path: str) -> str:
@@ -239,6 +273,7 @@ def join_environment(defaults: Mapping[str, str], instead_of: tuple[str, ...] = 
                 (os.environ if ours else defaults).pop(name, None)
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+    _reach_this_machine_directly()
 
 
 def _by_number(url: str) -> str:
@@ -272,3 +307,47 @@ def changed_environment(**changes: str) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def through_proxy(url: str, *, all_proxy: bool = False) -> str:
+    """For errors: the proxy to which requests to a URL go, and how to avoid it; empty where they go directly.
+
+    `all_proxy`: the client also reads ALL_PROXY, as Prefect's and MLflow's do.
+    """
+    address, found = urlsplit(url), urllib.request.getproxies()
+    kind = next((kind for kind in (address.scheme, *(["all"] if all_proxy else [])) if kind in found), None)
+    if kind is None or urllib.request.proxy_bypass(address.netloc):
+        return ""
+    name = next(name for name in (f"{kind}_proxy", f"{kind}_proxy".upper()) if name in os.environ)
+    proxy = re.sub(r"//[^/]*@", "//", found[kind])
+    return f" (through the proxy {proxy} of {name}: correct it, or add {address.hostname} to NO_PROXY)"
+
+
+def _reach_this_machine_directly() -> None:
+    """Adds this machine to NO_PROXY for this process and its children, where a proxy is set: no proxy reaches loopback.
+
+    Without the package socksio, Prefect's client fails for any address where a SOCKS proxy is set, so that is unset where the server is
+    on this machine.
+    """
+    proxies = [name for name in os.environ if name.lower() in _PROXIES and os.environ[name]]
+    if not proxies:
+        return
+    known = [host.strip() for name in ("no_proxy", "NO_PROXY") for host in os.environ.get(name, "").split(",")]
+    hosts = "*" if "*" in known else ",".join(filter(None, dict.fromkeys([*known, *_THIS_MACHINE])))
+    os.environ.update(no_proxy=hosts, NO_PROXY=hosts)
+    if _is_here(os.environ.get("PREFECT_API_URL", "")) and not importlib.util.find_spec("socksio"):
+        for name in proxies:
+            if os.environ[name].startswith("socks"):
+                del os.environ[name]
+
+
+def _is_here(url: str) -> bool:
+    """Whether the host of a URL is this machine, by its name or number alone."""
+    try:
+        host = urlsplit(url).hostname or ""
+    except ValueError:  # such as http://[
+        return False
+    return host in _THIS_MACHINE or host.endswith(".localhost")
+
+
+_reach_this_machine_directly()  # here, as not every process has a start of ours: workers of Ray, flows of Prefect, notebooks

@@ -84,7 +84,8 @@ class ServerSettings(FrozenConfig):
 
 def serve(settings_json: str, parent: int) -> None:
     """Answer requests until the input ends. `parent` is the id of the process that started this one."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent decides
+    for number in (signal.SIGINT, signal.SIGHUP):  # they reach all processes of a terminal; the parent decides
+        signal.signal(number, signal.SIG_IGN)
     _end_with(parent)
     settings = ServerSettings.model_validate_json(settings_json)
     module, _, name = settings.function.rpartition(".")

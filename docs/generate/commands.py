@@ -17,7 +17,7 @@ def commands_page() -> str:
     parts = [
         "# Commands",
         "`vitline --help` shows the same in a terminal. Every command takes `--help`. Exit codes: 0 done, 1 failed, 2 wrong "
-        "usage or invalid configuration, 130 after Ctrl-C.",
+        "usage or invalid configuration, 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.",
         options_table(command),
     ]
     alone = [(name, sub) for name, sub in command.commands.items() if not hasattr(sub, "commands")]

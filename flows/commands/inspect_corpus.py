@@ -175,8 +175,8 @@ def _write_sheet(sheet: Path, page: str) -> str | None:
 
 def cores_of(settings: Settings) -> Cores:
     """The CPUs of the Ray cluster, or of this machine if none is configured."""
-    if settings.ray_address is None:
+    if (address := settings.job_server()) is None:
         return Cores(
             len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, "this machine"
         )
-    return Cores(RayJobs(settings.ray_address).num_cpus(), f"the Ray cluster at {settings.ray_address}")
+    return Cores(RayJobs(address).num_cpus(), f"the Ray cluster at {address}")

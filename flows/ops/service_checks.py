@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from vitline.flows.ops.check import Check
 from vitline.infra.local.processes import is_busy, load
-from vitline.infra.settings import Settings
+from vitline.infra.settings import Settings, through_proxy
 from vitline.infra.storage import Store, StoreFailed, open_store, probe_conditional_writes
 
 TIMEOUT_S = 4.0
@@ -68,9 +68,9 @@ def ask(url: str, headers: Mapping[str, str] = _NONE, form: Mapping[str, object]
         raise OSError(f"{url} does not speak HTTP ({odd!r})") from odd
     except urllib.error.URLError as away:
         cause = away.reason if isinstance(away.reason, BaseException) else away
-        raise OSError(f"{url} does not answer: {away.reason}") from cause
+        raise OSError(f"{url} does not answer{through_proxy(url)}: {away.reason}") from cause
     except OSError as away:
-        raise OSError(f"{url} does not answer: {away}") from away
+        raise OSError(f"{url} does not answer{through_proxy(url)}: {away}") from away
     waited_s = time.time() - began
     ahead_s = None
     if sent.get("Date"):

@@ -76,7 +76,7 @@ class Observer(Protocol):
 
 
 class Terminal:
-    """Observer for a command in a shell: Ctrl-C stops the job with a checkpoint."""
+    """Observer for a command in a shell: Ctrl-C, SIGTERM and SIGHUP stop the job with a checkpoint."""
 
     def say(self, text: str) -> None:
         console.say(text)
@@ -101,7 +101,7 @@ class Terminal:
 
     def stop(self, error: BaseException) -> StopRequested | None:
         if isinstance(error, KeyboardInterrupt):
-            return StopRequested("preempted", "stopped by Ctrl-C")
+            return StopRequested("preempted", f"stopped by {str(error) or 'Ctrl-C'}")
         return error if isinstance(error, StopRequested) else None
 
     def part(self, name: str, title: str, request: dict[str, Any], body: Callable[[], T]) -> T:
@@ -116,6 +116,7 @@ class Cluster:
 
     def __init__(self, settings: Settings, log_dir: Path, announce: Callable[[str], None] = log.info):
         self.settings, self.log_dir, self.announce = settings, log_dir, announce
+        self._address = settings.job_server()
         self.local: LocalRay | None = None
         self._jobs: RayJobs | None = None
 
@@ -139,15 +140,14 @@ class Cluster:
     @property
     def jobs(self) -> RayJobs:
         if self._jobs is None:
-            address = self.settings.ray_address
-            if address is None:
+            if self._address is None:
                 self.announce("starting a one-node Ray (dashboard on loopback, token authentication)")
                 self.local = LocalRay(self.log_dir)
                 self.local.__enter__()
                 env = self.local.env
                 self._jobs = RayJobs(env["RAY_ADDRESS"], token_path=env["RAY_AUTH_TOKEN_PATH"])
             else:
-                self._jobs = RayJobs(address)
+                self._jobs = RayJobs(self._address)
         return self._jobs
 
 

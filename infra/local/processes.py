@@ -26,6 +26,7 @@ KILLED_S = 10.0
 # Ray and the stack's servers create Unix sockets below it, whose paths have at most 107 bytes.
 MAX_BASE_LENGTH = 16
 SHORT_FALLBACK = "/tmp"
+_MAX_TMPDIR_LENGTH = 70  # Python's multiprocessing adds /pymp-xxxxxxxx/listener-xxxxxxxx
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -223,6 +224,17 @@ def short_base() -> str:
     """The parent of folders with Unix sockets, which need short paths: the temporary folder if its path is short, else /tmp."""
     base = tempfile.gettempdir()
     return base if len(base) <= MAX_BASE_LENGTH else SHORT_FALLBACK
+
+
+def short_temporary(folder: Path) -> dict[str, str]:
+    """TMPDIR for processes that create Unix sockets in their temporary folder: a link in `folder` where its path is too long."""
+    base = tempfile.gettempdir()
+    if len(os.fsencode(base)) <= _MAX_TMPDIR_LENGTH:
+        return {}
+    link = folder / "tmp"
+    link.unlink(missing_ok=True)
+    link.symlink_to(base)
+    return {"TMPDIR": str(link)}
 
 
 def tail(log: Path, num_lines: int = 20) -> str:

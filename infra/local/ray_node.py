@@ -34,6 +34,7 @@ from vitline.infra.local.processes import (
     is_busy,
     load,
     reap,
+    short_temporary,
     tail,
     temporary_folder,
 )
@@ -260,6 +261,7 @@ class RayHead:
             "METRICS_RECORD_INTERVAL_S": "30",
             "RAY_metrics_report_interval_ms": "60000",
             "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # a process of each training that watches other nodes
+            **short_temporary(self.folder.parent),  # its dashboard has sockets there
         }
 
     def client_environment(self) -> dict[str, str]:

@@ -13,11 +13,11 @@ from vitline.infra.runs.run_state import OUTCOMES, RunState, StopReason, read_st
 from vitline.infra.storage import Store, open_store
 
 _POLL_S = 1.0
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def stop_on_signals(run_uri: str, attempt: int, grace_s: float, *, saves_on_cancel: bool = False) -> None:
-    """Makes SIGTERM and SIGINT request the attempt to stop as preempted. The process exits after `grace_s` in any case.
+    """Makes SIGTERM, SIGINT and SIGHUP request the attempt to stop as preempted. The process exits after `grace_s` in any case.
 
     If the attempt was requested to stop as cancelled, the process writes that state, unless another attempt holds the claim,
     and exits at once. With `saves_on_cancel`, an attempt whose state is running gets `grace_s` to save first.
@@ -54,7 +54,7 @@ def stop_on_signals(run_uri: str, attempt: int, grace_s: float, *, saves_on_canc
 
 @contextlib.contextmanager
 def handlers_kept() -> Iterator[None]:
-    """Restores the handlers of SIGTERM and SIGINT at the end, because ray.init replaces them."""
+    """Restores the handlers of these signals at the end, because ray.init replaces them."""
     handlers = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
         yield

@@ -52,7 +52,8 @@ class Hung:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal goes to the parent, too, which has work to save
+    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal sends them to the parent, too, which has work to save
+        signal.signal(number, signal.SIG_IGN)
     hung = Hung(**json.loads(sys.argv[1]))
     if wait_for_hang(hung):
         end(hung)

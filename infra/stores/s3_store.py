@@ -24,7 +24,7 @@ import s3fs
 from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
 
-from vitline.infra.settings import Settings
+from vitline.infra.settings import Settings, through_proxy
 from vitline.infra.stores.hedged_reads import HedgedReads
 from vitline.infra.stores.store import Keys, Listed, PreconditionFailed, Store, StoreFailed, StoreRefused, checked_key
 
@@ -220,6 +220,8 @@ class S3Store(Store):
                 if not transient or (attempt >= _ATTEMPTS and impatient):
                     what = f"{operation} of {uri} failed at attempt {attempt}, after {waited_s:.0f} s"
                     where = _next_step(error, transient)
+                    if not status:
+                        what += through_proxy(self._endpoint or "https://s3.amazonaws.com")
                     if not transient and _is_refusal(error, status, code):
                         raise StoreRefused(f"{what}: {error}. {where}", status, code, str(error)) from error
                     raise StoreFailed(f"{what}: {error}. {where}", status, code) from error

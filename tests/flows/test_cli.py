@@ -2,15 +2,20 @@
 
 import json
 import re
+import signal
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from typer.testing import CliRunner
 
 from vitline.flows import cli
 from vitline.flows.console import duration, line
+from vitline.flows.stages.engines import Terminal
 from vitline.infra.runs.run_state import write_state
+from vitline.infra.settings import inherited_environment
 from vitline.infra.storage import open_store
 from vitline.vit.run_spec import make_spec
 
@@ -248,14 +253,79 @@ def test_runs_are_compared_by_their_differences(vitline, refused, root, two_runs
     assert json.loads(out)["run"] == two_runs[0]
 
 
-def test_ctrl_c_says_how_to_resume(vitline, monkeypatch):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_command_in_order_and_it_says_how_to_resume(vitline, monkeypatch, number):
+    stopped = []
+
     def interrupted(root):
-        raise KeyboardInterrupt
+        try:
+            signal.raise_signal(number)
+        except KeyboardInterrupt as error:
+            signal.raise_signal(signal.SIGHUP)  # as when the window is closed meanwhile
+            stopped.append(Terminal().stop(error))
+            raise
 
     monkeypatch.setattr("vitline.flows.catalog.list_runs", interrupted)
     code, _, err = vitline("runs", "ls")
-    assert code == 130
+    assert (code, stopped[0].reason) == (128 + number, "preempted")
     assert "the same command resumes" in err
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+class Answer(BaseHTTPRequestHandler):
+    """Prefect without any deployment."""
+
+    def do_GET(self):
+        self.send_response(404)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(b'{"detail": "Deployment not found"}')
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.slow
+def test_this_machine_is_reached_without_the_proxy_and_other_addresses_name_it(tmp_path):
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        proxies = {
+            "HTTP_PROXY": "http://127.0.0.1:9",
+            "ALL_PROXY": "socks5://127.0.0.1:9",
+            "VITLINE_ROOT": str(tmp_path),
+        }
+        here = f"http://127.0.0.1:{server.server_port}/api"
+        for address, without, says in [
+            (here, (), "has no deployment 'reconcile/default'; `vitline flows deploy` registers it."),
+            (
+                "http://p.example/api",
+                ("ALL_PROXY",),
+                "p.example/api does not answer (through the proxy http://127.0.0.1:9 of HTTP_PROXY:",
+            ),
+            ("http://p.example/api", (), "needs the package socksio for the proxy socks5://127.0.0.1:9"),
+        ]:
+            changes = {"PREFECT_API_URL": address, **{k: v for k, v in proxies.items() if k not in without}}
+            command = [sys.executable, "-P", "-m", "vitline.flows.cli", "flows", "trigger", "reconcile/default"]
+            done = subprocess.run(command, env=inherited_environment((), **changes), capture_output=True, text=True)
+            assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+            assert says in done.stderr
+        server.shutdown()
+
+
+def test_an_address_that_cannot_be_right_is_refused_at_once(refused, monkeypatch, tmp_path):
+    for name, value, says in [
+        ("RAY_ADDRESS", "ray://head:10001", "the http URL of Ray's job server, such as http://HOST:8265"),
+        ("RAY_ADDRESS", "auto", "the http URL of Ray's job server"),
+        ("MLFLOW_TRACKING_URI", "mlflow.example:5000", "begins with http:// or https://, as in http://HOST:5000"),
+        ("AWS_ENDPOINT_URL", "s3.example:9000", "begins with http:// or https://, as in http://HOST:9000"),
+        ("PREFECT_API_URL", "127.0.0.1:4200/api", "as in http://HOST:4200/api"),
+        ("PREFECT_API_URL", "http://127.0.0.1:4200/", "Its API is at http://127.0.0.1:4200/api."),
+    ]:
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            error = refused("ops", "reconcile", "--root", str(tmp_path))
+        assert f"{name} is {value}, " in error
+        assert says in error
 
 
 def test_a_damaged_corpus_fails_with_exit_code_1_and_a_sentence(vitline, root):

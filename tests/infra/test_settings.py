@@ -13,17 +13,17 @@ from vitline.infra.storage import open_store
 
 def test_only_documented_environment_variables_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in Settings.model_fields:  # $HOME is on every machine, $ROOT on some
-        monkeypatch.setenv(name.upper(), "/somewhere/else")
+        monkeypatch.setenv(name.upper(), "http://somewhere/else")
     documented = ("VITLINE_ROOT", "VITLINE_HOME", "RAY_ADDRESS", "AWS_ENDPOINT_URL", "MLFLOW_TRACKING_URI")
     for name in ("VITLINE_ROOT", "VITLINE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     assert (Settings().root, Settings().home) == (f"{tmp_path}/.vitline/store", None)
     for name in documented:
-        monkeypatch.setenv(name, "/given")
+        monkeypatch.setenv(name, "http://given" if name.endswith(("URL", "URI")) else "/given")
     read = Settings()
     assert (read.root, read.home, read.ray_address) == ("/given", Path("/given"), "/given")
-    assert read.mlflow_tracking_uri == "/given"
+    assert read.mlflow_tracking_uri == "http://given"
 
 
 PATHS = {"VITLINE_ROOT": "root", "VITLINE_HOME": "home", "VITLINE_TENSORBOARD": "tensorboard"}

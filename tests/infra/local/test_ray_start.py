@@ -7,6 +7,9 @@ import sys
 
 import pytest
 
+from vitline.infra.local.processes import child_environment, temporary_folder
+from vitline.infra.local.ray_node import RayHead
+
 SCRIPT = """
 import os, pathlib, sys
 from vitline.infra.local import processes, ray_node
@@ -18,6 +21,23 @@ ray_node.RayHead.command = lambda self: [sys.executable, "-c", program]
 sys.argv[1:] = ["--log-dir", str(folder), "--parent", str(os.getppid()), "--object-store-bytes", "100000000"]
 ray_node.main()
 """
+
+SOCKET = "import multiprocessing.connection as c, tempfile; print(tempfile.gettempdir()); c.Listener(family='AF_UNIX')"
+
+
+@pytest.mark.parametrize("length", [71, 200])
+def test_processes_of_ray_can_make_sockets_below_a_long_tmpdir(tmp_path, monkeypatch, length):
+    scratch = tmp_path / "scratch"
+    scratch = scratch / ("x" * max(1, length - len(str(scratch))))
+    scratch.mkdir(parents=True)
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    with temporary_folder() as folder:
+        head = RayHead(folder / "ray", folder / "token", 8265)
+        environment = child_environment(head.environment())
+        done = subprocess.run([sys.executable, "-c", SOCKET], env=environment, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert os.path.realpath(done.stdout.strip()) == str(scratch)
+    assert scratch.exists()
 
 
 TIMED_OUT = r"Exception: \x1b[31mThe current node timed out during startup.\x1b[0m"

@@ -24,7 +24,7 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signal_is_stored_as_a_stop_request_and_ends_an_unresponsive_job_with_75(tmp_path, number):
     run = open_store(str(tmp_path))
     job = subprocess.Popen([sys.executable, "-c", UNRESPONSIVE_JOB, run.uri], stdout=subprocess.PIPE, text=True)
