@@ -12,7 +12,7 @@ from vitline.infra.config import FrozenConfig, added
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 SplitName = Literal["train", "val", "test"]
-TopFolders = Literal["auto", "splits", "classes"]
+SplitPatterns = dict[Annotated[str, Field(pattern=r"^[^/].*$")], SplitName]
 CorpusName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,79}$")]
 
 
@@ -27,8 +27,9 @@ Root = Annotated[str, AfterValidator(_absolute)]
 
 
 class ClassFolders(FrozenConfig):
-    """Folders of images, one folder per class, nested to any depth. Top-level folders named train, val and test become
-    splits unless other folders with images are next to them: see `top_folders`."""
+    """Folders of images, one folder per class, nested to any depth. Folders whose names say together that they are splits (train and
+    val, seg_train and seg_test, training_set and test_set) become splits, and folders around everything are left out of the classes.
+    A tree that can be read in two ways is refused: see `top_folders` and `splits`. A dry run shows how it is read."""
 
     kind: Literal["class_folders"] = "class_folders"
     path: str
@@ -39,10 +40,13 @@ class ClassFolders(FrozenConfig):
     allowed_roots: tuple[Root, ...] = ()
     """Absolute paths of folders outside of `path` that links may lead to. Other links that leave `path` are refused. Links in
     archives may lead to other members only."""
-    top_folders: TopFolders = "auto"
-    """How to treat top-level folders named train, val and test. auto: they are splits if no other folder with images is next
-    to them. If there are such folders, a lone train is a class, and train with val or test is an error. splits: they are always
-    splits, and images outside of them are left out. classes: the names have no special meaning."""
+    top_folders: Literal["auto", "splits", "classes"] = "auto"
+    """How to treat folders whose names are those of splits, at the top or below folders that surround everything. auto: they are splits
+    if all folders there are, a lone train beside others is a class, and what is not certain is an error. splits: folders with such
+    names are always splits, and images outside of them are left out. classes: the names have no special meaning."""
+    splits: SplitPatterns = added({})
+    """Split of each folder by its path, such as {"pets/training": "train", "*/held_out": "test"}: `*` is any folder, and part of the
+    class. Images outside of these folders are left out. Empty: as `top_folders` says."""
 
 
 class ImageNet21k(FrozenConfig):

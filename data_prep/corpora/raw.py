@@ -130,6 +130,10 @@ class RawCorpus(ABC):
         """Where examples may lie, if others may name any place, and `fingerprint` does not cover which places are refused."""
         return None
 
+    def structure(self, work: WorkFolder) -> str:
+        """How names of folders and files were understood, for people, once `parts` is exhausted. Empty: nothing had to be."""
+        return ""
+
     def declared_classes(self) -> tuple[str, ...]:
         """Labels that are classes whether an example has them or not. Empty: the labels of the examples are the classes."""
         return ()
@@ -303,14 +307,17 @@ class SplitRule:
     NAMES: ClassVar[Mapping[str, str]] = {
         "train": "train",
         "training": "train",
+        "trainval": "train",
         "val": "val",
         "valid": "val",
         "validation": "val",
         "dev": "val",
         "test": "test",
         "testing": "test",
+        "eval": "test",
+        "evaluation": "test",
     }
-    """Names of splits in sources."""
+    """Names of splits in sources; as on the Hugging Face Hub, with trainval."""
 
     def __init__(self, recipe: CorpusRecipe, present: frozenset[str] = frozenset()) -> None:
         """`present`: the splits that the source names. Missing ones are drawn from train: val if there is no val, test if

@@ -1,5 +1,6 @@
 """The examine stage: lists a source into parts, then reads and decodes every example of a part once."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import cast
 
@@ -20,6 +21,8 @@ from vitline.data_prep.splits import hashed_split, order_key, unit_key
 from vitline.infra.config import FrozenConfig
 from vitline.infra.runs.watchdog import note_progress
 from vitline.infra.storage import Store, StoreRefused, open_store
+
+log = logging.getLogger(__name__)
 
 _ROWS_PER_WRITE = 4096
 _MAX_WHY = 300  # characters of a store's error message
@@ -73,6 +76,8 @@ def list_source(config: CorpusConfig, root: Store, corpus: Store) -> Listing:
             f"{config.name}: {source.origin} holds no examples. "
             "A source must hold labelled images; a table, rows below its header."
         )
+    if structure := source.structure(chunks.work_folder(root)):
+        log.info("%s is read as: %s", config.name, structure)
     return listing
 
 

@@ -119,6 +119,7 @@ def _estimate(observed: _Observed, cores: Cores) -> DryRun:
     return DryRun(
         name=config.name,
         origin=source.origin,
+        structure=source.structure(observed.work),
         num_parts=listed.num_parts,
         found=expected.found,
         source_bytes=Number(listed.num_bytes or expected.found.value * mean_bytes, listed.listed),

@@ -42,6 +42,8 @@ class DryRun:
 
     name: str
     origin: str
+    structure: str
+    """How the names of folders and files were understood; empty if nothing had to be."""
     num_parts: int
     found: Number
     """Files, including those that are not images."""
@@ -87,6 +89,7 @@ class DryRun:
         largest = sorted(self.classes.items(), key=lambda item: (-item[1], item[0]))[:5]
         return [
             ("source", f"{self.origin}, in {self.num_parts:,} part{'s' * (self.num_parts != 1)}"),
+            *([("read as", self.structure)] if self.structure else []),
             (
                 "files found",
                 f"{self.found}, {'' if self.source_bytes.exact else 'about '}{num_bytes(self.source_bytes.value)}",

@@ -11,29 +11,28 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from vitline.data_prep.config import ClassFolders, CorpusRecipe
 from vitline.data_prep.corpora.allowed_roots import AllowedRoots
 from vitline.data_prep.corpora.files.archive_members import Member, link_target
 from vitline.data_prep.corpora.files.archives import archive_kind, index, read_members, stretches
 from vitline.data_prep.corpora.raw import ListedCorpus, Part, RawExample, Spill, SplitRule, WorkFolder
+from vitline.data_prep.corpora.sources.archive_survey import Survey
 from vitline.data_prep.corpora.sources.folder_layout import (
-    FolderLayout,
     Links,
     Names,
     Refused,
-    Survey,
-    Tops,
     is_hidden,
     is_picture,
     readable_id,
     refusal_by_name,
 )
+from vitline.data_prep.corpora.sources.folder_tree import FolderTree
 from vitline.data_prep.labels.classes import ClassInfo
 from vitline.infra.storage import checked_key, open_store
 
-_SURVEY_KEY = "archive.json"
+_SURVEY_KEY, _STRUCTURE_KEY = "archive.json", "structure.json"
 _MAX_DEPTH = 200  # folders in folders: each is a level of recursion
 _MAX_VISITS = 64  # times that links lead to a folder of a disk: links between folders can multiply
 
@@ -54,13 +53,13 @@ class FolderEntry:
 class ClassFolderCorpus(ListedCorpus):
     """A folder of class folders, local or in a store, or one archive of it.
 
-    In an archive, a single folder that holds everything, without images directly in it, is taken as the source folder:
-    `tar cf pets.tar pets`. Links in archives may lead to other members only.
+    Folders that surround all class folders are not part of a class, as in `tar cf pets.tar pets`: see `FolderTree`. Links in
+    archives may lead to other members only.
     """
 
     def __init__(self, source: ClassFolders, recipe: CorpusRecipe) -> None:
-        self._store, self._links, self._recipe = open_store(source.path), source.links, recipe
-        self._top_folders = source.top_folders
+        self._source, self._links, self._recipe = source, source.links, recipe
+        self._store = open_store(source.path)
         self.origin = self._store.uri
         self.single_label = source.links != "second_label"
         self._allowed = AllowedRoots([self.origin, *source.allowed_roots])
@@ -87,12 +86,18 @@ class ClassFolderCorpus(ListedCorpus):
         return self._archive.examples(part, work) if self._archive else super().examples(part, work)
 
     def listing(self, work: WorkFolder) -> Iterator[RawExample]:
-        entries = self._walk()
-        layout = FolderLayout(self._split_folders(), only_splits=self._top_folders == "splits")
+        tree, targets = FolderTree(), dict[str, str]()
+        for entry in self._walk():
+            if entry.target:
+                targets[entry.path] = entry.target
+            elif not entry.refused:
+                tree.add(entry.path)
+        links = Links(targets)
+        tree.add_links(links)
+        layout = tree.layout(self._source, self.origin)
+        work.store.write_json(_STRUCTURE_KEY, layout.description)
         split_rule = SplitRule(self._recipe, frozenset(layout.splits.values()))
-        with_targets = self._walk() if self._folder and self._links == "second_label" else iter(())
-        links = Links({entry.path: entry.target for entry in with_targets if entry.target})
-        for entry in entries:
+        for entry in self._walk():
             names = Names([entry.path]) if entry.refused else links.names_of(entry.path)
             example = layout.example(names.paths, split_rule, entry.refused)
             key = example.example_id if entry.refused else entry.path
@@ -101,48 +106,15 @@ class ClassFolderCorpus(ListedCorpus):
                 further = layout.example([f"{entry.path} (more names)"], split_rule, names.refusal())
                 yield replace(further, base=self.origin, key=key)
 
+    def structure(self, work: WorkFolder) -> str:
+        """Empty for a compressed tar that was not read yet."""
+        try:
+            return str(work.store.read_json(_STRUCTURE_KEY))
+        except FileNotFoundError:
+            return ""
+
     def class_info(self, source_id: str) -> ClassInfo:
         return ClassInfo(name=source_id, source_id=source_id, parents=tuple(source_id.split("/")[:-1]))
-
-    def _split_folders(self) -> dict[str, str]:
-        """Top-level folders that are splits. Raises ValueError if that is ambiguous."""
-        tops = Tops(self._top_folders)
-        if self._top_folders != "classes":
-            for name, holds_pictures in self._folders_on_top() if self._folder else self._prefixes_on_top():
-                tops.add(name, holds_pictures)
-        return tops.splits_at(self.origin)
-
-    def _folders_on_top(self) -> Iterator[tuple[str, bool]]:
-        """Names of the top-level folders, and whether they hold an image; after the first that does and is not a split, False."""
-        folder, found = cast(Path, self._folder), False
-        for child in sorted(os.scandir(folder), key=lambda child: child.name):
-            is_dir = os.path.isdir(child.path) if child.is_symlink() else child.is_dir()  # False for circular links
-            if is_dir and not is_hidden(child.name):
-                stray = not found and child.name.lower() not in SplitRule.NAMES and not self._refused(child, child.name)
-                holds_pictures = stray and self._holds_pictures(child)
-                found |= holds_pictures
-                yield child.name, holds_pictures
-
-    def _holds_pictures(self, child: os.DirEntry[str]) -> bool:
-        if child.is_symlink() and self._links == "second_label":
-            return True
-        above = frozenset({os.path.realpath(self._folder or ""), os.path.realpath(child.path)})
-        entries = self._below(Path(child.path), f"{child.name}/", above, Counter())
-        return any(not entry.refused or entry.target for entry in entries)
-
-    def _prefixes_on_top(self) -> Iterator[tuple[str, bool]]:
-        """As `_folders_on_top`, for objects. After the first image outside of splits, splits are looked up by name, because
-        listing everything would take one request per thousand objects."""
-        for entry in self._walk():
-            top, below, _ = entry.path.partition("/")
-            if below and not is_hidden(top):
-                yield top, not entry.refused
-                if not entry.refused and top.lower() not in SplitRule.NAMES:
-                    break
-        spellings = (spelt for word in SplitRule.NAMES for spelt in (word, word.capitalize(), word.upper()))
-        for name in spellings:
-            if any(True for _ in self._store.scan(f"{name}/")):
-                yield name, True
 
     def _walk(self) -> Iterator[FolderEntry]:
         if self._folder is None:
@@ -243,8 +215,8 @@ class _Archive:
 
     def __init__(self, uri: str, source: ClassFolders, recipe: CorpusRecipe) -> None:
         folder, _, self._key = uri.rpartition("/")
-        self._store, self._links, self._recipe = open_store(folder), source.links, recipe
-        self._top_folders = source.top_folders
+        self._source, self._links, self._recipe = source, source.links, recipe
+        self._store = open_store(folder)
         self._kind = archive_kind(self._key)
 
     def fingerprint(self) -> str:
@@ -271,7 +243,7 @@ class _Archive:
                 "Give a folder, or an archive of class folders."
             )
         survey.find_targets(index(self._store, self._key))
-        work.store.write_json(_SURVEY_KEY, survey.as_json())
+        self._keep(survey, work)
         for number, stretch in enumerate(cut):
             where: dict[str, Any] = {"start": stretch.start, "end": stretch.end, "whole": stretch.whole}
             yield Part(name=f"{number:06d}", num_bytes=stretch.num_bytes, num_examples=stretch.num_members, where=where)
@@ -289,20 +261,26 @@ class _Archive:
             if damage:  # damage that was found only in the whole directory of the zip
                 yield from self._of_member(survey, survey.damaged_member(), None, spill)
 
-    def _empty_survey(self) -> "Survey":
-        return Survey(self._links != "skip", self._top_folders, self._store.uri_of(self._key))
+    def _empty_survey(self) -> Survey:
+        return Survey(self._source, self._store.uri_of(self._key))
 
-    def _survey(self, work: WorkFolder) -> "Survey":
+    @staticmethod
+    def _keep(survey: Survey, work: WorkFolder) -> None:
+        work.store.write_json(_SURVEY_KEY, survey.as_json())
+        work.store.write_json(_STRUCTURE_KEY, survey.layout.description)
+
+    def _survey(self, work: WorkFolder) -> Survey:
         if self._kind != "tar.gz":
-            return Survey.from_json(work.store.read_json(_SURVEY_KEY))
+            return Survey.from_json(self._source, self._store.uri_of(self._key), work.store.read_json(_SURVEY_KEY))
         survey = self._empty_survey()
         for _ in survey.through(index(self._store, self._key)):
             pass
         survey.find_targets(index(self._store, self._key))
+        self._keep(survey, work)
         return survey
 
     def _of_member(
-        self, survey: "Survey", member: Member, data: bytes | None, spill: Spill | None
+        self, survey: Survey, member: Member, data: bytes | None, spill: Spill | None
     ) -> Iterator[RawExample]:
         """The examples, or the refusals, for a member."""
         split_rule, layout = SplitRule(self._recipe, frozenset(survey.layout.splits.values())), survey.layout
@@ -334,7 +312,7 @@ class _Archive:
             return {"base": self._store.uri, "key": self._key, "num_bytes": member.size}
         return {"base": spill.base, "key": spill.key, "offset": spill.keep(data), "length": len(data)}
 
-    def _of_link(self, links: "Links", member: Member) -> Refused | None:
+    def _of_link(self, links: Links, member: Member) -> Refused | None:
         """Why a link is not an example; None if its examples come with the member that it leads to."""
         if self._links == "skip":
             return "ignored_file", "symbolic link" if member.kind == "link" else "hard link"
@@ -350,7 +328,7 @@ class _Archive:
             return "unreadable", f"link to {member.target!r:.200}, which does not exist"
         return ("ignored_file", f"second label of {readable_id(found)}") if self._links == "second_label" else None
 
-    def _of_links_to(self, links: "Links", names: Names, refused: Refused) -> dict[str, Refused]:
+    def _of_links_to(self, links: Links, names: Names, refused: Refused) -> dict[str, Refused]:
         """Refusals of the links that would be examples if their target were not refused."""
         if self._links == "second_label":
             return {}  # every link is refused as a link

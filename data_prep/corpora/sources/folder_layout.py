@@ -1,15 +1,16 @@
-"""Interprets paths of class folders: which top-level folders are splits, what the class is, and where links lead."""
+"""Interprets paths of class folders: the split, the class, where links lead, and which files are no images by their names."""
 
+import functools
 import os
 import unicodedata
 from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, NotRequired, TypedDict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
 
-from vitline.data_prep.config import TopFolders
-from vitline.data_prep.corpora.files.archive_members import LONGEST_PATH, Member, link_target
+from vitline.data_prep.corpora.files.archive_members import LONGEST_PATH, Member
 from vitline.data_prep.corpora.raw import RawExample, SplitRule
+from vitline.data_prep.corpora.split_names import SplitPatterns
 
 Refused = tuple[str, str]
 _SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini", "icon\r"})
@@ -32,12 +33,25 @@ _MAX_LINK_STEPS = 40
 
 @dataclass(frozen=True)
 class FolderLayout:
-    """How paths are interpreted: the folder around everything, if there is one, and the folders below it that are splits."""
+    """How paths are interpreted; `FolderTree` finds it."""
 
-    splits: dict[str, str]
+    splits: Mapping[str, str] = field(default_factory=dict)
+    """Split of paths by `SplitPatterns`."""
     wrapper: str = ""
+    """Folders around all classes, where there are no splits."""
+    container: str = ""
+    """Last folder of every path that is not part of the class, as `images` in n01/images/1.jpg."""
     only_splits: bool = False
-    """Whether files outside of split folders are refused."""
+    """Whether files outside of split folders are left out."""
+    description: str = ""
+
+    def within(self, container: str) -> "FolderLayout":
+        """The same with a container."""
+        return replace(self, container=container)
+
+    def described_as(self, description: str) -> "FolderLayout":
+        """The same with a description."""
+        return replace(self, description=description)
 
     def example(self, names: list[str], split_rule: SplitRule, refused: Refused | None) -> RawExample:
         """The example of a file with these paths, without its location. Id and split follow from the first path, labels from all."""
@@ -52,58 +66,24 @@ class FolderLayout:
         return RawExample(example_id=example_id, labels=labels, split=split, base="", key="", refused=refused)
 
     def _read(self, example_id: str) -> tuple[str | None, list[str]]:
-        """The split named by the path, and the folders that form the class."""
-        folders = example_id.split("/")[:-1]
-        if self.wrapper and folders[:1] == [self.wrapper]:
-            folders = folders[1:]
-        split = self.splits.get(folders[0]) if folders else None
-        if split:
-            return split, folders[1:]
-        return None, [] if self.only_splits else folders
+        return self.read(example_id.split("/")[:-1])
 
+    def read(self, folders: list[str]) -> tuple[str | None, list[str]]:
+        """The split that folders name, and the folders that form the class."""
+        split, rest = None, folders
+        if self.splits:
+            split, rest = self._patterns.match(folders) or (None, [])
+        elif self.wrapper and folders[: len(self._wrapper)] == self._wrapper:
+            rest = folders[len(self._wrapper) :]
+        return split, rest[:-1] if self.container and rest[-1:] == [self.container] else rest
 
-class Tops:
-    """Decides which top-level folders are splits: all or none, unless `top_folders` says so; a class may be named 'train'."""
+    @functools.cached_property
+    def _patterns(self) -> SplitPatterns:
+        return SplitPatterns(self.splits)
 
-    def __init__(self, top_folders: TopFolders) -> None:
-        self._top_folders = top_folders
-        self.splits: dict[str, str] = {}
-        self.first, self.several, self._stray = "", False, ""
-
-    def add(self, name: str, holds_pictures: bool) -> None:
-        self.several |= self.first not in ("", name)
-        self.first = self.first or name
-        if split := SplitRule.NAMES.get(name.lower()):
-            self.splits[name] = split
-        elif holds_pictures:
-            self._stray = self._stray or f"folder {name!r}"
-
-    def add_picture(self, path: str) -> None:
-        """An image next to the folders."""
-        self._stray = self._stray or f"image {path!r}"
-
-    def splits_at(self, uri: str) -> dict[str, str]:
-        """The folders of `uri` that are splits. Raises ValueError if that is ambiguous."""
-        found = set(self.splits.values())
-        if self._top_folders == "splits":
-            if "train" not in found:
-                named = ", ".join(self.splits) or "no such folders"
-                raise ValueError(
-                    f"source.top_folders is 'splits', but {uri} holds {named}; "
-                    "its top level must have train and, optionally, "
-                    "val and test. Give the folder that holds them, or leave source.top_folders out."
-                )
-            return self.splits
-        if self._top_folders == "classes" or "train" not in found:
-            return {}
-        if self._stray and len(found) > 1:
-            raise ValueError(
-                f"{uri} holds {', '.join(self.splits)}, which are names of splits, but also "
-                f"{self._stray}. Move that elsewhere, "
-                "or choose: with source.top_folders=splits these folders are splits and "
-                "everything else is left out; with source.top_folders=classes each folder is a class."
-            )
-        return {} if self._stray else self.splits
+    @functools.cached_property
+    def _wrapper(self) -> list[str]:
+        return self.wrapper.split("/")
 
 
 class Names(NamedTuple):
@@ -143,7 +123,7 @@ class Links:
         waiting = deque(found) if self._by_target else deque[str]()
         while waiting:
             name = waiting.popleft()
-            for target, rest in _beginnings(name):
+            for target, rest in beginnings(name):
                 through = (*found[name], target)
                 for link in self._by_target.get(target, ()) if rest else ():
                     other = link + rest
@@ -177,7 +157,7 @@ class Links:
         """Where a link leads, or the link on the way whose own end must be found first."""
         path, num_steps = link, 0
         while num_steps <= _MAX_LINK_STEPS and len(path) <= LONGEST_PATH:
-            further = next((folder for folder, _ in _beginnings(path) if folder in self.targets), None)
+            further = next((folder for folder, _ in beginnings(path) if folder in self.targets), None)
             if further is None:
                 return path, num_steps
             if further == link and not num_steps:
@@ -192,96 +172,6 @@ class Links:
 
 
 _End = tuple[str, int] | None  # a path and the number of links on the way
-
-
-class SurveyFile(TypedDict):
-    """A `Survey` as JSON, kept in the work folder."""
-
-    splits: dict[str, str]
-    wrapper: str
-    only_splits: NotRequired[bool]
-    targets: dict[str, str]
-    existing: list[str]
-    damage: str
-    damage_path: str
-
-
-class Survey:
-    """Layout and links of an archive, from one pass over its headers. Memory: the links."""
-
-    def __init__(self, with_links: bool, top_folders: TopFolders = "auto", uri: str = "") -> None:
-        self.num_members, self.damage, self.damage_path = 0, "", ""
-        self.layout, self.links = FolderLayout({}), Links({})
-        self._with_links, self._top_folders, self._uri = with_links, top_folders, uri
-        self._outer, self._inner, self._bare = Tops(top_folders), Tops(top_folders), ""
-
-    def through(self, members: Iterable[Member]) -> Iterator[Member]:
-        """Yields the same members; the survey is complete after the last one."""
-        targets: dict[str, str] = {}
-        for member in members:
-            if member.kind == "damage":
-                self.damage, self.damage_path = (member.refused or ("", ""))[1], member.path
-            else:
-                self.num_members += 1
-                self._see(member)
-                target = link_target(member) if member.kind in ("link", "hard_link") else None
-                if self._with_links and target and not member.refused and not refusal_by_name(member.path):
-                    targets[member.path] = target
-            yield member
-        self.links = Links(targets)
-        self.layout = self._found_layout()
-
-    def _found_layout(self) -> FolderLayout:
-        """The layout. Raises ValueError if it is ambiguous."""
-        only_splits, named = self._top_folders == "splits", self._top_folders != "classes"
-        wrapped = bool(self._outer.first and self._inner.first and not self._outer.several)
-        if not wrapped or (named and "train" in self._outer.splits.values()):
-            return FolderLayout(self._outer.splits_at(self._uri), only_splits=only_splits)
-        if self._bare:
-            self._inner.add_picture(self._bare)
-        splits = self._inner.splits_at(f"{self._uri}!{self._outer.first}")
-        return FolderLayout(splits, self._outer.first if splits or not self._bare else "", only_splits)
-
-    def find_targets(self, members: Iterable[Member]) -> None:
-        """Find the link targets that exist, in a second pass, which is skipped if there are no links."""
-        wanted = {self.links.resolved(link) for link in self.links.targets}
-        if wanted:
-            found = (name for member in members if not member.refused for name, _ in _beginnings(member.path))
-            self.links.existing = {name for name in found if name in wanted}
-
-    def damaged_member(self) -> Member:
-        return Member(self.damage_path, kind="damage", refused=("uncounted_loss", self.damage))
-
-    def as_json(self) -> SurveyFile:
-        return {
-            "splits": self.layout.splits,
-            "wrapper": self.layout.wrapper,
-            "only_splits": self.layout.only_splits,
-            "targets": self.links.targets,
-            "existing": sorted(self.links.existing),
-            "damage": self.damage,
-            "damage_path": self.damage_path,
-        }
-
-    @classmethod
-    def from_json(cls, value: SurveyFile) -> "Survey":
-        survey = cls(True)
-        survey.layout = FolderLayout(value["splits"], value["wrapper"], value.get("only_splits", False))
-        survey.links = Links(value["targets"], value["existing"])
-        survey.damage, survey.damage_path = value["damage"], value["damage_path"]
-        return survey
-
-    def _see(self, member: Member) -> None:
-        path = readable_id(member.path)
-        folders = path.split("/") if member.kind == "folder" else path.split("/")[:-1]
-        if member.refused or not folders or any(is_hidden(name) for name in folders):
-            return
-        is_picture = member.kind != "folder" and not refusal_by_name(path)
-        self._outer.add(folders[0], is_picture)
-        if len(folders) > 1:
-            self._inner.add(folders[1], is_picture)
-        elif is_picture:
-            self._bare = self._bare or path
 
 
 def refusal_by_name(path: str) -> Refused | None:
@@ -303,7 +193,7 @@ def is_picture(member: Member) -> bool:
     return refusal_by_name(member.path) is None
 
 
-def _beginnings(path: str) -> Iterator[tuple[str, str]]:
+def beginnings(path: str) -> Iterator[tuple[str, str]]:
     """(folder, rest) for every folder of a path from the top down, and the path itself: ('a', '/b'), ('a/b', '')."""
     at = path.find("/")
     while at >= 0:

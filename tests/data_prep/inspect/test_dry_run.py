@@ -41,6 +41,8 @@ def test_a_dry_run_of_a_folder_matches_its_preparation(folder, request_for, memo
     assert found.classes_exact
     assert found.classes == {"cat": 40, "dog": 40, "bird/owl": 40}
     assert found.refused == {"ignored_file": Number(2, True), "not_an_image": Number(6, True)}
+    assert found.structure == "<class> (3 classes, 126 files); no folder is a split"
+    assert ("read as", found.structure) in found.rows()
     assert found.complete
     assert found.splits == {name: made.splits[name].num_rows for name in ("train", "val", "test")}
     assert found.mean_bytes == pytest.approx(made.counts.num_bytes / made.counts.num_accepted)
