@@ -101,13 +101,17 @@ class WebDataset(FrozenConfig):
 
     kind: Literal["webdataset"] = "webdataset"
     path: str
-    """A tar, or a folder of tars. Sub-folders named train, val and test, or these words in the name of a tar, become splits."""
+    """A tar, or a folder of tars. Words such as train, val and test in the names of folders or tars become splits if those of all tars
+    name one: see `splits`."""
     image_keys: tuple[str, ...] = ("jpg", "jpeg", "png", "webp", "ppm")
     """File extensions of the image, in order of preference."""
     label_key: str = "cls"
     """File extension of the label: a number or text (cls, txt), or json."""
     label_field: str = "label"
     """Field of a json label: a number, a text or a list of these."""
+    splits: SplitPatterns = added({})
+    """Split of each file by a pattern of its path or folder, such as {"train-*": "train", "lab/2024": "test"}; other files are left
+    out. {"*": "train"}: no name says a split. Empty: by the names, if all of them say it. A dry run shows what was understood."""
     single_label: bool = True
     """Whether every image has exactly one label."""
 
@@ -117,12 +121,16 @@ class ParquetImages(FrozenConfig):
 
     kind: Literal["parquet"] = "parquet"
     path: str
-    """A file, or a folder of files. Splits follow from the names of folders and files, as on the Hugging Face Hub."""
+    """A file, or a folder of files. Words such as train, val and test in the names of folders or files become splits if those of all
+    files name one, as on the Hugging Face Hub: see `splits`."""
     image_column: str = "image"
     label_column: str = "label"
     """A number, a text or a list of these. Numbers get their names from a declared ClassLabel."""
     id_column: str = ""
     """Column with the example id. Empty: file name and row number."""
+    splits: SplitPatterns = added({})
+    """Split of each file by a pattern of its path or folder, such as {"train-*": "train", "lab/2024": "test"}; other files are left
+    out. {"*": "train"}: no name says a split. Empty: by the names, if all of them say it. A dry run shows what was understood."""
     single_label: bool = True
     """Whether every image has exactly one label."""
 

@@ -2,12 +2,28 @@
 
 import functools
 import hashlib
-import re
-from collections.abc import Iterator
+import posixpath
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
 
-from vitline.data_prep.corpora.raw import SplitRule
+from vitline.data_prep.corpora.split_names import SplitPatterns, read_names, split_word
 from vitline.data_prep.labels.label_texts import plain_text
 from vitline.infra.storage import Listed, Store, open_store
+
+
+class FileSplits(NamedTuple):
+    """The splits of the files of a source."""
+
+    of: Mapping[str, str]
+    """By key; empty if the source names no splits."""
+    description: str
+    """For people."""
+
+    @property
+    def present(self) -> frozenset[str]:
+        return frozenset(self.of.values())
 
 
 class SourceFiles:
@@ -17,8 +33,8 @@ class SourceFiles:
     Spark. Files with other endings are skipped as well.
     """
 
-    def __init__(self, path: str, endings: tuple[str, ...]) -> None:
-        self.uri, self._endings = open_store(path).uri, endings
+    def __init__(self, path: str, endings: tuple[str, ...], splits: Mapping[str, str] = MappingProxyType({})) -> None:
+        self.uri, self._endings, self._given = open_store(path).uri, endings, splits
 
     @functools.cached_property
     def single(self) -> str | None:
@@ -34,7 +50,10 @@ class SourceFiles:
         return open_store(_root(self.uri.rpartition("/")[0]) if self.single else self.uri)
 
     def files(self) -> Iterator[Listed]:
-        """Every file, in the order of the store. Raises ValueError if there is none."""
+        """Every file, in the order of the store; with `source.splits` only those that it names. Raises ValueError if there is none."""
+        return (file for file in self._every() if not self._given or file.key in self.splits.of)
+
+    def _every(self) -> Iterator[Listed]:
         found = False
         for listed in self.store.scan(self.single or ""):
             if listed.key == self.single or (self.single is None and self._wanted(listed.key)):
@@ -50,9 +69,10 @@ class SourceFiles:
                 "Give the file, or the folder that holds the files."
             )
 
-    def splits(self) -> frozenset[str]:
-        """The splits that the file names contain."""
-        return frozenset(split for file in self.files() if (split := named_split(file.key)))
+    @functools.cached_property
+    def splits(self) -> FileSplits:
+        """The splits of the files, by `source.splits` or else by their names. Raises ValueError if that is not certain."""
+        return _read_splits([file.key for file in self._every()], self._given, self.uri)
 
     def fingerprint(self) -> str:
         """Digest of names, sizes and tags. Raises ValueError if there is no file."""
@@ -70,8 +90,44 @@ def _root(parent: str) -> str:
     return f"{parent}/" if parent == "file://" else parent
 
 
-def named_split(key: str) -> str | None:
-    """The split named in a path: its first word that is the name of a split, with folders before files; None if there is none.
-    So `data/validation-00000-of-00002.parquet` is val, as on the Hugging Face Hub."""
-    words = re.split(r"[\W\d_]+", key.lower())
-    return next((SplitRule.NAMES[word] for word in words if word in SplitRule.NAMES), None)
+def _read_splits(keys: Collection[str], given: Mapping[str, str], uri: str) -> FileSplits:
+    """Raises ValueError if the names of the files do not say for certain whether they are splits."""
+    if given:
+        matches = {key: SplitPatterns(given).match(key.split("/")) for key in keys}
+        found = {key: match[0] for key, match in matches.items() if match}
+        if not found:
+            raise ValueError(
+                f"source.splits matches no file of {uri}, such as {min(keys)!r}. Give patterns of paths below the source."
+            )
+        return FileSplits(found, _counted(found))
+    around = posixpath.commonpath([posixpath.dirname(key) for key in keys])
+    num_around = around.count("/") + 1 if around else 0
+    deciding = {key: _deciding_name(key, num_around) for key in keys}
+    reading = read_names({*deciding.values()}, "file")
+    if reading.doubt:
+        raise ValueError(
+            f'{uri} {reading.doubt}. Say which files are which split: --set \'source.splits={{"train-*": "train", "test-*": "test"}}\', '
+            'with patterns of paths; {"*": "train"} if their names say nothing.'
+        )
+    if reading.splits:
+        found = {key: reading.splits[name] for key, name in deciding.items()}
+        return FileSplits(found, _counted(found))
+    ignored = next((name for name in deciding.values() if split_word(name)), "")
+    note = f"no split is taken from names of files, although one is named {ignored!r}: not all of them name splits beside train"
+    return FileSplits({}, note if ignored else "")
+
+
+def _deciding_name(key: str, num_around: int) -> str:
+    """The first folder in a path that names a split or another set; else the file name. A folder around all files decides only if it
+    is called as a split and nothing else."""
+    *folders, name = key.split("/")
+    words = ((folder, depth < num_around, split_word(folder)) for depth, folder in enumerate(folders))
+    found = (folder for folder, around, word in words if word and not (around and word.rest))
+    return next(found, name.partition(".")[0])
+
+
+def _counted(splits: Mapping[str, str]) -> str:
+    counts = Counter(splits.values())
+    return ", ".join(
+        f"{split}: {n:,} files, such as {min(k for k in splits if splits[k] == split)}" for split, n in counts.items()
+    )

@@ -24,7 +24,7 @@ from vitline.data_prep.corpora.files.parquet_rows import (
     stretches,
 )
 from vitline.data_prep.corpora.raw import Part, RawCorpus, RawExample, Spill, SplitRule, WorkFolder, table_of
-from vitline.data_prep.corpora.source_files import SourceFiles, named_split
+from vitline.data_prep.corpora.source_files import SourceFiles
 from vitline.data_prep.labels.classes import ClassInfo, number_label
 from vitline.data_prep.labels.label_texts import distinct_labels, label_texts, labelled_number, short
 from vitline.data_prep.shard_format import (
@@ -70,7 +70,8 @@ class ParquetCorpus(RawCorpus):
     """Parquet files with an image column: bytes, or a struct with a field `bytes`.
 
     A numeric label becomes `number_label`, named by the declared ClassLabel, so that classes keep the order of their numbers. The
-    split of a file is the one named in its path (`named_split`). The id of a row is `file!row number` unless a column holds it.
+    split of a file is the one that its path names, if those of all files do (`SourceFiles.splits`). The id of a row is
+    `file!row number` unless a column holds it.
     From a corpus written by vitline, ids, groups, labels, weights, classes and splits are taken over, but only the rows in its
     manifest; a shard that is not the one that its manifest lists is a ShardError.
     """
@@ -81,7 +82,7 @@ class ParquetCorpus(RawCorpus):
 
     def __init__(self, source: ParquetImages, recipe: CorpusRecipe) -> None:
         self._source, self._recipe = source, recipe
-        self._files = SourceFiles(source.path, PARQUET_ENDINGS)
+        self._files = SourceFiles(source.path, PARQUET_ENDINGS, source.splits)
         self.origin, self.single_label = self._files.uri, source.single_label
         self.lists_ids = bool(source.id_column)
 
@@ -141,6 +142,9 @@ class ParquetCorpus(RawCorpus):
                         found.append(_listed_row(value, number, where))
                         number += 1
         return table_of(found[: part.num_examples])
+
+    def structure(self, work: WorkFolder) -> str:
+        return "" if self._own else self._files.splits.description
 
     def _rule(self, present: list[str]) -> SplitRule:
         return SplitRule(self._recipe, frozenset(present))
@@ -213,7 +217,7 @@ class ParquetCorpus(RawCorpus):
     def _listed(self) -> Iterator[_File]:
         if not self._own:
             for listed in self._files.files():
-                yield _File(self._files.store, listed.key, named_split(listed.key))
+                yield _File(self._files.store, listed.key, self._files.splits.of.get(listed.key))
             return
         for name in self._own.splits:
             for shard in known_shards(self._files.store, self._own, name):

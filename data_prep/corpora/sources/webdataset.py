@@ -13,7 +13,7 @@ from vitline.data_prep.config import CorpusRecipe, WebDataset
 from vitline.data_prep.corpora.files.archive_members import Member
 from vitline.data_prep.corpora.files.archives import archive_kind, index, read_members
 from vitline.data_prep.corpora.raw import Part, RawCorpus, RawExample, Spill, SplitRule, WorkFolder
-from vitline.data_prep.corpora.source_files import SourceFiles, named_split
+from vitline.data_prep.corpora.source_files import SourceFiles
 from vitline.data_prep.labels.classes import ClassInfo
 from vitline.data_prep.labels.label_texts import distinct_labels, label_texts, labelled_number, plain_text, short
 from vitline.infra.storage import Listed, Store
@@ -30,23 +30,23 @@ class WebDatasetCorpus(RawCorpus):
 
     The id of an example is `shard.tar!key`. Its image is its first file in the order of `image_keys`. Its label is a text (txt),
     a field of a json, or a number (cls), which becomes `number_label`, so that classes keep their order. The split of a tar is
-    the one named in its path (`named_split`).
+    the one that its path names, if those of all tars do (`SourceFiles.splits`).
     """
 
     def __init__(self, source: WebDataset, recipe: CorpusRecipe) -> None:
         if re.search(r"\{.*\.\..*\}", source.path):
             raise ValueError(f"{source.path}: patterns in braces are not supported. Give the folder of the tars.")
         self._source, self._recipe = source, recipe
-        self._files = SourceFiles(source.path, _ENDINGS)
+        self._files = SourceFiles(source.path, _ENDINGS, source.splits)
         self.origin, self.single_label = self._files.uri, source.single_label
 
     def fingerprint(self) -> str:
         return self._files.fingerprint()
 
     def parts(self, work: WorkFolder) -> Iterator[Part]:
-        where: dict[str, JsonValue] = {"present": [*sorted(self._files.splits())]}
+        where: dict[str, JsonValue] = {"present": [*sorted(self._files.splits.present)]}
         for file in self._files.files():
-            where["key"] = file.key
+            where |= {"key": file.key, "split": self._files.splits.of.get(file.key)}
             if file.size <= _LARGEST_WHOLE_BYTES or archive_kind(file.key) == "tar.gz":
                 whole: dict[str, JsonValue] = {"start": 0, "end": None}
                 yield Part(name=file.key, num_bytes=file.size, where={**where, **whole})
@@ -57,7 +57,8 @@ class WebDatasetCorpus(RawCorpus):
 
     def examples(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
         where = cast(dict[str, Any], part.where)
-        reader = _Reader(self._source, self._recipe, self._files.store, where["key"], frozenset(where["present"]))
+        rule = SplitRule(self._recipe, frozenset(where["present"]))
+        reader = _Reader(self._source, self._recipe, self._files.store, where["key"], rule, where["split"])
         with ExitStack() as stack:
             spilled = archive_kind(where["key"]) == "tar.gz"
             spill = stack.enter_context(Spill(work, part)) if spilled else None
@@ -66,6 +67,9 @@ class WebDatasetCorpus(RawCorpus):
                     yield reader.example(group, spill) if isinstance(group, _Group) else group
             except (FileNotFoundError, PermissionError) as error:
                 yield reader.refused("(the tar)", "uncounted_loss", f"{error.strerror}")
+
+    def structure(self, work: WorkFolder) -> str:
+        return self._files.splits.description
 
     def class_info(self, source_id: str) -> ClassInfo:
         number = None if self._source.label_key.lower().endswith("txt") else labelled_number(source_id)
@@ -98,10 +102,9 @@ class _Reader:
     """Reads the examples of one tar."""
 
     def __init__(
-        self, source: WebDataset, recipe: CorpusRecipe, store: Store, key: str, present: frozenset[str]
+        self, source: WebDataset, recipe: CorpusRecipe, store: Store, key: str, rule: SplitRule, split: str | None
     ) -> None:
-        self._source, self._store, self._key = source, store, key
-        self._rule, self._split = SplitRule(recipe, present), named_split(key)
+        self._source, self._store, self._key, self._rule, self._split = source, store, key, rule, split
         self._max_bytes, self._id = recipe.decode.max_bytes, plain_text(key)
         self._label_key = source.label_key.lower()
         self._image_keys = [key.lower() for key in source.image_keys]

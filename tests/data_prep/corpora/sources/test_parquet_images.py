@@ -2,13 +2,14 @@
 
 import io
 import json
+import uuid
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from vitline.data_prep.config import CorpusRecipe, ParquetImages
-from vitline.data_prep.corpora.source_files import named_split
+from vitline.data_prep.corpora.raw import WorkFolder
 from vitline.data_prep.corpora.sources.parquet_images import ParquetCorpus
 from vitline.data_prep.decode import DecodePolicy
 from vitline.data_prep.labels.classes import ClassInfo, ClassMap
@@ -165,16 +166,61 @@ def test_sources_that_cannot_be_read_are_errors_with_the_next_step(folder, read)
         read(corpus(folder))
 
 
-def test_split_is_recognised_by_a_word_of_the_path():
-    named = {
-        "data/train-00000-of-00002.parquet": "train",
-        "data/validation-00000.parquet": "val",
-        "my_test_file.parquet": "test",
-        "test/0.parquet": "test",
-        "dev2.parquet": "val",
-        "testament/contest.parquet": None,
+def splits_of(folder, keys, **source):
+    """The splits of files with these names, and what is said about them."""
+    place = open_store(f"{folder.uri}/{uuid.uuid4().hex}")
+    for key in keys:
+        write_parquet(place, key, {"image": [b"x"], "label": [0]})
+    source = ParquetCorpus(ParquetImages(path=place.uri, **source), CorpusRecipe(val_fraction=0, test_fraction=0))
+    work = WorkFolder(place, place, 10)
+    found = {part.where["key"]: part.where["split"] for part in source.parts(work)}
+    return found, source.structure(work)
+
+
+def test_splits_are_those_that_the_names_of_all_files_say(folder):
+    hub = {
+        "data/train-00000-of-00002-b42c55aff497b4a3.parquet": "train",
+        "data/train-00001-of-00002-0a1d7be1c6d7a1f2.parquet": "train",
+        "data/validation-00000-of-00001-6cb5ab4b0a9b0e4c.parquet": "val",
     }
-    assert {path: named_split(path) for path in named} == named
+    folders = {"lab-test-photos/train/0.parquet": "train", "lab-test-photos/eval/0.parquet": "test"}
+    named = {"bird_train.parquet": "train", "bird_dev2.parquet": "val"}
+    for expected in (hub, folders, named):
+        found, said = splits_of(folder, expected)
+        assert found == expected
+        assert "train: " in said
+    for photos in (
+        ["lab-test-photos.parquet"],
+        ["lab-test-photos.parquet", "field.parquet"],
+        ["lab-test/a.parquet", "b.parquet"],
+    ):
+        found, said = splits_of(folder, photos)
+        assert {*found.values()} == {None}
+        assert "no split is taken from names of files, although one is named 'lab-test" in said
+    assert splits_of(folder, ["testament/contest.parquet"]) == ({"testament/contest.parquet": None}, "")
+
+
+def test_names_that_are_no_certain_splits_are_asked_for(folder):
+    for uncertain in (
+        ["train.parquet", "test.parquet", "more.parquet"],
+        ["test-0.parquet", "test-1.parquet"],
+        ["test/0.parquet"],
+    ):
+        with pytest.raises(ValueError, match=r"--set 'source\.splits="):
+            splits_of(folder, uncertain)
+    found, _ = splits_of(
+        folder, ["train.parquet", "test/0.parquet", "more.parquet"], splits={"t*": "test", "more*": "train"}
+    )
+    assert found == {"train.parquet": "test", "test/0.parquet": "test", "more.parquet": "train"}
+    assert splits_of(folder, ["test-0.parquet", "b/more.parquet"], splits={"*": "train"})[0].keys() == {
+        "test-0.parquet",
+        "b/more.parquet",
+    }
+    assert splits_of(folder, ["test-0.parquet", "more.parquet"], splits={"more.*": "train"})[0] == {
+        "more.parquet": "train"
+    }
+    with pytest.raises(ValueError, match="matches no file of"):
+        splits_of(folder, ["test-0.parquet"], splits={"train": "train"})
 
 
 def test_a_missing_split_is_drawn_from_train(folder, read):
