@@ -54,8 +54,8 @@ def read_partition(store: Store, keys: Sequence[str], bucket: int, schema: pa.Sc
 
 
 def _bucket(store: Store, key: str, bucket: int) -> pa.Table | None:
-    start, end = np.frombuffer(store.read(key, 8 * bucket, 8 * bucket + 16), dtype="<u8").tolist()
-    return pa.ipc.open_stream(store.read(key, start, end)).read_all() if end > start else None
+    start, end = np.frombuffer(store.read_all_of(key, 8 * bucket, 8 * bucket + 16), dtype="<u8").tolist()
+    return pa.ipc.open_stream(store.read_all_of(key, start, end)).read_all() if end > start else None
 
 
 def in_groups(sizes: Sequence[int], limit: int) -> list[range]:

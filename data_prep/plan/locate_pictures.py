@@ -176,7 +176,7 @@ class _ShardGroup:
 
     @functools.cached_property
     def _bytes(self) -> bytes:
-        return self._store.read(self._key, self._start, self._end)
+        return self._store.read_all_of(self._key, self._start, self._end)
 
 
 def _column_range(group: pq.RowGroupMetaData) -> tuple[int, int]:

@@ -35,6 +35,7 @@ Uploads = list[tuple[str, str]]  # key and upload id; inside S3Store the name `l
 
 _ATTEMPTS = 9
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 10.0  # 16 to 33 s of waiting in all
+_RANGE_ATTEMPTS = 3  # a server under load may answer another range; a proxy that ignores the header does so every time
 _PATIENCE_S = 300.0  # at least so long for a service that has answered before: it is away, and its address is right
 _SILENCE_S = 30  # seconds without a byte of the reply; a store that hangs fails after five minutes
 _PART_BYTES = 32 * 1024 * 1024  # at most 10,000 parts: 320 GB
@@ -83,14 +84,7 @@ class S3Store(Store):
         if end is not None and end <= start:
             self.size(key)
             return b""
-        if start == 0 and end is None:
-            return self._get(key)[0]
-        try:
-            return self._get(key, (start, end))[0]
-        except StoreFailed as error:
-            if error.status == 416:  # the range begins after the end of the object
-                return b""
-            raise
+        return self._get(key, None if start == 0 and end is None else (start, end))[0]
 
     def read_tagged(self, key: str) -> tuple[bytes, str]:
         return self._get(key)
@@ -168,29 +162,52 @@ class S3Store(Store):
 
     def _call(self, method: str, key: str, **arguments: Any) -> Any:
         at = {"Bucket": self._bucket, "Key": self._prefix + checked_key(key)}
-        return self._retried(method, self.uri_of(key), lambda: self._client().call_s3(method, **at, **arguments))
+        return self._retried(
+            method, self.uri_of(key), lambda: _proved(method, self._client().call_s3(method, **at, **arguments))
+        )
 
     def _page(self, method: str, prefix: str, go_on: dict[str, str]) -> dict[str, Any]:
         wanted = {"Bucket": self._bucket, "Prefix": self._prefix + prefix, **go_on}
-        return self._retried(method, f"{self.uri}/{prefix}", lambda: self._client().call_s3(method, **wanted))
+        return self._retried(
+            method, f"{self.uri}/{prefix}", lambda: _proved(method, self._client().call_s3(method, **wanted))
+        )
 
     def _get(self, key: str, span: Span | None = None) -> tuple[bytes, str]:
-        """Bytes and tag of an object, or of the bytes [start, end) of it."""
+        """Bytes and tag of an object, or of the bytes [start, end) of it. Never fewer bytes than the object has there."""
         wanted = {"Bucket": self._bucket, "Key": self._prefix + checked_key(key)}
-        if span:
-            wanted["Range"] = _range_header(*span)
-
+        start, end = span or (0, None)
+        ranged = {"Range": _range_header(start, end)} if span else {}
         fs = self._client()
 
         async def get() -> tuple[bytes, str]:
-            reply = await fs._call_s3("get_object", **wanted)
-            async with reply["Body"] as body:
-                if span:
-                    _require_range(reply, *span)  # before reading: the body may be the whole object
-                return await body.read(), reply["ETag"]
+            length: int | None = None
+            try:
+                reply = await fs._call_s3("get_object", **wanted, **ranged)
+            except Exception as error:
+                if not span or _answer(error)[0] != 416:  # 416: the range begins after the end of the object
+                    raise
+                data, tag = b"", ""
+            else:
+                async with reply["Body"] as body:
+                    length = _announced_bytes(reply, span)  # before reading: the body may be the whole object
+                    data, tag = await body.read(), _proved("get_object", reply)["ETag"]
+            if not length:  # an empty object, or the reply of a service that gave up
+                size = await size_now()
+                length = max(0, min(end or size, size) - start)
+            if len(data) != length:
+                raise _OddReply(f"the reply has {len(data):,} bytes, but the object has {length:,} in this place")
+            return data, tag
+
+        async def size_now() -> int:
+            try:
+                size: int = _proved("head_object", await fs._call_s3("head_object", **wanted))["ContentLength"]
+            except FileNotFoundError:
+                raise
+            except Exception as error:  # without its status: whatever that is, the read is to be repeated
+                raise _OddReply(f"the reply has no bytes, and the size of the object is unknown: {error}") from None
+            return size
 
         async def hedged() -> tuple[bytes, str]:
-            start, end = span or (0, None)
             return await (self._hedged().read(end - start, get) if end is not None else get())
 
         def request() -> tuple[bytes, str]:
@@ -215,6 +232,8 @@ class S3Store(Store):
                 if status == 404 and code in ("404", "NoSuchKey", "NoSuchUpload"):
                     raise FileNotFoundError(2, "no such object", uri) from error
                 transient = status in _TRANSIENT_STATUS or code in _TRANSIENT_CODES if status else _is_network(error)
+                if isinstance(error, _OtherRange):
+                    transient = attempt < _RANGE_ATTEMPTS
                 waited_s = time.monotonic() - began
                 impatient = service not in _answered or waited_s >= _PATIENCE_S
                 if not transient or (attempt >= _ATTEMPTS and impatient):
@@ -309,21 +328,50 @@ class _OtherRange(Exception):
     """A reply does not hold the range that was asked for."""
 
 
+class _OddReply(OSError):
+    """A reply of success that lacks what every such reply has: a server sends `200` without a body if it gives up early."""
+
+
+_PROOF = {
+    "get_object": ("ETag",),
+    "head_object": ("ETag", "ContentLength"),
+    "put_object": ("ETag",),
+    "create_multipart_upload": ("UploadId",),
+    "upload_part": ("ETag",),
+    "complete_multipart_upload": ("ETag",),
+    "list_objects_v2": ("IsTruncated",),
+}
+"""What a reply of success has for certain, by operation. Without it nothing was read, written or listed."""
+
+
+def _proved(method: str, reply: Any) -> Any:
+    """`reply`. Raises _OddReply if it proves no success."""
+    for field in _PROOF.get(method, ()):
+        if field not in reply:
+            raise _OddReply(f"the reply has no {field}: the service answered without doing its work")
+    return reply
+
+
 def _range_header(start: int, end: int | None) -> str:
     return f"bytes={start}-{'' if end is None else end - 1}"
 
 
-def _require_range(reply: dict[str, Any], start: int, end: int | None) -> None:
-    """Raises _OtherRange unless a reply holds bytes [start, end) of the object, or those up to its end."""
+def _announced_bytes(reply: dict[str, Any], span: Span | None) -> int | None:
+    """Length of the body as the header says; None if it says nothing. Raises _OtherRange unless a reply to a range holds exactly
+    these bytes of the object, or those up to its end."""
+    announced: int | None = reply.get("ContentLength")
     status, given = reply["ResponseMetadata"]["HTTPStatusCode"], reply.get("ContentRange", "")
-    if status == 200 and reply.get("ContentLength") == 0:
-        return  # of an empty object there is no range; some services answer 416, others this
+    if not span or (
+        status == 200 and announced == 0
+    ):  # of an empty object there is no range; some answer 416, others this
+        return announced
+    start, end = span
     parts = _CONTENT_RANGE.fullmatch(given)
     if status == 206 and parts:
         first, last, total = map(int, parts.groups())
-        length = last + 1 - first  # aiohttp raises where the body is not as long as the header says
-        if (first, last + 1) == (start, min(total, end or total)) and reply.get("ContentLength", length) == length:
-            return
+        length = last + 1 - first
+        if (first, last + 1) == (start, min(total, end or total)) and announced in (None, length):
+            return length
     raise _OtherRange(
         f"the reply to the range {_range_header(start, end)} has status {status} and "
         f"{f'the range {given}' if given else 'no range'}, but must have status 206 and exactly this range"

@@ -110,6 +110,17 @@ class Store(ABC):
     def read(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         """Bytes [start, end) of an object, or fewer if it ends earlier. Raises FileNotFoundError."""
 
+    def read_all_of(self, key: str, start: int, end: int) -> bytes:
+        """Bytes [start, end) of an object that was found to have so many. Raises FileNotFoundError, and RuntimeError if it ends
+        earlier."""
+        data = self.read(key, start, end)
+        if len(data) < end - start:
+            raise RuntimeError(
+                f"{self.uri_of(key)} ends after {start + len(data):,} bytes, but had at least {end:,} when it was opened or listed. "
+                "Stop changing it, and run this again."
+            )
+        return data
+
     def read_into(self, key: str, start: int, buffer: memoryview) -> int:
         """Reads from `start` into a buffer and returns the number of bytes. Raises FileNotFoundError."""
         data = self.read(key, start, start + len(buffer))
@@ -264,7 +275,7 @@ class _Ranges(io.RawIOBase):
         end = min(self._position + len(buffer), self._size)
         if end <= self._position:
             return 0
-        data = self._store.read(self._key, self._position, end)
+        data = self._store.read_all_of(self._key, self._position, end)
         buffer[: len(data)] = data
         self._position += len(data)
         return len(data)

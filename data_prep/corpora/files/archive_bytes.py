@@ -36,7 +36,8 @@ class Ranges:
             kept = self._buffer[self.position - self._buffered_from :] if self._holds(self.position) else b""
             window = WINDOW_BYTES if 0 <= self.position - self._taken_to <= self._near else _HEADER_WINDOW_BYTES
             at = self.position + len(kept)
-            more = self._store.read(self._key, at, min(self.end, max(at + window, self.position + count)))
+            wanted_to = min(self.end, max(at + window, self.position + count))
+            more = self._store.read_all_of(self._key, at, wanted_to) if wanted_to > at else b""
             self._buffer, self._buffered_from = kept + more if kept else more, self.position
         begin = self.position - self._buffered_from
         data = self._buffer[begin : begin + count]

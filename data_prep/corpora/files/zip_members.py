@@ -46,7 +46,7 @@ class ZipDirectory:
         self._store, self._key, self.archive = store, key, store.uri_of(key)
         size = store.size(key)
         tail_at = max(0, size - 65_535 - _END.size - _LOCATOR64.size)
-        tail = store.read(key, tail_at, size)
+        tail = store.read_all_of(key, tail_at, size)
         at = tail.rfind(b"PK\5\6")
         if at < 0 or len(tail) - at < _END.size:
             raise ArchiveDamaged(self.archive, size, "no zip directory at the end: the file is truncated or not a zip")

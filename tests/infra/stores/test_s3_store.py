@@ -38,12 +38,25 @@ class Handler(BaseHTTPRequestHandler):
         fault = server.faults.pop(0) if server.faults else None
         if isinstance(fault, int):
             return self.answer(fault, b"<Error><Code>Fault%d</Code><Message>injected</Message></Error>" % fault)
+        if isinstance(
+            fault, bytes
+        ):  # status and headers, and behind the last newline the body, of a request that has no effect
+            headers, _, content = fault.rpartition(b"\n")
+            return self.wfile.write(b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (headers, len(content), content))
         if callable(fault):
             fault()
         status, reply = self.perform(server.objects, path, body)
         if fault == "reply lost":
             self.close_connection = True
             return self.connection.close()
+        span = self.headers.get("Range")
+        if span and status == 200:
+            first, _, last = span.removeprefix("bytes=").partition("-")
+            last = min(int(last or len(reply) - 1), len(reply) - 1)
+            if int(first) > last:
+                return self.answer(416, b"<Error><Code>InvalidRange</Code></Error>")
+            self.range = f"bytes {first}-{last}/{len(reply)}"
+            return self.answer(206, reply[int(first) : last + 1])
         self.answer(status, reply)
 
     def perform(self, objects, path, body):
@@ -60,12 +73,14 @@ class Handler(BaseHTTPRequestHandler):
         self.tag, self.writer = hashlib.md5(found).hexdigest(), self.server.writers.get(path, "")
         return 200, found
 
-    tag = writer = ""
+    tag = writer = range = ""
 
     def answer(self, status, body):
         self.send_response(status)
         self.send_header("ETag", f'"{self.tag}"')
         self.send_header("x-amz-meta-writer", self.writer)
+        if status == 206:
+            self.send_header("Content-Range", self.range)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
@@ -102,6 +117,38 @@ def test_transient_faults_are_retried(store, service, faults):
     service.faults = list(faults)
     assert store.read("a") == b"1"
     assert service.requests == ["PUT"] * (len(faults) + 1) + ["GET"] * (len(faults) + 1)
+
+
+_WITHOUT_ETAG, _OF_NOTHING = b"200 OK\n", b'200 OK\r\nETag: "d41d8cd98f00b204e9800998ecf8427e"\n'
+_OTHER_RANGE = b'206 OK\r\nETag: "x"\r\nContent-Range: bytes 0-1/10\n01'
+_SHORT_RANGE = b'206 OK\r\nETag: "x"\r\nContent-Range: bytes 2-5/10\n23'
+
+
+@pytest.mark.parametrize(
+    "odd", [_WITHOUT_ETAG, _OF_NOTHING, _OTHER_RANGE, _SHORT_RANGE, b'200 OK\r\nETag: "x"\n0123456789', 416]
+)
+def test_an_odd_reply_to_a_range_is_repeated(store, service, odd):
+    store.write("a", b"0123456789")
+    service.faults = [odd]
+    assert store.read("a", 2, 6) == b"2345"
+    assert store.read("a", 10) == store.read("a", 12, 14) == b""
+
+
+@pytest.mark.parametrize("odd", [_WITHOUT_ETAG, _OF_NOTHING])
+def test_success_without_its_result_is_repeated(store, service, odd):
+    service.faults = [_WITHOUT_ETAG]
+    store.write("a", b"0123456789")  # else it would be lost
+    service.faults = [odd]
+    assert store.read("a") == b"0123456789"
+    service.faults = [_WITHOUT_ETAG]
+    assert store.size("a") == 10
+    service.faults = [_WITHOUT_ETAG, 503]
+    tag = store.create("b", b"")
+    assert store.read_tagged("b") == (b"", tag)
+    service.faults = [_WITHOUT_ETAG] * 9
+    with pytest.raises(StoreFailed, match=r"put_object of .* at attempt 9.*no ETag"):
+        store.write("a", b"1")
+    assert service.objects["/bucket/runs/a"] == b"0123456789"
 
 
 @pytest.mark.parametrize(
