@@ -268,7 +268,7 @@ def reconcile_flow(request: ReconcileRequest) -> State:
         from vitline.flows.on_prefect.prefect_runs import PrefectFlowRuns
         from vitline.flows.ops.reconcile import reconcile
 
-        findings = reconcile(request, engines, PrefectFlowRuns(FLOW_NAMES))
+        findings = reconcile(request, engines, PrefectFlowRuns(FLOW_NAMES), patient=True)
         if not request.dry_run:
             with unless_it_fails(engines, "alerts or the home page could not be written"):
                 from vitline.flows.home.prefect_home import write_home

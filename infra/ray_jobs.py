@@ -50,6 +50,10 @@ _ALLOWED_PREFIXES = ("RAY_TRAIN_", "VITLINE_")
 _SECRET = re.compile(r"KEY|SECRET|TOKEN|PASSWORD", re.IGNORECASE)
 _CREDENTIALS_IN_URL = re.compile(r"://[^/\s]*@")
 _REQUEST_TIMEOUT_S = 30
+AWAY_S = 900.0
+"""How long a server may be away before whoever needs it gives up: Ray's, and Prefect's at the end of a flow run. The local stack
+starts a lost server again, which may take ten minutes on a busy machine."""
+_TOLD_AFTER_S = 2.0
 
 
 class Job(FrozenConfig):
@@ -84,11 +88,20 @@ class RayJobs:
     """The jobs of the cluster whose job server has this http address.
 
     The token is read from `token_path`, else from RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH. While the server does not answer,
-    a request is repeated for up to `away_s` and then raises JobServerAway.
+    a request is repeated for up to `away_s` and then raises JobServerAway. Meanwhile `report` gets a sentence at the first and
+    at the last failure, and `while_away` is called before each repetition; what it raises ends the request.
     """
 
-    def __init__(self, address: str, token_path: str | Path | None = None, away_s: float = 120.0) -> None:
-        self.address, self._away_s = address, away_s
+    def __init__(
+        self,
+        address: str,
+        token_path: str | Path | None = None,
+        away_s: float = AWAY_S,
+        *,
+        report: Callable[[str], object] = log.warning,
+        while_away: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.address, self._away_s, self._report, self._while_away = address, away_s, report, while_away
         self._token = Path(token_path).read_text().strip() if token_path else Settings().ray_token()
 
     def submit(
@@ -194,10 +207,13 @@ class RayJobs:
 
     def _ask(self, what: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """The JSON that the job server answers, to a POST where there is a body."""
-        began, wait_s = time.monotonic(), 0.2
+        began, wait_s, told = time.monotonic(), 0.2, False
         while True:
             try:
-                return self._request(path, body)
+                answer = self._request(path, body)
+                if told:
+                    self._report(f"Ray at {self.address} answers again")
+                return answer
             except (OSError, RuntimeError) as error:
                 if isinstance(error, RuntimeError) and (_status(error) < 500 or "already exists" in str(error)):
                     raise
@@ -207,7 +223,12 @@ class RayJobs:
                         f"could not {what}: {self.address} has not answered for {away_s:.0f} s ({error})"
                         f"{through_proxy(self.address)}. Check that Ray runs. The job may still be running."
                     ) from error
-                log.warning("could not %s, trying again: %s", what, error)
+                if not told and away_s > _TOLD_AFTER_S:
+                    told = True
+                    self._report(
+                        f"Ray at {self.address} does not answer ({error}); waiting up to {self._away_s / 60:.0f} minutes for it"
+                    )
+            self._while_away()
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, 5.0)
 

@@ -16,9 +16,10 @@ from prefect.settings import PREFECT_UI_URL
 from vitline.flows import console
 from vitline.flows.on_prefect.deployments import deployment_named
 from vitline.flows.on_prefect.flow_run import read_request
-from vitline.flows.on_prefect.prefect_observer import AWAY_PATIENCE_S, client
+from vitline.flows.on_prefect.prefect_observer import client
 from vitline.flows.on_prefect.request_checks import REQUEST_CHECKS
 from vitline.flows.requests.training_draft import recipe_function
+from vitline.infra.ray_jobs import AWAY_S
 from vitline.infra.settings import Settings
 
 POLL_S = 1.0
@@ -53,7 +54,7 @@ def trigger(settings: Settings, name: str, changes: Mapping[str, Any]) -> tuple[
 
 def follow(run_id: UUID) -> FlowRun:
     """Prints the log lines of a flow run and its subflows until it has ended, and returns it. Ctrl-C ends the following, not
-    the run. Raises RuntimeError if the server does not answer for AWAY_PATIENCE_S."""
+    the run. Raises RuntimeError if the server does not answer for AWAY_S."""
     shown: set[UUID] = set()
     away_since: float | None = None
     ended_at: float | None = None
@@ -72,9 +73,9 @@ def follow(run_id: UUID) -> FlowRun:
                 if away_since is None:
                     away_since = time.monotonic()
                     console.say(f"Prefect does not answer ({type(error).__name__}); waiting for it, the run continues")
-                if time.monotonic() - away_since > AWAY_PATIENCE_S:
+                if time.monotonic() - away_since > AWAY_S:
                     raise RuntimeError(
-                        f"Prefect has not answered for {AWAY_PATIENCE_S:.0f} s; flow run {run_id} may continue without it. "
+                        f"Prefect has not answered for {AWAY_S:.0f} s; flow run {run_id} may continue without it. "
                         "Once the server is back, the same command reuses its stages."
                     ) from error
             time.sleep(POLL_S)

@@ -30,6 +30,7 @@ from prefect.logging import get_run_logger
 from vitline.flows.console import line
 from vitline.flows.on_prefect.flow_states import state_of
 from vitline.flows.stages.engines import Show, StopRequested, Suspended
+from vitline.infra.ray_jobs import AWAY_S
 from vitline.infra.redact import cleaned
 from vitline.infra.runs.progress import RunProgress
 from vitline.infra.settings import Settings
@@ -41,7 +42,6 @@ POLL_S = 1.0
 SHOW_EVERY_S = 2.0
 LOG_EVERY_S = 15.0
 LOG_WAITING_EVERY_S = 300.0
-AWAY_PATIENCE_S = 900.0
 CANCELLED = "cancelled in Prefect"
 SUSPENDED = "suspended in Prefect; Resume continues from the checkpoint"
 
@@ -232,14 +232,14 @@ class PrefectObserver:
 
     def wait_for_server(self) -> None:
         """Returns once Prefect answers: without the final state it would show the run as RUNNING for ever."""
-        deadline, warned = time.monotonic() + AWAY_PATIENCE_S, False
+        deadline, warned = time.monotonic() + AWAY_S, False
         while time.monotonic() < deadline:
             self._update_state()
             if not self._away:
                 return
             if not warned:
                 warned = True
-                log.warning("Prefect does not answer; waiting up to %.0f s to report the end", AWAY_PATIENCE_S)
+                log.warning("Prefect does not answer; waiting up to %.0f s to report the end", AWAY_S)
             time.sleep(POLL_S)
 
     def _show(self, send: Callable[[], T]) -> T | None:

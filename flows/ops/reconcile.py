@@ -10,18 +10,34 @@ import contextlib
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, TypeVar
 
 from vitline.flows.console import first_of, utc
 from vitline.flows.ops.flow_runs import FlowRuns, NoFlowRuns, SeenFlowRun
-from vitline.flows.records import PipelineRecord, list_pipeline_keys, list_run_keys, read_pipeline, write_pipeline
+from vitline.flows.ops.seen_runs import SeenRun, has_ended, last_attempt_of, read_run, reconciled_state, updated_at
+from vitline.flows.records import (
+    AttemptRecord,
+    PipelineRecord,
+    list_pipeline_keys,
+    list_run_keys,
+    read_pipeline,
+    write_pipeline,
+)
 from vitline.flows.requests.forms import ReconcileRequest
 from vitline.flows.stages.engines import Engines
 from vitline.flows.stages.heartbeat import beat_of, beats, forget
-from vitline.flows.stages.stage import DRIVER_FROZEN, FLOW_CLAIM_S, exclusively, run_store, stop_attempt, stop_jobs_of
+from vitline.flows.stages.stage import (
+    DRIVER_FROZEN,
+    FLOW_CLAIM_S,
+    exclusively,
+    follower_of,
+    run_store,
+    stop_attempt,
+    stop_jobs_of,
+)
 from vitline.flows.to_mlflow import outbox
 from vitline.flows.to_mlflow.shipper import sync_runs
 from vitline.infra.config import replace
@@ -32,9 +48,7 @@ from vitline.infra.runs.run_state import (
     NO_STATE,
     OUTCOMES,
     RunState,
-    RunStateRecord,
     read_state,
-    read_stop,
     write_reconciled_state,
 )
 from vitline.infra.runs.watching import Watch, moving
@@ -62,34 +76,28 @@ class Inconsistency(NamedTuple):
     action: str
 
 
-class SeenRun(NamedTuple):
-    """A run as the store shows it."""
-
-    key: str
-    claim: Claim | None
-    state: RunStateRecord | None
-
-
-def read_run(root: Store, key: str) -> SeenRun:
-    run = root.child(f"runs/{key}")
-    read_stop(run)  # what the reconciled state of a silent attempt follows from
-    return SeenRun(key, read_claim(run), read_state(run))
-
-
-def reconcile(request: ReconcileRequest, engines: Engines, prefect: FlowRuns) -> list[Inconsistency]:
+def reconcile(
+    request: ReconcileRequest, engines: Engines, prefect: FlowRuns, *, patient: bool = False
+) -> list[Inconsistency]:
     """Finds inconsistencies between Prefect, Ray, the store and MLflow, and repairs each unless `dry_run`.
 
     An error in one repair is reported in its finding and stops no other. Raises if an engine does not answer at the start:
-    a missing answer proves nothing.
+    a missing answer proves nothing. What has been silent for less than `quiet_minutes` is a finding and left alone; if
+    `patient`, this first waits until it has been silent for so long, or lives.
     """
     with exclusively(engines, "reconcile"):
         reconciler = Reconciler(request, engines, prefect)
+        if patient and (wait_s := reconciler.quiet_in_s()):
+            engines.observer.say(f"something has just become silent; looking again in {wait_s:.0f} s")
+            wait(engines, wait_s)
+            reconciler = Reconciler(request, engines, prefect)
         reconciler.end_cancelled_jobs()
         reconciler.end_frozen_jobs()
         reconciler.end_silent_runs()
         reconciler.end_abandoned_pipelines()
         reconciler.end_dead_flow_runs()
         reconciler.report_jobs_without_a_flow()
+        reconciler.report_silent()
         reconciler.send_to_mlflow()
     return reconciler.findings
 
@@ -118,7 +126,8 @@ class Reconciler:
             self.pipelines = self._read_known(
                 "pipeline", list_pipeline_keys(records), partial(self._read_pipeline, records)
             )
-        ids = {job.metadata.get("flow_run_id") for job in self._active_jobs()}
+        self.followers = {job.id: follower_of(self.engines.root, job) for job in self._active_jobs()}
+        ids = set(self.followers.values())
         ids |= {record.origin.flow_run_id for record in self.pipelines if record.state == "running"}
         ids |= {run.parent for run in self.unfinished.values()}
         self.flow_runs = self.prefect.find(sorted(flow_run_id for flow_run_id in ids if flow_run_id))
@@ -130,11 +139,11 @@ class Reconciler:
 
     def end_cancelled_jobs(self) -> None:
         """Stops jobs that outlived their cancelled flow run."""
-        for flow_run_id in sorted({job.metadata.get("flow_run_id", "") for job in self._active_jobs()}):
+        for flow_run_id in sorted({self.followers[job.id] or "" for job in self._active_jobs()}):
             run = self.flow_runs.get(flow_run_id)
             if run is None or not self._cancelled(run):
                 continue
-            ids = [job.id for job in self._active_jobs() if job.metadata.get("flow_run_id") == flow_run_id]
+            ids = self._jobs_followed_by(flow_run_id)
             stopped = self._repair(
                 Inconsistency(
                     f"job {', '.join(ids)}", f"active for flow run {run.name}, which is {run.state}", "stopped"
@@ -223,7 +232,7 @@ class Reconciler:
     def report_jobs_without_a_flow(self) -> None:
         """Reports jobs that run without their flow. They need no repair, but users want to know."""
         for job in self._active_jobs():
-            flow_run_id = job.metadata.get("flow_run_id")
+            flow_run_id = self.followers[job.id]
             if flow_run_id is None or isinstance(self.prefect, NoFlowRuns):
                 continue
             run = self.flow_runs.get(flow_run_id)
@@ -233,6 +242,18 @@ class Reconciler:
             problem = f"active without a flow: {f'flow run {run.name} is gone' if run else 'Prefect has no such run'}"
             action = "left running; the same request follows it again"
             self.findings.append(Inconsistency(f"job {job.id}", problem, action))
+
+    def report_silent(self) -> None:
+        """Reports what may be dead and has not been silent for `quiet_minutes`: the next reconcile ends it."""
+        for subject, last in self._silent_for_now():
+            problem = f"without a sign of life since {utc(last)}"
+            action = f"left alone until {utc(last + max(self.quiet_s, LIFE_S))}, then the next reconcile ends it"
+            self.findings.append(Inconsistency(subject, problem, action))
+
+    def quiet_in_s(self) -> float:
+        """Seconds until all that may be dead has been silent for `quiet_minutes`; 0 if nothing is."""
+        last = max((last for _, last in self._silent_for_now()), default=None)
+        return 0.0 if last is None else max(self.quiet_s, LIFE_S) - (self.now - last) + 1.0
 
     def send_to_mlflow(self) -> None:
         """Sends what has ended since the last reconcile and what is in the outbox. What fails is sent by the next one."""
@@ -267,6 +288,29 @@ class Reconciler:
 
     def _active_jobs(self) -> list[Job]:
         return [job for job in self.jobs.values() if not job.terminal and "run_key" in job.metadata]
+
+    def _jobs_followed_by(self, flow_run_id: str) -> list[str]:
+        return [job.id for job in self._active_jobs() if self.followers[job.id] == flow_run_id]
+
+    def _silent_for_now(self) -> Iterator[tuple[str, float]]:
+        """What has missed six heartbeats and has not been silent for `quiet_minutes`, and its last sign of life."""
+
+        def recent(last: float) -> bool:
+            return LIFE_S <= self.now - last < self.quiet_s
+
+        for flow_run in self.unfinished.values():
+            last = max(flow_run.since, self.beats.get(flow_run.id, 0.0))
+            if flow_run.parent or flow_run.state == "PAUSED" or flow_run.awaits_infrastructure or not recent(last):
+                continue
+            if flow_run.id not in self.beats:
+                last = max(last, self.prefect.last_line(flow_run.id) or 0.0)
+            if flow_run.id not in self.alive and recent(last):
+                yield f"flow run {flow_run.name}", last
+        for run in self.runs:
+            job = self.jobs.get(run.claim.job_id) if run.claim else None
+            at_work = job is not None and not job.terminal
+            if run.claim and not has_ended(run) and not at_work and recent(run.claim.heartbeat):
+                yield f"run {run.key}", run.claim.heartbeat
 
     def _cancelled(self, run: SeenFlowRun) -> bool:
         """Whether it is cancelled, or has been CANCELLING for so long that no process will finish the cancel."""
@@ -327,12 +371,8 @@ class Reconciler:
                 look = partial(self._life_of_flow_run, flow_run.id)
                 looks[flow_run.id] = self._look("flow run", flow_run.id, look)
 
-        def wait() -> None:
-            self.engines.observer.check()
-            time.sleep(WATCH_S / 15)
-
         for_s = {key: FROZEN_WATCH_S if key in frozen else WATCH_S for key in looks}
-        self.alive |= moving(looks, for_s, wait, self.watches)
+        self.alive |= moving(looks, for_s, partial(wait, self.engines, WATCH_S / 15), self.watches)
 
     def _look(self, kind: str, key: str, look: Callable[[], Hashable]) -> Callable[[], Hashable]:
         """`look`, but what cannot be read any more is a finding, once, and counts as alive."""
@@ -360,11 +400,10 @@ class Reconciler:
         return self._long_ago(last, LIFE_S)
 
     def _end_of(self, run: SeenFlowRun) -> tuple[RunState, str] | None:
-        """The end state of a dead flow run: that of its pipeline or last job. None while that is still running."""
+        """The end state of a dead flow run: that of its pipeline or last run. None while that is still running."""
         if run.state == "CANCELLING":
             return "cancelled", "cancelled; its process was gone and could not report it"
-        jobs = [job for job in self.jobs.values() if job.metadata.get("flow_run_id") == run.id]
-        if any(not job.terminal for job in jobs):
+        if self._jobs_followed_by(run.id):
             return None
         pipeline = next((p for p in self.pipelines if p.origin.flow_run_id == run.id), None)
         if pipeline is not None:
@@ -375,16 +414,34 @@ class Reconciler:
             if record.state == "running":
                 return ("preempted", f"the process of pipeline {record.key} is gone") if self.request.dry_run else None
             return record.state, f"pipeline {record.key}: {record.reason or record.state} (set by reconcile)"
-        if jobs:
-            last = max(jobs, key=lambda job: job.started_at or 0.0)
-            key = last.metadata.get("run_key", "")
-            state = NO_STATE  # of a run whose records cannot be read, too: its flow run stays as it is
-            with contextlib.suppress(UnreadableRecord):
-                state = read_state(run_store(self.engines.root, key)) or NO_STATE
-            if state["state"] == "running":
-                return None
-            return state["state"], f"{key}: {state.get('reason') or state['state']} (set by reconcile)"
-        return "preempted", "its process was gone before it had submitted a job; start it again"
+        try:
+            last = last_attempt_of(self.root, self.runs, run.id)
+            if last is None:
+                return "preempted", "its process is gone, and no run in the store names it; start it again"
+            return self._end_of_attempt(run, *last)
+        except UnreadableRecord:  # a finding of its own
+            return None
+
+    def _end_of_attempt(
+        self, flow_run: SeenFlowRun, run: SeenRun, record: AttemptRecord
+    ) -> tuple[RunState, str] | None:
+        """How a dead flow run ends whose last attempt this is. None while the attempt is at work."""
+        newest = run.claim.attempt if run.claim else 0
+        if newest > record.attempt or record.origin.flow_run_id != flow_run.id:
+            where = f": {record.origin.flow_run_url}" if record.origin.flow_run_url and newest == record.attempt else ""
+            return "preempted", f"{run.key} goes on in another flow run or command, in attempt {newest}{where}"
+        store = run_store(self.engines.root, run.key)
+        state = read_state(store) or NO_STATE
+        if state["state"] != "running" and state["attempt"] >= record.attempt:
+            return state["state"], f"{run.key}: {state.get('reason') or state['state']} (set by reconcile)"
+        if self.request.dry_run and self._is_silent(run):
+            ended, reason = reconciled_state(store, record.attempt, self.jobs.get(record.job_id))
+            return ended, f"{run.key}: {reason}"
+        problem = f"{flow_run.state} since {utc(flow_run.since)}, but its process is gone"
+        self.findings.append(
+            Inconsistency(f"flow run {flow_run.name}", problem, f"left until {record.job_id} has ended")
+        )
+        return None
 
     # Repairs.
 
@@ -450,29 +507,12 @@ LEFT = "left as it is"
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "CRASHED")
 
 
-def has_ended(run: SeenRun) -> bool:
-    """Whether the attempt that holds the claim has written how it ended."""
-    state, attempt = run.state or NO_STATE, run.claim.attempt if run.claim else 0
-    return state["state"] != "running" and state["attempt"] >= attempt
-
-
-def updated_at(run: SeenRun) -> float:
-    return run.state["updated_at"] if run.state else 0.0
-
-
-def reconciled_state(run: Store, attempt: int, job: Job | None) -> tuple[RunState, str]:
-    """The end state of an attempt that wrote none, and the evidence for it."""
-    stop = read_stop(run)
-    found = "Ray does not know its job and its heartbeat has stopped" if job is None else f"its job is {job.state}"
-    if stop is not None and stop["attempt"] == attempt:
-        return stop["reason"], f"{found}; it was asked to stop: {stop['by']}"
-    if job is None:
-        return "preempted", f"{found}; the same request resumes it"
-    if job.state == "stopped":
-        return "cancelled", f"{found} in Ray"
-    if job.exit_code == OUTCOMES["preempted"].exit_code:
-        return "preempted", f"{found} with exit code {job.exit_code}; the same request resumes it"
-    return "failed", f"{found} ({job.message or f'exit code {job.exit_code}'})"
+def wait(engines: Engines, seconds: float) -> None:
+    """Waits, unless the observer requests a stop."""
+    until = time.monotonic() + seconds
+    while (left_s := until - time.monotonic()) > 0:
+        engines.observer.check()
+        time.sleep(min(left_s, 2.0))
 
 
 def stop_frozen(engines: Engines, run: Store, claim: Claim) -> None:

@@ -16,7 +16,7 @@ from vitline.flows.to_mlflow.shipper import Shipper
 from vitline.infra.local.child_jobs import ChildJobs
 from vitline.infra.local.paths import log_dir
 from vitline.infra.local.ray_node import LocalRay
-from vitline.infra.ray_jobs import RayJobs
+from vitline.infra.ray_jobs import JobLost, RayJobs
 from vitline.infra.runs.progress import RunProgress
 from vitline.infra.runs.run_state import StopReason
 from vitline.infra.settings import Settings
@@ -114,8 +114,14 @@ class Cluster:
     A command whose stages are all finished starts nothing. Leaving the context stops what it started.
     """
 
-    def __init__(self, settings: Settings, log_dir: Path, announce: Callable[[str], None] = log.info):
-        self.settings, self.log_dir, self.announce = settings, log_dir, announce
+    def __init__(
+        self,
+        settings: Settings,
+        log_dir: Path,
+        announce: Callable[[str], None] = log.info,
+        check: Callable[[], None] = lambda: None,
+    ):
+        self.settings, self.log_dir, self.announce, self.check = settings, log_dir, announce, check
         self._address = settings.job_server()
         self.local: LocalRay | None = None
         self._jobs: RayJobs | None = None
@@ -140,15 +146,21 @@ class Cluster:
     @property
     def jobs(self) -> RayJobs:
         if self._jobs is None:
-            if self._address is None:
+            address, token = self._address, None
+            if address is None:
                 self.announce("starting a one-node Ray (dashboard on loopback, token authentication)")
                 self.local = LocalRay(self.log_dir)
                 self.local.__enter__()
                 env = self.local.env
-                self._jobs = RayJobs(env["RAY_ADDRESS"], token_path=env["RAY_AUTH_TOKEN_PATH"])
-            else:
-                self._jobs = RayJobs(self._address)
+                address, token = env["RAY_ADDRESS"], env["RAY_AUTH_TOKEN_PATH"]
+            self._jobs = RayJobs(address, token, report=self.announce, while_away=self._while_away)
         return self._jobs
+
+    def _while_away(self) -> None:
+        """A stop that the observer requests does not wait for Ray, and a Ray of this process that has ended does not return."""
+        self.check()
+        if self.local is not None and self.local.has_ended():
+            raise JobLost(f"the one-node Ray of this command has ended; its logs are in {self.log_dir}.")
 
 
 class Here(Cluster):
@@ -208,7 +220,7 @@ def open_engines(
     """The engines of one command or flow run. At its end, what it started is stopped and MLflow is sent the rest."""
     observer, logs = observer or Terminal(), _logs(settings)
     with (
-        Cluster(settings, logs, observer.say) as cluster,
+        Cluster(settings, logs, observer.say, observer.check) as cluster,
         Shipper(settings, logs) as shipper,
         CurveWriter(settings.root, readers(settings)) as curves,
     ):

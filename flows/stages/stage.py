@@ -206,6 +206,15 @@ def adopt(engines: Engines, run: Store, skipped: Skipped) -> Claim:
     return claim
 
 
+def follower_of(root: str, job: Job) -> str | None:
+    """Id of the flow run that follows a job: the one that adopted it, else the one that submitted it."""
+    with contextlib.suppress(UnreadableRecord):
+        for record in attempt_records(run_store(root, job.metadata["run_key"])):
+            if record.job_id == job.id:
+                return record.origin.flow_run_id
+    return job.metadata.get("flow_run_id")
+
+
 def is_followed(engines: Engines, origin: Origin) -> bool:
     """Whether the flow run that submitted a job is alive: it writes a heartbeat to the store every few seconds. One that cannot
     be read counts as life."""
@@ -424,8 +433,9 @@ def stop_attempt(engines: Engines, run: Store, claim: Claim, reason: StopReason,
 
 
 def stop_jobs_of(engines: Engines, flow_run_id: str) -> list[str]:
-    """Cancels the unfinished jobs of a flow run and returns their ids."""
-    unfinished = [job for job in engines.cluster.jobs.list({"flow_run_id": flow_run_id}) if not job.terminal]
+    """Cancels the unfinished jobs that a flow run follows and returns their ids."""
+    every = [job for job in engines.cluster.jobs.list() if not job.terminal and "run_key" in job.metadata]
+    unfinished = [job for job in every if follower_of(engines.root, job) == flow_run_id]
     for job in unfinished:
         key = job.metadata["run_key"]
         run = run_store(engines.root, key)

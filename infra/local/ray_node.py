@@ -114,6 +114,10 @@ class LocalRay:
     def __exit__(self, *_: object) -> None:
         self._end()
 
+    def has_ended(self) -> bool:
+        """Whether Ray has ended by itself; nothing starts it again."""
+        return self._supervisor.poll() is not None
+
     def _read_answer(self) -> None:
         assert self._supervisor.stdout
         line = self._supervisor.stdout.readline()

@@ -43,6 +43,7 @@ from vitline.infra.local.stack_config import (
     weed,
 )
 from vitline.infra.local.state import Service, StackState, as_it_stands, read_processes, read_state, restart_request
+from vitline.infra.ray_jobs import AWAY_S
 
 __all__ = ["ALL", "Listener", "Service", "StackState", "check_services", "find_stack", "listeners", "memory_bytes"]
 __all__ += [
@@ -57,7 +58,6 @@ __all__ += [
 ]
 
 _END_TIMEOUT_S = 40.0
-_RESTART_TIMEOUT_S = 120.0
 _NO_PORTS: Mapping[str, int] = {}
 
 
@@ -195,7 +195,7 @@ def restart_service(directory: Path, name: str) -> None:
         now = _service(directory, name)
         return not request.exists() and now.pid != before.pid and now.state in ("up", "failed", "down")
 
-    _wait(over, _RESTART_TIMEOUT_S)
+    _wait(over, AWAY_S)
     now = _service(directory, name)
     if now.state != "up" or now.pid == before.pid:
         request.unlink(missing_ok=True)

@@ -95,6 +95,35 @@ def test_follow_fails_if_the_server_stays_unreachable(jobs_of):
         jobs.follow("a", lambda job: None)
 
 
+def test_an_outage_is_reported_once_and_a_stop_request_does_not_wait_for_its_end(monkeypatch):
+    """Ray may be away for as long as the stack takes to start it again, which is longer than anybody wants to wait to stop."""
+    now, said, stop = [0.0], [], []
+
+    def stopped():
+        if stop:
+            raise KeyboardInterrupt
+
+    jobs = RayJobs("http://ray", report=said.append, while_away=stopped)
+    monkeypatch.setattr(ray_jobs.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(ray_jobs.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+
+    def request(path, body):
+        if now[0] < 600:
+            raise AWAY
+        return info("RUNNING")
+
+    monkeypatch.setattr(jobs, "_request", request)
+    assert jobs.find("a").state == "running"
+    away, again = said
+    assert away == "Ray at http://ray does not answer (connection refused); waiting up to 15 minutes for it"
+    assert again == "Ray at http://ray answers again"
+    now[0] = 0.0
+    stop.append("now")
+    with pytest.raises(KeyboardInterrupt):
+        jobs.find("a")
+    assert now[0] == 0.0
+
+
 def test_stop_waits_for_the_job_to_end_or_times_out(jobs_of):
     answers = (info("RUNNING"), {"stopped": True}, info("RUNNING"), info("STOPPED"))
     jobs, requests = jobs_of(*answers)

@@ -11,7 +11,7 @@ import pytest
 from vitline.flows.ops import reconcile as module
 from vitline.flows.ops.flow_runs import SeenFlowRun
 from vitline.flows.ops.reconcile import reconcile
-from vitline.flows.records import Origin, PipelineRecord, read_pipeline, write_pipeline
+from vitline.flows.records import AttemptRecord, Origin, PipelineRecord, read_pipeline, write_pipeline
 from vitline.flows.requests.forms import ReconcileRequest
 from vitline.flows.stages import stage
 from vitline.flows.stages.engines import Engines, Terminal
@@ -56,7 +56,7 @@ UNFINISHED = ("PENDING", "RUNNING", "CANCELLING", "PAUSED")
 
 class FakePrefect:
     def __init__(self):
-        self.runs, self.lines, self.ended = {}, {}, {}
+        self.runs, self.lines, self.ended, self.messages = {}, {}, {}, {}
 
     def put(self, state, ago=HOUR, id=FLOW, **more):
         self.runs[id] = SeenFlowRun(id, f"run {id[-1]}", state, time.time() - ago, **more)
@@ -73,6 +73,7 @@ class FakePrefect:
     def end(self, id, state, message):
         assert self.runs[id].state in UNFINISHED
         self.ended[id] = state
+        self.messages[id] = message
         self.runs[id] = self.runs[id]._replace(
             state={"finished": "COMPLETED", "cancelled": "CANCELLED"}.get(state, "CRASHED")
         )
@@ -85,19 +86,28 @@ class Place:
         self.uri, self.root, self.ray, self.prefect = root, open_store(root), FakeRay(), FakePrefect()
         self.run = self.root.child(f"runs/{KEY}")
 
-    def reconcile(self, mlflow=None, **request):
+    def reconcile(self, mlflow=None, patient=False, **request):
         settings = Settings(root=self.uri, ray_address="http://cluster", mlflow_tracking_uri=mlflow)
         engines = Engines(settings, self.ray, Terminal(), Shipper(settings, Path()))
-        return reconcile(ReconcileRequest.model_validate(request), engines, self.prefect)
+        return reconcile(ReconcileRequest.model_validate(request), engines, self.prefect, patient=patient)
 
-    def attempt(self, silent_s=HOUR, state="running"):
+    def attempt(self, silent_s=HOUR, state="running", flow_run=None, page=None):
         """An attempt that has claimed the run and whose last heartbeat was `silent_s` seconds ago."""
         self.run.write_json("config.json", {"run_key": KEY})
-        claim = take_claim(self.run, KEY, job_state=lambda job: "failed", owner="someone")
+        claim = take_claim(self.run, KEY, job_state=lambda job: "failed", owner="someone", page=page)
+        if flow_run:
+            self.record_attempt(claim, flow_run)
         self.silence(self.run, silent_s)
         if state:
             write_state(self.run, state, claim.attempt)
         return claim
+
+    def record_attempt(self, claim, flow_run):
+        origin = Origin(flow_run_id=flow_run, flow_run_url=f"http://pages/runs/flow-run/{flow_run}")
+        at = time.time() - HOUR + claim.attempt
+        names = {"run_key": KEY, "attempt": claim.attempt, "job_id": claim.job_id}
+        record = AttemptRecord(**names, ray_address="", owner="", started_at=at, origin=origin)
+        self.run.write_json(f"attempts/a{claim.attempt}.json", record.model_dump(mode="json"))
 
     def silence(self, store, silent_s):
         store.write_json("claim.json", {**read_claim(store).model_dump(), "heartbeat": time.time() - silent_s})
@@ -167,16 +177,40 @@ def test_an_attempt_that_died_before_its_first_state_gets_a_reconciled_state(pla
         ({"state": "running"}, 800),  # the store is away or the node swaps, but Ray reports the job as running
         ({"state": "pending"}, HOUR),
         ({"state": "failed", "ended_ago": 60}, HOUR),  # the flow that follows it still has to write its state
-        (None, 240),
     ],
 )
 def test_a_run_that_one_engine_reports_as_alive_is_left_alone(place, job, silent_s):
     place.attempt(silent_s)
-    if job:
-        place.ray.put(**job)
+    place.ray.put(**job)
     before = place.content()
-    assert place.reconcile() == []
+    assert [finding for finding in place.reconcile() if "left alone until" not in finding.action] == []
     assert place.content() == before
+
+
+def test_what_was_killed_a_moment_ago_is_reported_and_ended_once_it_was_silent_for_long(place, monkeypatch):
+    """A killed worker takes its flow run along: reconcile may not say that there is nothing."""
+    place.attempt(silent_s=240)
+    place.prefect.put("RUNNING")
+    place.beat(240)
+    before = place.content()
+    found = {finding.subject: finding for finding in place.reconcile()}
+    assert found.keys() == {f"run {KEY}", "flow run run 1"}
+    assert all("without a sign of life since" in finding.problem for finding in found.values())
+    assert all("left alone until" in finding.action for finding in found.values())
+    assert place.content() == before
+
+    waited = []
+
+    def sleep(engines, seconds):
+        if seconds > module.WATCH_S:
+            waited.append(seconds)
+            place.attempt(silent_s=301)
+            place.beat(301)
+
+    monkeypatch.setattr(module, "wait", sleep)
+    place.reconcile(patient=True)
+    assert [round(seconds) for seconds in waited] == [61]
+    assert place.prefect.ended == {FLOW: "preempted"}
 
 
 @pytest.mark.parametrize(
@@ -308,7 +342,7 @@ def test_a_cancellation_without_a_process_ends_job_run_and_flow_run(place):
     place.ray.put(run_key=KEY, flow_run_id=FLOW)
     place.prefect.put("CANCELLING", 60)
     place.beat(HOUR)
-    assert place.reconcile() == []
+    assert ["left alone until" in finding.action for finding in place.reconcile()] == [True]
     place.prefect.put("CANCELLING", HOUR)
     assert [finding.subject for finding in place.reconcile()] == [f"job {JOB}", "flow run run 1"]
     assert (read_state(place.run)["state"], place.prefect.ended) == ("cancelled", {FLOW: "cancelled"})
@@ -318,12 +352,48 @@ def test_a_cancellation_without_a_process_ends_job_run_and_flow_run(place):
 
 @pytest.mark.parametrize("ended", ["finished", "failed", "out_of_time"])
 def test_a_dead_flow_run_ends_as_its_run_did(place, ended):
-    place.attempt(state=ended)
+    place.attempt(state=ended, flow_run=FLOW)
     place.ray.put(state="succeeded", run_key=KEY, flow_run_id=FLOW)
     place.prefect.put("RUNNING")
     place.beat(HOUR)
     place.reconcile()
     assert place.prefect.ended == {FLOW: ended}
+
+
+def test_a_dead_flow_run_ends_as_its_run_did_whose_job_ray_has_lost(place):
+    """It says what the run did, which another Ray knows nothing of."""
+    place.attempt(flow_run=FLOW)
+    place.prefect.put("RUNNING")
+    place.beat(HOUR)
+    dry = place.reconcile(dry_run=True)
+    assert any("Ray does not know its job" in finding.action for finding in dry if finding.subject.startswith("flow"))
+    place.reconcile()
+    assert place.prefect.ended == {FLOW: "preempted"}
+    assert place.prefect.messages[FLOW].startswith(f"{KEY}: Ray does not know its job")
+
+
+@pytest.mark.parametrize("adopted", [True, False])
+def test_a_dead_flow_run_whose_run_goes_on_elsewhere_ends(place, adopted):
+    """The same request was made again: another flow run follows its job, or has started the next attempt."""
+    other = FLOW[:-1] + "2"
+    if adopted:
+        place.attempt(silent_s=0, flow_run=other, page=f"http://pages/runs/flow-run/{FLOW}")
+        place.ray.put(run_key=KEY, flow_run_id=FLOW)
+    else:
+        place.attempt(flow_run=FLOW)
+        place.ray.put(state="failed", run_key=KEY, flow_run_id=FLOW)
+        place.attempt(silent_s=0, flow_run=other)
+        place.ray.put(f"{KEY}-a2", run_key=KEY, flow_run_id=other)
+    place.prefect.put("RUNNING")
+    place.prefect.put("RUNNING", id=other)
+    place.beat(HOUR)
+    place.beat(0, id=other)
+    assert [finding.subject for finding in place.reconcile()] == ["flow run run 1"]
+    assert place.prefect.ended == {FLOW: "preempted"}
+    assert "goes on in another flow run" in place.prefect.messages[FLOW]
+    place.prefect.put("CANCELLED")
+    assert place.reconcile() == []
+    assert all(job.state != "stopped" for job in place.ray.known.values())
 
 
 def test_a_job_without_its_flow_keeps_running_and_is_reported(place):

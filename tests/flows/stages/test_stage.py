@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from vitline.flows.records import AttemptRecord, Origin, attempt_records
-from vitline.flows.stages import heartbeat, stage, worker_errors
-from vitline.flows.stages.engines import Engines, StopRequested, Terminal
+from vitline.flows.stages import engines, heartbeat, stage, worker_errors
+from vitline.flows.stages.engines import Cluster, Engines, StopRequested, Terminal
 from vitline.flows.stages.stage import StageFailed, run_stage
 from vitline.flows.to_mlflow.shipper import Shipper
 from vitline.infra.config import replace
@@ -236,6 +236,16 @@ def test_a_job_server_that_stays_away_does_not_stop_the_job(run):
     with pytest.raises(JobServerAway, match="may go on"):
         run_with_script(run, ScriptedCluster(run, JobServerAway("away for 120 s; the job may go on without us")))
     assert read_stop(run) is None
+
+
+def test_a_one_node_ray_that_has_ended_is_lost_at_once(tmp_path, monkeypatch):
+    """Nothing starts it again, so nobody waits for it as for the Ray of a stack."""
+    (tmp_path / "token").write_text("token")
+    env = {"RAY_ADDRESS": "http://127.0.0.1:9", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
+    ended = SimpleNamespace(env=env, has_ended=lambda: True, __enter__=lambda: None)
+    monkeypatch.setattr(engines, "LocalRay", lambda log_dir: ended)
+    with pytest.raises(JobLost, match="the one-node Ray of this command has ended"):
+        Cluster(Settings(ray_address=None), tmp_path).jobs.find("a")
 
 
 def test_an_attempt_with_a_moving_heartbeat_is_skipped_long_before_the_claim_timeout(run):
