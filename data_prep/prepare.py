@@ -46,7 +46,7 @@ from vitline.data_prep.shards.write_shards import ShardInfo, ShardTask, ensure_s
 from vitline.data_prep.small_work import is_small
 from vitline.infra.config import FrozenConfig
 from vitline.infra.runs.driver import Ending, driver_main, run_attempt
-from vitline.infra.runs.stopping import StopPoller, handlers_kept
+from vitline.infra.runs.stopping import StopPoller, joining_ray
 from vitline.infra.runs.task_watch import TaskWatch
 from vitline.infra.storage import Store, open_store
 
@@ -371,7 +371,7 @@ def _is_small(spec: PrepareSpec) -> bool:
 def _started_ray(watch: TaskWatch) -> Executor:
     import ray
 
-    with handlers_kept():
+    with joining_ray():
         ray.init(logging_level=logging.WARNING, ignore_reinit_error=True)
     logging.getLogger("ray.data").setLevel(logging.WARNING)
     return partial(ray_data, watch=watch)

@@ -15,6 +15,7 @@ import typer
 from vitline.flows import console
 from vitline.flows.commands.command_line import Json, Root, settings
 from vitline.flows.commands.groups import data, deployments, finetune, model, nights, ops, pretrain, runs, stack, vtab
+from vitline.infra.settings import import_nothing_from_here
 
 app = typer.Typer(
     name="vitline",
@@ -141,9 +142,7 @@ def signals_as_ctrl_c() -> Iterator[list[int]]:
 
     def stop(number: int, frame: FrameType | None) -> None:
         for each in {*handled} - {signal.SIGINT}:
-            signal.signal(
-                each, signal.SIG_IGN
-            )  # a second one must not end what saves a checkpoint; a second Ctrl-C does
+            signal.signal(each, signal.SIG_IGN)  # a second one must not end what saves a checkpoint
         came.append(number)
         if number == signal.SIGHUP:  # writing to a terminal that is gone fails
             for output in terminals:
@@ -161,6 +160,7 @@ def signals_as_ctrl_c() -> Iterator[list[int]]:
 
 def main() -> None:
     """Entry point: exit codes 0 ok, 1 failed, 2 usage or invalid config, 130 after Ctrl-C, 143 and 129 after SIGTERM and SIGHUP."""
+    import_nothing_from_here()
     came: list[int] = []
     try:
         with signals_as_ctrl_c() as came, prefect_errors():

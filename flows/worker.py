@@ -30,7 +30,7 @@ from vitline.flows.on_prefect.request_checks import REQUEST_CHECKS, Checks
 from vitline.flows.on_prefect.run_names import descriptive_name, given_name
 from vitline.flows.requests.forms import FinetuneRequest
 from vitline.flows.requests.training_draft import recipe_function
-from vitline.infra.settings import Settings, inherited_environment
+from vitline.infra.settings import Settings, import_nothing_from_here, inherited_environment
 
 _PATIENCE_S = 5.0  # if the store takes longer to answer, the flow checks the request
 ENTRYPOINTS = "vitline.flows.deployed."
@@ -87,7 +87,7 @@ class OneProcess(ProcessJobConfiguration):
         )
         # Prefect then calls the hook for cancelled runs in this process, which needs the same settings.
         if installed and self.command is None and not any(name.startswith(_SETTINGS) for name in self.env):
-            self.command = shlex.join([sys.executable, "-m", "prefect.engine"])
+            self.command = shlex.join([sys.executable, "-P", "-m", "prefect.engine"])
         super().prepare_for_flow_run(flow_run, deployment, *more, **named)
 
 
@@ -130,10 +130,11 @@ class RefusingWorker(ProcessWorker, ABC):  # ABC keeps it from replacing Prefect
 
 def main() -> None:
     """As `prefect worker start --type process`, with this worker."""
-    parser = argparse.ArgumentParser(prog="python -m vitline.flows.worker", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -P -m vitline.flows.worker", description=__doc__)
     parser.add_argument("--pool", required=True, help="name of the work pool, of the type process")
     parser.add_argument("--name", required=True, help="name of this worker")
     arguments = parser.parse_args()
+    import_nothing_from_here()
     worker = RefusingWorker(
         work_pool_name=arguments.pool,
         name=arguments.name,

@@ -117,10 +117,11 @@ class RayJobs:
         # With exec the driver replaces the shell, which might otherwise get the signal and determine the exit code.
         command = f"exec {shlex.join(entrypoint)}"
 
+        # The variable is for the workers, which run in the folder where `ray start` was called.
         job = {
             "entrypoint": command,
             "submission_id": job_id,
-            "runtime_env": {"env_vars": env_vars},
+            "runtime_env": {"env_vars": {"PYTHONSAFEPATH": "1", **env_vars}},
             "metadata": dict(metadata),
         }
         try:

@@ -219,7 +219,17 @@ def basic_authorization(user_and_password: str) -> str:
 
 def inherited_environment(without: Collection[str], **changes: str) -> dict[str, str]:
     """The environment of this process for a child process, without some variables and with `changes`."""
-    return {name: value for name, value in os.environ.items() if name not in without} | changes
+    inherited = {name: value for name, value in os.environ.items() if name not in without}
+    return inherited | _SAFE_PATH | changes
+
+
+_SAFE_PATH = {"PYTHONSAFEPATH": "1"}
+"""Like the option -P: `python -m` and `python -c` do not search the current folder, whose files may be named like modules."""
+
+
+def import_nothing_from_here() -> None:
+    """For entry points: keeps the current folder out of the search path of all children of this process, such as workers of Prefect."""
+    os.environ.update(_SAFE_PATH)
 
 
 def reach_programs_beside_python(program: str) -> None:

@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -245,7 +246,21 @@ def planted() -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def stack(planted):
+def hostile_folder(tmp_path_factory) -> Iterator[Path]:
+    """A folder with files that are named like modules, as a downloaded one may be. None may be executed until the tests have ended."""
+    folder = tmp_path_factory.mktemp("hostile")
+    modules = ["random.py", "queue.py", "secrets.py", "ray.py", "prefect.py", "mlflow.py", "uvicorn.py", "aiohttp.py"]
+    packages = [f"{name}/__init__.py" for name in ("vitline", "infra", "data_prep", "vit", "flows")]
+    for name in modules + packages:
+        executed = folder / f"executed-{name.replace('/', '-')}"
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(f"import sys; open({str(executed)!r}, 'w').write(repr((sys.argv, sys.path)))\n")
+    yield folder
+    assert not {path.name: path.read_text() for path in folder.glob("executed-*")}
+
+
+@pytest.fixture(scope="session")
+def stack(planted, hostile_folder):
     """The whole local stack, real servers all of them, started once for the tests that ask for it."""
     from vitline.infra.local.processes import free_ports
     from vitline.infra.local.stack import stack_environment, start_stack, stop_stack
@@ -259,6 +274,7 @@ def stack(planted):
         with pytest.MonkeyPatch.context() as patch:
             for name, value in planted.items():
                 patch.setenv(name, value)
+            patch.chdir(hostile_folder)
             start_stack(directory, log_dir=log_dir, ports=ports, num_cpus=2, ends_with_caller=True, announce=print)
         env = stack_environment(directory)
         with pytest.MonkeyPatch.context() as patch:  # clients of MLflow take only the address as an argument

@@ -1,5 +1,7 @@
 """What is started or found by name: the command, modules that jobs and services run, the plugin, `load_model`."""
 
+import ast
+import random
 import shutil
 import subprocess
 import sys
@@ -8,6 +10,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from vitline.infra.config import replace
 from vitline.vit.config import OptimConfig
@@ -28,10 +31,37 @@ ROOMS = ("infra", "data_prep", "vit", "flows")
         "vitline.flows.cli",
     ],
 )
-def test_module_that_is_started_by_name_runs(module):
+def test_module_that_is_started_by_name_runs(module, hostile_folder):
     """Entrypoints of Ray jobs, services of a stack and the command."""
-    done = subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-P", "-m", module, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=hostile_folder)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_a_preparation_executes_no_file_of_the_current_folder(hostile_folder, tmp_path):
+    for number in range(20):
+        image = tmp_path / "src" / "ab"[number % 2] / f"{number}.png"
+        image.parent.mkdir(parents=True, exist_ok=True)
+        Image.frombytes("RGB", (40, 40), random.Random(number).randbytes(4800)).save(image)
+    command = [str(Path(sys.executable).with_name("vitline")), "data", "prep", "--source", str(tmp_path / "src")]
+    command += ["--name", "pets", "--root", str(tmp_path / "store")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=hostile_folder)
+    assert done.returncode == 0, done.stderr
+    assert not {path.name: path.read_text() for path in hostile_folder.glob("executed-*")}
+
+
+def test_every_child_that_runs_a_module_is_started_without_the_current_folder():
+    found = {
+        f"{path.relative_to(ROOT)}:{node.lineno}": [getattr(each, "value", None) for each in node.elts]
+        for room in ROOMS
+        for path in (ROOT / room).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(node, ast.List)
+    }
+    commands = {place: words for place, words in found.items() if "-m" in words}
+    assert len(commands) > 15
+    assert not {place for place, words in commands.items() if words[words.index("-m") - 1] != "-P"}
 
 
 def test_the_command_and_the_plugin_are_registered():

@@ -19,7 +19,7 @@ from vitline.infra.runs.beside import beside
 from vitline.infra.runs.claims import ClaimLost
 from vitline.infra.runs.driver import Ending, driver_main, run_attempt
 from vitline.infra.runs.run_state import request_stop
-from vitline.infra.runs.stopping import StopPoller, handlers_kept
+from vitline.infra.runs.stopping import StopPoller, joining_ray
 from vitline.infra.settings import Settings
 from vitline.infra.storage import Store, open_store
 from vitline.vit.config import TrainConfig
@@ -84,7 +84,7 @@ def fit(
 
     from vitline.vit.worker_group.one_training import one_training
 
-    with handlers_kept():
+    with joining_ray():
         ray.init(ignore_reinit_error=True, logging_level=logging.WARNING)
     up, declared, execution = ray.cluster_resources(), declared_resources(), config.execution
     alive = up.get("GPU", 0)

@@ -16,7 +16,7 @@ import pyarrow as pa
 from vitline.infra.runs.claims import ClaimHolder
 from vitline.infra.runs.driver import Ending, driver_main, run_attempt
 from vitline.infra.runs.progress import RunProgress, write_progress
-from vitline.infra.runs.stopping import StopPoller, handlers_kept
+from vitline.infra.runs.stopping import StopPoller, joining_ray
 from vitline.infra.runs.task_watch import PROGRESS_TIMEOUT_S, TaskWatch
 from vitline.infra.runs.watchdog import Watchdog
 from vitline.infra.storage import Store, open_store
@@ -299,7 +299,7 @@ def start_ray() -> dict[str, float]:
     """
     import ray
 
-    with handlers_kept():
+    with joining_ray():
         ray.init(ignore_reinit_error=True, logging_level=logging.WARNING)
     alive: dict[str, float] = ray.cluster_resources()
     most = declared_resources() or {}

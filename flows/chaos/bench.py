@@ -81,7 +81,7 @@ class Training:
     @contextlib.contextmanager
     def child(self, fault: str, at: int = 0) -> Iterator["subprocess.Popen[str]"]:
         """The attempt in a process of its own, which brings `fault` upon itself after step `at`; see `child_attempt`."""
-        command = [sys.executable, "-m", "vitline.flows.chaos.child_attempt", "--run", self.run.uri]
+        command = [sys.executable, "-P", "-m", "vitline.flows.chaos.child_attempt", "--run", self.run.uri]
         command += ["--attempt", str(self.attempt), "--fault", fault, "--at", str(at)]
         with child_process(command) as child:
             yield child

@@ -38,7 +38,7 @@ def with_own_code(config: TrainConfig) -> TrainConfig:
 
 def _measured(network: OwnNetworkConfig) -> dict[str, int]:
     """Its width and FLOPs, from a process that imports its code anew: this one may be a worker that runs for weeks."""
-    command = [sys.executable, "-m", "vitline.vit.speed.own_network"]
+    command = [sys.executable, "-P", "-m", "vitline.vit.speed.own_network"]
     try:
         done = subprocess.run(
             command, input=network.model_dump_json(), capture_output=True, text=True, timeout=MEASURE_S, check=False

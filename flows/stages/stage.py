@@ -176,7 +176,7 @@ def submit(engines: Engines, run: Store, claim: Claim, module: str, env: dict[st
     )
     run.write_json(f"attempts/a{claim.attempt}.json", record.model_dump(mode="json"))
     metadata = {"run_key": claim.run_key, **origin.model_dump(mode="json", exclude_none=True)}
-    command = [engines.cluster.python, "-m", module, "--run", run.uri, "--attempt", str(claim.attempt)]
+    command = [engines.cluster.python, "-P", "-m", module, "--run", run.uri, "--attempt", str(claim.attempt)]
     env = {**env, "VITLINE_SUBMITTED_FROM": json.dumps(compared_versions())}
     if (left_s := engines.observer.time_left()) is not None:
         env["VITLINE_TIME_LEFT_S"] = str(max(left_s, 0.0))

@@ -65,9 +65,9 @@ def main() -> int:
         )
         return 1
     if not (VENV / "bin" / "python").exists():
-        subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True)
+        subprocess.run([sys.executable, "-P", "-m", "venv", str(VENV)], check=True)
     # -qq hides warnings, such as those about this machine's pip settings, but not errors.
-    pip = [str(VENV / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install", "-qq", "--no-compile"]
+    pip = in_venv("pip", "--disable-pip-version-check", "install", "-qq", "--no-compile")
     if hashes:
         itself = ["--no-deps", "--no-build-isolation", "--editable", str(ROOT)]
         installed = install_hashed(pip, chosen, VENV) and not subprocess.run([*pip, *itself], check=False).returncode
@@ -81,6 +81,11 @@ def main() -> int:
         return 1
     stamp.write_text(wanted)
     return 0
+
+
+def in_venv(*words: str) -> list[str]:
+    """A command that runs a module with the Python of .venv."""
+    return [str(VENV / "bin" / "python"), "-P", "-m", *words]
 
 
 def unfit(python: tuple[int, ...], hashes: bool) -> str:
@@ -144,12 +149,12 @@ def install_versions(pip: list[str], chosen: Iterable[Pin], folder: Path, *wante
 def compile_modules() -> None:
     """Compiles the installed modules on all processors. pip would take one, for nearly half of the installation. Some packages hold
     templates of modules that do not compile: they are left out."""
-    subprocess.run([str(VENV / "bin" / "python"), "-m", "compileall", "-qq", "-j0", str(VENV / "lib")], check=False)
+    subprocess.run(in_venv("compileall", "-qq", "-j0", str(VENV / "lib")), check=False)
 
 
 def prepare_databases() -> bool:
     """Prepares the databases of MLflow and Prefect, so that the first start of the local stack is faster."""
-    made = subprocess.run([str(VENV / "bin" / "python"), "-m", "vitline.infra.local.databases"], cwd=ROOT, check=False)
+    made = subprocess.run(in_venv("vitline.infra.local.databases"), cwd=ROOT, check=False)
     if made.returncode:
         print(
             "The databases of MLflow and Prefect could not be prepared; the reason is above. Next: run the command again."

@@ -184,6 +184,7 @@ def _serve(arguments: argparse.Namespace, over: Callable[[], bool]) -> tuple[str
             process = subprocess.Popen(
                 head.command(),
                 env=child_environment(head.environment(), FOREIGN_TO_RAY),
+                cwd=folder,  # its dashboard lets a worker of its own search the current folder first
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -240,6 +240,7 @@ class Supervisor:
             return subprocess.Popen(
                 running.program.command(self.config),
                 env=running.program.full_environment(self.config),
+                cwd=self.config.folder,  # the dashboard of Ray lets a worker of its own search the current folder first
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

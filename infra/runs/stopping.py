@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import sysconfig
 import threading
 from collections.abc import Iterator
 from types import FrameType
@@ -53,11 +54,13 @@ def stop_on_signals(run_uri: str, attempt: int, grace_s: float, *, saves_on_canc
 
 
 @contextlib.contextmanager
-def handlers_kept() -> Iterator[None]:
-    """Restores the handlers of these signals at the end, because ray.init replaces them."""
+def joining_ray() -> Iterator[None]:
+    """Around ray.init. It replaces the handlers of these signals, which are restored at the end, and lets all workers search the
+    folder in which it is called first: this is that of the standard library instead of one whose files may be named like modules."""
     handlers = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
-        yield
+        with contextlib.chdir(sysconfig.get_path("stdlib")):
+            yield
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -53,7 +53,7 @@ def test_submit_requests_no_resources_and_execs_the_command(jobs_of):
             {
                 "entrypoint": """exec python -c 'print('"'"'x y'"'"')'""",
                 "submission_id": "a",
-                "runtime_env": {"env_vars": {"VITLINE_X": "1"}},
+                "runtime_env": {"env_vars": {"PYTHONSAFEPATH": "1", "VITLINE_X": "1"}},
                 "metadata": {"corpus": "c"},
             },
         )

@@ -11,7 +11,7 @@ from vitline.infra.runs import deadline
 from vitline.infra.runs.claims import ClaimHolder, take_claim
 from vitline.infra.runs.driver import run_attempt
 from vitline.infra.runs.run_state import CLAIM_LOST_EXIT_CODE, read_state, request_stop, write_state
-from vitline.infra.runs.stopping import handlers_kept
+from vitline.infra.runs.stopping import joining_ray
 from vitline.infra.storage import open_store
 
 JOB = """
@@ -47,7 +47,7 @@ def attempted(run):
     """attempted(work): the exit code and the state of one attempt in this process."""
 
     def go(work, **options):
-        with handlers_kept():
+        with joining_ray():
             code = run_attempt(run, take(run), work, **options)
         return code, read_state(run)
 
@@ -125,7 +125,7 @@ def test_work_that_follows_a_stop_request_itself_chooses_the_state(run, attempte
 
 def test_an_attempt_that_never_had_the_claim_writes_nothing(run, caplog):
     take(run)
-    with handlers_kept():
+    with joining_ray():
         assert run_attempt(run, 2, lambda stop: pytest.fail("it worked")) == 3
     assert run.list() == ["claim.json"]
     assert "attempt 2 lost the claim" in caplog.text

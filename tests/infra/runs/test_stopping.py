@@ -14,10 +14,10 @@ from vitline.infra.storage import open_store
 
 UNRESPONSIVE_JOB = """
 import sys, time
-from vitline.infra.runs.stopping import handlers_kept, stop_on_signals
+from vitline.infra.runs.stopping import joining_ray, stop_on_signals
 import signal
 stop_on_signals(sys.argv[1], attempt=3, grace_s=1.0)
-with handlers_kept():
+with joining_ray():
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as ray.init does
 print("ready", flush=True)
 time.sleep(60)
