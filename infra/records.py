@@ -32,7 +32,7 @@ def reading(uri: str) -> Iterator[None]:
         yield
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UnreadableRecord(
-            f"{uri} is not a record that this version of vitline reads: {_flaw(error)}. Use the version that wrote it, or move "
+            f"{uri} is not a record that this version of vitline reads: {flaw(error)}. Use the version that wrote it, or move "
             "the object away."
         ) from error
 
@@ -65,7 +65,8 @@ def and_unreadable(odd: Iterable[UnreadableRecord]) -> str:
     return "".join(f" Not read: {each}" for each in odd)
 
 
-def _flaw(error: Exception) -> str:
+def flaw(error: Exception) -> str:
+    """What is wrong with a record or config that could not be made: its first error, with the field, without a full stop."""
     if isinstance(error, ValidationError):
         first = error.errors()[0]
         flaw = "there is no such field" if first["type"] == "extra_forbidden" else first["msg"].rstrip(".")

@@ -42,6 +42,7 @@ __all__ = [
     "open_store",
     "probe_conditional_writes",
     "raising_unwritable",
+    "read_small",
 ]
 
 _STORES = {
@@ -65,6 +66,18 @@ def open_store(uri: str | os.PathLike[str]) -> Store:
     module, _, name = _STORES[scheme].rpartition(".")
     kind: type[Store] = getattr(importlib.import_module(module), name)
     return kind.at(f"{scheme}://{rest}")
+
+
+def read_small(uri: str, max_bytes: int) -> bytes:
+    """A whole file at a path or URI that somebody has named, such as a recipe.
+
+    Raises FileNotFoundError, also for a pipe or a device, and ValueError for a file of more than `max_bytes`.
+    """
+    folder, _, name = uri.rpartition("/")
+    data = open_store(folder or ("/" if uri.startswith("/") else ".")).read(name, 0, max_bytes + 1)
+    if len(data) > max_bytes:
+        raise ValueError(f"{uri} has more than {max_bytes:,} bytes. Is it the right file?")
+    return data
 
 
 def probe_conditional_writes(store: Store) -> None:

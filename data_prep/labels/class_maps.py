@@ -15,7 +15,7 @@ from pathlib import Path
 from vitline.data_prep.labels.classes import ClassInfo, ClassMap
 from vitline.data_prep.labels.label_texts import labelled_number
 from vitline.infra.config import FrozenConfig
-from vitline.infra.storage import open_store
+from vitline.infra.storage import read_small
 
 
 class Release(FrozenConfig):
@@ -28,6 +28,7 @@ class Release(FrozenConfig):
     """sha256 of the source ids, joined by newlines. Empty: we know no copy of the list."""
 
 
+_MAX_BYTES = 64 * 1024 * 1024
 RELEASES = {
     "imagenet1k": Release(
         num_classes=1000,
@@ -119,11 +120,10 @@ def _list_of_timm(release: Release) -> str:
 
 
 def _read(uri: str) -> ClassMap:
-    folder, _, key = uri.rpartition("/")
-    if not key:
+    if not uri.rpartition("/")[2]:
         raise ValueError(f"{uri!r} is neither a file of classes nor a release: {', '.join(RELEASES)}.")
     try:
-        data = open_store(folder or (".", "/")[uri.startswith("/")]).read(key)
+        data = read_small(uri, _MAX_BYTES)
     except FileNotFoundError as error:
         raise ValueError(
             f"There is no class map {uri}. Give the URI of a classes.json, or of a text file with one source id per line, or "
@@ -147,7 +147,7 @@ def _from_json(uri: str, text: str) -> tuple[ClassInfo, ...]:
     try:
         content = json.loads(text)
         found = ClassMap.model_validate({"classes": content["classes"]})
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, RecursionError) as error:
         raise ValueError(
             f"{uri} is not a classes.json: {error}. It must have the keys 'digest' and 'classes'."
         ) from error

@@ -23,6 +23,8 @@ def parse_assignments(items: Sequence[str], option: str, form: str) -> dict[str,
             assigned[name] = json.loads(text)
         except json.JSONDecodeError:
             assigned[name] = text
+        except RecursionError as error:
+            raise ValueError(f"{option} {name}=...: the value is nested too deeply.") from error
     return assigned
 
 

@@ -9,6 +9,7 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
+from vitline.infra.storage import read_small
 from vitline.vit.convert.report import ConversionError
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -65,15 +66,13 @@ def write_folder(directory: str | Path, state: Mapping[str, Tensor], files: Mapp
 
 def _read_config(file: Path) -> dict[str, Any] | None:
     try:
-        if (size := file.stat().st_size) > MAX_CONFIG_BYTES:
-            raise ConversionError(
-                f"{file} has {size:,} bytes, expected at most {MAX_CONFIG_BYTES:,}. Download it again."
-            )
-        tree = json.loads(file.read_text(encoding="utf-8"))
+        data = read_small(str(file), MAX_CONFIG_BYTES)
     except FileNotFoundError:
         return None
-    except ConversionError:
-        raise
+    except ValueError as error:
+        raise ConversionError(f"{error} Download it again.") from error
+    try:
+        tree = json.loads(data.decode())
     except RecursionError as error:
         raise ConversionError(f"{file} is nested too deeply. Download it again.") from error
     except ValueError as error:

@@ -6,10 +6,11 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from vitline.infra.storage import open_store
+from vitline.infra.storage import read_small
 
 MIXTURE_CLASS = "mixture_class"
 COLUMNS = ("corpus", "class", MIXTURE_CLASS)
+_MAX_BYTES = 64 * 1024 * 1024
 _EXPECTED = f"A class table is CSV with the columns {', '.join(COLUMNS)}, or a JSON list of objects with these fields"
 
 
@@ -32,9 +33,8 @@ class ClassTable(NamedTuple):
 
 def read_class_table(uri: str) -> ClassTable:
     """The table at a path or URI. Raises ValueError for one that is missing, empty or not of this form."""
-    folder, _, key = uri.rpartition("/")
     try:
-        text = open_store(folder or "/").read(key).decode("utf-8-sig")
+        text = read_small(uri, _MAX_BYTES).decode("utf-8-sig")
     except FileNotFoundError as error:
         raise ValueError(
             f"There is no class table at {uri}. A class map is 'names', 'prefixed' or the path or URI of a table."

@@ -11,12 +11,15 @@ import yaml
 
 from vitline.infra.config import FrozenConfig, flatten, replace
 from vitline.infra.names import did_you_mean
-from vitline.infra.storage import open_store
+from vitline.infra.records import flaw
+from vitline.infra.storage import read_small
 from vitline.vit.config import ExecutionConfig, TrainRecipe
 from vitline.vit.own_code import imported, is_reference
 
 Configs = tuple[TrainRecipe, ExecutionConfig]
 _ENDINGS = (".yaml", ".yml")
+_MAX_BYTES, _MAX_DEPTH = 256 * 1024, 20
+"""Of a recipe file. Those of vitline, written out, have 5 kB and three levels."""
 
 
 class _Whole(FrozenConfig):
@@ -62,50 +65,68 @@ def configs_of_file(reference: str, base_named: Mapping[str, Any]) -> Configs:
     if odd := sorted(tree.keys() - {"base", "recipe", "execution"}, key=str):
         raise ValueError(f"{reference} has the key {odd[0]!r}; a recipe has `base`, `recipe` and `execution`.")
     base = tree.pop("base", None)
-    if base is None:
-        if "recipe" not in tree:
-            raise ValueError(
-                f"{reference} has neither `base` nor `recipe`. Name a recipe to start from, as in `base: vit-s16-i21k`."
-            )
-        whole = _Whole.model_validate(tree)
-    else:
-        if not isinstance(base, str) or base not in base_named:
-            raise ValueError(
-                f"{reference} starts from {base!r}, which is no recipe.{did_you_mean(str(base), base_named)}"
-            )
-        recipe, execution = base_named[base].make()
-        model = tree.get("recipe", {}).get("model") if isinstance(tree.get("recipe"), dict) else None
-        whole_model = isinstance(model, dict) and "architecture" in model
-        changes = {path: value for path, value in flatten(tree).items() if value != {}}
-        if whole_model:  # its fields are those of another kind of network
-            changes = {path: value for path, value in changes.items() if not path.startswith("recipe.model.")}
-            changes["recipe.model"] = model
-        whole = replace(_Whole(recipe=recipe, execution=execution), **changes)
+    if base is None and "recipe" not in tree:
+        raise ValueError(
+            f"{reference} has neither `base` nor `recipe`. Name a recipe to start from, as in `base: vit-s16-i21k`."
+        )
+    if base is not None and (not isinstance(base, str) or base not in base_named):
+        raise ValueError(f"{reference} starts from {base!r}, which is no recipe.{did_you_mean(str(base), base_named)}")
+    try:
+        whole = _Whole.model_validate(tree) if base is None else _changed(*base_named[base].make(), tree)
+    except ValueError as error:
+        raise ValueError(f"{reference}: {flaw(error)}.") from error
     return whole.recipe, whole.execution
 
 
-class _WithoutAliases(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no annotations
-    """Few aliases of aliases stand for more fields than fit into memory."""
+def _changed(recipe: TrainRecipe, execution: ExecutionConfig, tree: dict[str, Any]) -> _Whole:
+    model = tree.get("recipe", {}).get("model") if isinstance(tree.get("recipe"), dict) else None
+    changes = {path: value for path, value in flatten(tree).items() if value != {}}
+    if isinstance(model, dict) and "architecture" in model:  # its fields are those of another kind of network
+        changes = {path: value for path, value in changes.items() if not path.startswith("recipe.model.")}
+        changes["recipe.model"] = model
+    return replace(_Whole(recipe=recipe, execution=execution), **changes)
+
+
+class _RecipeLoader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no annotations
+    """Refuses, with the line, what stands for more than fits into memory or a stack: aliases of aliases, and deep nesting."""
+
+    _depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
+        mark = self.peek_event().start_mark
         if self.check_event(yaml.AliasEvent):
-            mark = self.peek_event().start_mark
-            raise yaml.MarkedYAMLError(
-                problem="aliases (*name) are not supported; write the value out", problem_mark=mark
-            )
-        return super().compose_node(parent, index)
+            raise _refused("aliases (*name) are not supported; write the value out", mark)
+        if self._depth == _MAX_DEPTH:
+            raise _refused(f"it is nested deeper than {_MAX_DEPTH} levels", mark)
+        self._depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._depth -= 1
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except yaml.YAMLError:
+            raise
+        except Exception as error:  # of a date or number that there is not; its message may quote the file
+            kind = node.tag.rpartition(":")[2]
+            raise _refused(f"a value looks like a {kind} and is none; put text in quotes", node.start_mark) from error
+
+
+def _refused(problem: str, mark: Any) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
 
 
 def _tree(reference: str) -> dict[Any, Any]:
-    folder, _, name = reference.rpartition("/") if "://" in reference else ("", "", reference)
     try:
-        text = open_store(folder).read(name) if folder else Path(name).expanduser().read_bytes()
+        text = read_small(reference if "://" in reference else str(Path(reference).expanduser()), _MAX_BYTES)
     except FileNotFoundError as error:
         raise ValueError(f"There is no recipe {reference!r}: no such file.") from error
     except OSError as error:
         raise ValueError(f"The recipe {reference!r} cannot be read: {error}") from error
     try:
-        tree = yaml.load(text, _WithoutAliases)
+        tree = yaml.load(text, _RecipeLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         # The whole error would quote the file, which may be another one than a recipe, to whoever fills in a form.
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)

@@ -378,6 +378,6 @@ def declared_names(schema: pa.Schema, column: str) -> list[str]:
         while isinstance(feature, list) or "feature" in feature:
             feature = feature[0] if isinstance(feature, list) else feature["feature"]
         names = feature["names"]
-    except (KeyError, TypeError, ValueError, IndexError):
+    except (KeyError, TypeError, ValueError, IndexError, RecursionError):
         return []
     return [str(name) for name in names] if isinstance(names, list) else []

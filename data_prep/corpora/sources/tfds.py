@@ -239,7 +239,7 @@ def _dtype_of(node: Any) -> str:
 def _property(node: Any, name: str) -> Any:
     for content in node.values() if isinstance(node, dict) else ():
         if isinstance(content, str) and content.startswith("{"):
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, RecursionError):
                 content = json.loads(content)
         if isinstance(content, dict) and name in content:
             return content[name]

@@ -357,7 +357,9 @@ def opened(
 
 def read_names(path: Path) -> tuple[str, ...]:
     """Class names from a JSON list or lines of text. Raises ValueError if there are none."""
-    text = path.read_text(encoding="utf-8")
+    from vitline.infra.storage import read_small
+
+    text = read_small(str(path), 64 * 1024 * 1024).decode()
     names = (
         jsonlib.loads(text) if text.lstrip().startswith("[") else [line for line in text.splitlines() if line.strip()]
     )

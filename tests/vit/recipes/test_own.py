@@ -1,5 +1,6 @@
 """Recipes of others: what a function or a file makes, and what is refused in one sentence."""
 
+import os
 import sys
 
 import pytest
@@ -112,10 +113,18 @@ def test_a_file_changes_a_recipe_or_is_a_whole_one(file, tmp_path):
         ("base: digit\n", "birds.yaml starts from 'digit', which is no recipe. Did you mean 'digits'?"),
         ("base: &a [x]\nrecipe: {loss: *a}\n", r"line 2. is not valid YAML: aliases .\*name. are not supported"),
         ("base: [digits]\n", "starts from ..digits.., which is no recipe"),
+        (
+            "base: digits\nrecipe: {seed: 1,\n  loss: " + "[" * 100_000,
+            r"birds.yaml .line 3. .* nested deeper than 20 levels",
+        ),
+        ("base: digits\n\nname: 2026-02-30\n", r"birds.yaml .line 3. .* looks like a timestamp and is none"),
+        ("base: digits\nrecipe: {seed: 0b_}\n", r"birds.yaml .line 2. .* looks like a int and is none"),
+        ("base: digits\nrecipe: {seed: !!bool maybe}\n", r"birds.yaml .line 2. .* looks like a bool and is none"),
+        ("base: digits # " + "x" * 300_000, "birds.yaml has more than 262,144 bytes"),
         ("base: digits\noptim: {}\n", "birds.yaml has the key 'optim'"),
         ("execution: {}\n", "birds.yaml has neither `base` nor `recipe`"),
-        ("base: digits\nrecipe: {optim: {peak: 1}}\n", "has no field 'recipe.optim.peak'"),
-        ("base: digits\nrecipe: {optim: {peak_lr: -1}}\n", "peak_lr"),
+        ("base: digits\nrecipe: {optim: {peak: 1}}\n", "birds.yaml: .* has no field 'recipe.optim.peak'"),
+        ("base: digits\nrecipe: {optim: {peak_lr: -1}}\n", "birds.yaml: recipe.optim.peak_lr: Input should be"),
         ("base: digits\nrecipe: {model: !!python/object/apply:os.getcwd []}\n", "could not determine a constructor"),
     ],
 )
@@ -127,3 +136,10 @@ def test_a_file_that_is_no_recipe_is_refused(file, text, error):
 def test_a_file_that_is_missing_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"There is no recipe .*cats.yaml': no such file"):
         made(str(tmp_path / "cats.yaml"))
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_what_is_no_file_is_neither_waited_for_nor_read_without_end(tmp_path, make):
+    make(tmp_path / "birds.yaml")
+    with pytest.raises(ValueError, match=r"There is no recipe .*birds.yaml': no such file"):
+        made(str(tmp_path / "birds.yaml"))
