@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +27,7 @@ DOWNLOAD, DISK = "about 0.5 GB", "2.2 GB"
 NEEDED_BYTES = 3 * 10**9
 OF_CUDA = ("triton", "nvidia-", "cuda-")
 """How the names of the packages begin that a torch for CUDA brings. Their versions differ from build to build of one torch."""
+SAY_EVERY_S = 20.0
 WAY_OUT = "`make HASHES=no ...` installs the same versions without comparing files"
 _BLOCK = re.compile(r"^# for: (.+)\n((\S+)==(\S+).*\n(?: +--hash=.*\n)+)", re.MULTILINE)
 
@@ -64,13 +66,13 @@ def main() -> int:
             f"Only {shutil.disk_usage(ROOT).free / 1e9:.1f} GB are free at {ROOT}; free {NEEDED_BYTES / 1e9:.0f} GB first."
         )
         return 1
-    if not (VENV / "bin" / "python").exists():
-        subprocess.run([sys.executable, "-P", "-m", "venv", str(VENV)], check=True)
+    if not (VENV / "bin" / "python").exists() and work("making .venv", [sys.executable, "-P", "-m", "venv", str(VENV)]):
+        return 1
     # -qq hides warnings, such as those about this machine's pip settings, but not errors.
     pip = in_venv("pip", "--disable-pip-version-check", "install", "-qq", "--no-compile")
     if hashes:
         itself = ["--no-deps", "--no-build-isolation", "--editable", str(ROOT)]
-        installed = install_hashed(pip, chosen, VENV) and not subprocess.run([*pip, *itself], check=False).returncode
+        installed = install_hashed(pip, chosen, VENV) and not work("installing vitline itself", [*pip, *itself])
     else:
         installed = install_versions(pip, chosen, VENV, "--editable", f"{ROOT}[{extra}]")
     if not installed:
@@ -129,7 +131,7 @@ def install_hashed(pip: list[str], chosen: Iterable[Pin], folder: Path) -> bool:
         listed = folder / "requirements.txt"
         listed.write_text("".join(pin.lines for pin in some))
         hashed = ["--require-hashes", "--no-deps", "--no-build-isolation", "--requirement", str(listed)]
-        if some and subprocess.run([*pip, *hashed], check=False).returncode:
+        if some and work(f"pip downloads and installs {len(some)} packages", [*pip, *hashed]):
             print(
                 "If pip says above that a package does not match its hashes: the file of the index is not the one that vitline was "
                 f"tested with. Where the index repackages files, and you trust it: {WAY_OUT}."
@@ -143,23 +145,36 @@ def install_versions(pip: list[str], chosen: Iterable[Pin], folder: Path, *wante
     """Installs what is wanted and all that it needs, at the versions of the lock but from any files; whether that worked."""
     constraints = folder / "constraints.txt"
     constraints.write_text("".join(f"{p.name}=={p.version}\n" for p in chosen if not p.name.startswith(OF_CUDA)))
-    return not subprocess.run([*pip, "--constraint", str(constraints), *wanted], check=False).returncode
+    return not work(f"pip downloads and installs {wanted[-1]}", [*pip, "--constraint", str(constraints), *wanted])
 
 
 def compile_modules() -> None:
     """Compiles the installed modules on all processors. pip would take one, for nearly half of the installation. Some packages hold
     templates of modules that do not compile: they are left out."""
-    subprocess.run(in_venv("compileall", "-qq", "-j0", str(VENV / "lib")), check=False)
+    work("compiling the modules", in_venv("compileall", "-qq", "-j0", str(VENV / "lib")))
 
 
 def prepare_databases() -> bool:
     """Prepares the databases of MLflow and Prefect, so that the first start of the local stack is faster."""
-    made = subprocess.run(in_venv("vitline.infra.local.databases"), cwd=ROOT, check=False)
-    if made.returncode:
+    failed = work("preparing the databases of MLflow and Prefect", in_venv("vitline.infra.local.databases"))
+    if failed:
         print(
             "The databases of MLflow and Prefect could not be prepared; the reason is above. Next: run the command again."
         )
-    return made.returncode == 0
+    return not failed
+
+
+def work(what: str, command: list[str]) -> int:
+    """Runs a command in the folder of the project and returns its exit code. Says what it does every SAY_EVERY_S, because pip says
+    nothing for minutes."""
+    began = time.monotonic()
+    with subprocess.Popen(command, cwd=ROOT) as process:
+        while True:
+            try:
+                return process.wait(SAY_EVERY_S)
+            except subprocess.TimeoutExpired:
+                minutes, seconds = divmod(round(time.monotonic() - began), 60)
+                print(f"  {what}, {minutes}:{seconds:02d} so far", flush=True)
 
 
 def fingerprint() -> str:

@@ -110,6 +110,16 @@ def test_a_python_that_the_lock_does_not_know_is_refused_before_anything_is_made
     assert re.search(problem, unfit(python, hashes))
 
 
+def test_a_step_that_takes_long_says_what_it_does(monkeypatch, capfd):
+    monkeypatch.setattr(install, "SAY_EVERY_S", 0.02)
+    assert (
+        install.work("pip downloads and installs 9 packages", [sys.executable, "-c", "import time; time.sleep(0.3)"])
+        == 0
+    )
+    assert "pip downloads and installs 9 packages, 0:0" in capfd.readouterr().out
+    assert install.work("fails", [sys.executable, "-c", "raise SystemExit(3)"]) == 3
+
+
 def test_another_system_than_that_of_the_lock_needs_the_way_out(monkeypatch):
     monkeypatch.setattr(install.platform, "machine", lambda: "aarch64")
     assert "aarch64. Next: " + WAY_OUT in unfit((3, 12, 0), True)
