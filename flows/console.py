@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 PLAIN_LINE_EVERY_S = 15.0
 # Control characters, line and paragraph separators, bidirectional controls, and bytes that are not valid text.
 _INVISIBLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# Names of scores and accuracies, also with what tells apart whose they are: `tasks/pets/top1_from_scratch`; and of other shares
+# among metrics, whose names have a slash, unlike the fields of configs.
+_SHARE = re.compile(
+    r"(^|[/._])(top1|patch_accuracy|mean_average_precision|majority_fraction)(_\w+)?$|/.*(_fraction|mfu)$"
+)
 
 
 @cache
@@ -147,6 +152,30 @@ def duration(seconds: float) -> str:
 
 def percent(fraction: float) -> str:
     return f"{100 * fraction:.1f} %"
+
+
+def field(name: str, value: Any) -> str:
+    """The value of a field or metric as a table cell: scores and shares in percent, their differences in points, and Unix times,
+    whose names end in `_at`, as dates in UTC."""
+    if name.rpartition(".")[2].endswith("_at") and isinstance(value, int | float):
+        return utc(value)
+    if isinstance(value, float) and name.endswith("/difference"):
+        return f"{100 * value:+.1f} points"
+    return percent(value) if isinstance(value, float) and _SHARE.search(name) else cell(value)
+
+
+def cell(value: Any) -> str:
+    """A value as a table cell; long lists and digests are shortened."""
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {field(k, v)}" for k, v in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(cell, value[:8])) + (f", ... ({len(value)})" if len(value) > 8 else "")
+    text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    return text[:12] if len(text) == 64 and all(c in "0123456789abcdef" for c in text) else text
 
 
 def utc(unix_s: float) -> str:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from vitline.data_prep.config import CorpusConfig
 from vitline.data_prep.plan.check_refused import NothingNew
 from vitline.data_prep.shard_format import load_manifest
+from vitline.flows.console import percent
 from vitline.flows.nights.from_records import night_of
 from vitline.flows.nights.night_record import THE_GATE, NightRecord, write_night
 from vitline.flows.nights.promote import make_champion
@@ -168,7 +169,7 @@ def pretrain_stage(
     state = trained.state
     what = f"{state['images_seen']:,} images in {state['step']:,} steps"
     if "val_top1" in state:
-        what += f", val {100 * state['val_top1']:.1f} %"
+        what += f", val {percent(state['val_top1'])}"
         before = recorder.record.metrics.get("val/top1", 0.0)
         recorder.note(metrics={"val/top1": before + (state["val_top1"] - before) / (nth_seed + 1)})  # mean over seeds
     where = run_store(engines.root, spec.run_key).uri

@@ -99,6 +99,8 @@ class Settings(BaseModel):
     networks, and losses. Jobs get the setting of the flow or command that submits them."""
     prefect_api_url: str | None = Field(default=None, validation_alias=AliasChoices("PREFECT_API_URL"))
     """The API of the Prefect server, such as http://127.0.0.1:4200/api."""
+    prefect_ui_url: str | None = Field(default=None, validation_alias=AliasChoices("PREFECT_UI_URL"))
+    """The address of Prefect's pages in links. None: the pages that the server of PREFECT_API_URL shows by default."""
     prefect_api_auth_string: SecretStr | None = Field(
         default=None, validation_alias=AliasChoices("PREFECT_API_AUTH_STRING")
     )

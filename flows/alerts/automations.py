@@ -19,19 +19,21 @@ from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 
 from vitline.flows.alerts.problems import Problem
 from vitline.flows.on_prefect.prefect_observer import client
+from vitline.flows.ops.prefect_http import flow_run_page
 from vitline.infra.names import there_are
+from vitline.infra.settings import Settings
 
 CREATED = "vitline_alerts"
 """The variable that holds the names of the automations that were created."""
 EVENT = "vitline.alert."
 OF_VITLINE = {"prefect.resource.id": "prefect.tag.vitline", "prefect.resource.role": "tag"}
-RUN_TEXT = "{{ flow_run.name }} ({{ flow.name }}): {{ flow_run.state.message }} {{ flow_run|ui_url }}"
+RUN_TEXT = "{{ flow_run.name }} ({{ flow.name }}): {{ flow_run.state.message }}"
 EVENT_TEXT = "{{ event.payload.text }}"
 
 
 @dataclass(frozen=True)
 class Alert:
-    """An automation: the events that it waits for, and the text of its message."""
+    """An automation: the events that it waits for, and the text of its message, to which a link to the flow run is added."""
 
     name: str
     events: tuple[str, ...]
@@ -173,8 +175,11 @@ def automation(alert: Alert, block: UUID | None) -> AutomationCore:
 
 
 def action_of(alert: Alert, block: UUID) -> SendNotification:
+    page = f" {flow_run_page(Settings(), '{{ flow_run.id }}')}" if alert.of_flow_runs else ""
     # Prefect's client leaves out of an update what was not given, the type included.
-    return SendNotification(type="send-notification", block_document_id=block, subject=alert.name, body=alert.text)
+    return SendNotification(
+        type="send-notification", block_document_id=block, subject=alert.name, body=alert.text + page
+    )
 
 
 def emit(kind: str, subject: str, text: str) -> None:

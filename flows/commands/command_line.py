@@ -57,7 +57,7 @@ def show_rows(
     elif not rows and not odd:
         console.say(empty)
     else:
-        console.table("", columns, [[field(column, row.get(column)) for column in columns] for row in rows])
+        console.table("", columns, [[console.field(column, row.get(column)) for column in columns] for row in rows])
     for each in odd:
         console.say(f"error: {each}")
     if odd:
@@ -71,25 +71,4 @@ def show_one(value: Mapping[str, Any], as_json: bool) -> None:
         return
     from vitline.infra.config import flatten
 
-    console.table("", ["field", "value"], [[key, field(key, v)] for key, v in flatten(value).items()])
-
-
-def field(name: str, value: Any) -> str:
-    """The value of a field as a table cell; Unix times, whose names end in `_at`, as dates in UTC."""
-    if name.rpartition(".")[2].endswith("_at") and isinstance(value, int | float):
-        return console.utc(value)
-    return cell(value)
-
-
-def cell(value: Any) -> str:
-    """A value as a table cell; long lists and digests are shortened."""
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, dict):
-        return ", ".join(f"{k} {cell(v)}" for k, v in value.items())
-    if isinstance(value, list):
-        return ", ".join(map(cell, value[:8])) + (f", ... ({len(value)})" if len(value) > 8 else "")
-    text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-    return text[:12] if len(text) == 64 and all(c in "0123456789abcdef" for c in text) else text
+    console.table("", ["field", "value"], [[key, console.field(key, v)] for key, v in flatten(value).items()])

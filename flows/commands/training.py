@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitline.flows import console
-from vitline.flows.commands.command_line import cell, show_one
+from vitline.flows.commands.command_line import show_one
 from vitline.flows.costs.training_plan import settings_of
 from vitline.flows.records import list_run_keys
 from vitline.flows.requests.forms import PretrainRequest
@@ -102,7 +102,11 @@ def show_plan(
         show_one({**plan, "settings": settings}, as_json=True)
         return
     show_one(plan, as_json=False)
-    chosen = [[path, cell(one["value"]), one["origin"]] for path, one in settings.items() if one["origin"] != "default"]
+    chosen = [
+        [path, console.field(path, one["value"]), one["origin"]]
+        for path, one in settings.items()
+        if one["origin"] != "default"
+    ]
     console.table("Settings that are not at their defaults", ["field", "value", "from"], chosen)
 
 

@@ -11,13 +11,13 @@ from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import LogSort
 from prefect.exceptions import ObjectNotFound
-from prefect.settings import PREFECT_UI_URL
 
 from vitline.flows import console
 from vitline.flows.on_prefect.deployments import deployment_named
 from vitline.flows.on_prefect.flow_run import read_request
 from vitline.flows.on_prefect.prefect_observer import client
 from vitline.flows.on_prefect.request_checks import REQUEST_CHECKS
+from vitline.flows.ops.prefect_http import flow_run_page
 from vitline.flows.requests.training_draft import recipe_function
 from vitline.infra.ray_jobs import AWAY_S
 from vitline.infra.settings import Settings
@@ -49,7 +49,7 @@ def trigger(settings: Settings, name: str, changes: Mapping[str, Any]) -> tuple[
         run = api.create_flow_run_from_deployment(
             found.id, parameters={"request": request.model_dump(mode="json")}, tags=["trigger:manual"]
         )
-    return run, f"{PREFECT_UI_URL.value()}/runs/flow-run/{run.id}"
+    return run, flow_run_page(settings, run.id)
 
 
 def follow(run_id: UUID) -> FlowRun:

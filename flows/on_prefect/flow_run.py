@@ -12,10 +12,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from vitline.flows.on_prefect.prefect_observer import client
 from vitline.flows.on_prefect.run_names import given_name
+from vitline.flows.ops.prefect_http import flow_run_page
 from vitline.flows.records import Origin
 from vitline.flows.requests.refusals import problem_text
 from vitline.flows.requests.training_draft import recipe_function
 from vitline.infra.config import FrozenConfig
+from vitline.infra.settings import Settings
 from vitline.vit.own_code import check_allowed
 
 R = TypeVar("R", bound=FrozenConfig)
@@ -70,7 +72,7 @@ class FlowRun:
         return Origin(
             trigger="schedule" if self.scheduled else "manual",
             flow_run_id=str(self.id),
-            flow_run_url=runtime.flow_run.ui_url,
+            flow_run_url=flow_run_page(Settings(), self.id),
             deployment=self.deployment,
             name=self.name,
         )

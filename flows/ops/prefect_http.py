@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,8 +16,35 @@ def api_url(settings: Settings) -> str:
 
 
 def pages_url(settings: Settings) -> str:
-    """The address of Prefect's pages."""
-    return api_url(settings).removesuffix("/api")
+    """The address of Prefect's pages: PREFECT_UI_URL, else those that the server shows by default, of the two styles that it may
+    have. Where it does not say, those of every Prefect 3."""
+    if settings.prefect_ui_url is not None:
+        return settings.prefect_ui_url.rstrip("/")
+    api = api_url(settings)
+    if "/accounts/" in api:  # Prefect Cloud
+        pages = api.replace("//api.", "//app.").replace("/api/", "/")
+        return pages.replace("/accounts/", "/account/").replace("/workspaces/", "/workspace/")
+    base = api.removesuffix("/api")
+    try:
+        return base + _default_pages(base)
+    except OSError:
+        return base
+
+
+def flow_run_page(settings: Settings, flow_run_id: object) -> str:
+    """The address of the page of a flow run."""
+    return f"{pages_url(settings)}/runs/flow-run/{flow_run_id}"
+
+
+@cache
+def _default_pages(base: str) -> str:
+    """The path of the pages that a server shows by default. Raises OSError if it does not answer."""
+    reply = ask(f"{base}/ui-settings")
+    try:
+        known = json.loads(reply.text)
+        return str(known[f"{known['default_ui']}_base_url"] or "").rstrip("/")
+    except (ValueError, KeyError, TypeError):  # an older server, with one style
+        return ""
 
 
 def post(settings: Settings, path: str, form: Mapping[str, object]) -> Any:

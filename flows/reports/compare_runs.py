@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypedDict
 
 from vitline.flows.catalog import find_run, list_pipelines, show_run
+from vitline.flows.console import field
 from vitline.flows.records import PipelineRecord
 from vitline.flows.stored_configs import RunFile
 from vitline.infra.config import flatten
@@ -126,12 +127,9 @@ def side_by_side(
 def comparison_rows(compared: Comparison) -> tuple[list[str], list[list[str]]]:
     """Columns and rows of one table: states, differences, metrics."""
 
-    def cells(values: Sequence[Any]) -> list[str]:
-        return ["-" if v is None else f"{v:.4g}" if isinstance(v, float) else str(v) for v in values]
-
     rows = [["state", *compared["states"]]]
-    rows += [[name, *cells(values)] for name, values in compared["differences"].items()]
-    rows += [[name, *cells(values)] for name, values in compared["metrics"].items()]
+    for part in (compared["differences"], compared["metrics"]):
+        rows += [[name, *(field(name, value) for value in values)] for name, values in part.items()]
     return ["", *compared["runs"]], rows
 
 

@@ -7,6 +7,7 @@ the files about its predictions (`vit/vtab/trained/trial_files.py`). Imports no 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from vitline.flows.console import percent
 from vitline.flows.stored_configs import JSON, EvaluationFile
 from vitline.flows.to_mlflow.run_snapshot import (
     MODEL_PARAMS,
@@ -201,11 +202,11 @@ def final_trial(root: Store, score: Score) -> TrialResult | None:
 
 def settings_table(label: str, score: Score) -> str:
     """The score, and below it every setting that was tried, the chosen one in bold, as Markdown."""
-    title = f"{f'{label}: ' * bool(label)}top-1 {100 * score.value:.2f} % of {score.num_examples:,} images"
+    title = f"{f'{label}: ' * bool(label)}top-1 {percent(score.value)} of {score.num_examples:,} images"
     if not score.tried:
         return title
     names = list(dict.fromkeys(name for tried in score.tried for name in tried))
-    rows = [[_shown(tried.get(name, "")) for name in names] for tried in score.tried]
+    rows = [[_shown(name, tried.get(name, "")) for name in names] for tried in score.tried]
     rows = [
         [f"**{cell}**" for cell in row] if tried == score.chosen else row
         for row, tried in zip(rows, score.tried, strict=True)
@@ -214,8 +215,10 @@ def settings_table(label: str, score: Score) -> str:
     return f"{title}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _shown(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(plain(value))
+def _shown(name: str, value: Any) -> str:
+    if isinstance(value, float):
+        return percent(value) if name == "val_top1" else f"{value:.6g}"
+    return str(plain(value))
 
 
 def prefixed(label: str, sign: str, name: str) -> str:

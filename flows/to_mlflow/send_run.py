@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypedDict
 
+from vitline.flows.console import percent
 from vitline.flows.nights.night_record import read_champion
 from vitline.flows.records import PipelineRecord
 from vitline.flows.to_mlflow import outbox
@@ -19,6 +20,7 @@ from vitline.flows.to_mlflow.outbox import Kind, OutboxEntry
 from vitline.flows.to_mlflow.run_snapshot import Child, Published, RunSnapshot
 from vitline.flows.to_mlflow.stage_snapshots import pipeline_snapshot, stage_snapshot
 from vitline.infra.config import digest_of
+from vitline.infra.mlflow.pages import version_url
 from vitline.infra.mlflow.tracking import DataUse, Model, Point, TrackedRun, Tracking, thinned
 from vitline.infra.mlflow.tracking_ids import RUN, TrackingIds, child_ids_key, pipeline_ids_key
 from vitline.infra.runs.segments import Segment, list_segments, read_segments
@@ -236,7 +238,7 @@ class Sender:
             model_id, version = (names.get(f"{kind} {digest[:12]}") for kind in ("model", "version"))
             if model_id and version:
                 name = maker.rpartition("-")[0]
-                url = self.tracking.version_url(name, version)
+                url = version_url(self.tracking.uri, name, version)
                 found.append((model_id, f"**Model:** [{name} version {version}]({url}) of [{maker}]({names['url']})"))
         return found
 
@@ -296,7 +298,7 @@ def children_table(snapshot: RunSnapshot, pages: Sequence[str | None]) -> str:
     lines = ["| part | |", "|---|---|"]
     for child, page in zip(snapshot.children, pages, strict=True):
         values = {name: value for name, (value, _) in child.values.items() if name.endswith("/top1")}
-        shown = ", ".join(f"`{name}` {100 * value:.1f} %" for name, value in values.items())
+        shown = ", ".join(f"`{name}` {percent(value)}" for name, value in values.items())
         lines.append(f"| {f'[{child.name}]({page})' if page else child.name} | {shown} |")
     return "\n".join(lines) if snapshot.children else ""
 

@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 
+from vitline.flows.console import percent
 from vitline.flows.nights.night_page import night_markdown
 from vitline.flows.nights.night_record import read_night
 from vitline.flows.records import AttemptRecord, Origin, PipelineRecord, attempt_records, read_pipeline
@@ -261,7 +262,7 @@ def published(state: RunStateRecord, snapshot: RunSnapshot) -> Published | None:
     config = published_record(store)
     name, version = store.uri.rstrip("/").split("/")[-2:]
     images = state.get("images_seen", 0)
-    scored = f"held-out top-1 {100 * state['val_top1']:.1f} %, " if "val_top1" in state else ""
+    scored = f"held-out top-1 {percent(state['val_top1'])}, " if "val_top1" in state else ""
     return Published(
         name=name,
         version=version,

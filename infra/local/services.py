@@ -16,6 +16,7 @@ from vitline.infra.local.databases import database_file, ready_database
 from vitline.infra.local.processes import child_environment
 from vitline.infra.local.ray_node import FOREIGN_TO_RAY, RayHead
 from vitline.infra.local.stack_config import MARK, StackConfig
+from vitline.infra.mlflow.pages import experiments_url
 from vitline.infra.settings import basic_authorization
 
 POOL = "vitline"
@@ -136,7 +137,7 @@ def links(config: StackConfig) -> dict[str, str]:
     """The web pages of the stack."""
     return {
         "Prefect UI": config.url("prefect"),
-        "MLflow UI": config.url("mlflow"),
+        "MLflow UI": experiments_url(config.url("mlflow")),
         "Ray dashboard": config.url("ray"),
     }
 

@@ -28,6 +28,7 @@ from mlflow.entities import (
 )
 from mlflow.exceptions import MlflowException, RestException
 
+from vitline.infra.mlflow.pages import run_url, version_url
 from vitline.infra.mlflow.saved_view import changed_tags
 from vitline.infra.mlflow.tracking_ids import RUN, TrackingIds
 from vitline.infra.redact import redact
@@ -49,9 +50,8 @@ GATE = "vitline.gate"
 _CHAMPION_NUMBER, _CHAMPION_VERSION = "vitline.champion_number", "vitline.champion_version"
 _RULE = "its training ended last of all versions"
 _OF_RULE = f"; `{CANDIDATE}`, because {_RULE}"
-# Without this tag MLflow's pages show every experiment as one of a chat model, with other menus.
+# For pages of MLflow that read the tag; those of 3.17 go by the address alone (`pages.py`).
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
-_TRAINING_PAGES = "?workflowType=machine_learning"
 _TEXT = (".json", ".md", ".html", ".txt", ".csv")
 
 
@@ -153,7 +153,7 @@ class Tracking:
         if run_id is None:
             about = self._clean_all({**tags, RUN_KEY: key, STORE_URI: store_uri})
             run_id, created = self._client.create_run(experiment_id, start_ms, about, name or key).info.run_id, True
-        agreed = ids.agree(RUN, run_id, instead_of=known, url=self.run_url(experiment_id, run_id))
+        agreed = ids.agree(RUN, run_id, instead_of=known, url=run_url(self.uri, experiment_id, run_id))
         if created and agreed != run_id:
             self._client.delete_run(run_id)
         return self._tracked(self._client.get_run(agreed))
@@ -216,14 +216,6 @@ class Tracking:
             with self._folder(files) as folder:
                 self._client.log_artifacts(run.run_id, folder)
 
-    def run_url(self, experiment_id: str, run_id: str) -> str:
-        """The URL of a run's page."""
-        return f"{redact(self.uri)}/#/experiments/{experiment_id}/runs/{run_id}{_TRAINING_PAGES}"
-
-    def version_url(self, name: str, version: str) -> str:
-        """The URL of the page of a model version."""
-        return f"{redact(self.uri)}/#/models/{name}/versions/{version}{_TRAINING_PAGES}"
-
     def offer_view(self, experiment_id: str, metrics: Collection[str]) -> None:
         """Adds a saved view to the experiment that shows the headline metrics among `metrics` as columns (`saved_view.py`).
 
@@ -249,7 +241,7 @@ class Tracking:
             run.model_outputs.add(model_id)
         version = self._version(run, ids, model, tags, model_id)
         self._move_candidate(model.name)
-        return ModelRef(model_id, version, self.version_url(model.name, version))
+        return ModelRef(model_id, version, version_url(self.uri, model.name, version))
 
     def aliased(self, name: str, alias: str) -> str | None:
         """URI of the published model that has an alias; None if there is no such model or alias, or if vitline did not make
@@ -395,7 +387,7 @@ class Tracking:
         return TrackedRun(
             info.run_id,
             info.experiment_id,
-            self.run_url(info.experiment_id, info.run_id),
+            run_url(self.uri, info.experiment_id, info.run_id),
             info.status,
             info.end_time,
             dict(data.tags),

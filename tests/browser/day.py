@@ -212,7 +212,7 @@ class Day:
 
     def mlflow_registry_serves_the_candidate(self) -> str:
         page = self.mlflow_page()
-        page.goto(f"{self.links['MLflow UI']}/#/models/day", wait_until="networkidle")
+        page.goto(f"{self.links['MLflow UI'].partition('/#')[0]}/#/models/day", wait_until="networkidle")
         page.wait_for_timeout(2000)
         page.screenshot(path=self.folder / "registry.png")
         assert "candidate" in page.inner_text("body")

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from vitline.flows import cli
-from vitline.flows.console import duration, line
+from vitline.flows.console import duration, field, line
 from vitline.flows.stages.engines import Terminal
 from vitline.infra.runs.run_state import write_state
 from vitline.infra.settings import inherited_environment
@@ -342,6 +342,23 @@ def test_a_damaged_record_is_an_error_after_the_list_of_the_others(vitline, root
     code, out, err = vitline("model", "ls", "--json", "--root", root)
     assert (code, [row["version"] for row in json.loads(out)["models"]]) == (1, ["0123"])
     assert re.search(r"error: .*birds/4567/config\.json is not a record that this version", err)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("val_top1", 0.8409, "84.1 %"),
+        ("metrics.val/top1", 0.06844, "6.8 %"),
+        ("tasks/pets/top1_from_scratch", 0.007197, "0.7 %"),
+        ("time/data_wait_fraction", 0.5, "50.0 %"),
+        ("night/champion/difference", -0.012, "-1.2 points"),
+        ("val/loss", 0.8409, "0.8409"),
+        ("recipe.input.augment.min_area_fraction", 0.05, "0.05"),
+        ("val_top1", None, "-"),
+    ],
+)
+def test_scores_and_shares_are_shown_in_percent_and_settings_as_set_takes_them(name, value, shown):
+    assert field(name, value) == shown
 
 
 def test_progress_is_shown_as_one_line():

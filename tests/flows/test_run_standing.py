@@ -84,7 +84,7 @@ def test_active_runs_come_first_and_ended_ones_have_their_date(submitted, listed
     write_state(run, "finished", 1, step=20, val_top1=0.5)
     first, second = listed()
     assert " waiting " in first
-    assert re.search(r" finished 20 steps 0\.5 \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", second), second
+    assert re.search(r" finished 20 steps 50\.0 % \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", second), second
 
 
 def test_an_active_preparation_shows_its_stage(root, listed):

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from vitline.flows import console
-from vitline.flows.commands.command_line import Json, Root, cell, settings, show_one, show_rows
+from vitline.flows.commands.command_line import Json, Root, settings, show_one, show_rows
 
 app = typer.Typer(help="Runs: list, show, compare.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -70,7 +70,7 @@ def runs_compare(
         return
     parts: dict[str, dict[str, list[Any]]] = {"Differences": compared["differences"], "Metrics": compared["metrics"]}
     for title, rows in parts.items():
-        body = [[field, *(cell(v) for v in values)] for field, values in rows.items()]
+        body = [[name, *(console.field(name, v) for v in values)] for name, values in rows.items()]
         console.table(title, ["", *compared["runs"]], body)
 
 

@@ -188,6 +188,7 @@ def stack_dir(settings: "Settings") -> Path:
 def show_stack(settings: "Settings", as_json: bool) -> bool:
     """Prints services, links and open ports; returns whether all services work."""
     from vitline.flows.home.address import home_url
+    from vitline.flows.ops.mlflow_http import experiment_pages
     from vitline.infra.local.stack import find_stack, listeners, login_file, memory_bytes, stack_links
 
     directory = stack_dir(settings)
@@ -206,10 +207,12 @@ def show_stack(settings: "Settings", as_json: bool) -> bool:
         for s in state.services
     ]
     works = all(service["state"] == "up" and not service["problem"] for service in services)
+    joined = settings_of_stack(directory)
+    runs = experiment_pages(joined)
     if as_json:
         ports = [port._asdict() for port in open_ports]
         report = {"up": works, "directory": str(directory), "root": root, "services": services, "links": links}
-        report["listeners"], report["login_file"] = ports, str(login)
+        report["listeners"], report["login_file"], report["experiments"] = ports, str(login), runs
         console.emit(report)
         return works
     rows = [
@@ -220,9 +223,11 @@ def show_stack(settings: "Settings", as_json: bool) -> bool:
     for service in services:
         if service["problem"]:
             console.print_result(f"{service['name']}: {service['problem']}\n  log: {service['log']}")
-    home = home_url(settings_of_stack(directory))
+    home = home_url(joined)
     for what, url in {"Store": root, **({"Home": home} if home else {}), **links}.items():
         console.print_result(f"{what:<14} {url}")
+    for name, page in runs.items():
+        console.print_result(f"{'  runs':<14} {page} ({name})")
     console.print_result(f"{'Login':<14} user:password in {login}; Prefect asks for the whole line")
     for line in port_lines(open_ports):
         console.print_result(line)

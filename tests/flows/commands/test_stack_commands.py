@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -83,6 +84,9 @@ def test_status_shows_services_addresses_and_ports(run, joined):
     code, text, _ = run("stack", "status")
     assert code == 0
     assert all(url in text for url in report["links"].values())
+    for name, page in report["experiments"].items():
+        assert f"{page} ({name})" in text
+        assert re.search(r"/#/experiments/\d+/runs\?workflowType=machine_learning$", page), page
     assert "Nothing but Ray can be reached from other machines. Its ports require the token" in text
     every = [f"{'ray':<14} listens on all addresses: ", f"{'ray':<14} listens on loopback: "]
     assert all(line in text for line in every)

@@ -49,7 +49,9 @@ def test_a_run_is_started_and_followed_and_its_end_sets_the_exit_code(trigger, f
     runs = json.dumps([stage.run_key for stage in pipelines.record.stages if stage.stage != "prepare"])
     code, out, err = trigger("compare-runs/default", "--set", f"runs={runs}", "--wait", "--json")
     report = json.loads(out)
-    assert report["page"].endswith(f"/runs/flow-run/{report['flow_run']}")
+    assert report["page"].endswith(
+        f"/v2/runs/flow-run/{report['flow_run']}"
+    )  # the pages that the server shows by default
     found = flows.find(report["flow_run"])
     assert "trigger:manual" in found["tags"]
     assert (code, report["state"]) == (0, "Completed"), err

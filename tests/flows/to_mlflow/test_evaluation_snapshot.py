@@ -102,14 +102,14 @@ def test_children_of_an_evaluation_have_different_names():
 
 def test_every_setting_is_shown_and_the_chosen_one_is_marked():
     assert settings_table("", score("digits", 0.625)).splitlines() == [
-        "top-1 62.50 % of 797 images",
+        "top-1 62.5 % of 797 images",
         "",
         "| peak_lr | total_steps | val_top1 |",
         "| --- | --- | --- |",
-        "| 0.1 | 60 | 0.5 |",
-        "| **0.3** | **60** | **0.75** |",
+        "| 0.1 | 60 | 50.0 % |",
+        "| **0.3** | **60** | **75.0 %** |",
     ]
-    assert settings_table("knn", score("digits", 0.5, tried=(), chosen={})) == "knn: top-1 50.00 % of 797 images"
+    assert settings_table("knn", score("digits", 0.5, tried=(), chosen={})) == "knn: top-1 50.0 % of 797 images"
 
 
 @pytest.fixture
