@@ -16,6 +16,7 @@ from prefect.client.schemas.objects import State, StateType
 from prefect.exceptions import Pause
 
 from vitline.flows.console import field, percent
+from vitline.flows.costs.held_out import score_text
 from vitline.flows.on_prefect.flow_run import FlowRun, check_own_recipe, read_request
 from vitline.flows.on_prefect.flow_states import filter_engine_log, outlive_the_worker, state_of
 from vitline.flows.on_prefect.prefect_observer import PrefectObserver, suspended_state
@@ -337,8 +338,8 @@ def run_training(config: TrainConfig, engines: Engines) -> str:
     names = ("step", "images_seen", "val_top1", "val_mean_average_precision", "model")
     rows = [[name, field(name, fields[name])] for name in names if name in fields]
     show(engines, "model", spec.run_key, ["field", "value"], rows)
-    score = f", val {percent(state['val_top1'])}" if "val_top1" in state else ""
-    return f"{state['model']}{score}{' (trained before)' if result.reused else ''}"
+    score = score_text(state, labelled=config.recipe.masked_patches is None)
+    return f"{state['model']}{f', {score}' if score else ''}{' (trained before)' if result.reused else ''}"
 
 
 def skip_if_late(request: PipelineRequest, this: FlowRun) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from vitline.data_prep.config import CorpusConfig
 from vitline.data_prep.plan.check_refused import NothingNew
 from vitline.data_prep.shard_format import load_manifest
-from vitline.flows.console import percent
+from vitline.flows.costs.held_out import score_text
 from vitline.flows.nights.from_records import night_of
 from vitline.flows.nights.night_record import THE_GATE, NightRecord, write_night
 from vitline.flows.nights.promote import make_champion
@@ -168,8 +168,9 @@ def pretrain_stage(
         spec, trained = train_model(training, engines, plan.night)
     state = trained.state
     what = f"{state['images_seen']:,} images in {state['step']:,} steps"
+    if score := score_text(state, labelled=training.recipe.masked_patches is None):
+        what += f", {score}"
     if "val_top1" in state:
-        what += f", val {percent(state['val_top1'])}"
         before = recorder.record.metrics.get("val/top1", 0.0)
         recorder.note(metrics={"val/top1": before + (state["val_top1"] - before) / (nth_seed + 1)})  # mean over seeds
     where = run_store(engines.root, spec.run_key).uri

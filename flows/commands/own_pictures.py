@@ -8,12 +8,14 @@ import typer
 
 from vitline.data_prep.shard_format import ShardReader
 from vitline.flows import console
+from vitline.flows.costs.held_out import held_out, score_text
 from vitline.flows.stages.engines import open_engines
 from vitline.flows.stages.prepare_corpus import PreparedCorpus, prepare_corpora, refusals, source_request
 from vitline.flows.stages.pretrain import train_model
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
 from vitline.vit.config import TrainConfig
+from vitline.vit.corpora.training_corpora import open_corpora
 from vitline.vit.recipes.own_pictures import own_pictures
 from vitline.vit.worker_group.devices import devices_text
 
@@ -38,6 +40,8 @@ def run_own_pictures(
         config = own_pictures(
             name, corpus.uri, corpus.manifest, num_workers=min(cpus, 8), total_steps=steps, num_gpus=gpus, num_cpus=cpus
         )
+        if not (scored_on := held_out(config, open_corpora(config))).is_telling:
+            console.say(f"warning: {name}: {scored_on.text}")
         seconds = estimate(config, corpus.manifest.num_classes)
         console.say(
             f"recipe: {config.recipe.model.summary}; estimated {console.duration(seconds)} here on "
@@ -56,10 +60,9 @@ def run_own_pictures(
         return
     state = result.state
     rows = [["run", spec.run_key], ["time", "reused" if result.reused else console.duration(result.wall_s)]]
+    rows.append(["top-1 on held-out pictures", score_text(state, labelled=config.recipe.masked_patches is None)])
     if "val_top1" in state:
-        rows.append(
-            ["top-1 on held-out pictures", f"{console.percent(state['val_top1'])} of {state['val_examples']:,}"]
-        )
+        rows.append(["held-out pictures", f"{state['val_examples']:,}"])
         rows.append(["majority class", console.percent(state["val_majority_fraction"])])
     rows.append(["model", state["model"]])
     console.table(name, ["", ""], rows)

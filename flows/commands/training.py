@@ -5,6 +5,7 @@ from typing import Any
 
 from vitline.flows import console
 from vitline.flows.commands.command_line import show_one
+from vitline.flows.costs.held_out import score_text
 from vitline.flows.costs.training_plan import settings_of
 from vitline.flows.records import list_run_keys
 from vitline.flows.requests.forms import PretrainRequest
@@ -89,8 +90,10 @@ def train_on(engines: Engines, config: TrainConfig, *, as_json: bool) -> None:
     shown = {"run": spec.run_key, "reused": result.reused, "wall_s": round(result.wall_s, 1), **result.state}
     if as_json:
         console.emit(shown)
-    else:
-        show_one(shown, as_json=False)
+        return
+    show_one(shown, as_json=False)
+    if score := score_text(result.state, labelled=config.recipe.masked_patches is None):
+        console.print_result(score)
 
 
 def show_plan(

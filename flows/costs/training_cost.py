@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
+from vitline.flows.costs.held_out import held_out
 from vitline.infra.html.page import num_bytes
 from vitline.infra.storage import open_store
 from vitline.vit.config import SpikeGuardConfig, TrainConfig, TrainRecipe
@@ -55,6 +56,10 @@ class TrainingCost(TypedDict):
     epochs: float
     loss: str
     """The loss, and the labels of the corpus."""
+    held_out: str
+    """What the training is scored on, or why its score is missing or tells nothing."""
+    warning: NotRequired[str]
+    """The same, where it should be known before anything is spent."""
     forward_gflop_per_image: float
     training_exaflop: float
     workers: int
@@ -85,7 +90,7 @@ def training_cost(config: TrainConfig) -> TrainingCost:
     reading = reading_plan(config, corpora)
     rows = [part.num_rows(config.split) for part in corpora.parts]
     images = recipe.total_steps * recipe.input.global_batch_size
-    flops = forward_flops(recipe.model, corpora.num_classes)
+    flops, scored_on = forward_flops(recipe.model, corpora.num_classes), held_out(config, corpora)
     cost: TrainingCost = {
         "config_digest": config.config_digest,
         "corpus": {
@@ -98,6 +103,7 @@ def training_cost(config: TrainConfig) -> TrainingCost:
         "images": images,
         "epochs": images / sum(rows),
         "loss": loss_text(recipe, single_label=corpora.single_label),
+        "held_out": scored_on.text,
         "forward_gflop_per_image": flops / 1e9,
         "training_exaflop": 3 * flops * images / 1e18,
         "workers": config.execution.num_workers,
@@ -110,6 +116,8 @@ def training_cost(config: TrainConfig) -> TrainingCost:
         ),
         "bandwidth": bandwidth_text(config, corpora.num_classes, _bytes_per_image(config.split, corpora)),
     }
+    if not scored_on.is_telling:
+        cost["warning"] = f"{cost['corpus']['name']}: {scored_on.text}"
     if start := start_text(config, corpora):
         cost["start"] = start
     if recipe.spike_guard.action != "off":

@@ -87,6 +87,7 @@ def plan_rows(config: TrainConfig, cost: TrainingCost) -> list[list[str]]:
     rows = {
         "images": f"{cost['images']:,} in {cost['steps']:,} steps, {cost['epochs']:.1f} epochs of {cost['corpus']['name']}",
         "loss": cost["loss"],
+        "held-out images": cost["held_out"],
         "batch": batch_text(config),
         "schedule": schedule_text(config),
         "learning rate": lr_picture(config),

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from vitline.data_prep.shard_format import load_manifest
 from vitline.flows import console
 from vitline.flows.requests.evaluation_plan import EvaluationPlan
 from vitline.flows.stages.attempts import finished_units
@@ -26,6 +27,11 @@ def evaluate_tasks(
     spec = evaluation_spec(name, plan, engines.root)
     key = spec.run_key
     run = run_store(engines.root, key)
+    for task in plan.tasks:
+        if load_manifest(open_store(task.corpus)).num_classes == 1:
+            engines.observer.say(
+                f"warning: {task.name} has one class, so that every score on it is 100 % and tells nothing"
+            )
     result = run_stage(
         engines,
         run,

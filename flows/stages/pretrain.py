@@ -48,6 +48,8 @@ def train_model(
         engines.observer.say(
             f"{cost['images']:,} images in {cost['steps']:,} steps, {cost['epochs']:.1f} epochs; {cost['loss']}"
         )
+        if "warning" in cost:
+            engines.observer.say(f"warning: {cost['warning']}")
         engines.observer.planned(spec.run_key, plan_rows(config, cost))
     result = run_stage(
         engines,

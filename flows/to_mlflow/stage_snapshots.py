@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 
-from vitline.flows.console import percent
+from vitline.flows.costs.held_out import score_text
 from vitline.flows.nights.night_page import night_markdown
 from vitline.flows.nights.night_record import read_night
 from vitline.flows.records import AttemptRecord, Origin, PipelineRecord, attempt_records, read_pipeline
@@ -214,7 +214,9 @@ def show_training(snapshot: RunSnapshot, run: Store, spec: TrainingFile, state: 
         f"{execution['num_workers']} worker{'s' * (execution['num_workers'] > 1)}"
     ]
     if state["state"] == "finished" and state.get("model"):
-        snapshot.model = published(state, snapshot)
+        score = score_text(state, labelled=recipe.get("masked_patches") is None)
+        snapshot.facts += [f"**Held-out images:** {score}"] if score else []
+        snapshot.model = published(state, snapshot, score)
 
 
 def spikes_fact(steps: Sequence[int]) -> str:
@@ -254,15 +256,15 @@ def corpus_params(config: StoredTraining, corpora: Mapping[str, StoredManifest |
     return {**names, "num_classes": found[0]["num_classes"]} if found else {}
 
 
-def published(state: RunStateRecord, snapshot: RunSnapshot) -> Published | None:
-    """The published model of a finished training; None if it was deleted."""
+def published(state: RunStateRecord, snapshot: RunSnapshot, score: str) -> Published | None:
+    """The published model of a finished training with its score as text; None if it was deleted."""
     store = open_store(state["model"])
     if not store.exists(CONFIG):
         return None
     config = published_record(store)
     name, version = store.uri.rstrip("/").split("/")[-2:]
     images = state.get("images_seen", 0)
-    scored = f"held-out top-1 {percent(state['val_top1'])}, " if "val_top1" in state else ""
+    scored = f"{score}, " if score else ""
     return Published(
         name=name,
         version=version,

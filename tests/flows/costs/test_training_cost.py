@@ -1,9 +1,16 @@
 """What a plan says about loading: memory, threads and their origin, and the bytes that the store must send."""
 
+import json
+import re
+import shutil
+
 import pytest
 
+from vitline.flows.costs.held_out import score_text
 from vitline.flows.costs.training_cost import bandwidth_text, loading_text, training_cost
+from vitline.flows.costs.training_plan import plan_rows
 from vitline.infra.config import replace
+from vitline.infra.runs.run_state import NO_STATE
 
 
 def test_loading_names_each_setting_and_its_origin(train_config):
@@ -68,3 +75,41 @@ def test_a_plan_says_what_the_spike_guard_does(train_config):
         "rewind: where loss or gradient norm stands 10 spreads above the median of 128 steps, the training goes back and leaves out the "
         "updates of 50 steps before and after, then 0.5 of the learning rate for 200 steps; more than 10 spikes in 1,000 steps end it"
     )
+
+
+def test_a_score_that_tells_nothing_or_is_missing_is_said_before_the_training_and_after_it(
+    train_config, digits, tmp_path
+):
+    def of(num_classes=10, without="", **changes):
+        """What is held out of a copy of the digits."""
+        corpus = tmp_path / f"digits-{num_classes}{without}"
+        shutil.copytree(digits.uri.removeprefix("file://"), corpus, dirs_exist_ok=True)
+        manifest = json.loads((corpus / "manifest.json").read_text())
+        manifest["num_classes"] = num_classes
+        manifest["splits"].pop(without, None)
+        (corpus / "manifest.json").write_text(json.dumps(manifest))
+        cost = training_cost(replace(train_config("plan"), corpus=str(corpus), **changes))
+        assert dict(plan_rows(train_config("plan"), cost))["held-out images"] == cost["held_out"]
+        return cost["held_out"], cost.get("warning")
+
+    several, warning = of()
+    assert re.fullmatch(r"\d+ images of the split val; the most frequent class alone is \d+\.\d %", several)
+    assert warning is None
+    one, warning = of(num_classes=1)
+    assert one.startswith("all images are of one class, so that any network has a top-1 of 100 % ")
+    assert warning == f"digits: {one}"
+    none, warning = of(without="val")
+    assert none.startswith(
+        "no held-out images, so the training ends without a score; prepare the corpus with recipe.val_fraction "
+    )
+    assert warning == f"digits: {none}"
+
+    state = {**NO_STATE, "state": "finished"}
+    scored = {**state, "val_top1": 1.0, "val_examples": 12, "val_majority_fraction": 0.25}
+    assert score_text(scored, labelled=True) == "val 100.0 %"
+    same = {**scored, "val_majority_fraction": 1.0}
+    assert (
+        score_text(same, labelled=True) == "val 100.0 %, which tells nothing: all 12 held-out images are of one class"
+    )
+    assert score_text(state, labelled=True) == "no score, because there were no held-out images"
+    assert score_text(state, labelled=False) == ""
