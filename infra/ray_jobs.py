@@ -33,6 +33,9 @@ ONE_TRAINING = "vitline_training"
 """A Ray resource, of amount 1, of clusters that run one training at a time: each training takes all of it. The local
 stack has it. On a cluster without it, trainings share the CPUs and GPUs."""
 
+ROOT = "root"
+"""Key in the metadata of a job: the URI of the root that it works for. Several roots may use one Ray."""
+
 JobState = Literal["pending", "running", "succeeded", "failed", "stopped"]
 
 _ALLOWED_NAMES = {
@@ -87,6 +90,7 @@ class JobServerAway(RuntimeError):
 class RayJobs:
     """The jobs of the cluster whose job server has this http address.
 
+    With a `root`, jobs whose metadata name another root are unknown here: nothing finds, follows or stops them.
     The token is read from `token_path`, else from RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH. While the server does not answer,
     a request is repeated for up to `away_s` and then raises JobServerAway. Meanwhile `report` gets a sentence at the first and
     at the last failure, and `while_away` is called before each repetition; what it raises ends the request.
@@ -98,16 +102,19 @@ class RayJobs:
         token_path: str | Path | None = None,
         away_s: float = AWAY_S,
         *,
+        root: str | None = None,
         report: Callable[[str], object] = log.warning,
         while_away: Callable[[], object] = lambda: None,
     ) -> None:
         self.address, self._away_s, self._report, self._while_away = address, away_s, report, while_away
+        self._root = root
         self._token = Path(token_path).read_text().strip() if token_path else Settings().ray_token()
 
     def submit(
         self, job_id: str, entrypoint: Sequence[str], env: Mapping[str, str], metadata: Mapping[str, str]
     ) -> None:
-        """Starts `entrypoint` as a driver. Does nothing if the job exists already, from an earlier try: follow it.
+        """Starts `entrypoint` as a driver. Does nothing if the job exists already, from an earlier try: follow it. Raises
+        RuntimeError if that job has other metadata, so that it is not ours.
 
         The driver requests no resources. So it starts at once, waits for resources itself, and can be stopped meanwhile.
         `env` is set for the driver and its workers, and Ray's API shows it. Raises ValueError for a variable that is not
@@ -129,6 +136,12 @@ class RayJobs:
         except RuntimeError as error:
             if "already exists" not in str(error):
                 raise
+            known = _job(job_id, self._ask(f"find {job_id}", _path(job_id)))
+            if known.metadata != job["metadata"]:
+                raise RuntimeError(
+                    f"Ray at {self.address} already has another job {job_id}, of {known.metadata.get(ROOT, 'an unknown root')}, "
+                    "so this one was not submitted. Run the same command again: its next attempt has a new job id."
+                ) from error
             log.info("job %s was submitted before", job_id)
 
     def find(self, job_id: str) -> Job | None:
@@ -139,14 +152,15 @@ class RayJobs:
             if _status(error) == 404:
                 return None
             raise
-        return _job(job_id, info)
+        job = _job(job_id, info)
+        return job if is_of(job, self._root) else None
 
-    def list(self, metadata: Mapping[str, str] | None = None) -> "list_[Job]":
-        """All jobs, in any state, whose metadata contain these pairs."""
+    def list(self, metadata: Mapping[str, str] | None = None, every_root: bool = False) -> "list_[Job]":
+        """All jobs, in any state, whose metadata contain these pairs; those of other roots only with `every_root`."""
         wanted = (metadata or {}).items()
         details = self._ask("list jobs", "/api/jobs/")
         jobs = [_job(info["submission_id"], info) for info in details if info.get("submission_id")]
-        return [job for job in jobs if wanted <= job.metadata.items()]
+        return [job for job in jobs if wanted <= job.metadata.items() and (every_root or is_of(job, self._root))]
 
     def version(self) -> str:
         """The Ray version of the cluster, such as "2.60.0"."""
@@ -250,6 +264,11 @@ class RayJobs:
             raise RuntimeError(f"Request failed with status code {error.code}: {text}") from error
         except (http.client.HTTPException, ValueError) as error:
             raise ConnectionError(f"{type(error).__name__}: {error}") from error
+
+
+def is_of(job: Job, root: str | None) -> bool:
+    """Whether the metadata of a job name this root, or none."""
+    return root is None or job.metadata.get(ROOT, root) == root
 
 
 def _path(job_id: str) -> str:

@@ -153,7 +153,8 @@ class Cluster:
                 self.local.__enter__()
                 env = self.local.env
                 address, token = env["RAY_ADDRESS"], env["RAY_AUTH_TOKEN_PATH"]
-            self._jobs = RayJobs(address, token, report=self.announce, while_away=self._while_away)
+            root = open_store(self.settings.root).uri
+            self._jobs = RayJobs(address, token, root=root, report=self.announce, while_away=self._while_away)
         return self._jobs
 
     def _while_away(self) -> None:

@@ -19,7 +19,7 @@ from vitline.flows.stages.engines import Engines, StopRequested
 from vitline.flows.stages.worker_errors import WorkerErrors, last_stacks
 from vitline.infra.config import replace
 from vitline.infra.provenance import compared_versions
-from vitline.infra.ray_jobs import Job, JobLost
+from vitline.infra.ray_jobs import ROOT, Job, JobLost, is_of
 from vitline.infra.records import UnreadableRecord
 from vitline.infra.redact import cleaned
 from vitline.infra.runs.claims import Claim, ClaimHeld, ClaimHolder, ClaimLost, read_claim, take_claim
@@ -175,7 +175,8 @@ def submit(engines: Engines, run: Store, claim: Claim, module: str, env: dict[st
         origin=origin,
     )
     run.write_json(f"attempts/a{claim.attempt}.json", record.model_dump(mode="json"))
-    metadata = {"run_key": claim.run_key, **origin.model_dump(mode="json", exclude_none=True)}
+    identity = {"run_key": claim.run_key, "claim": claim.nonce, ROOT: open_store(engines.root).uri}
+    metadata = identity | origin.model_dump(mode="json", exclude_none=True)
     command = [engines.cluster.python, "-P", "-m", module, "--run", run.uri, "--attempt", str(claim.attempt)]
     env = {**env, "VITLINE_SUBMITTED_FROM": json.dumps(compared_versions())}
     if (left_s := engines.observer.time_left()) is not None:
@@ -389,13 +390,14 @@ def why_no_progress(engines: Engines, run: Store, claim: Claim) -> str:
 
 def other_jobs(engines: Engines, job_id: str) -> str:
     """Which jobs but `job_id` run on the cluster, how to make room, and which other jobs wait for room."""
-    others = [job for job in engines.cluster.jobs.list() if not job.terminal and job.id != job_id]
+    everyones = engines.cluster.jobs.list(every_root=True)
+    others = [job for job in everyones if not job.terminal and job.id != job_id]
     waiting = [job for job in others if not has_begun(engines, job)]
     running = [job for job in others if job not in waiting]
     also = f"; also waiting: {', '.join(job.id for job in waiting)}" if waiting else ""
     if not running:
         return f"{NO_OTHER_JOB}{also}"
-    keys = [job.metadata["run_key"] for job in running if "run_key" in job.metadata]
+    keys = [job.metadata["run_key"] for job in running if "run_key" in job.metadata and is_ours(engines, job)]
     names = ", ".join(job.id for job in running)
     if keys:
         names += f" (`vitline ops preempt {keys[0]}` makes room: that run stops with a checkpoint and resumes later)"
@@ -403,10 +405,14 @@ def other_jobs(engines: Engines, job_id: str) -> str:
 
 
 def has_begun(engines: Engines, job: Job) -> bool:
-    """Whether an unfinished job has begun its work; a job of another program counts as begun."""
-    key = job.metadata.get("run_key")
+    """Whether an unfinished job has begun its work; a job of another program or root counts as begun."""
+    key = job.metadata.get("run_key") if is_ours(engines, job) else None
     state = read_state(run_store(engines.root, key)) if key else None
-    return key is None or (state is not None and job.id == f"{key}-a{state['attempt']}")
+    return key is None or (state is not None and job.id.endswith(f"-a{state['attempt']}"))
+
+
+def is_ours(engines: Engines, job: Job) -> bool:
+    return is_of(job, open_store(engines.root).uri)
 
 
 def stop_attempt(engines: Engines, run: Store, claim: Claim, reason: StopReason, by: str, grace_s: float) -> None:

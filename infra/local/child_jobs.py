@@ -59,8 +59,8 @@ class ChildJobs(RayJobs):
             self._jobs[job_id] = process, job
         return job
 
-    def list(self, metadata: Mapping[str, str] | None = None) -> "list[Job]":
-        """The jobs of this process whose metadata contain these pairs."""
+    def list(self, metadata: Mapping[str, str] | None = None, every_root: bool = False) -> "list[Job]":
+        """The jobs of this process whose metadata contain these pairs. All are of one root."""
         found = [job for job_id in self._jobs if (job := self.find(job_id))]
         return [job for job in found if (metadata or {}).items() <= job.metadata.items()]
 

@@ -16,7 +16,7 @@ from typing import Self
 
 from pydantic import PositiveInt
 
-from vitline.infra.config import replace
+from vitline.infra.config import digest_of, replace
 from vitline.infra.records import StoredRecord, reading
 from vitline.infra.runs.watching import Watch
 from vitline.infra.storage import PreconditionFailed, Store, json_bytes
@@ -36,7 +36,7 @@ class Claim(StoredRecord):
     attempt: PositiveInt
     """Number of the attempt, from 1; part of the names of its checkpoints and journals."""
     job_id: str
-    """Ray submission id, `<run key>-a<attempt>`."""
+    """Ray submission id, as `job_id_of` makes it."""
     owner: str
     """The flow run or command that took the claim."""
     page: str | None = None
@@ -95,7 +95,7 @@ def take_claim(
         claim = Claim(
             run_key=run_key,
             attempt=attempt,
-            job_id=f"{run_key}-a{attempt}",
+            job_id=job_id_of(run, run_key, attempt),
             owner=owner,
             page=page,
             heartbeat=time.time(),
@@ -188,6 +188,11 @@ class ClaimHolder:
                 log.warning(
                     "attempt=%d: the heartbeat could not be written; trying again", self._attempt, exc_info=True
                 )
+
+
+def job_id_of(run: Store, run_key: str, attempt: int) -> str:
+    """`<run key>-<8 hex>-a<attempt>`, with the digest of the run's URI: several roots may use one Ray, and have equal run keys."""
+    return f"{run_key}-{digest_of(run.uri)[:8]}-a{attempt}"
 
 
 def read_claim(run: Store) -> Claim | None:

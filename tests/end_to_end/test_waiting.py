@@ -3,7 +3,7 @@
 import pytest
 
 from vitline.flows.ops.preempt import preempt
-from vitline.infra.runs.claims import read_claim
+from vitline.infra.runs.claims import job_id_of, read_claim
 from vitline.infra.runs.run_state import read_state
 
 from ..servers import TINY
@@ -19,7 +19,7 @@ def test_runs_wait_for_a_training_or_give_up_and_name_it(work):
     first = work.pretrain("in-the-way", LONG)
     in_the_way = work.key(first)
     work.reach(in_the_way, 5)
-    hint = f"other running jobs: {in_the_way}-a1 (`vitline ops preempt {in_the_way}` makes room"
+    hint = f"other running jobs: {job_id_of(work.run(in_the_way), in_the_way, 1)} (`vitline ops preempt {in_the_way}` makes room"
 
     with work.frozen_training():
         training, key = check_queue(work, hint)

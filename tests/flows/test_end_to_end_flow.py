@@ -11,6 +11,7 @@ from pyarrow.parquet import read_table
 from vitline.flows.records import attempt_records
 from vitline.flows.requests.forms import PipelineRequest
 from vitline.flows.requests.pipeline_plan import recorded_request
+from vitline.infra.runs.claims import job_id_of
 from vitline.infra.storage import open_store
 
 STAGES = ["prepare", "pretrain", "evaluate"]
@@ -57,7 +58,10 @@ def test_the_record_names_outputs_and_origin(in_stack, pipelines):
     assert root.exists(record.report.removeprefix(f"{root.uri}/"))
     trained = next(stage.run_key for stage in record.stages if stage.stage == "pretrain")
     (attempt,) = attempt_records(root.child(f"runs/{trained}"))
-    assert (attempt.job_id, attempt.origin.pipeline) == (f"{trained}-a1", record.key)
+    assert (attempt.job_id, attempt.origin.pipeline) == (
+        job_id_of(root.child(f"runs/{trained}"), trained, 1),
+        record.key,
+    )
 
 
 def test_every_stage_is_a_subflow_with_progress_and_links(flows, pipelines):
@@ -68,7 +72,7 @@ def test_every_stage_is_a_subflow_with_progress_and_links(flows, pipelines):
     assert float(trained["pretrain"]["data"]) == 100.0
     run = next(stage.run_key for stage in pipelines.record.stages if stage.stage == "pretrain")
     links = trained["job"]["data"]
-    assert f"/#/jobs/{run}-a1" in links
+    assert f"/#/jobs/{job_id_of(open_store('s3://vitline').child(f'runs/{run}'), run, 1)}" in links
     assert f"s3://vitline/runs/{run}" in links
     for run in (parts[1]["id"], pipelines.worked):  # in the logs of the subflow and of its parent
         assert "pretrain twice: submitted" in " ".join(flows.lines(run))

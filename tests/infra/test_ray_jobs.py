@@ -27,7 +27,7 @@ def info(status, exit_code=None):
 def jobs_of(monkeypatch):
     monkeypatch.setattr(ray_jobs.time, "sleep", lambda seconds: None)
 
-    def make(*answers, away_s=60):
+    def make(*answers, away_s=60, root=None):
         """Each request gets the next answer; an exception is raised."""
         left, requests = list(answers), []
 
@@ -37,7 +37,7 @@ def jobs_of(monkeypatch):
                 raise answer
             return answer
 
-        jobs = RayJobs("http://ray", away_s=away_s)
+        jobs = RayJobs("http://ray", away_s=away_s, root=root)
         monkeypatch.setattr(jobs, "_request", request)
         return jobs, requests
 
@@ -61,9 +61,25 @@ def test_submit_requests_no_resources_and_execs_the_command(jobs_of):
 
 
 def test_submit_succeeds_if_its_reply_is_lost(jobs_of):
-    jobs, requests = jobs_of(AWAY, EXISTS)
-    jobs.submit("a", ["true"], {}, {})
-    assert len(requests) == 2
+    jobs, requests = jobs_of(AWAY, EXISTS, info("RUNNING") | {"metadata": {"root": "s3://ours"}})
+    jobs.submit("a", ["true"], {}, {"root": "s3://ours"})
+    assert len(requests) == 3
+
+
+def test_a_job_of_another_root_is_not_taken_for_ours(jobs_of):
+    """It is neither found nor followed nor stopped, and a submit under its id is an error."""
+    theirs = info("RUNNING") | {"metadata": {"root": "s3://theirs"}, "submission_id": "a"}
+    jobs, requests = jobs_of(EXISTS, theirs, theirs, theirs, theirs, [theirs], [theirs], root="s3://ours")
+    with pytest.raises(RuntimeError, match=r"already has another job a, of s3://theirs.* Run the same command again"):
+        jobs.submit("a", ["true"], {}, {"root": "s3://ours"})
+    assert jobs.find("a") is None
+    with pytest.raises(JobLost):
+        jobs.follow("a", lambda job: None)
+    with pytest.raises(JobLost):
+        jobs.stop("a", wait_s=0)
+    assert jobs.list() == []
+    assert [job.id for job in jobs.list(every_root=True)] == ["a"]
+    assert not [path for path, _ in requests if path.endswith("/stop")]
 
 
 def test_rejected_submit_is_an_error(jobs_of):

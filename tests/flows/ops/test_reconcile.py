@@ -39,7 +39,7 @@ class FakeRay:
         job = Job(id=job_id, state=state, exit_code=exit_code, message="", metadata=metadata, ended_at=at)
         self.known[job_id] = job
 
-    def list(self, metadata=None):
+    def list(self, metadata=None, every_root=False):
         wanted = (metadata or {}).items()
         return [job for job in self.known.values() if wanted <= job.metadata.items()]
 
@@ -132,6 +132,7 @@ class Place:
 
 @pytest.fixture
 def place(root, monkeypatch):
+    monkeypatch.setattr("vitline.infra.runs.claims.job_id_of", lambda run, key, attempt: f"{key}-a{attempt}")
     monkeypatch.setattr(stage, "CANCEL_PATIENCE_S", 0.0)  # no real job would stop by itself
     monkeypatch.setattr(stage, "FLOW_CLAIM_S", 0.05)
     monkeypatch.setattr(stage, "POLL_S", 0.01)

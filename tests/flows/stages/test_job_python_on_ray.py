@@ -11,9 +11,10 @@ from vitline.data_prep.corpora import presets
 from vitline.flows.stages.engines import open_engines
 from vitline.flows.stages.prepare_corpus import prepare_corpora
 from vitline.flows.stages.pretrain import train_model
-from vitline.flows.stages.stage import StageFailed
+from vitline.flows.stages.stage import StageFailed, run_store
 from vitline.infra.config import replace
 from vitline.infra.local.ray_node import LocalRay
+from vitline.infra.runs.claims import read_claim
 from vitline.infra.settings import Settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.servers, pytest.mark.timeout(1800)]
@@ -57,7 +58,7 @@ def test_the_python_of_the_cluster_runs_the_job(engines, elsewhere):
     on_workers = replace(presets.digits(), **{"execution.small_images": 0})
     with engines() as used:
         _, key, result = prepare_corpora([on_workers], used)
-        log = used.cluster.jobs.logs(f"{key}-a1")
+        log = used.cluster.jobs.logs(read_claim(run_store(used.root, key)).job_id)
     assert result.state["state"] == "finished"
     assert f"python={elsewhere[0] / 'bin' / 'python'}" in log
 

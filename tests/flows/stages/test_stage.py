@@ -17,7 +17,7 @@ from vitline.flows.to_mlflow.shipper import Shipper
 from vitline.infra.config import replace
 from vitline.infra.provenance import compared_versions
 from vitline.infra.ray_jobs import Job, JobLost, JobServerAway
-from vitline.infra.runs.claims import ClaimHolder, read_claim, take_claim
+from vitline.infra.runs.claims import ClaimHolder, job_id_of, read_claim, take_claim
 from vitline.infra.runs.deadline import DEADLINE_PASSED
 from vitline.infra.runs.run_state import OUTCOMES, read_state, read_stop, request_stop, write_state
 from vitline.infra.settings import Settings
@@ -59,7 +59,7 @@ class ScriptedCluster:
     def find(self, job_id):
         return self.ended.get(job_id)
 
-    def list(self, metadata=None):
+    def list(self, metadata=None, every_root=False):
         return list(self.ended.values())
 
     def page(self, job_id):
@@ -139,11 +139,12 @@ def test_a_job_names_its_run_and_attempt_and_has_a_stop_timeout(run):
     result = run_with_script(run, cluster, check=lambda: polls.append(1), grace_s=10)
     assert (result.reused, result.state["step"], len(polls)) == (False, 7, 1)
     (job,) = cluster.submitted
-    assert job.id == f"{KEY}-a1"
+    assert job.id == job_id_of(run, KEY, 1)
     assert job.command == ["python", "-m", "vitline.vit.ray_train", "--run", run.uri, "--attempt", "1"]
     assert json.loads(job.env.pop("VITLINE_SUBMITTED_FROM")) == compared_versions()
     assert job.env == {"RAY_JOB_STOP_WAIT_TIME_S": "11", "RAY_TRAIN_X": "1"}
-    assert job.metadata == {"run_key": KEY, "trigger": "command"}
+    ours = {"run_key": KEY, "claim": job.metadata["claim"], "root": run.uri, "trigger": "command"}
+    assert job.metadata == ours
     (attempt,) = attempt_records(run)
     assert (attempt.job_id, attempt.attempt, attempt.ray_address) == (job.id, 1, "http://cluster")
 
@@ -151,7 +152,7 @@ def test_a_job_names_its_run_and_attempt_and_has_a_stop_timeout(run):
 def test_a_preempted_attempt_is_followed_by_the_next(run):
     cluster = ScriptedCluster(run, "preempted", "preempted", "finished")
     assert run_with_script(run, cluster).state["attempt"] == 3
-    assert [job.id for job in cluster.submitted] == [f"{KEY}-a{n}" for n in (1, 2, 3)]
+    assert [job.id for job in cluster.submitted] == [job_id_of(run, KEY, n) for n in (1, 2, 3)]
 
 
 def test_a_lost_cluster_is_followed_by_the_next_attempt_once_the_heartbeat_is_old(run):
@@ -211,7 +212,7 @@ def test_every_other_end_fails_with_state_reason_and_place(run, line, says):
     cluster = ScriptedCluster(run, line, "finished")
     with pytest.raises(StageFailed, match=says) as failed:
         run_with_script(run, cluster)
-    assert f"{run.uri}/state.json, job {KEY}-a1" in str(failed.value)
+    assert f"{run.uri}/state.json, job {job_id_of(run, KEY, 1)}" in str(failed.value)
     assert len(cluster.submitted) == 1
 
 
@@ -275,7 +276,7 @@ def test_an_attempt_that_ray_lists_as_running_is_skipped(run):
     held = claim(run)
     cluster = ScriptedCluster(run)
     cluster.ended[held.job_id] = Job(id=held.job_id, state="running", exit_code=None, message="")
-    with pytest.raises(stage.Skipped, match="job birds-0123456789ab-a1 is running"):
+    with pytest.raises(stage.Skipped, match=f"job {held.job_id} is running"):
         run_with_script(run, cluster, claim_timeout_s=60)
     assert read_claim(run).attempt == 1
 
@@ -321,13 +322,17 @@ def test_running_jobs_are_named_with_the_command_that_makes_room(run, root, monk
     monkeypatch.setattr(stage, "LOOK_S", -1)
     cluster, shown = ScriptedCluster(run, "failed"), []
     monkeypatch.setattr(FakeObserver, "stage", lambda self, title: contextlib.nullcontext(shown.append))
-    for key in ("owls-0123456789ab", "cats-0123456789ab"):
-        job = Job(id=f"{key}-a1", state="running", exit_code=None, message="", metadata={"run_key": key})
-        cluster.ended[job.id] = job
+    for key, of in (
+        ("owls-0123456789ab", run.uri),
+        ("cats-0123456789ab", run.uri),
+        ("elks-0123456789ab", "s3://theirs"),
+    ):
+        metadata = {"run_key": key, "root": of}
+        cluster.ended[key] = Job(id=f"{key}-a1", state="running", exit_code=None, message="", metadata=metadata)
     write_state(stage.run_store(run.uri, "owls-0123456789ab"), "running", 1)
     with pytest.raises(StageFailed, match="no disk left"):
         run_with_script(run, cluster)
-    text = "other running jobs: owls-0123456789ab-a1 (`vitline ops preempt owls-0123456789ab` makes room"
+    text = "other running jobs: owls-0123456789ab-a1, elks-0123456789ab-a1 (`vitline ops preempt owls-0123456789ab` makes room"
     assert any(text in message for message in cluster.messages)
     assert text in shown[0]["waits"]
     assert "also waiting: cats-0123456789ab-a1" in shown[0]["waits"]
@@ -357,7 +362,7 @@ def test_ctrl_c_requests_a_checkpoint_and_waits_for_it(run):
     cluster = ScriptedCluster(run)
 
     def interrupt():
-        cluster.ended[f"{KEY}-a1"] = Job(id=f"{KEY}-a1", state="failed", exit_code=75, message="")
+        cluster.ended[job_id_of(run, KEY, 1)] = Job(id=job_id_of(run, KEY, 1), state="failed", exit_code=75, message="")
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -370,12 +375,14 @@ def test_ctrl_c_stops_a_job_that_does_not_end_in_time(run):
     cluster = ScriptedCluster(run)
 
     def interrupt():
-        cluster.ended[f"{KEY}-a1"] = Job(id=f"{KEY}-a1", state="running", exit_code=None, message="")
+        cluster.ended[job_id_of(run, KEY, 1)] = Job(
+            id=job_id_of(run, KEY, 1), state="running", exit_code=None, message=""
+        )
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         run_with_script(run, cluster, check=interrupt)
-    assert cluster.stopped == [f"{KEY}-a1"]
+    assert cluster.stopped == [job_id_of(run, KEY, 1)]
 
 
 def test_a_finished_run_whose_output_was_deleted_is_run_again(run):
@@ -393,7 +400,9 @@ def test_a_cancelled_stage_stops_its_job_and_writes_a_reconciled_state(run):
     cluster = ScriptedCluster(run)
 
     def cancelled():
-        cluster.ended[f"{KEY}-a1"] = Job(id=f"{KEY}-a1", state="stopped", exit_code=None, message="")
+        cluster.ended[job_id_of(run, KEY, 1)] = Job(
+            id=job_id_of(run, KEY, 1), state="stopped", exit_code=None, message=""
+        )
         raise StopRequested("cancelled", "cancelled in Prefect")
 
     with pytest.raises(StopRequested):

@@ -23,6 +23,7 @@ from vitline.flows.to_mlflow.shipper import Shipper, start_child, sync_runs
 from vitline.infra.config import replace
 from vitline.infra.local.stack import find_stack
 from vitline.infra.mlflow.tracking import Tracking
+from vitline.infra.runs.claims import job_id_of
 from vitline.infra.runs.journal import Journal, read_journal
 from vitline.infra.runs.run_state import read_state, write_state
 from vitline.infra.settings import Settings, secret_values
@@ -127,9 +128,9 @@ def test_a_training_is_shown_while_it_runs_and_complete_at_its_end(
             "input.global_batch_size": "16", "execution.num_workers": "1"}.items() <= data.params.items()  # fmt: skip
     assert len(data.params) < 40
     config_digest = run.read_json("config.json")["inputs"]["corpus"]
-    assert {"vitline.run_key": key, "vitline.ray_job_id": f"{key}-a1", "mlflow.user": "ann", "vitline.trigger": "command",
+    assert {"vitline.run_key": key, "vitline.ray_job_id": job_id_of(run, key, 1), "mlflow.user": "ann", "vitline.trigger": "command",
             "vitline.corpus_digest": config_digest, "vitline.model_uri": state["model"]}.items() <= data.tags.items()  # fmt: skip
-    assert f"http://127.0.0.1:8265/#/jobs/{key}-a1" in data.tags["mlflow.note.content"]
+    assert f"http://127.0.0.1:8265/#/jobs/{job_id_of(run, key, 1)}" in data.tags["mlflow.note.content"]
     files = {f.path for f in client.list_artifacts(info.run_id)}
     assert files == {"config.json", "state.json", "inputs.png", "inspection"}
     figures = {f.path.removeprefix("inspection/") for f in client.list_artifacts(info.run_id, "inspection")}
@@ -307,7 +308,7 @@ def test_a_resumed_run_is_one_mlflow_run_with_changed_params_as_tags(sync, begin
     assert (again.info.status, again.info.start_time) == ("FAILED", first.info.start_time)
     assert again.data.params["execution.num_workers"] == "2"
     assert again.data.tags["vitline.param.execution.num_workers"] == "1"
-    assert (again.data.tags["vitline.attempts"], again.data.tags["vitline.ray_job_id"]) == ("2", f"{key}-a2")
+    assert (again.data.tags["vitline.attempts"], again.data.tags["vitline.ray_job_id"]) == ("2", job_id_of(run, key, 2))
 
 
 def test_a_pipeline_is_the_parent_of_its_runs_and_links_reused_ones(sync, begin, tracked, root, client, tables):

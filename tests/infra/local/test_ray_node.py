@@ -81,7 +81,7 @@ def test_submitting_a_job_id_again_runs_nothing(ray):
     assert states[-1] == "failed"
     # Ray itself writes one line, sometimes after those of a job as short as this one.
     assert "it's vitline" in jobs.logs("a").splitlines()
-    jobs.submit("a", ["python", "-c", script], {"VITLINE_X": "again"}, {})
+    jobs.submit("a", ["python", "-c", script], {"VITLINE_X": "again"}, {"corpus": "c"})
     assert jobs.find("a") == job
 
 

@@ -1,6 +1,7 @@
 """One attempt at a time may write a run (docs/design.md, "Claims")."""
 
 import contextlib
+import re
 import subprocess
 import sys
 import threading
@@ -9,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from vitline.infra.runs.claims import ClaimHeld, ClaimHolder, ClaimLost, read_claim, take_claim
+from vitline.infra.runs.claims import ClaimHeld, ClaimHolder, ClaimLost, job_id_of, read_claim, take_claim
 from vitline.infra.runs.watching import Watch
 from vitline.infra.storage import PreconditionFailed, open_store
 
@@ -23,30 +24,36 @@ def take(run, states=None, owner="flow", **options):
     return take_claim(run, "vit-abc", job_state=(states or {}).get, owner=owner, **options)
 
 
-def test_the_first_claim_is_attempt_1(run):
+def job(run, attempt=1):
+    return job_id_of(run, "vit-abc", attempt)
+
+
+def test_the_first_claim_is_attempt_1_and_its_job_id_belongs_to_this_root(run, tmp_path):
     claim = take(run)
-    assert (claim.attempt, claim.job_id, claim.owner, claim.counter) == (1, "vit-abc-a1", "flow", 0)
+    assert (claim.attempt, claim.job_id, claim.owner, claim.counter) == (1, job(run), "flow", 0)
     assert read_claim(run) == claim
+    assert re.fullmatch(r"vit-abc-[0-9a-f]{8}-a1", claim.job_id)
+    assert take(open_store(tmp_path / "another")).job_id != claim.job_id
 
 
 @pytest.mark.parametrize("state", ["pending", "running"])
 def test_running_job_keeps_its_claim_however_old_the_heartbeat(run, state):
     first = take(run)
-    with pytest.raises(ClaimHeld, match=f"job vit-abc-a1 is {state}") as held:
-        take(run, {"vit-abc-a1": state}, claim_timeout_s=-1)
+    with pytest.raises(ClaimHeld, match=f"job {job(run)} is {state}") as held:
+        take(run, {job(run): state}, claim_timeout_s=-1)
     assert held.value.claim == first
 
 
 @pytest.mark.parametrize("state", ["succeeded", "failed", "stopped"])
 def test_claim_of_an_ended_job_can_be_taken_at_once(run, state):
     take(run)
-    claim = take(run, {"vit-abc-a1": state})
-    assert (claim.attempt, claim.job_id, claim.counter) == (2, "vit-abc-a2", 1)
+    claim = take(run, {job(run): state})
+    assert (claim.attempt, claim.job_id, claim.counter) == (2, job(run, 2), 1)
 
 
 def test_claim_without_a_job_can_be_taken_once_its_counter_has_stood_still_for_the_timeout(run):
     take(run)
-    with pytest.raises(ClaimHeld, match="Ray does not know job vit-abc-a1, and its heartbeat stands still for 0 s"):
+    with pytest.raises(ClaimHeld, match=f"Ray does not know job {job(run)}, and its heartbeat stands still for 0 s"):
         take(run, claim_timeout_s=60)
     watch, began = Watch(), time.monotonic()
     while read_claim(run).attempt == 1:
@@ -203,7 +210,7 @@ def test_holder_sends_heartbeats_until_it_exits_and_detects_a_takeover(run):
 
 
 def take_over(run):
-    return take(run, {"vit-abc-a1": "failed"})
+    return take(run, {job(run): "failed"})
 
 
 def test_heartbeats_continue_after_an_outage_of_the_store(run, monkeypatch):
