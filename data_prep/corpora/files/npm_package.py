@@ -69,7 +69,7 @@ class NpmPackage(FrozenConfig):
 
 
 def _members(archive: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
-    with tarfile.open(archive, "r|gz") as tar:
+    with tarfile.open(archive, "r|gz", ignore_zeros=True) as tar:
         for info in tar:
             name = info.name.removeprefix("package/")
             content = tar.extractfile(info) if info.isreg() and wanted(name) else None

@@ -1,4 +1,4 @@
-"""Members of a tar: POSIX ustar and pax, GNU and old formats."""
+"""Members of a tar: POSIX ustar and pax, GNU and old formats; of tars one after another, as of one."""
 
 import re
 import tarfile
@@ -45,24 +45,30 @@ def tar_members(source: Source, whole: bool) -> Iterator[Member]:
 
 
 def _next_tar_member(source: Source, whole: bool) -> tuple[Member, int] | None:
-    """A member and the size of the data after its header; None at the end."""
+    """A member and the size of the data after its header; None at the end. What follows an end-of-archive marker is another tar, as
+    `cat a.tar b.tar` makes it, or damage."""
     header, names = source.position, dict[str, str]()
+    ended: int | None = None  # position of the end-of-archive marker
     while True:
         at = source.position
         block = source.take(_BLOCK)
-        if not block and not whole and at == header:
+        if at == header and (ended is not None or not whole) and not block.strip(b"\0") and len(block) < _BLOCK:
             return None
-        if len(block) < _BLOCK:
+        if len(block) < _BLOCK and ended is None:
             raise ArchiveDamaged(source.archive, at, "the end-of-archive marker is missing: the archive is truncated")
         if block.count(0) == _BLOCK:
             if at != header:
                 raise ArchiveDamaged(source.archive, at, "a long name is not followed by a member")
-            _check_the_end(source)
-            return None
+            header, ended = source.position, at if ended is None else ended
+            if header - ended > _MAX_PADDING_BYTES:
+                what = f"more than {_MAX_PADDING_BYTES:,} zero bytes follow the end-of-archive marker, as in an incomplete download"
+                raise ArchiveDamaged(source.archive, ended, what)
+            continue
         try:
             info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
         except tarfile.HeaderError as error:
             hint = "; the file is compressed, so its name should end in .tar.gz" if block[:2] == b"\x1f\x8b" else ""
+            hint = "; these bytes follow the end-of-archive marker and are no tar" if ended is not None else hint
             raise ArchiveDamaged(source.archive, at, f"invalid tar header ({error}){hint}") from error
         if info.size < 0:
             raise ArchiveDamaged(source.archive, at, f"a member has size {info.size}")
@@ -78,13 +84,6 @@ def _next_tar_member(source: Source, whole: bool) -> tuple[Member, int] | None:
                 )
         else:
             return _tar_member(source, info, block, header, names)
-
-
-def _check_the_end(source: Source) -> None:
-    left = source.bytes_after(source.position)
-    if left is not None and left > _MAX_PADDING_BYTES:
-        what = f"{left:,} bytes follow the end-of-archive marker and are not read; was another archive appended?"
-        raise ArchiveDamaged(source.archive, source.position, what)
 
 
 def _extension(source: Source, info: tarfile.TarInfo, at: int) -> bytes:

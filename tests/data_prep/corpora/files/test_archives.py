@@ -84,6 +84,7 @@ def special(name, kind, target=""):
 FILES = [(f"./cat/{'long name ' * (i % 20)}{i} é漢.jpg", random.Random(i).randbytes(i * 37 % 3000)) for i in range(60)]
 PAIRS = [(name.removeprefix("./"), data) for name, data in FILES]
 WRITERS = {
+    "joined.tar": lambda: tar_of(FILES[:3]) + tar_of(FILES[3:5]) + tar_of(FILES[5:]),
     "pax.tar": lambda: tar_of(FILES),
     "gnu.tar": lambda: tar_of(FILES, tarfile.GNU_FORMAT),
     "a.tar.gz": lambda: tar_of(FILES, mode="w:gz"),
@@ -116,7 +117,9 @@ def test_read_members_returns_the_written_members(name):
     assert [(m.path, m.size) for m in index(store, name)] == [(m.path, m.size) for m, _ in found]
 
 
-@pytest.mark.parametrize("name", ["pax.tar", "gnu.tar", "stored.zip", "deflated.zip", "unpacks-itself.zip"])
+@pytest.mark.parametrize(
+    "name", ["pax.tar", "gnu.tar", "joined.tar", "stored.zip", "deflated.zip", "unpacks-itself.zip"]
+)
 @pytest.mark.parametrize("each", [1, 7, 1000])
 def test_stretches_contain_every_member_once(name, each):
     store = stored(WRITERS[name](), name)
@@ -312,11 +315,25 @@ def test_false_sizes_in_headers_are_damage_and_cause_no_extra_reads():
         assert store.num_bytes <= store.size("a.tar")
 
 
-def test_bytes_after_the_end_are_reported():
-    store = stored(tar_of(FILES[:3]) + tar_of([("a/big.jpg", bytes(2 << 20))]))
-    *good, last = index(store, "a.tar")
-    assert len(good) == 3
-    assert "was another archive appended" in last.refused[1]
+@pytest.mark.parametrize(
+    ("tail", "why"),
+    [(b"no tar" * 200, "follow the end-of-archive marker and are no tar"), (bytes(2 << 20), "incomplete download")],
+)
+def test_bytes_after_the_end_are_reported(tail, why):
+    for name, pack in (("a.tar", bytes), ("a.tar.gz", gzipped)):
+        *good, last = index(stored(pack(tar_of(FILES[:3]) + tail), name), name)
+        assert len(good) == 3
+        assert why in last.refused[1]
+
+
+def test_appended_archives_are_divided_and_repeated_names_refused():
+    store = stored(tar_of(FILES[:3]) * 2)
+    for each in (1, 2, 100):
+        cut = list(stretches(index(store, "a.tar"), each))
+        assert sum(s.num_members for s in cut) == 6
+        assert sum(len([*read_members(store, "a.tar", MAX_BYTES, s.start, s.end, s.whole)]) for s in cut) == 6
+    refused = [member for member, _ in read_members(store, "a.tar", MAX_BYTES) if member.refused]
+    assert [member.refused[0] for member in refused] == ["damaged_archive"] * 3
 
 
 def test_a_compressed_tar_with_a_wrong_name_is_an_error_with_a_hint():
