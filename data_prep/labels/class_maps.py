@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitline.data_prep.labels.classes import ClassInfo, ClassMap
+from vitline.data_prep.labels.classes import ClassInfo, ClassMap, require_one_spelling
 from vitline.data_prep.labels.label_texts import labelled_number
 from vitline.infra.config import FrozenConfig
 from vitline.infra.storage import read_small
@@ -189,6 +189,7 @@ def extended(class_map: ClassMap, new: Iterable[ClassInfo]) -> ClassMap:
                 f"The new images have class {label!r}, but the corpus has class {str(number)!r}: it was prepared by a version "
                 "that did not fill numbers in tables with zeros. Prepare everything again as one corpus."
             )
+    require_one_spelling(class_map.source_ids + added.source_ids)
     return ClassMap(classes=class_map.classes + added.classes)
 
 

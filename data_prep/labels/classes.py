@@ -1,6 +1,8 @@
 """Class names and label ids. A class map is a file: ordered names, source ids, hierarchy, digest."""
 
 import itertools
+import re
+import unicodedata
 from collections.abc import Iterable
 from typing import TypedDict, cast
 
@@ -38,11 +40,16 @@ class ClassMap(FrozenConfig):
 
     @classmethod
     def of(cls, classes: Iterable[ClassInfo]) -> "ClassMap":
-        """Classes sorted by source id, so label ids depend only on the set of classes. Raises ValueError on a repeated id."""
+        """Classes sorted by source id, so label ids depend only on the set of classes; by value, where all are numbers and some have
+        a decimal point. Raises ValueError on a repeated id and on two spellings of one."""
         ordered = sorted(classes, key=lambda info: info.source_id)
+        numbers = [_NUMBER.fullmatch(info.source_id) for info in ordered]
+        if all(numbers) and any(number and number["fraction"] for number in numbers):
+            ordered.sort(key=lambda info: float(info.source_id))
         for before, after in itertools.pairwise(ordered):
             if before.source_id == after.source_id:
                 raise ValueError(f"Two classes have the source id {after.source_id!r}: {before.name}, {after.name}.")
+        require_one_spelling(info.source_id for info in ordered)
         return cls(classes=tuple(ordered))
 
     @property
@@ -61,6 +68,32 @@ class ClassMap(FrozenConfig):
         """Content of classes.json."""
         classes = [cast(ClassEntry, info.model_dump(mode="json")) for info in self.classes]
         return {"digest": self.digest, "classes": classes}
+
+
+_NUMBER = re.compile(r"\+?(?P<sign>-?)0*(?P<whole>[0-9]+)(?:\.(?P<fraction>[0-9]+))?")
+_JOINERS = "\u200c\u200d"  # invisible, too, but part of words and emoji
+
+
+def require_one_spelling(labels: Iterable[str]) -> None:
+    """Raises ValueError if two labels differ in nothing that a reader sees or counts: `1` and `1.0`, `cat` and `cat` behind a byte
+    order mark."""
+    found = dict[str, str]()
+    for label in labels:
+        first = found.setdefault(_as_read(label), label)
+        if first != label:
+            raise ValueError(
+                f"The labels {first!r} and {label!r} are two spellings of one, which would be two classes. Write it one way in "
+                "the source and prepare again."
+            )
+
+
+def _as_read(label: str) -> str:
+    """A label without invisible characters, repeated spaces, and zeros that do not change a number."""
+    if number := _NUMBER.fullmatch(label):
+        fraction = (number["fraction"] or "").rstrip("0")
+        return f"{number['sign']}{number['whole'].lstrip('0') or '0'}.{fraction}"
+    seen = "".join(c for c in label if c in _JOINERS or unicodedata.category(c) != "Cf")
+    return " ".join(seen.split())
 
 
 def number_label(number: int) -> str:

@@ -14,7 +14,8 @@ def labelled_number(label: str) -> int | None:
 
 
 def label_texts(value: Any, number: Callable[[int], str] = number_label) -> list[str]:
-    """The labels of one cell: a number, a text or a list of these; empty for an empty cell. Texts are stripped and in NFC;
+    """The labels of one cell: a number, a text or a list of these; empty for an empty cell. Texts are in NFC, without spaces and
+    invisible characters at their ends;
     `number` converts numbers to text. Raises ValueError for any other value and for negative numbers."""
     if value is None or value == "":
         return []
@@ -30,9 +31,14 @@ def _label_text(label: Any, number: Callable[[int], str]) -> str:
         if label < 0:
             raise ValueError(f"label {label} is negative, which stands for a missing label")
         return number(label)
-    if not isinstance(label, str) or not label.strip():
+    text = _BLANK_ENDS.sub("", label) if isinstance(label, str) else ""
+    if not text:
         raise ValueError(f"{short(label)} is not a label: expected text or a whole number")
-    return plain_text(label.strip())
+    return plain_text(text)
+
+
+_BLANK = r"[\s\ufeff\u200b\u200e\u200f\u2060\xad]+"  # spaces, byte order mark, marks without width
+_BLANK_ENDS = re.compile(rf"^{_BLANK}|{_BLANK}$")
 
 
 def distinct_labels(labels: Iterable[str], single_label: bool) -> tuple[str, ...]:

@@ -106,8 +106,7 @@ class TextRows:
         except _GZIP_DAMAGE as error:
             raise Refusal("uncounted_loss", f"{self._uri} after line {self.line}: {error}") from error
         self._read_to += size
-        if at == 0:
-            line = line.removeprefix(codecs.BOM_UTF8)
+        line = line.removeprefix(codecs.BOM_UTF8)  # of the file, or of one that was joined to it
         return (size, line) if size else None
 
 

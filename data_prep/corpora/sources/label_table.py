@@ -44,7 +44,7 @@ _ROWS_LOOKED_AT = 100  # rows of JSON lines that are read to find the columns
 _STRETCHES_PER_ROW_GROUP = 16
 _LARGEST_FLOAT32 = 3.4028234663852886e38
 _IN_ARCHIVE = re.compile(r"\.(tar|tar\.gz|tgz|zip)!", re.IGNORECASE)
-_WHOLE_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
+_WHOLE_NUMBER = re.compile(r"(0|[1-9][0-9]{0,17})(?:\.0+)?")  # pandas writes 1.0 where a label is missing elsewhere
 _BUCKET = re.compile(r"[A-Za-z0-9._-]{1,255}")
 _MAYBE_SPLIT = re.compile(rb"val|dev|test", re.IGNORECASE)
 
@@ -55,9 +55,9 @@ class LabelTableCorpus(RawCorpus):
     - A location is a path below `images`, an absolute path (/...) on a disk that every worker can read, or a URI (s3://,
       file://). A leading `./` is ignored; `..`, members of archives (a.tar!b.jpg) and other services are refused.
     - A location outside of `images` is refused unless it is below one of `allowed_roots`. Links are followed before the check.
-    - A label is the text of the table. A whole number becomes `number_label`, as for other kinds of sources, so that classes keep
-      their order, unless the class map of the recipe has the number without zeros. If a row repeats a label, the larger weight
-      counts.
+    - A label is the text of the table. A whole number, also written as 1.0, becomes `number_label`, as for other kinds of sources,
+      so that classes keep their order, unless the class map of the recipe has the number without zeros. If a row repeats a label,
+      the larger weight counts.
     - CSV has a header and follows RFC 4180: quoted fields may hold commas, quotes and newlines, up to 128 KiB. A quote that is
       not closed invalidates its line. TSV is the same with tabs. JSON lines have one object per line.
     - Text tables are divided where rows end, Parquet into row groups. A .gz file is read from its beginning by one worker, so
@@ -378,10 +378,12 @@ class _Rows:
             raise Refusal("no_label", str(error)) from error
 
     def _class_of(self, label: str) -> str:
-        if not _WHOLE_NUMBER.fullmatch(label):
+        number = _WHOLE_NUMBER.fullmatch(label)
+        if not number:
             return label
-        filled = number_label(int(label))
-        return label if label in self._mapped and filled not in self._mapped else filled
+        filled = number_label(int(number[1]))
+        mapped = (each for each in (filled, number[1], label) if each in self._mapped)
+        return next(mapped, filled)
 
     def _several(self, cell: Any) -> list[Any]:
         if isinstance(cell, (list, tuple)):

@@ -1,10 +1,13 @@
 """Class maps, and several labels per image."""
 
+import re
+
 import pytest
 
 from vitline.data_prep.corpora.raw import ListedCorpus, RawExample
 from vitline.data_prep.corpora.sources import class_folders
 from vitline.data_prep.find_corpus import corpus_store
+from vitline.data_prep.labels.class_maps import extended
 from vitline.data_prep.labels.classes import ClassInfo, ClassMap, number_label
 from vitline.data_prep.prepare import prepare
 from vitline.data_prep.shard_format import ShardReader, load_class_names, load_manifest
@@ -27,6 +30,34 @@ def test_label_ids_follow_from_the_set_of_classes():
 def test_numbered_classes_sort_as_their_numbers():
     numbers = [0, 2, 9, 10, 21_842, 100_000]
     assert sorted(map(number_label, reversed(numbers))) == [number_label(number) for number in numbers]
+
+
+def test_classes_with_decimal_points_sort_by_value_and_others_as_text():
+    def order(*labels):
+        return ClassMap.of(ClassInfo(name=label, source_id=label) for label in labels).source_ids
+
+    assert order("10.5", "2.5", "000007", "-1.5", "-10.5") == ["-10.5", "-1.5", "2.5", "000007", "10.5"]
+    assert order("10", "9", "2") == ["10", "2", "9"]  # as folders of class folders are sorted
+    assert order("10.5", "9.5", "a") == ["10.5", "9.5", "a"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("1", "1.0"),
+        ("7", "007"),
+        ("2.5", "+2.50"),
+        ("cat", "\ufeffcat"),
+        ("hot dog", "hot\xa0 dog"),
+        ("cat", "c\u200bat"),
+    ],
+)
+def test_two_spellings_of_one_label_are_refused_with_both(prepare_tagged, one, other):
+    with pytest.raises(ValueError, match="two spellings of one") as refused:
+        prepare_tagged({"a.jpg": ((one,), None), "b.jpg": ((other,), None)})
+    assert {repr(one), repr(other)} <= set(re.findall(r"'[^']*'", str(refused.value)))
+    with pytest.raises(ValueError, match="two spellings"):
+        extended(ClassMap.of([ClassInfo(name=one, source_id=one)]), [ClassInfo(name=other, source_id=other)])
 
 
 class TaggedPictures(ListedCorpus):

@@ -217,6 +217,15 @@ def test_whole_numbers_keep_their_order_as_in_other_kinds_of_sources(memory, nam
     assert found == [(label,) for label in ("000000", "000002", "000010", "123456", "1.5", "007", "n02", "-1", "10a")]
 
 
+def test_labels_are_normalised_to_what_is_read(memory):
+    labels = ["1", "1.0", "01.0", "cat", "\ufeffcat", "cat\u200b\xa0", "c\u200dat"]
+    lines = [f"{i}.jpg,{label}\n" for i, label in enumerate(labels)]
+    memory.write("t/t.csv", ("image,labels\n" + "".join(lines[:2]) + "\ufeff" + "".join(lines[2:])).encode())
+    found = [(e.key, *e.labels) for e in read(corpus(memory, "t/t.csv"))]
+    expected = ["000001", "000001", "01.0", "cat", "cat", "cat", "c\u200dat"]
+    assert found == [(f"{i}.jpg", label) for i, label in enumerate(expected)]
+
+
 def test_whole_numbers_get_the_spelling_of_the_class_map(memory):
     memory.write("t/t.csv", as_csv([{"image": f"{i}.jpg", "labels": i} for i in (2, 10, 11)]))
     memory.write("plain.txt", b"2\n10\n")
