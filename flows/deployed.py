@@ -45,6 +45,7 @@ from vitline.flows.stages.heartbeat import beating
 from vitline.flows.stages.pretrain import train_model
 from vitline.flows.stages.stage import Skipped, exclusively, stop_jobs_of
 from vitline.infra.config import FrozenConfig
+from vitline.infra.night import night_text
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
 from vitline.vit.config import TrainConfig
@@ -207,7 +208,7 @@ def predict(request: PredictRequest) -> State:
 
 @vitline_flow("pretrain-then-transfer")
 def pretrain_then_transfer_flow(request: PipelineRequest) -> State:
-    """Prepares, pre-trains and evaluates. Finished stages are reused. A scheduled run is a night, with its date in the keys."""
+    """Prepares, pre-trains and evaluates. Finished stages are reused. A scheduled run is a night, with its scheduled start in the keys."""
 
     def body(request: PipelineRequest, engines: Engines, this: FlowRun) -> str | State:
         with night_on_record(request, engines, this):
@@ -374,7 +375,9 @@ def night_on_record(request: PipelineRequest, engines: Engines, this: FlowRun) -
         with unless_it_fails(engines):
             record = read_night(root, request.name, night)
             if record is not None and isinstance(engines.observer, PrefectObserver):
-                engines.observer.page("verdict", f"Verdict of {night}", lambda: night_markdown(record))
+                engines.observer.page(
+                    "verdict", f"Verdict of the night of {night_text(night)}", lambda: night_markdown(record)
+                )
 
 
 @contextlib.contextmanager

@@ -3,11 +3,11 @@
 MLflow can be rebuilt from these records, the configs, states and journals alone. Imports no engine.
 """
 
-from datetime import date
 from typing import Any, Literal
 
 from pydantic import Field
 
+from vitline.infra.night import Night
 from vitline.infra.records import StoredRecord, reading
 from vitline.infra.runs.run_state import RunState
 from vitline.infra.storage import Store
@@ -74,7 +74,7 @@ class PipelineRecord(StoredRecord):
     name: str
     request: dict[str, Any]
     """The validated request as JSON."""
-    night: date | None = None
+    night: Night | None = None
     origin: Origin = Origin()
     state: RunState = "running"
     reason: str = ""

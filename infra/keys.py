@@ -2,16 +2,17 @@
 
 import re
 from collections.abc import Mapping
-from datetime import date
+from datetime import datetime
 
 from vitline.infra.config import digest_of
+from vitline.infra.night import night_name
 from vitline.infra.result_versions import RESULT_VERSIONS
 
 
-def run_key(name: str, stage: str, config_digest: str, inputs: Mapping[str, str], night: date | None = None) -> str:
+def run_key(name: str, stage: str, config_digest: str, inputs: Mapping[str, str], night: datetime | None = None) -> str:
     """`<name>-<12 hex>`: the digest covers stage, result version, config, inputs and night (docs/design.md, "Run keys").
 
-    `inputs` maps each input to its digest, such as {"corpus": manifest.digest}. `night` is the UTC date of a scheduled
+    `inputs` maps each input to its digest, such as {"corpus": manifest.digest}. `night` is the moment of a scheduled
     start, so that each night is a run of its own. The key is used as a folder name, in Ray job ids and in links, so
     names other than lower-case letters, digits, `.`, `_`, `-` raise ValueError, and so does an unknown stage.
     """
@@ -26,6 +27,6 @@ def run_key(name: str, stage: str, config_digest: str, inputs: Mapping[str, str]
         "semantics": RESULT_VERSIONS[stage],
         "config_digest": config_digest,
         "inputs": inputs,
-        "night": night and night.isoformat(),
+        "night": night and night_name(night),
     }
     return f"{name}-{digest_of(identity)[:12]}"

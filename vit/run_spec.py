@@ -1,12 +1,13 @@
 """The spec, run key, progress and start records of a training run. Imports no torch, so that flows start fast."""
 
-from datetime import date
+from datetime import datetime
 from typing import NotRequired, TypedDict
 
 from pydantic import PositiveFloat, PositiveInt
 
 from vitline.infra.config import FrozenConfig, added
 from vitline.infra.keys import run_key
+from vitline.infra.night import Night
 from vitline.infra.records import UnreadableRecord, reading
 from vitline.infra.runs.progress import RunProgress
 from vitline.infra.storage import Store, open_store
@@ -33,15 +34,15 @@ class RunSpec(FrozenConfig):
     branch `parent`, run key and step of the checkpoint that it starts from."""
     models: str
     """URI of the folder in which the model is published."""
-    night: date | None = None
-    """UTC date of the scheduled start of a nightly run."""
+    night: Night | None = None
+    """The scheduled start of a nightly run."""
     pause_at_step: PositiveInt | None = None
     """The step at which this attempt pauses with a checkpoint, from which a later one goes on; None trains to the end."""
     pause_at: PositiveFloat | None = added(None)
     """Unix seconds at which this attempt pauses likewise; None for no such time."""
 
 
-def make_spec(config: TrainConfig, root: str, night: date | None = None) -> RunSpec:
+def make_spec(config: TrainConfig, root: str, night: datetime | None = None) -> RunSpec:
     """The spec of a run. Its key covers config, corpus, and initial model or parent; FileNotFoundError if one of them is missing.
 
     Raises ValueError for a branch that changes what its parent does not allow.

@@ -5,10 +5,12 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from vitline.flows.catalog import list_work
+from vitline.flows.nights.from_records import known_nights
 from vitline.flows.nights.night_page import markdown_table
-from vitline.flows.nights.night_record import NightRecord, night_dates, night_series, read_champion, read_night
+from vitline.flows.nights.night_record import NightRecord, read_champion
 from vitline.flows.nights.trend.trend import night_point
 from vitline.flows.run_standing import AT_WORK, progress_text
+from vitline.infra.night import night_text
 from vitline.infra.records import UnreadableRecord
 from vitline.infra.storage import Store
 
@@ -48,21 +50,14 @@ def home_markdown(root: Store, problems: Iterable[str], upcoming: Sequence[Upcom
 
 
 def last_nights(root: Store) -> Iterable[SeriesOfNights]:
-    for name in night_series(root):
-        nights = []
-        for day in reversed(night_dates(root, name)[-NIGHTS_SHOWN:]):
-            try:
-                night = read_night(root, name, day)
-            except UnreadableRecord:  # `vitline nights ls` says why
-                continue
-            nights += [night] if night is not None else []
-        if nights:
-            yield SeriesOfNights(name, nights)
+    every = known_nights(root, lambda odd: None, NIGHTS_SHOWN)  # `vitline nights ls` says what cannot be read
+    for name in sorted({night.name for night in every}):
+        yield SeriesOfNights(name, [night for night in every if night.name == name][:NIGHTS_SHOWN])
 
 
 def night_attention(night: NightRecord) -> Iterable[str]:
     """The newest night of a series, if somebody has to act on it."""
-    which = link(f"{night.name}, night of {night.night}", night.origin.flow_run_url)
+    which = link(f"{night.name}, night of {night_text(night.night)}", night.origin.flow_run_url)
     verdict = night.verdict
     if verdict is None or verdict.word in ("worse", "broken"):
         yield f"{which}: {night.sentence}"
@@ -83,7 +78,7 @@ def series_markdown(root: Store, series: SeriesOfNights) -> str:
         point = night_point(root, night, {})
         mean = "" if point.mean is None else f"{100 * point.mean:.1f} %"
         word = MARKS.get(point.word, point.word)
-        rows.append([link(night.night.isoformat(), night.origin.flow_run_url), word, mean, night.outcome])
+        rows.append([link(night_text(night.night), night.origin.flow_run_url), word, mean, night.outcome])
     return "\n\n".join(
         [
             f"## Nights of {series.name}",

@@ -5,20 +5,27 @@ The same records give the same verdict: `judge_again` uses the nights that the s
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from datetime import date
+from datetime import datetime
 from typing import Any
 
 from vitline.flows.catalog import list_pipelines
 from vitline.flows.nights.gate import gate
 from vitline.flows.nights.judge import Verdict, judge, not_whole
-from vitline.flows.nights.night_record import ChampionRecord, GateResult, NightRecord, read_champion
+from vitline.flows.nights.night_record import (
+    NIGHTS,
+    ChampionRecord,
+    GateResult,
+    NightRecord,
+    night_key,
+    read_champion,
+)
 from vitline.flows.nights.night_scores import NightScores, TaskScore
 from vitline.flows.nights.settings import night_settings
 from vitline.flows.records import PipelineRecord, read_pipeline
 from vitline.infra.config import flatten
-from vitline.infra.records import UnreadableRecord, reading
+from vitline.infra.records import UnreadableRecord, readable, reading
 from vitline.infra.runs.run_state import RunState
 from vitline.infra.storage import Store
 from vitline.vit.run_spec import read_starts
@@ -102,8 +109,8 @@ def verdict_of(
     return judge(ours, read(champion, True), read(last_night, True), earlier, wanted=wanted)
 
 
-def earlier_nights(root: Store, name: str, night: date) -> list[PipelineRecord]:
-    """The whole nights of the same series before this date, oldest first. Missed, late and cut ones are not among them."""
+def earlier_nights(root: Store, name: str, night: datetime) -> list[PipelineRecord]:
+    """The whole nights of the same series before this one, oldest first. Missed, late and cut ones are not among them."""
     nights = [
         (each.night, each.started_at, each)
         for each in list_pipelines(root.uri)
@@ -176,30 +183,39 @@ def facts_of(root: Store, record: PipelineRecord) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if value is not None}
 
 
-def newest_first(records: Sequence[NightRecord]) -> list[NightRecord]:
-    return sorted(records, key=lambda record: (record.night, record.name), reverse=True)
+def known_nights(root: Store, report: Callable[[UnreadableRecord], None], most: int | None = None) -> list[NightRecord]:
+    """Every attempt at a night, newest first: those that have ended, were not run, or are running. With `most` no more than so many
+    records of a series are read, the newest. A record that cannot be read is reported."""
+    keys = dict[str, list[str]]()
+    for key in sorted(root.list(f"{NIGHTS}/")):  # the oldest of a series first
+        keys.setdefault(key.split("/")[1], []).append(key)
+    pipelines = [
+        pipeline
+        for pipeline in list_pipelines(root.uri)
+        if pipeline.night is not None
+        and (pipeline.state == "running" or night_key(pipeline.name, pipeline.night) not in keys.get(pipeline.name, ()))
+    ]
+
+    def read(key: str) -> NightRecord:
+        with reading(root.uri_of(key)):
+            return NightRecord.model_validate(root.read_json(key))
+
+    chosen = [key for of_series in keys.values() for key in of_series[-(most or 0) :]]
+    again = {pipeline.key for pipeline in pipelines}  # an earlier attempt at such a night may have left a record
+    found = [night for night in readable(chosen, read, report) if night.pipeline not in again]
+    found += [without_verdict(pipeline) for pipeline in pipelines]
+    return sorted(found, key=lambda night: (night.night, night.name, night.pipeline is not None), reverse=True)
 
 
-def known_nights(root: Store, report: Callable[[UnreadableRecord], None]) -> list[NightRecord]:
-    """Every night, newest first: those with a record, and those of pipelines that older versions of vitline have run."""
-    found: dict[tuple[str, Any], NightRecord] = {}
-    for record in reversed(list_pipelines(root.uri)):
-        if record.night is not None:
-            found[record.name, record.night] = NightRecord(
-                name=record.name,
-                night=record.night,
-                outcome=record.state,
-                reason=record.reason,
-                pipeline=record.key,
-                origin=record.origin,
-                at=record.updated_at,
-            )
-    for key in root.list("nights/"):
-        try:
-            with reading(root.uri_of(key)):
-                night = NightRecord.model_validate(root.read_json(key))
-        except UnreadableRecord as odd:
-            report(odd)
-            continue
-        found[night.name, night.night] = night
-    return newest_first(list(found.values()))
+def without_verdict(record: PipelineRecord) -> NightRecord:
+    """The night of a pipeline that has no verdict, because it is running or none could be made."""
+    assert record.night is not None
+    return NightRecord(
+        name=record.name,
+        night=record.night,
+        outcome=record.state,
+        reason=record.reason,
+        pipeline=record.key,
+        origin=record.origin,
+        at=record.updated_at,
+    )

@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import date
 from typing import Any, Literal
 
 from vitline.flows.nights.compare import Compared, Word, compare
 from vitline.flows.nights.night_scores import NightScores
+from vitline.infra.night import Night, night_text
 from vitline.infra.records import StoredRecord
 from vitline.infra.runs.run_state import RunState
 
@@ -29,7 +29,7 @@ class Against(Compared):
     who: Literal["champion", "last night"]
     key: str
     """Pipeline of the other night."""
-    night: date | None
+    night: Night | None
     changes: dict[str, tuple[Any, Any]]
     """What the scores may depend on and what differs, by dotted name: there, here. None where there is nothing."""
 
@@ -117,8 +117,8 @@ def points(fraction: float) -> str:
 
 
 def other_night(against: Against) -> str:
-    """`the champion (night of 2026-11-20)`"""
-    when = f"night of {against.night:%Y-%m-%d}" if against.night else against.key
+    """`the champion (night of 2026-11-20 02:00 UTC)`"""
+    when = f"night of {night_text(against.night)}" if against.night else against.key
     return f"{'the champion' if against.who == 'champion' else 'last night'} ({when})"
 
 

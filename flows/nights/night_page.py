@@ -6,6 +6,7 @@ from typing import Any
 from vitline.flows.nights.compare import Difference
 from vitline.flows.nights.judge import Against, other_night, points, short_name
 from vitline.flows.nights.night_record import NightRecord
+from vitline.infra.night import night_name, night_text
 
 COLUMNS = ("", "this night", "before", "difference", "±", "noise: seeds", "noise: images", "verdict")
 NIGHT_COLUMNS = ("night", "name", "verdict", "sentence")
@@ -59,7 +60,7 @@ def footnote(night: NightRecord) -> str:
     return (
         f"Percent and percentage points. Where nothing changes, one night in {1 / night.verdict.false_alarms:.0f} is called "
         f"better or worse; differences below {100 * night.verdict.wanted_difference:.1f} are called the same. "
-        f"`vitline nights show {night.night} --name {night.name}` makes this again from the records."
+        f"`vitline nights show {night_name(night.night)} --name {night.name}` makes this again from the records."
     )
 
 
@@ -67,7 +68,7 @@ def night_row(night: NightRecord) -> dict[str, Any]:
     """A row of `vitline nights ls`."""
     word = night.verdict.word if night.verdict else "not compared" if night.pipeline is None else "no verdict"
     return {
-        "night": night.night.isoformat(),
+        "night": night_text(night.night),
         "name": night.name,
         "outcome": night.outcome,
         "verdict": word,

@@ -1,11 +1,12 @@
 """What the store keeps of nights: one record for each, and the champion that they are compared with."""
 
 import time
-from datetime import date
+from datetime import datetime
 from typing import Literal
 
 from vitline.flows.nights.judge import Verdict
 from vitline.flows.records import Origin
+from vitline.infra.night import Night, named_night, night_name
 from vitline.infra.records import StoredRecord, reading
 from vitline.infra.runs.run_state import RunState
 from vitline.infra.storage import PreconditionFailed, Store
@@ -23,12 +24,12 @@ class GateResult(StoredRecord):
 
 
 class NightRecord(StoredRecord):
-    """`nights/<name>/<date>.json`. A night that was not run has no pipeline."""
+    """`nights/<name>/<scheduled start>.json`. A night that was not run has no pipeline."""
 
     schema_version: int = 1
     name: str
     """Name in the request, which the nights of one series share."""
-    night: date
+    night: Night
     outcome: RunState | Literal["late", "skipped", "missed"]
     """The end of its pipeline; or `late`, `skipped` because the night before was still running, `missed` because nothing started."""
     reason: str = ""
@@ -79,11 +80,11 @@ class ChampionRecord(StoredRecord):
         return f"{self.by}, {time.strftime('%Y-%m-%d', time.gmtime(self.at))}: {self.why}"
 
 
-def night_key(name: str, night: date) -> str:
-    return f"{NIGHTS}/{name}/{night.isoformat()}.json"
+def night_key(name: str, night: datetime) -> str:
+    return f"{NIGHTS}/{name}/{night_name(night)}.json"
 
 
-def read_night(root: Store, name: str, night: date) -> NightRecord | None:
+def read_night(root: Store, name: str, night: datetime) -> NightRecord | None:
     """The record of a night, or None. Raises UnreadableRecord."""
     found = root.read_json_or_none(night_key(name, night))
     if found is None:
@@ -105,15 +106,10 @@ def note_night(root: Store, record: NightRecord) -> None:
         return
 
 
-def night_series(root: Store) -> list[str]:
-    """The names of the series that have a night on record."""
-    return sorted({key.split("/")[1] for key in root.list(f"{NIGHTS}/")})
-
-
-def night_dates(root: Store, name: str) -> list[date]:
-    """The nights of a series of which there is a record, oldest first."""
-    keys = [key.rpartition("/")[2] for key in root.list(f"{NIGHTS}/{name}/")]
-    return sorted(date.fromisoformat(key.removesuffix(".json")) for key in keys if key.endswith(".json"))
+def nights_on_record(root: Store) -> list[tuple[str, datetime]]:
+    """Name and scheduled start of the nights of which there is a record; other objects are left out."""
+    parts = [key.removesuffix(".json").split("/")[1:] for key in root.list(f"{NIGHTS}/")]
+    return [(part[0], night) for part in parts if len(part) == 2 and (night := named_night(part[1])) is not None]
 
 
 def read_champion(root: Store, name: str) -> ChampionRecord | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ class NightScores:
 
     key: str
     """Key of the pipeline."""
-    night: date | None
+    night: datetime | None
     models: tuple[str, ...]
     """Digests of the k models, in the order of the seeds."""
     tasks: Mapping[str, tuple[TaskScore, ...]]

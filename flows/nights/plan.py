@@ -1,6 +1,6 @@
 """What a night will be able to see, said before it is run."""
 
-from datetime import date
+from datetime import datetime
 
 from vitline.flows.nights.compare import visible_difference
 from vitline.flows.nights.from_records import NOISE_NIGHTS, earlier_nights, scores_of
@@ -11,7 +11,7 @@ from vitline.infra.storage import Store
 MOST_SEEDS = 20
 
 
-def plan_text(root: Store, name: str, night: date, nights: NightSettings) -> str:
+def plan_text(root: Store, name: str, night: datetime, nights: NightSettings) -> str:
     """One line: how many seeds the night has, and which difference two such nights show by the noise of earlier ones; of a
     long run, how far it goes on."""
     if nights.advance_images is not None:

@@ -7,6 +7,7 @@ from vitline.flows.nights.night_record import CHAMPIONS, ChampionRecord, read_ch
 from vitline.flows.nights.show import chosen_night
 from vitline.flows.records import PipelineRecord
 from vitline.infra.names import matching, there_are
+from vitline.infra.night import night_text
 from vitline.infra.records import reading
 from vitline.infra.storage import PreconditionFailed, Store
 
@@ -36,7 +37,7 @@ def promote(root: Store, key: str, *, why: str, by: str) -> ChampionRecord:
 
 
 def pipeline_to(root: Store, name: str, to: str) -> str:
-    """The key of the pipeline that a series goes back to: that of the champion before (`before`), or of a night by its date.
+    """The key of the pipeline that a series goes back to: that of the champion before (`before`), or of a night by its scheduled start.
 
     Raises ValueError if there is none.
     """
@@ -44,7 +45,7 @@ def pipeline_to(root: Store, name: str, to: str) -> str:
         night = chosen_night(root, to, name)
         if night.pipeline is None:
             raise ValueError(
-                f"The night of {night.night} was {night.outcome}, so it has no model; choose another with --to."
+                f"The night of {night_text(night.night)} was {night.outcome}, so it has no model; choose another with --to."
             )
         return night.pipeline
     champion = read_champion(root, name)

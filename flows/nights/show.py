@@ -1,6 +1,7 @@
 """`vitline nights show`: finds a night, makes its verdict again, and prints it."""
 
-from datetime import date
+import contextlib
+from datetime import UTC, date, datetime
 
 from vitline.flows import console
 from vitline.flows.catalog import say_unreadable
@@ -9,30 +10,44 @@ from vitline.flows.nights.night_page import COLUMNS, change_rows, difference_row
 from vitline.flows.nights.night_record import NightRecord
 from vitline.infra.config import replace
 from vitline.infra.names import there_are
+from vitline.infra.night import night_at, night_text
 from vitline.infra.storage import Store
 
 
 def chosen_night(root: Store, text: str, name: str | None) -> NightRecord:
-    """The night of a date as text, such as `2026-11-23` (`last`: the newest one), and series. Raises ValueError if there is none, or
-    several series have one."""
-    try:
-        night = None if text == "last" else date.fromisoformat(text)
-    except ValueError as error:
-        raise ValueError(f"{text!r} is not a date; write it as 2026-11-23, or `last`.") from error
-    every = known_nights(root, say_unreadable)
-    found = [each for each in every if night in (None, each.night) and name in (None, each.name)]
-    if night is None and found:
-        found = [each for each in found if each.night == found[0].night]
+    """The night that a text names: a scheduled start such as `2026-11-23T02:00`, in UTC unless it says otherwise; a UTC date, if one
+    night of that date was run; or `last`. Raises ValueError if there is none, or several are meant."""
+    every = [each for each in known_nights(root, say_unreadable) if name in (None, each.name)]
+    if text == "last":
+        found = [each for each in every if each.night == every[0].night]
+    else:
+        found = [each for each in every if _is_meant(text, each.night)]
+    found = [each for each in found if each.pipeline is not None] or found
     if len(found) == 1:
         return found[0]
     if found:
-        names = ", ".join(sorted(each.name for each in found))
-        raise ValueError(f"There are several nights of {found[0].night}: {names}. Choose one with --name.")
-    wanted = f"{night or 'any date'}{f' of {name}' if name else ''}"
-    known = there_are(wanted, dict.fromkeys(f"{each.night}" for each in every[:50]))
+        several = ", ".join(f"{night_text(each.night)} of {each.name}" for each in found)
+        raise ValueError(
+            f"There are several such nights: {several}. Give the scheduled start as 2026-11-23T02:00, and --name."
+        )
+    wanted = f"{'any date' if text == 'last' else text}{f' of {name}' if name else ''}"
+    known = there_are(wanted, dict.fromkeys(night_text(each.night) for each in every[:50]))
     raise ValueError(
         f"There is no night of {wanted} below {root.uri}; {known} A night of which nothing was started has no record."
     )
+
+
+def _is_meant(text: str, night: datetime) -> bool:
+    """Whether a text names this night. Raises ValueError for one that is no moment."""
+    with contextlib.suppress(ValueError):
+        return date.fromisoformat(text) == night.date()
+    try:
+        moment = datetime.fromisoformat(text.removesuffix(" UTC"))
+    except ValueError as error:
+        raise ValueError(
+            f"{text!r} is not a night; write its scheduled start as 2026-11-23T02:00 (UTC), its date as 2026-11-23, or `last`."
+        ) from error
+    return night_at(moment if moment.tzinfo else moment.replace(tzinfo=UTC)) == night
 
 
 def made_again(root: Store, night: NightRecord) -> NightRecord:
@@ -50,7 +65,7 @@ def made_again(root: Store, night: NightRecord) -> NightRecord:
 
 
 def print_night(night: NightRecord) -> None:
-    console.print_result(f"{night.night}  {night.name}  {night.pipeline or ''}".rstrip())
+    console.print_result(f"{night_text(night.night)}  {night.name}  {night.pipeline or ''}".rstrip())
     console.print_result(night.sentence)
     if night.gate is not None:
         console.print_result(night.gate.reason)

@@ -2,11 +2,18 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 from uuid import UUID
 
 from prefect import runtime
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterDeploymentId,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import StateType
 from prefect.utilities.asyncutils import run_coro_as_sync
 from pydantic import TypeAdapter, ValidationError
 
@@ -17,6 +24,7 @@ from vitline.flows.records import Origin
 from vitline.flows.requests.refusals import problem_text
 from vitline.flows.requests.training_draft import recipe_function
 from vitline.infra.config import FrozenConfig
+from vitline.infra.night import night_at
 from vitline.infra.settings import Settings
 from vitline.vit.own_code import check_allowed
 
@@ -44,6 +52,8 @@ class FlowRun:
     """Its name, if a person chose one."""
     schedules: tuple[Any, ...] = ()
     """The active schedules of its deployment, as Prefect's client knows them."""
+    begun: tuple[datetime, ...] = ()
+    """When those runs of its deployment were due that have begun and not ended."""
 
     @classmethod
     def current(cls) -> "FlowRun":
@@ -51,6 +61,7 @@ class FlowRun:
         with client() as api:
             run = api.read_flow_run(UUID(runtime.flow_run.id))
             deployment = api.read_deployment(run.deployment_id) if run.deployment_id else None
+            begun = api.read_flow_runs(flow_run_filter=_at_work(deployment.id)) if deployment else []
         return cls(
             id=run.id,
             deployment=f"{runtime.flow_run.flow_name}/{deployment.name}" if deployment else None,
@@ -60,12 +71,13 @@ class FlowRun:
             defaults=(deployment.parameters or {}).get("request", {}) if deployment else {},
             began=run.start_time,
             schedules=tuple(s.schedule for s in deployment.schedules if s.active) if deployment else (),
+            begun=tuple(each.expected_start_time for each in begun if each.expected_start_time),
         )
 
     @property
-    def night(self) -> date | None:
-        """The UTC date of a scheduled start. Runs that people start have none, so that the same request is reused."""
-        return self.due.astimezone(UTC).date() if self.scheduled else None
+    def night(self) -> datetime | None:
+        """The scheduled start. Runs that people start have none, so that the same request is reused."""
+        return night_at(self.due) if self.scheduled else None
 
     @property
     def origin(self) -> Origin:
@@ -77,21 +89,30 @@ class FlowRun:
             name=self.name,
         )
 
-    def due_between(self, after: date) -> list[date]:
-        """The UTC dates after this one and before this night on which the schedules had a run due."""
-        if self.night is None or self.night - after <= timedelta(days=1):
+    def due_between(self, after: datetime) -> list[datetime]:
+        """The moments after this one and before this night at which the schedules had a run due that has not begun."""
+        if self.night is None:
             return []
         from prefect.server.schemas.schedules import SCHEDULE_TYPES  # the client's schedules compute no dates
 
-        start, dates = datetime.combine(after, datetime.min.time(), UTC) + timedelta(days=1), set[date]()
+        nights = set[datetime]()
         for schedule in self.schedules:
             known = TypeAdapter[Any](SCHEDULE_TYPES).validate_python(schedule.model_dump())
-            due: Any = run_coro_as_sync(known.get_dates(n=MOST_MISSED, start=start, end=self.due)) or []
-            dates |= {moment.astimezone(UTC).date() for moment in due}
-        return sorted(day for day in dates if after < day < self.night)
+            due: Any = run_coro_as_sync(known.get_dates(n=MOST_MISSED, start=after, end=self.due)) or []
+            nights |= {night_at(moment) for moment in due}
+        return sorted(night for night in nights - {*map(night_at, self.begun)} if after < night < self.night)
 
     def late_hours(self) -> float:
         return ((self.began or datetime.now(UTC)) - self.due).total_seconds() / 3600
+
+
+def _at_work(deployment: UUID) -> FlowRunFilter:
+    """The runs of a deployment that have begun and not ended; suspended ones are among them."""
+    types = [StateType.PENDING, StateType.RUNNING, StateType.PAUSED, StateType.CANCELLING]
+    return FlowRunFilter(
+        deployment_id=FlowRunFilterDeploymentId(any_=[deployment]),
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=types)),
+    )
 
 
 def read_request(model: type[R], given: Mapping[str, Any], defaults: Mapping[str, Any]) -> R:

@@ -9,6 +9,7 @@ from vitline.flows.records import PipelineRecord
 from vitline.flows.stored_configs import RunFile
 from vitline.infra.config import flatten
 from vitline.infra.names import matching
+from vitline.infra.night import night_text
 from vitline.infra.storage import Store
 from vitline.vit.vtab.published.published_scores import ROWS
 from vitline.vit.vtab.published.report import published_mean, published_metrics
@@ -41,7 +42,7 @@ def compare_runs(root: str, runs: Sequence[Store]) -> Comparison:
 def compare_pipelines(records: Sequence[PipelineRecord]) -> Comparison:
     """The same for pipelines, with the published rows of the scored tasks as further columns."""
     names = [record.key for record in records]
-    requests = [{"night": r.night and r.night.isoformat(), "request": r.request, "corpora": r.corpora} for r in records]
+    requests = [{"night": r.night and night_text(r.night), "request": r.request, "corpora": r.corpora} for r in records]
     metrics: list[Mapping[str, float]] = [record.metrics for record in records]
     states = [str(record.state) for record in records]
     for label, row in published_beside({name for scored in metrics for name in scored}).items():

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import date
+from datetime import datetime
 from typing import Any
 
 from pydantic import ValidationError
@@ -39,12 +39,12 @@ class PipelinePlan:
     """The pre-training without its corpora, which may not be prepared yet."""
     protocol: Protocol | Probe
     nights: NightSettings
-    night: date | None = None
+    night: datetime | None = None
     note: str | None = None
     """What the user should know of the tasks, as a sentence; None if there is nothing to say."""
 
 
-def resolve_pipeline(root: str, request: PipelineRequest, night: date | None = None) -> PipelinePlan:
+def resolve_pipeline(root: str, request: PipelineRequest, night: datetime | None = None) -> PipelinePlan:
     """The plan of a pipeline whose names exist and whose overrides fit. The same request and night give the same key."""
     check_mixture_fields(request)
     training = draft_training(request.name, request)

@@ -1,6 +1,6 @@
 """manifest -> checkpoint and published model, by one Ray Train job."""
 
-from datetime import date
+from datetime import datetime
 
 from vitline.flows.catalog import corpus_stats
 from vitline.flows.costs.measured_speed import measured_speed
@@ -22,7 +22,7 @@ from vitline.vit.training.checkpoints.names import newest_step
 def train_model(
     config: TrainConfig,
     engines: Engines,
-    night: date | None = None,
+    night: datetime | None = None,
     pause_at_step: int | None = None,
     pause_at: float | None = None,
 ) -> tuple[RunSpec, StageResult]:

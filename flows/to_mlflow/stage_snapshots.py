@@ -7,6 +7,7 @@ import contextlib
 import json
 import time
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 
 from vitline.flows.costs.held_out import score_text
 from vitline.flows.nights.night_page import night_markdown
@@ -26,6 +27,7 @@ from vitline.flows.to_mlflow.run_snapshot import (
     stored_manifest,
 )
 from vitline.infra.config import canonical_json, digest_of, flatten
+from vitline.infra.night import night_text
 from vitline.infra.runs.run_state import NO_STATE, RunStateRecord, read_state
 from vitline.infra.runs.segments import list_segments, read_segments
 from vitline.infra.storage import Store, json_bytes, open_store
@@ -172,7 +174,7 @@ def show_training(snapshot: RunSnapshot, run: Store, spec: TrainingFile, state: 
     snapshot.tags |= {
         "vitline.config_digest": digest_of(recipe),
         "vitline.corpus_digest": spec["inputs"]["corpus"],
-        "vitline.night": spec.get("night"),
+        "vitline.night": (night := spec.get("night")) and night_text(datetime.fromisoformat(night)),
         "vitline.checkpoint_uri": run.uri_of("checkpoints"),
         "vitline.model_uri": state.get("model"),
         "vitline.spikes": len(state.get("spikes", ())) or None,
@@ -375,7 +377,7 @@ def pipeline_snapshot(root: Store, key: str) -> tuple[RunSnapshot, PipelineRecor
             "vitline.pipeline": key,
             "vitline.state": record.state,
             "vitline.reason": record.reason,
-            "vitline.night": record.night,
+            "vitline.night": record.night and night_text(record.night),
             "vitline.model_uri": record.model,
             "vitline.model_digest": record.model_digest,
             "vitline.report_uri": record.report,

@@ -1,7 +1,7 @@
 """A week of scheduled nights on real servers, one after another, with something wrong in most of them; prints what each morning says.
 
 `python -m tests.benchmarks.week_of_nights` takes about half an hour. The schedule is that of the deployment. Each of its runs is
-made to start at once, with the date that it was due on; that of the late night starts when the schedule says, once there is a worker
+made to start at once, as the night of its scheduled start; that of the late night starts when the schedule says, once there is a worker
 again. What a person would do between two nights is done by the same requests: edits of
 the form, new pictures, a promotion.
 """
@@ -25,11 +25,13 @@ from sklearn.datasets import load_digits
 from vitline.flows.chaos.faults.server_faults import AWAY
 from vitline.flows.chaos.own_servers import OwnServers, own_servers
 from vitline.flows.nights.from_records import scores_of
+from vitline.flows.nights.night_record import NightRecord, read_night
 from vitline.flows.on_prefect.deployments import NIGHTLY_CRON
 from vitline.flows.on_prefect.registration import WORK_POOL
 from vitline.flows.records import read_pipeline
 from vitline.infra.local.processes import child_environment
 from vitline.infra.local.stack import find_stack
+from vitline.infra.night import night_at, night_text
 from vitline.infra.settings import changed_environment
 from vitline.infra.storage import open_store
 
@@ -113,7 +115,7 @@ class Week:
         self.servers.ask("prefect", f"/work_pools/{WORK_POOL}", {"is_paused": True}, method="PATCH")
         time.sleep((due - datetime.now(UTC)).total_seconds() + 60)
         self.servers.ask("prefect", f"/work_pools/{WORK_POOL}", {"is_paused": False}, method="PATCH")
-        print(f"\n{due.date()}  its start was late\n  {self.servers.ended(run['id'])}", flush=True)
+        print(f"\n{night_text(due)}  its start was late\n  {self.servers.ended(run['id'])}", flush=True)
         self.switch_on()
 
     def next_due(self) -> dict[str, Any]:
@@ -146,15 +148,22 @@ class Week:
         began = time.monotonic()
         meanwhile(run["id"])
         ended = self.servers.ended(run["id"])
-        night = self.last_due[:10]
-        gate = (self.store.read_json(f"nights/{SERIES}/{night}.json")["gate"] or {}).get("reason", "none")
-        print(f"\n{night}  {what}  ({time.monotonic() - began:.0f} s)\n  {ended}\n  gate: {gate}", flush=True)
+        night = self.last_night()
+        gate = night.gate.reason if night.gate else "none"
+        print(
+            f"\n{night_text(night.night)}  {what}  ({time.monotonic() - began:.0f} s)\n  {ended}\n  gate: {gate}",
+            flush=True,
+        )
         print(f"  champion: {self.champion()}", flush=True)
+
+    def last_night(self) -> NightRecord:
+        found = read_night(self.store, SERIES, night_at(datetime.fromisoformat(self.last_due)))
+        assert found is not None
+        return found
 
     def luckiest_seed(self) -> int:
         """The seed of the last night that scored highest."""
-        pipeline = self.store.read_json(f"nights/{SERIES}/{self.last_due[:10]}.json")["pipeline"]
-        scores = scores_of(self.store, read_pipeline(self.store, pipeline), predictions=False)
+        scores = scores_of(self.store, read_pipeline(self.store, str(self.last_night().pipeline)), predictions=False)
         assert scores is not None
         values = scores.values(list(scores.tasks)).mean(axis=1)
         print("\nby seed:", *(f"{100 * value:.1f}" for value in values), flush=True)

@@ -83,7 +83,7 @@ def test_schedules_start_reconcile_and_a_night_which_the_comparison_shows(work, 
     assert first in work.flows.artifacts(run["id"])["verdict"]["data"]
     assert datetime.fromisoformat(run["expected_start_time"]) == due.replace(microsecond=0)
     record = next(r for r in list_pipelines(in_stack.root) if r.origin.flow_run_id == run["id"])
-    assert (record.origin.trigger, record.night, record.state) == ("schedule", due.date(), "finished")
+    assert (record.origin.trigger, record.night, record.state) == ("schedule", due.replace(microsecond=0), "finished")
 
     day = work.start("pretrain-then-transfer/tiny", name="day")
     assert work.flows.wait(day)["state"]["message"].startswith("val/top1 "), "only a night has a verdict"

@@ -9,6 +9,7 @@ from vitline.flows.nights.night_record import read_night
 from vitline.flows.on_prefect.deployments import DEMO as DEMO_REQUEST
 from vitline.flows.requests.forms import PipelineRequest
 from vitline.flows.worker import refusal
+from vitline.infra.night import night_at
 from vitline.infra.ray_jobs import RayJobs
 from vitline.infra.storage import open_store
 
@@ -173,14 +174,14 @@ class TestNights:
         return deployed.pretrain_then_transfer_flow(request, return_state=True)
 
     def test_a_late_one_is_skipped_with_the_reason(self, in_stack, scheduled):
-        scheduled(datetime.now(UTC) - timedelta(hours=5))
+        due = datetime.now(UTC) - timedelta(hours=5)
+        scheduled(due)
         before = left_in(in_stack)
         state = self.run(max_late_hours=3)
         assert (state.type, state.name) == ("COMPLETED", "Skipped")
         assert " 5 h ago; max_late_hours is 3." in state.message
         assert left_in(in_stack) == before
-        due = (datetime.now(UTC) - timedelta(hours=5)).date()
-        night = read_night(open_store(in_stack.root), "icons", due)
+        night = read_night(open_store(in_stack.root), "icons", night_at(due))
         assert (night.outcome, night.pipeline) == ("late", None)
         assert night.sentence.startswith("Not compared: the night was late. due ")
 

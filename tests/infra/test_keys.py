@@ -1,4 +1,4 @@
-from datetime import date
+from datetime import UTC, datetime
 
 import pytest
 
@@ -8,11 +8,11 @@ from vitline.infra.result_versions import RESULT_VERSIONS
 
 def test_run_keys_of_known_inputs_are_unchanged():
     # First 12 digits of `printf '%s' JSON | sha256sum`, JSON being
-    # {"config_digest":"dd","inputs":{"a":"1","b":"2"},"night":"2026-01-31","semantics":1,"stage":"pretrain"} and
+    # {"config_digest":"dd","inputs":{"a":"1","b":"2"},"night":"2026-01-31T020000Z","semantics":1,"stage":"pretrain"} and
     # {"config_digest":"dd","inputs":{},"night":null,"semantics":1,"stage":"pretrain"}.
     # A change here orphans every finished run: raise an integer in RESULT_VERSIONS instead.
-    night = date(2026, 1, 31)
-    assert run_key("vit-b16", "pretrain", "dd", {"b": "2", "a": "1"}, night) == "vit-b16-0f603dbc39d3"
+    night = datetime(2026, 1, 31, 2, tzinfo=UTC)
+    assert run_key("vit-b16", "pretrain", "dd", {"b": "2", "a": "1"}, night) == "vit-b16-b52d27914fbd"
     assert run_key("vit-b16", "pretrain", "dd", {}) == "vit-b16-6c7d70d1f485"
 
 
@@ -27,7 +27,8 @@ def test_run_key_depends_on_everything_that_changes_results(monkeypatch):
         key(config_digest="e"),
         key(inputs={"corpus": "x"}),
         key(inputs={"model": "c"}),
-        key(night=date(2026, 1, 31)),
+        key(night=datetime(2026, 1, 31, 2, tzinfo=UTC)),
+        key(night=datetime(2026, 1, 31, 14, tzinfo=UTC)),
     ]
     monkeypatch.setitem(RESULT_VERSIONS, "pretrain", 2)
     assert len({*variants, key()}) == len(variants) + 1

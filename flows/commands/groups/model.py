@@ -234,7 +234,9 @@ def model_promote(
     why: Annotated[str, typer.Option(help="Why it becomes the champion, in a sentence.")],
     to: Annotated[
         str | None,
-        typer.Option(help="Go back: `before` is the champion before this one, 2026-11-23 the model of a night."),
+        typer.Option(
+            help="Go back: `before` is the champion before this one, 2026-11-23T02:00 (UTC) or the date alone the model of a night."
+        ),
     ] = None,
     root: Root = None,
     json: Json = False,

@@ -48,14 +48,16 @@ def nights_ls(
 
 @app.command("show")
 def nights_show(
-    night: Annotated[str, typer.Argument(help="UTC date of the night, such as 2026-11-23, or `last`.")],
+    night: Annotated[
+        str, typer.Argument(help="Scheduled start, such as 2026-11-23T02:00 (UTC), or the date alone, or `last`.")
+    ],
     name: Series = None,
     root: Root = None,
     json: Json = False,
 ) -> None:
     """Show the verdict of a night, made again from the records: differences, noise, and what has changed.
 
-    Example: `vitline nights show last`
+    Example: `vitline nights show 2026-11-23T02:00`
     """
     from vitline.flows.nights.show import chosen_night, made_again, print_night
     from vitline.infra.storage import open_store

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from vitline.flows.nights.judge import short_name
 from vitline.flows.nights.trend.trend import KINDS, NightPoint, Series, row_id, trend_plot
 from vitline.infra.html.page import duration, render
+from vitline.infra.night import night_text
 
 
 def render_trend(root: str, every: Sequence[Series]) -> str:
@@ -49,7 +50,7 @@ def _row(point: NightPoint, tasks: Sequence[str]) -> dict[str, object]:
         "id": row_id(point.night),
         "kind": KINDS.get(point.word, ""),
         "word": point.word,
-        "night": point.night.night.isoformat(),
+        "night": night_text(point.night.night),
         "cells": [
             accuracy(point.mean),
             *(accuracy(point.tasks.get(name)) for name in tasks),

@@ -10,6 +10,7 @@ from vitline.flows.nights.night_page import night_row
 from vitline.flows.nights.night_record import ChampionRecord, NightRecord, read_champion
 from vitline.flows.records import read_pipeline
 from vitline.infra.html.plots import Axis, Dot, Plot, ticks
+from vitline.infra.night import night_name, night_text
 from vitline.infra.records import UnreadableRecord, read_each
 from vitline.infra.storage import Store
 
@@ -96,33 +97,34 @@ def trend_plot(series: Series) -> Plot | None:
     if not scored:
         return None
     bands = {
-        point.night.night.toordinal(): (known.theirs - known.half_width, known.theirs + known.half_width)
+        point.night.night.timestamp(): (known.theirs - known.half_width, known.theirs + known.half_width)
         for point, _ in scored
         if (known := point.against) is not None and known.half_width is not None
     }
     values = [*(mean for _, mean in scored), *(value for band in bands.values() for value in band)]
-    first, last = scored[0][0].night.night.toordinal(), scored[-1][0].night.night.toordinal()
+    first, last = scored[0][0].night.night.timestamp(), scored[-1][0].night.night.timestamp()
     y_ticks = ticks(min(values), max(values))
     low, high = y_ticks[0], y_ticks[-1]
 
-    def x(day: int) -> float:
-        return (day - first) / (last - first) if last > first else 0.5
+    def x(at: float) -> float:
+        return (at - first) / (last - first) if last > first else 0.5
 
     def y(value: float) -> float:
         return (value - low) / (high - low)
 
-    upper = [(x(day), y(above)) for day, (_, above) in bands.items()]
-    lower = [(x(day), y(below)) for day, (below, _) in bands.items()]
+    upper = [(x(at), y(above)) for at, (_, above) in bands.items()]
+    lower = [(x(at), y(below)) for at, (below, _) in bands.items()]
     shown = scored[:: -(-len(scored) // 5)]
+    form = "%-d %b" if len({p.night.night.date() for p, _ in shown}) == len(shown) else "%-d %b %H:%M"
     return Plot(
         f"Mean top-1 over tasks of {len(scored)} nights of {series.name}",
-        Axis("night (UTC)", [(x(p.night.night.toordinal()), f"{p.night.night:%-d %b}") for p, _ in shown]),
+        Axis("night (UTC)", [(x(p.night.night.timestamp()), p.night.night.strftime(form)) for p, _ in shown]),
         Axis("mean top-1 over tasks, %", [(y(tick), f"{100 * tick:.4g}") for tick in y_ticks]),
         dots=[
             Dot(
-                x(point.night.night.toordinal()),
+                x(point.night.night.timestamp()),
                 y(mean),
-                f"{point.night.night}: {100 * mean:.1f} %, {point.word}",
+                f"{night_text(point.night.night)}: {100 * mean:.1f} %, {point.word}",
                 f"#{row_id(point.night)}",
                 KINDS.get(point.word, "plain"),
             )
@@ -134,4 +136,4 @@ def trend_plot(series: Series) -> Plot | None:
 
 def row_id(night: NightRecord) -> str:
     """Name of the row of a night in the page."""
-    return f"{night.name}-{night.night}"
+    return f"{night.name}-{night_name(night.night)}"

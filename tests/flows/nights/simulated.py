@@ -1,6 +1,6 @@
 """Nights of the model that `flows/nights/compare.py` states, as scores and as records in a store."""
 
-from datetime import date, timedelta
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 
@@ -29,7 +29,9 @@ class Nights:
             logits = images + shift + pretrained[:, None] + self.rng.normal(0, self.noise, (num_seeds, len(images)))
             tasks[name] = tuple(score(right) for right in logits > 0)
         models = tuple(f"{self.num}-{i}" for i in range(num_seeds))
-        return NightScores(f"night-{self.num}", date(2026, 1, 1) + timedelta(self.num), models, tasks, facts or {})
+        return NightScores(
+            f"night-{self.num}", datetime(2026, 1, 1, 2, tzinfo=UTC) + timedelta(self.num), models, tasks, facts or {}
+        )
 
 
 def score(right, split="same"):
@@ -50,7 +52,7 @@ def store_night(root, night, *, name="nightly", state="finished", overrides=None
         )
         for stage, key in (("pretrain", training), ("evaluate", evaluation)):
             stages.append(StageRecord(stage=stage, run_key=key, reused=False, wall_s=1.0, what="", where=""))
-    at = (night.night - date(1970, 1, 1)).total_seconds()
+    at = night.night.timestamp()
     record = PipelineRecord(
         key=night.key, name=name, request={"name": name, "seed": 0, "overrides": overrides or {}}, night=night.night, state=state,
         started_at=at, updated_at=at, stages=stages, corpora=corpora or {"birds": 64 * "a"}, images=images or {"birds": 1500},

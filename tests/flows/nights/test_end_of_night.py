@@ -2,7 +2,7 @@
 
 from contextlib import ExitStack
 from dataclasses import replace
-from datetime import date
+from datetime import UTC, datetime
 from statistics import fmean
 from types import SimpleNamespace
 
@@ -23,7 +23,7 @@ from vitline.vit.vtab.evaluate import Score
 
 from .simulated import Nights, store_night
 
-NIGHT = date(2026, 11, 23)
+NIGHT = datetime(2026, 11, 23, 2, tzinfo=UTC)
 
 
 @pytest.fixture

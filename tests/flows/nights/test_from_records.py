@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import replace
-from datetime import date, timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -13,6 +13,7 @@ from vitline.flows.nights.not_run import note_missed, note_not_run
 from vitline.flows.nights.plan import plan_text
 from vitline.flows.nights.promote import promote
 from vitline.flows.nights.settings import NightSettings
+from vitline.flows.nights.show import chosen_night
 from vitline.flows.records import Origin, write_pipeline
 from vitline.flows.stages.stage import Skipped
 from vitline.flows.to_mlflow.stage_snapshots import pipeline_snapshot
@@ -51,21 +52,37 @@ def test_a_worse_night_says_so_and_the_command_says_the_same(store, root):
         judged(store, nights.night())
     worse = judged(store, nights.night(shift=-1.0), corpora={"birds": 64 * "b"}, images={"birds": 1505})
     assert worse.verdict.word == "worse"
-    assert worse.sentence.startswith("Worse than last night (night of 2026-01-06): -")
+    assert worse.sentence.startswith("Worse than last night (night of 2026-01-06 02:00 UTC): -")
     assert worse.sentence.endswith(
         "Changed since: corpora.birds aaaaaaaaaaaa to bbbbbbbbbbbb, images.birds 1500 to 1505."
     )
     assert all(difference.paired for difference in worse.verdict.against[0].differences)
     judged(store, nights.night())  # what comes later changes nothing
     assert judge_again(store, worse) == worse.verdict
-    shown = run("nights", "show", "2026-01-07", "--root", root)
+    shown = run("nights", "show", "2026-01-07T02:00", "--root", root)
     assert shown.exit_code == 0, shown.output
     assert worse.sentence in shown.output
     as_json = json.loads(run("nights", "show", "2026-01-07", "--root", root, "--json").output)
     assert as_json == json.loads(worse.model_dump_json())
     rows = json.loads(run("nights", "ls", "--root", root, "--json").output)["nights"]
-    assert [row["night"] for row in rows] == [f"2026-01-0{day}" for day in range(8, 1, -1)]
+    assert [row["night"] for row in rows] == [f"2026-01-0{day} 02:00 UTC" for day in range(8, 1, -1)]
     assert rows[1]["verdict"] == "worse"
+
+
+def test_two_nights_of_one_date_are_two_in_the_store_and_on_the_command_line(store, root):
+    nights, moment = Nights(11), datetime(2026, 3, 29, tzinfo=UTC)
+    for hour in (0, 23):  # 01:00 in Berlin, on both sides of the change to summer time
+        judged(store, replace(nights.night(), night=moment + timedelta(hours=hour)))
+    rows = json.loads(run("nights", "ls", "--root", root, "--json").output)["nights"]
+    assert [row["night"] for row in rows] == ["2026-03-29 23:00 UTC", "2026-03-29 00:00 UTC"]
+    assert "night of 2026-03-29 00:00 UTC" in rows[0]["sentence"], "the second is compared with the first"
+    both = "2026-03-29 23:00 UTC of nightly, 2026-03-29 00:00 UTC of nightly"
+    with pytest.raises(ValueError, match=f"There are several such nights: {both}"):
+        chosen_night(store, "2026-03-29", None)
+    for text in ("2026-03-29T00:00", "2026-03-29T01:00+01:00", "2026-03-29T000000Z", "2026-03-29 00:00 UTC"):
+        assert chosen_night(store, text, None).pipeline == rows[1]["pipeline"]
+    with pytest.raises(ValueError, match="'monday' is not a night; write its scheduled start as"):
+        chosen_night(store, "monday", None)
 
 
 def test_missed_late_cut_and_failed_nights_are_said_so_and_never_compared(store):
@@ -117,7 +134,7 @@ def test_nights_of_older_versions_have_no_record_and_are_shown(store, root):
     (newest, _) = known_nights(store, print)
     assert newest.verdict is None
     shown = run("nights", "show", "last", "--root", root)
-    assert "Within noise of last night (night of 2026-01-02)" in shown.output, shown.output
+    assert "Within noise of last night (night of 2026-01-02 02:00 UTC)" in shown.output, shown.output
 
 
 def test_where_predictions_are_gone_the_test_is_not_paired(store):
@@ -133,7 +150,7 @@ def test_where_predictions_are_gone_the_test_is_not_paired(store):
 
 
 def test_the_plan_says_which_difference_can_be_seen_and_which_number_of_seeds_it_takes(store):
-    nights, next_night = Nights(6, seeds_sd=0.05, noise=0.3), date(2026, 3, 1)
+    nights, next_night = Nights(6, seeds_sd=0.05, noise=0.3), datetime(2026, 3, 1, 2, tzinfo=UTC)
     settings = NightSettings(num_seeds=3, wanted_difference=0.03)
     assert plan_text(store, "nightly", next_night, settings).endswith("is not known from earlier nights yet")
     for _ in range(8):

@@ -71,7 +71,7 @@ def champion(store, night):
 def test_a_better_night_passes_and_says_how_much_better(store, champion, night):
     record, better = night(champion.night(shift=2.0))
     assert better.gate.passed
-    assert better.gate.reason.startswith("Better than the champion (night of 2026-01-02): +")
+    assert better.gate.reason.startswith("Better than the champion (night of 2026-01-02 02:00 UTC): +")
     made = make_champion(store, record, why=better.gate.reason, by=THE_GATE)
     assert (made.counter, made.by_hand) == (2, False)
     assert night_of(store, record, "finished").gate.reason == "It is the champion already."

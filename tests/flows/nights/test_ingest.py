@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from datetime import date
+from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +19,7 @@ from vitline.infra.storage import open_store
 
 from ...pictures import blurred
 
-NIGHT = date(2026, 11, 23)
+NIGHT = datetime(2026, 11, 23, 2, tzinfo=UTC)
 GROWING = {"overrides": {"nights.ingest": True}}
 
 
@@ -47,7 +47,7 @@ def test_a_night_trains_on_the_images_that_came_since(root, folder):
 
         def night(number):
             """What the stage recorded, and the manifest of the corpus to train on."""
-            rows, plan = [], plan_of(root, date(2026, 11, number), **GROWING)
+            rows, plan = [], plan_of(root, datetime(2026, 11, number, 2, tzinfo=UTC), **GROWING)
             recorder = SimpleNamespace(stage=lambda *row: rows.append(row), note=lambda **_: None)
             corpora = prepare_stage(plan, engines, recorder)
             return rows[0], corpora[0].manifest

@@ -1,6 +1,6 @@
 """The statistics of verdicts: how often noise is called a difference, and that real differences are seen."""
 
-from datetime import date
+from datetime import UTC, datetime
 
 import numpy as np
 import pytest
@@ -76,8 +76,8 @@ def test_a_real_difference_is_seen_and_a_smaller_one_than_wanted_is_not_called()
     worse = judge(nights.night(shift=-1.0), earlier[0], earlier[-1], earlier, wanted=0.01)
     assert worse.word == "worse"
     assert [one.word for one in worse.against] == ["worse", "worse"]
-    assert worse.sentence.startswith("Worse than the champion (night of 2026-01-02): -")
-    assert "Worse than last night (night of 2026-01-07)" in worse.sentence
+    assert worse.sentence.startswith("Worse than the champion (night of 2026-01-02 02:00 UTC): -")
+    assert "Worse than last night (night of 2026-01-07 02:00 UTC)" in worse.sentence
     (_, last) = worse.against
     assert last.whole.name == MEAN
     assert last.whole.value < -last.whole.half_width < 0
@@ -91,7 +91,9 @@ def test_one_task_that_is_worse_is_named_where_the_mean_is_not():
             name: tuple(score(spread < value + 0.002 * i) for i in range(3))
             for name, value in (("tasks/digits/top1", digits), ("tasks/emoji/top1", emoji))
         }
-        return NightScores(key, date(2026, 1, int(key)), tuple(f"{key}{i}" for i in "abc"), tasks, {"commit": key})
+        return NightScores(
+            key, datetime(2026, 1, int(key), 2, tzinfo=UTC), tuple(f"{key}{i}" for i in "abc"), tasks, {"commit": key}
+        )
 
     verdict = judge(night("2", 0.8, 0.45), None, night("1", 0.75, 0.5), wanted=0.01)
     assert (verdict.word, verdict.against[0].whole.word) == ("worse", "same")
@@ -103,20 +105,20 @@ def test_what_noise_may_hide_is_not_called_the_same_in_words():
     earlier = [nights.night(num_seeds=2) for _ in range(3)]
     verdict = judge(nights.night(num_seeds=2, shift=-0.5), None, earlier[-1], earlier, wanted=0.001)
     assert (verdict.word, abs(verdict.against[0].whole.value) >= 0.001) == ("same", True)
-    assert verdict.sentence.startswith("Within noise of last night (night of 2026-01-04): ")
+    assert verdict.sentence.startswith("Within noise of last night (night of 2026-01-04 02:00 UTC): ")
     small, hidden = (
         judge(nights.night(num_seeds=2), None, earlier[-1], earlier, wanted=wanted) for wanted in (2.0, 0.9)
     )
     assert small.sentence.startswith("The same as last night")
-    assert hidden.sentence.startswith("Within noise of last night (night of 2026-01-04): ")
+    assert hidden.sentence.startswith("Within noise of last night (night of 2026-01-04 02:00 UTC): ")
     assert abs(hidden.against[0].whole.value) < 0.9 < hidden.against[0].visible
 
 
 def test_the_same_models_are_the_same_whatever_the_noise():
     first = Nights(0).night(num_seeds=1)
-    again = NightScores("again", date(2026, 2, 1), first.models, first.tasks)
+    again = NightScores("again", datetime(2026, 2, 1, 2, tzinfo=UTC), first.models, first.tasks)
     assert judge(again, None, first, wanted=0.01).sentence == (
-        "The same models as last night (night of 2026-01-02), bit for bit. Nothing is known to have changed."
+        "The same models as last night (night of 2026-01-02 02:00 UTC), bit for bit. Nothing is known to have changed."
     )
 
 

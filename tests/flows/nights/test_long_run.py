@@ -1,7 +1,7 @@
 """`nights.advance_images`: one long pre-training goes on a part a night, and a cooldown from where it stands is scored.
 `nights.cooldown_at_hours`: so is that of a training that is out of time."""
 
-from datetime import date
+from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
@@ -25,7 +25,7 @@ from vitline.vit.run_spec import make_spec
 LONG = {"nights.advance_images": 64_000, "nights.cooldown_images": 12_800}
 
 
-def plan_of(root, night=date(2026, 11, 23), overrides=LONG, **changes):
+def plan_of(root, night=datetime(2026, 11, 23, 2, tzinfo=UTC), overrides=LONG, **changes):
     given = {"name": "long", "corpus": "digits-0-to-4", "recipe": "digits", "tasks": ("digits-5-to-9",), **changes}
     return resolve_pipeline(root, PipelineRequest(overrides=overrides, **given), night)
 
@@ -108,7 +108,7 @@ def test_the_deadline_counts_what_is_trained_tonight(root, monkeypatch):
 def test_a_pipeline_that_is_started_again_goes_to_the_same_step_unless_a_person_starts_it_after_its_end(
     root, night, state, goes_to
 ):
-    plan, store = plan_of(root, date(2026, 11, 23) if night else None), open_store(root)
+    plan, store = plan_of(root, datetime(2026, 11, 23, 2, tzinfo=UTC) if night else None), open_store(root)
     before = PipelineRecord(
         key=plan.key, name="long", request={}, state=state, started_at=1.0, updated_at=1.0, long_run_step=7
     )

@@ -43,7 +43,7 @@ def test_points_band_and_rows_are_those_of_the_records(store):
     plot = trend_plot(series)
     assert [dot.kind == "bad" for dot in plot.dots] == [False, False, False, True, False, False]
     worse = series.points[3]
-    assert plot.dots[3].what == f"{worse.night.night}: {100 * worse.mean:.1f} %, worse"
+    assert plot.dots[3].what == f"{worse.night.night:%Y-%m-%d} 02:00 UTC: {100 * worse.mean:.1f} %, worse"
     assert plot.dots[3].y == min(dot.y for dot in plot.dots)
     half = len(plot.band) // 2
     upper, lower = plot.band[:half], plot.band[half:][::-1]
@@ -63,7 +63,7 @@ def test_the_page_links_every_point_to_its_row(store, root, tmp_path):
     links = re.findall(r'href="#([^"]+)"', text)
     assert len(links) == 6
     assert {*links} < {*re.findall(r'<tr id="([^"]+)"', text)}
-    assert "Worse than the champion (night of 2026-01-02)" in text
+    assert "Worse than the champion (night of 2026-01-02 02:00 UTC)" in text
     assert "the night was cut" in text
     assert "the night was missed" in text
     assert "promoted by a@b" in text

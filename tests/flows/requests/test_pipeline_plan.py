@@ -1,6 +1,6 @@
 """Forms of pipelines resolved to plans: keys, nights, presets, and refusals."""
 
-from datetime import date
+from datetime import UTC, datetime
 
 import pytest
 
@@ -13,7 +13,7 @@ from vitline.infra.storage import open_store
 from vitline.vit.run_spec import make_spec
 
 DIGITS = {"corpus": "digits", "recipe": "digits", "tasks": ("digits-5-to-9",)}
-NIGHT = date(2026, 11, 21)
+NIGHT = datetime(2026, 11, 21, 2, tzinfo=UTC)
 
 
 def key(root, night=None, **changes):
@@ -42,9 +42,11 @@ def test_equal_pipelines_have_equal_keys_and_different_ones_different_keys(digit
 def test_the_keys_of_a_pipeline_and_its_training_depend_on_the_night(digits_root):
     plan = resolve_pipeline(digits_root, PipelineRequest(**DIGITS), NIGHT)
     assert plan.night == NIGHT
-    assert plan.key == key(digits_root, NIGHT) != key(digits_root, date(2026, 11, 22))
+    assert plan.key == key(digits_root, NIGHT) != key(digits_root, datetime(2026, 11, 22, 2, tzinfo=UTC))
     config = resolve_pretrain(digits_root, PretrainRequest(corpus="digits", recipe="digits"))
-    keys = {make_spec(config, digits_root, night).run_key for night in (None, NIGHT, date(2026, 11, 22))}
+    keys = {
+        make_spec(config, digits_root, night).run_key for night in (None, NIGHT, datetime(2026, 11, 22, 2, tzinfo=UTC))
+    }
     assert len(keys) == 3
 
 
