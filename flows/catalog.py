@@ -1,6 +1,6 @@
 """Lists corpora, runs and models below a root, as plain dicts for tables and `--json`. Reads small files only."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 
 from vitline.data_prep.find_corpus import prepared_corpora
@@ -205,6 +205,11 @@ def list_work(root: str) -> list[WorkRow]:
             row = cast(WorkRow, {**row, **progress, "part": active[0]["stage"], "at_work": active[0]["run"]})
         rows.append(row)
     return sorted(rows, key=active_then_newest)
+
+
+def without_parts(rows: Iterable[WorkRow]) -> list[WorkRow]:
+    """Those at work, without the runs of pipelines, whose progress their pipeline has."""
+    return [row for row in rows if row["state"] in AT_WORK and not (row.get("pipeline") and row["stage"] != "pipeline")]
 
 
 def active_then_newest(row: WorkRow) -> tuple[bool, float]:

@@ -1,14 +1,22 @@
 """Starts deployments from a shell as the Prefect UI does, with the same form and the same checks before submission."""
 
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
-from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterId,
+    FlowRunFilterName,
+    LogFilter,
+    LogFilterFlowRunId,
+)
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.client.schemas.responses import SetStateStatus
 from prefect.client.schemas.sorting import LogSort
 from prefect.exceptions import ObjectNotFound
 
@@ -50,6 +58,49 @@ def trigger(settings: Settings, name: str, changes: Mapping[str, Any]) -> tuple[
             found.id, parameters={"request": request.model_dump(mode="json")}, tags=["trigger:manual"]
         )
     return run, flow_run_page(settings, run.id)
+
+
+def resume(settings: Settings, names: Sequence[str]) -> list[tuple[FlowRun, str]]:
+    """Continues flow runs that were interrupted, suspended or failed, in their deployments: each is the same flow run as before, with
+    its request and, if a schedule started it, its night. Returns them with their pages.
+
+    Raises ValueError for a name that no flow run or several have, and RuntimeError for one that has no process to continue.
+    """
+    with client() as api:
+        runs = [_resumable(api, settings, name) for name in names]
+        for run in runs:
+            if run.state is not None and run.state.is_paused():
+                answer = api.resume_flow_run(run.id)
+            else:
+                message = "continued by `vitline flows resume`"
+                again = State[Any](type=StateType.SCHEDULED, name="AwaitingRetry", message=message)
+                answer = api.set_flow_run_state(run.id, again)
+            if answer.status != SetStateStatus.ACCEPT:
+                raise RuntimeError(f"Prefect refused to continue flow run {run.name}: {answer.details}")
+    return [(run, f"{PREFECT_UI_URL.value()}/runs/flow-run/{run.id}") for run in runs]
+
+
+def _resumable(api: SyncPrefectClient, settings: Settings, name: str) -> FlowRun:
+    found = api.read_flow_runs(flow_run_filter=FlowRunFilter(name=FlowRunFilterName(any_=[name])))
+    with contextlib.suppress(ValueError):
+        found += api.read_flow_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[UUID(name)])))
+    outermost = [run for run in found if run.parent_task_run_id is None]
+    if len(outermost) != 1:
+        ids = ", ".join(str(run.id) for run in outermost)
+        which = (
+            f"has several flow runs of the name {name!r}; give one of the ids {ids}"
+            if ids
+            else f"has no flow run {name!r}"
+        )
+        raise ValueError(f"{settings.prefect_api_url} {which}.")
+    (run,) = outermost
+    state = run.state
+    if state is None or state.is_completed() or not (state.is_final() or state.is_paused()):
+        how = "it has ended well" if state is not None and state.is_completed() else "it has not ended"
+        raise RuntimeError(f"flow run {name} is {state and state.name}: {how}, so there is nothing to continue.")
+    if run.deployment_id is None:
+        raise RuntimeError(f"flow run {name} was started without a deployment; make the same request again.")
+    return run
 
 
 def follow(run_id: UUID) -> FlowRun:

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from vitline.flows.catalog import list_work
+from vitline.flows.catalog import list_work, without_parts
 from vitline.flows.nights.from_records import known_nights
 from vitline.flows.nights.night_page import markdown_table
 from vitline.flows.nights.night_record import NightRecord, read_champion
 from vitline.flows.nights.trend.trend import night_point
-from vitline.flows.run_standing import AT_WORK, progress_text
+from vitline.flows.run_standing import progress_text
 from vitline.infra.night import night_text
 from vitline.infra.records import UnreadableRecord
 from vitline.infra.storage import Store
@@ -92,8 +92,7 @@ def series_markdown(root: Store, series: SeriesOfNights) -> str:
 def at_work(root: Store) -> str:
     rows = [
         [f"`{row['run']}`", row["stage"], row["state"], progress_text(row)]
-        for row in list_work(root.uri)
-        if row["state"] in AT_WORK and not (row.get("pipeline") and row["stage"] != "pipeline")
+        for row in without_parts(list_work(root.uri))
     ]
     return markdown_table(("run", "stage", "state", "progress"), rows) if rows else "Nothing."
 

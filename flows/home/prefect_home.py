@@ -34,13 +34,6 @@ def write_home(settings: Settings, problems: Sequence[str]) -> None:
             _create(api, text)
 
 
-def write_first_home(settings: Settings) -> None:
-    """Writes the page where there is none yet."""
-    with client() as api:
-        if not find_home(settings):
-            _create(api, _text(api, settings, ()))
-
-
 def _create(api: SyncPrefectClient, text: str) -> None:
     page = {"key": KEY, "type": "markdown", "description": "vitline: home", "data": text}
     api.request("POST", "/artifacts/", json=page)

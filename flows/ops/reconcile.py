@@ -77,16 +77,17 @@ class Inconsistency(NamedTuple):
 
 
 def reconcile(
-    request: ReconcileRequest, engines: Engines, prefect: FlowRuns, *, patient: bool = False
+    request: ReconcileRequest, engines: Engines, prefect: FlowRuns, *, patient: bool = False, dead_before: float = 0.0
 ) -> list[Inconsistency]:
     """Finds inconsistencies between Prefect, Ray, the store and MLflow, and repairs each unless `dry_run`.
 
     An error in one repair is reported in its finding and stops no other. Raises if an engine does not answer at the start:
     a missing answer proves nothing. What has been silent for less than `quiet_minutes` is a finding and left alone; if
-    `patient`, this first waits until it has been silent for so long, or lives.
+    `patient`, this first waits until it has been silent for so long, or lives. What has shown life only before `dead_before`, in Unix
+    seconds, counts as silent for long: then all processes of a local stack were ended.
     """
     with exclusively(engines, "reconcile"):
-        reconciler = Reconciler(request, engines, prefect)
+        reconciler = Reconciler(request, engines, prefect, dead_before)
         if patient and (wait_s := reconciler.quiet_in_s()):
             engines.observer.say(f"something has just become silent; looking again in {wait_s:.0f} s")
             wait(engines, wait_s)
@@ -109,6 +110,7 @@ class Reconciler:
     request: ReconcileRequest
     engines: Engines
     prefect: FlowRuns
+    dead_before: float = 0.0
 
     def __post_init__(self) -> None:
         self.findings: list[Inconsistency] = []
@@ -351,11 +353,11 @@ class Reconciler:
 
     def _quiet_since(self, sign: float, at_least_s: float = 0.0) -> bool:
         """Whether a sign of life is old. One that lies ahead of this clock says nothing of the time: the watch decides."""
-        return not 0 <= self.now - sign < max(self.quiet_s, at_least_s)
+        return sign < self.dead_before or not 0 <= self.now - sign < max(self.quiet_s, at_least_s)
 
     def _long_ago(self, at: float, at_least_s: float = 0.0) -> bool:
         """Whether a time of Ray or Prefect is old. Their clocks may be a little ahead; a time far ahead says nothing."""
-        return abs(self.now - at) >= max(self.quiet_s, at_least_s)
+        return at < self.dead_before or abs(self.now - at) >= max(self.quiet_s, at_least_s)
 
     def _watch_silent(self) -> None:
         """Watches everything that would be ended for its silence; what shows life meanwhile is `alive`."""

@@ -94,3 +94,19 @@ def flows_trigger(
     show_one(shown, json)
     if wait and (state is None or not state.is_completed()):
         raise typer.Exit(1)
+
+
+@app.command("resume")
+def flows_resume(
+    names: Annotated[list[str], typer.Argument(help="Names or ids of flow runs, as on their pages.")],
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """Continue flow runs that were interrupted, suspended or failed, from their last checkpoints. A night continues as the same night.
+
+    Example: `vitline flows resume icons-birds-s0-1121-030000`
+    """
+    from vitline.flows.commands.trigger import resume
+
+    rows = [{"flow run": run.name, "page": page} for run, page in resume(settings(root), names)]
+    show_rows("continued", rows, ["flow run", "page"], json, "")

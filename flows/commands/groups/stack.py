@@ -1,6 +1,7 @@
 """`vitline stack`: starts and stops the local servers, and lets every other command use them."""
 
 import shlex
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -49,15 +50,45 @@ def stack_up(
 
 @app.command("down")
 def stack_down(json: Json = False) -> None:
-    """Stop the servers with all jobs and flow runs; stored data is kept. Example: `vitline stack down`"""
+    """Stop the servers with all jobs and flow runs, and say which were at work; stored data is kept.
+
+    Example: `vitline stack down`
+    """
     from vitline.infra.local.stack import stop_stack
 
     directory = stack_dir(settings_of())
+    interrupted = interrupted_by_the_end(directory)
     ended = stop_stack(directory)
     if json:
-        console.emit({"was_up": ended, "directory": str(directory)})
+        console.emit({"was_up": ended, "directory": str(directory), "interrupted": interrupted})
     else:
         console.print_result(f"The stack in {directory} is down." if ended else f"No stack was running in {directory}.")
+
+
+def interrupted_by_the_end(directory: Path) -> list[str]:
+    """The keys of the runs and pipelines at work in the stack, which ends; says what becomes of them."""
+    from vitline.infra.local.stack import check_services, find_stack
+
+    if find_stack(directory) is None:
+        return []
+    problems = check_services(directory)
+    if away := [f"{name}: {problems[name]}" for name in ("s3", "prefect") if problems.get(name)]:
+        console.say(f"What is at work cannot be read, and ends: {'; '.join(away)}")
+        return []
+    join(directory)
+    from vitline.flows.commands.interrupted import note_interrupted
+    from vitline.flows.run_standing import progress_text
+
+    rows = note_interrupted(settings_of(), directory)
+    for row in rows:
+        parts = [row["stage"], row["state"], progress_text(row)]
+        console.say(f"Interrupts {row['run']}: {', '.join(part for part in parts if part)}")
+    if rows:
+        console.say(
+            "Checkpoints and finished stages, shards and trials stay. `vitline stack up` prints the command that continues them; a "
+            "run that a command started is continued by the same command."
+        )
+    return [row["run"] for row in rows]
 
 
 @app.command("status")
@@ -105,14 +136,15 @@ def start_and_join(settings: "Settings", ports: dict[str, int] | None = None) ->
     from vitline.infra.local.paths import log_dir
     from vitline.infra.local.stack import find_stack, start_stack
 
-    directory = stack_dir(settings)
+    directory, began = stack_dir(settings), time.time()
     if "ray_address" in settings.model_fields_set:
         raise ValueError(
             f"RAY_ADDRESS is {settings.ray_address}, but the local stack has its own Ray. Unset it, or also set "
             "PREFECT_API_URL to use your own servers."
         )
     root = settings.root if "root" in settings.model_fields_set else None
-    if root and not find_stack(directory):
+    was_up = find_stack(directory) is not None
+    if root and not was_up:
         check = check_store(settings)
         if not check.ok:
             raise RuntimeError(f"The store {root} of VITLINE_ROOT cannot be used: {check.found}. {check.advice}")
@@ -128,12 +160,21 @@ def start_and_join(settings: "Settings", ports: dict[str, int] | None = None) ->
     joined = settings_of()
     # After joining, because Prefect reads its settings on import.
     from vitline.flows.alerts.automations import alert_lines, create_alerts
-    from vitline.flows.home.prefect_home import write_first_home
+    from vitline.flows.commands.interrupted import end_interrupted, write_home_now
     from vitline.flows.on_prefect.registration import register, registration_lines
 
+    interrupted = []
+    if not was_up:
+        try:
+            interrupted = end_interrupted(joined, directory, began)
+        except (RuntimeError, OSError) as error:  # the servers work all the same
+            console.say(f"  what was interrupted could not be ended: {error} `vitline ops reconcile` tries again.")
     for text in [*registration_lines(register(joined)), *alert_lines(create_alerts(), None)]:
         console.say(f"  {text}")
-    write_first_home(joined)
+    write_home_now(joined)
+    if interrupted:
+        names = " ".join(map(shlex.quote, interrupted))
+        console.say(f"  `vitline flows resume {names}` continues what was interrupted when the stack went down")
     return joined
 
 

@@ -11,6 +11,8 @@ import pytest
 
 from vitline.infra.local.stack_config import ALL, settle
 
+from ...servers import eventually
+
 ROOT = Path(__file__).parents[3]
 OURS = ("AWS_", "RAY_", "VITLINE_", "MLFLOW_", "PREFECT_")
 
@@ -138,3 +140,53 @@ def test_another_ray_cannot_be_combined_with_the_stack(run):
     code, _, err = run("stack", "up", RAY_ADDRESS="http://ray:8265")
     assert code == 2
     assert "RAY_ADDRESS is http://ray:8265, but the local stack has its own Ray" in err
+
+
+@pytest.mark.servers
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+def test_what_the_end_of_a_stack_interrupts_is_named_ended_and_continued(run, tmp_path):
+    """A training is cut by `stack down`: the next start ends it everywhere, and one command continues it from its checkpoint."""
+    overrides = {
+        "execution.num_workers": 1,
+        "execution.save_every_steps": 20,
+        "recipe.total_steps": 100_000,
+        "recipe.optim.warmup_steps": 1,
+    }
+    form = [f"overrides={json.dumps(overrides)}", "corpus=digits", "recipe=digits", "name=cut"]
+
+    def training():
+        code, out, err = run("runs", "ls", "--json")
+        assert code == 0, err
+        return next((row for row in json.loads(out)["runs"] if row["stage"] == "pretrain"), {"state": "", "step": None})
+
+    try:
+        assert run("stack", "up", "--json")[0] == 0
+        code, _, err = run("flows", "trigger", "prepare-corpus/default", "--set", "preset=digits", "--wait")
+        assert code == 0, err
+        code, out, err = run(
+            "flows", "trigger", "pretrain/default", *(word for each in form for word in ("--set", each))
+        )
+        assert code == 0, err
+        eventually(lambda: (training()["step"] or 0) > 20, timeout_s=600)
+        key = training()["run"]
+
+        code, out, err = run("stack", "down", "--json")
+        assert (code, json.loads(out)["interrupted"]) == (0, [key]), err
+        assert re.search(rf"Interrupts {key}: pretrain, running, [0-9,]+ of 100,000 steps", err)
+        assert "`vitline stack up` prints the command that continues them" in err
+
+        code, _, err = run("stack", "up", "--json")
+        assert code == 0, err
+        assert training()["state"] == "preempted"
+        command = re.search(r"`vitline (flows resume \S+)` continues what was", err)[1].split()
+        code, out, err = run("ops", "reconcile", "--json")
+        assert json.loads(out)["findings"] == [], out
+        code, out, err = run(*command, "--json")
+        assert code == 0, err
+        eventually(lambda: training()["state"] == "running" and training()["attempt"] == 2, timeout_s=600)
+        code, _, err = run(*command)
+        assert (code, "it has not ended" in err) == (1, True)
+        assert "'nobody'" in run("flows", "resume", "nobody")[2]
+    finally:
+        assert run("stack", "down")[0] == 0

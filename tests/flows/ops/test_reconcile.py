@@ -86,10 +86,11 @@ class Place:
         self.uri, self.root, self.ray, self.prefect = root, open_store(root), FakeRay(), FakePrefect()
         self.run = self.root.child(f"runs/{KEY}")
 
-    def reconcile(self, mlflow=None, patient=False, **request):
+    def reconcile(self, mlflow=None, patient=False, dead_before=0.0, **request):
         settings = Settings(root=self.uri, ray_address="http://cluster", mlflow_tracking_uri=mlflow)
         engines = Engines(settings, self.ray, Terminal(), Shipper(settings, Path()))
-        return reconcile(ReconcileRequest.model_validate(request), engines, self.prefect, patient=patient)
+        options = {"patient": patient, "dead_before": dead_before}
+        return reconcile(ReconcileRequest.model_validate(request), engines, self.prefect, **options)
 
     def attempt(self, silent_s=HOUR, state="running", flow_run=None, page=None):
         """An attempt that has claimed the run and whose last heartbeat was `silent_s` seconds ago."""
@@ -458,6 +459,18 @@ def test_a_suspended_run_is_left_alone_and_its_suspended_parts_end_with_it(place
     place.prefect.put("FAILED")
     place.reconcile()
     assert place.prefect.ended == {part: "preempted"}
+
+
+def test_after_a_restart_of_the_stack_what_lived_before_it_is_ended_and_nothing_else(place):
+    """A stack that went down took all its processes along, however recent their heartbeats are."""
+    other, began = FLOW[:-1] + "2", time.time() - 5
+    place.attempt(silent_s=10, flow_run=FLOW)
+    place.prefect.put("RUNNING", ago=60)
+    place.beat(10)
+    place.prefect.put("RUNNING", ago=1, id=other)  # the new worker has just started it
+    place.reconcile(dead_before=began)
+    assert place.prefect.ended == {FLOW: "preempted"}
+    assert read_state(place.run)["state"] == "preempted"
 
 
 def test_a_pipeline_without_a_process_ends_and_so_does_its_flow_run(place):
