@@ -77,7 +77,7 @@ def resume(settings: Settings, names: Sequence[str]) -> list[tuple[FlowRun, str]
                 answer = api.set_flow_run_state(run.id, again)
             if answer.status != SetStateStatus.ACCEPT:
                 raise RuntimeError(f"Prefect refused to continue flow run {run.name}: {answer.details}")
-    return [(run, f"{PREFECT_UI_URL.value()}/runs/flow-run/{run.id}") for run in runs]
+    return [(run, flow_run_page(settings, run.id)) for run in runs]
 
 
 def _resumable(api: SyncPrefectClient, settings: Settings, name: str) -> FlowRun:
