@@ -77,7 +77,8 @@ class LabelTable(FrozenConfig):
     """Folder or URI prefix that relative locations are resolved against. Empty: the folder of the table. Locations outside of
     it, absolute ones and those that links lead to, are refused unless `allowed_roots` names their place."""
     allowed_roots: tuple[Root, ...] = ()
-    """Further places of images: absolute paths of folders, and URI prefixes such as s3://bucket/photos."""
+    """Further places of images, and of tables that links lead to: absolute paths of folders, and URI prefixes such as
+    s3://bucket/photos."""
     image_column: str = "image"
     """Column with the location of the image: a path or a URI."""
     labels_column: str = "labels"
@@ -109,6 +110,8 @@ class WebDataset(FrozenConfig):
     """File extension of the label: a number or text (cls, txt), or json."""
     label_field: str = "label"
     """Field of a json label: a number, a text or a list of these."""
+    allowed_roots: tuple[Root, ...] = added(())
+    """Absolute paths of folders outside of `path` that links may lead to. Other links that leave `path` are an error."""
     splits: SplitPatterns = added({})
     """Split of each file by a pattern of its path or folder, such as {"train-*": "train", "lab/2024": "test"}; other files are left
     out. {"*": "train"}: no name says a split. Empty: by the names, if all of them say it. A dry run shows what was understood."""
@@ -128,6 +131,8 @@ class ParquetImages(FrozenConfig):
     """A number, a text or a list of these. Numbers get their names from a declared ClassLabel."""
     id_column: str = ""
     """Column with the example id. Empty: file name and row number."""
+    allowed_roots: tuple[Root, ...] = added(())
+    """Absolute paths of folders outside of `path` that links may lead to. Other links that leave `path` are an error."""
     splits: SplitPatterns = added({})
     """Split of each file by a pattern of its path or folder, such as {"train-*": "train", "lab/2024": "test"}; other files are left
     out. {"*": "train"}: no name says a split. Empty: by the names, if all of them say it. A dry run shows what was understood."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from vitline.data_prep.config import ClassFolders, CorpusConfig, Source
+from vitline.data_prep.config import CorpusConfig, LabelTable, Source
 from vitline.data_prep.corpora.open_source import open_source
 from vitline.data_prep.labels.class_maps import load_class_map
 from vitline.data_prep.shard_format import MANIFEST_KEY, Manifest, load_manifest
@@ -35,8 +35,8 @@ def _identity_of(source: Source) -> dict[str, Any]:
     identity = source.model_dump(mode="json", exclude={"path", "cache"})
     if identity.get("top_folders") == "auto":
         del identity["top_folders"]
-    if isinstance(source, ClassFolders) or not identity.get("allowed_roots"):
-        identity.pop("allowed_roots", None)  # the fingerprint of class folders covers which links are refused
+    if not isinstance(source, LabelTable) or not source.allowed_roots:
+        identity.pop("allowed_roots", None)  # the fingerprint of other sources covers which links are refused
     return identity
 
 

@@ -40,6 +40,8 @@ class RawExample:
     """The bytes, if they were read anyway while finding the example, such as in an archive."""
     num_bytes: int = 0
     """Approximate size if `length` is None; only for the progress of `ListedCorpus`."""
+    is_link: bool = False
+    """Whether a link leads to it, so that it is a copy: of equal images, one that is where its file is stays."""
     order_key: int | None = None
     """uint64 sort key of the rows of a split, for sources with an order of their own. None: by hash."""
 
@@ -208,6 +210,7 @@ EXAMPLE_SCHEMA = pa.schema(
         pa.field("offset", pa.int64(), nullable=False),
         pa.field("length", pa.int64()),
         pa.field("order_key", pa.uint64()),
+        pa.field("is_link", pa.bool_(), nullable=False),
         pa.field("reason", pa.string()),
         pa.field("detail", pa.string()),
     ]
@@ -229,6 +232,7 @@ class ExampleRow(TypedDict):
     offset: int
     length: int | None
     order_key: int | None
+    is_link: bool
     reason: str | None
     detail: str | None
 
@@ -250,6 +254,7 @@ def row_of(example: RawExample) -> ExampleRow:
         "offset": example.offset,
         "length": example.length,
         "order_key": example.order_key,
+        "is_link": example.is_link,
         "reason": reason,
         "detail": detail,
     }

@@ -2,12 +2,15 @@
 
 import functools
 import hashlib
+import json
+import os
 import posixpath
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from vitline.data_prep.corpora.allowed_roots import AllowedRoots, location
 from vitline.data_prep.corpora.split_names import SplitPatterns, read_names, split_word
 from vitline.data_prep.labels.label_texts import plain_text
 from vitline.infra.storage import Listed, Store, open_store
@@ -30,11 +33,19 @@ class SourceFiles:
     """The files of one source: a single file, or all files with certain endings below a folder.
 
     Files and folders whose names begin with `.` or `_`, such as `._a.parquet` or `_temporary/`, are skipped, as in Arrow and
-    Spark. Files with other endings are skipped as well.
+    Spark. Files with other endings are skipped as well. A link that leads out of the source, and not below `allowed_roots`, is an
+    error; a link to a folder of the source is skipped, as the files are where that folder is.
     """
 
-    def __init__(self, path: str, endings: tuple[str, ...], splits: Mapping[str, str] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        path: str,
+        endings: tuple[str, ...],
+        allowed_roots: tuple[str, ...] = (),
+        splits: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.uri, self._endings, self._given = open_store(path).uri, endings, splits
+        self._allowed = AllowedRoots([self.uri, *allowed_roots])
 
     @functools.cached_property
     def single(self) -> str | None:
@@ -55,9 +66,11 @@ class SourceFiles:
 
     def _every(self) -> Iterator[Listed]:
         found = False
+        self._check_linked_folders()
         for listed in self.store.scan(self.single or ""):
             if listed.key == self.single or (self.single is None and self._wanted(listed.key)):
                 found = True
+                self._check_link(listed.key)
                 try:
                     plain_text(listed.key)
                 except ValueError:
@@ -80,6 +93,30 @@ class SourceFiles:
         for file in self.files():
             digest.update(f"{file.key}\0{file.size}\0{file.tag}\n".encode(errors="surrogateescape"))
         return digest.hexdigest()
+
+    def _check_linked_folders(self) -> None:
+        """Raises ValueError for a link to a folder outside of the source: the store does not follow it."""
+        top = self.store.uri.removeprefix("file://")
+        for parent, folders, _ in os.walk(top) if not self.single and self.store.uri.startswith("file://") else ():
+            folders[:] = [name for name in folders if not name.startswith((".", "_"))]
+            for name in folders:
+                if os.path.islink(path := os.path.join(parent, name)) and not AllowedRoots([self.uri]).allows(
+                    f"file://{path}"
+                ):
+                    raise ValueError(
+                        f"{os.path.relpath(path, top)!r} in {self.uri} is a link to {os.path.realpath(path)}, outside of the "
+                        "source. Links to folders are not followed: move or copy the folder, or prepare it as a source of its own."
+                    )
+
+    def _check_link(self, key: str) -> None:
+        """Raises ValueError for a file to which a link leads out of the source."""
+        uri = location(self.store.uri, key)
+        if not self.single and not self._allowed.allows(uri):
+            real = self._allowed.real_path(uri.removeprefix("file://"))
+            raise ValueError(
+                f"{key!r} in {self.uri} is a link to {real}, outside of the source. Copy the file, or allow its folder: "
+                f"--set 'source.allowed_roots={json.dumps([os.path.dirname(real)], ensure_ascii=False)}'."
+            )
 
     def _wanted(self, key: str) -> bool:
         hidden = any(name.startswith((".", "_")) for name in key.split("/"))

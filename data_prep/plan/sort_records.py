@@ -42,7 +42,7 @@ ROW_SCHEMA = pa.schema(
     [
         field.with_type(pa.list_(pa.int32())) if field.name == "labels" else field
         for field in RECORD_SCHEMA
-        if field.name not in ("reason", "detail", "val_fraction", "test_fraction")
+        if field.name not in ("reason", "detail", "val_fraction", "test_fraction", "is_link")
     ]
 )
 """A planned row: an accepted record with label ids instead of label names."""
@@ -189,6 +189,7 @@ def _known_rows(task: SortTask, seed: int) -> pa.Table:
             "order_key": pa.array([order_key(seed, example_id) for example_id in ids], pa.uint64()),
             "labels": pa.array([[]] * len(ids), pa.list_(pa.string())),
             "weights": pa.nulls(len(ids), pa.list_(pa.float32())),
+            "is_link": pa.repeat(False, len(ids)),
             "known": pa.repeat(True, len(ids)),
         }
         for name, column in added.items():

@@ -1,9 +1,9 @@
 """Exact duplicates: images with equal bytes or equal decoded pixels, and which of them stays.
 
 Of a set of equal images, the first by these criteria stays: it is in the corpus already; the source names it as test; the source
-names it as val; its group sorts first; it has the smallest sha256; it has the smallest id. A drawn split is not a criterion:
-otherwise an image would be in val or test more often the more copies it has. An image is never in two splits. If images can have
-several labels, the one that stays gets the labels of its copies.
+names it as val; no link leads to it; its group sorts first; it has the smallest sha256; it has the smallest id. A drawn split is not a
+criterion: otherwise an image would be in val or test more often the more copies it has. An image is never in two splits. If images
+can have several labels, the one that stays gets the labels of its copies.
 """
 
 from typing import Literal, TypedDict
@@ -32,6 +32,7 @@ PIXELS_SCHEMA = pa.schema(
         pa.field("labels", pa.list_(pa.string())),
         pa.field("weights", pa.list_(pa.float32())),
         *LOCATOR_SCHEMA,
+        pa.field("is_link", pa.bool_()),
         pa.field("known", pa.bool_()),  # in the corpus already, in an existing segment
     ]
 )
@@ -140,6 +141,7 @@ def _equal_pairs(rows: pa.Table, policy: Literal["drop", "keep"]) -> tuple[np.nd
         {
             "pixels": rows["pixel_sha256"].combine_chunks(),
             "rank": np.where(known, -1, split_ranks(rows)),
+            "is_link": rows["is_link"].combine_chunks(),
             "group": rows["group"].combine_chunks(),
             "sha256": rows["sha256"].combine_chunks(),
             "example_id": rows["example_id"].combine_chunks(),

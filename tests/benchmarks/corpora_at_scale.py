@@ -141,6 +141,7 @@ def records(number: int, num_classes: int, labels: float) -> pa.Table:
         "key": ["fall11_whole.tar"] * number,
         "offset": pa.array(np.arange(number) * MEAN_BYTES),
         "length": pa.array(rng.integers(20_000, 200_000, number)),
+        "is_link": [False] * number,
         "reason": pa.nulls(number, pa.string()),
         "detail": pa.nulls(number, pa.string()),
         "order_key": pa.array([order_key(0, name) for name in ids], pa.uint64()),

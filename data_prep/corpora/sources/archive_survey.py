@@ -26,6 +26,7 @@ class SurveyFile(TypedDict):
     layout: LayoutFile
     targets: dict[str, str]
     existing: list[str]
+    hard: list[str]
     damage: str
     damage_path: str
 
@@ -40,8 +41,7 @@ class Survey:
 
     def through(self, members: Iterable[Member]) -> Iterator[Member]:
         """Yields the same members; the survey is complete after the last one. Raises ValueError if the layout is not certain."""
-        targets: dict[str, str] = {}
-        tree = FolderTree()
+        targets, hard, tree = dict[str, str](), list[str](), FolderTree()
         for member in members:
             if member.kind == "damage":
                 self.damage, self.damage_path = (member.refused or ("", ""))[1], member.path
@@ -53,8 +53,9 @@ class Survey:
                     tree.add(member.path)
                 elif self._source.links != "skip" and member.kind != "folder" and (target := link_target(member)):
                     targets[member.path] = target
+                    hard += [member.path] if member.kind == "hard_link" else []
             yield member
-        self.links = Links(targets)
+        self.links = Links(targets, hard=hard)
         tree.add_links(self.links)
         self.layout = tree.layout(self._source, self._uri)
 
@@ -73,6 +74,7 @@ class Survey:
             "layout": LayoutFile(**asdict(self.layout)),
             "targets": self.links.targets,
             "existing": sorted(self.links.existing),
+            "hard": sorted(self.links.hard),
             "damage": self.damage,
             "damage_path": self.damage_path,
         }
@@ -81,6 +83,6 @@ class Survey:
     def from_json(cls, source: ClassFolders, uri: str, value: SurveyFile) -> "Survey":
         survey = cls(source, uri)
         survey.layout = FolderLayout(**value["layout"])
-        survey.links = Links(value["targets"], value["existing"])
+        survey.links = Links(value["targets"], value["existing"], value["hard"])
         survey.damage, survey.damage_path = value["damage"], value["damage_path"]
         return survey

@@ -46,6 +46,8 @@ class FolderEntry:
     tag: str = ""
     """Differs when the file was replaced: mtime in ns, or ETag."""
     refused: Refused | None = None
+    is_link: bool = False
+    """Whether it, or a folder above it, is a link."""
     target: str | None = None
     """Path below the folder to which a link adds a second label; the link itself is refused."""
 
@@ -101,7 +103,7 @@ class ClassFolderCorpus(ListedCorpus):
             names = Names([entry.path]) if entry.refused else links.names_of(entry.path)
             example = layout.example(names.paths, split_rule, entry.refused)
             key = example.example_id if entry.refused else entry.path
-            yield replace(example, base=self.origin, key=key, num_bytes=entry.size)
+            yield replace(example, base=self.origin, key=key, num_bytes=entry.size, is_link=entry.is_link)
             if names.more:
                 further = layout.example([f"{entry.path} (more names)"], split_rule, names.refusal())
                 yield replace(further, base=self.origin, key=key)
@@ -135,9 +137,11 @@ class ClassFolderCorpus(ListedCorpus):
         if not found:
             raise ValueError(f"{self.origin} holds no objects. Give a prefix with one folder of images per class.")
 
-    def _below(self, folder: Path, prefix: str, above: frozenset[str], visits: Counter[str]) -> Iterator[FolderEntry]:
+    def _below(
+        self, folder: Path, prefix: str, above: frozenset[str], visits: Counter[str], linked: bool = False
+    ) -> Iterator[FolderEntry]:
         """The files below a folder. `above` are the real paths of the folder and those above it; `visits` counts, for the whole
-        walk, how often links led to a folder."""
+        walk, how often links led to a folder; `linked`: whether the folder or one above it is a link."""
         if len(above) > _MAX_DEPTH:
             why = f"folder: below more than {_MAX_DEPTH} folders, so its files are not read"
             yield FolderEntry(prefix.rstrip("/"), refused=("uncounted_loss", why))
@@ -163,10 +167,11 @@ class ClassFolderCorpus(ListedCorpus):
                 elif child.is_symlink() and visits[real] > _MAX_VISITS:
                     yield FolderEntry(path, refused=self._too_often(child))
                 else:
-                    yield from self._below(Path(child.path), path + "/", above | {real}, visits)
+                    is_link = linked or child.is_symlink()
+                    yield from self._below(Path(child.path), path + "/", above | {real}, visits, is_link)
             else:
-                status = child.stat()
-                yield FolderEntry(path, status.st_size, str(status.st_mtime_ns))
+                status, is_link = child.stat(), linked or child.is_symlink()
+                yield FolderEntry(path, status.st_size, str(status.st_mtime_ns), is_link=is_link)
 
     def _refused(self, child: os.DirEntry[str], path: str) -> Refused | None:
         if is_hidden(child.name):
@@ -296,7 +301,15 @@ class _Archive:
         elif member.kind == "file" and data is not None:
             readable = [name for name in names.paths if not refusal_by_name(name)]
             groups = [readable] if self._links == "second_label" else [[name] for name in readable]
-            examples = [layout.example(group, split_rule, None) for group in groups]
+            links = survey.links
+            examples = [
+                replace(
+                    layout.example(group, split_rule, None),
+                    is_link=group[0] != member.path and group[0] not in links.hard,
+                )
+                for group in groups
+                if group
+            ]
             read = not all(example.refused for example in examples)
             locator = self._locator(member, data, spill if read else None)
             for example in examples:

@@ -101,8 +101,9 @@ class Names(NamedTuple):
 class Links:
     """Links of a source with their targets."""
 
-    def __init__(self, targets: dict[str, str], existing: Iterable[str] = ()) -> None:
-        self.targets, self.existing = targets, set(existing)
+    def __init__(self, targets: dict[str, str], existing: Iterable[str] = (), hard: Iterable[str] = ()) -> None:
+        """`hard`: the hard links, which are files like the file that they share."""
+        self.targets, self.existing, self.hard = targets, set(existing), set(hard)
         self._ends: dict[str, _End] = {}
         self._by_target: dict[str, list[str]] = {}
         self._by_file: dict[str, list[str]] = {}  # links that lead to it, directly or through others

@@ -74,7 +74,7 @@ class LabelTableCorpus(RawCorpus):
 
     def __init__(self, source: LabelTable, recipe: CorpusRecipe) -> None:
         self._source, self._recipe = source, recipe
-        self._files = SourceFiles(source.path, tuple(itertools.chain(*_KINDS.values())))
+        self._files = SourceFiles(source.path, tuple(itertools.chain(*_KINDS.values())), source.allowed_roots)
         self.origin, self.single_label = self._files.uri, source.single_label
 
     def fingerprint(self) -> str:

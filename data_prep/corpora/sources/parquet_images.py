@@ -82,7 +82,7 @@ class ParquetCorpus(RawCorpus):
 
     def __init__(self, source: ParquetImages, recipe: CorpusRecipe) -> None:
         self._source, self._recipe = source, recipe
-        self._files = SourceFiles(source.path, PARQUET_ENDINGS, source.splits)
+        self._files = SourceFiles(source.path, PARQUET_ENDINGS, source.allowed_roots, source.splits)
         self.origin, self.single_label = self._files.uri, source.single_label
         self.lists_ids = bool(source.id_column)
 

@@ -37,7 +37,7 @@ class WebDatasetCorpus(RawCorpus):
         if re.search(r"\{.*\.\..*\}", source.path):
             raise ValueError(f"{source.path}: patterns in braces are not supported. Give the folder of the tars.")
         self._source, self._recipe = source, recipe
-        self._files = SourceFiles(source.path, _ENDINGS, source.splits)
+        self._files = SourceFiles(source.path, _ENDINGS, source.allowed_roots, source.splits)
         self.origin, self.single_label = self._files.uri, source.single_label
 
     def fingerprint(self) -> str:

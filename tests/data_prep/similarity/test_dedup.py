@@ -16,6 +16,7 @@ pictures = st.lists(
         st.sampled_from(["train", "val", "test"]),
         st.booleans(),
         st.sampled_from([None, "a", "b"]),
+        st.booleans(),
     ),
     max_size=30,
 )
@@ -40,6 +41,7 @@ def test_one_of_each_set_of_equal_images_is_kept_and_splits_share_none(policy, r
             "order_key": pa.array(range(len(rows)), pa.uint64()),
             "labels": pa.array([["a"]] * len(rows), pa.list_(pa.string())),
             "weights": pa.nulls(len(rows), pa.list_(pa.float32())),
+            "is_link": pa.array([row[5] for row in rows], pa.bool_()),
             "known": pa.array([False] * len(rows), pa.bool_()),
         }
     )
@@ -49,8 +51,8 @@ def test_one_of_each_set_of_equal_images_is_kept_and_splits_share_none(policy, r
     expected = {}
 
     def preference(i):
-        picture, file, split, drawn, group = rows[i]
-        return (2 if drawn else rank[split], group or "c", digest(f"pixels {picture} file {file}"), i)
+        picture, file, split, drawn, group, is_link = rows[i]
+        return (2 if drawn else rank[split], is_link, group or "c", digest(f"pixels {picture} file {file}"), i)
 
     for picture in {row[0] for row in rows}:
         members = [i for i, row in enumerate(rows) if row[0] == picture]
@@ -61,7 +63,7 @@ def test_one_of_each_set_of_equal_images_is_kept_and_splits_share_none(policy, r
     found = exact_duplicates(records.select(PIXELS_SCHEMA.names), policy).to_pydict()
     assert {int(i): int(kept) for i, kept in zip(found["example_id"], found["other_id"], strict=True)} == expected
     left = {}
-    for i, (picture, _, split, _, _) in enumerate(rows):
+    for i, (picture, _, split, *_) in enumerate(rows):
         if i not in expected:
             assert left.setdefault(picture, split) == split
 
@@ -77,6 +79,7 @@ def test_existing_examples_get_no_labels_of_new_copies():
                 "group": None,
                 "example_id": example_id,
                 "order_key": 1,
+                "is_link": False,
                 "known": here,
             }
             | {"labels": [label], "weights": None}
