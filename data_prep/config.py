@@ -98,7 +98,7 @@ class LabelTable(FrozenConfig):
 
 
 class WebDataset(FrozenConfig):
-    """WebDataset tars: files with the same base name form one example."""
+    """WebDataset tars: files with the same name up to the first known extension form one example, also if they stand apart."""
 
     kind: Literal["webdataset"] = "webdataset"
     path: str
