@@ -18,7 +18,6 @@ from vitline.data_prep.corpora.allowed_roots import AllowedRoots
 from vitline.data_prep.corpora.files.archive_members import Member, link_target
 from vitline.data_prep.corpora.files.archives import archive_kind, index, read_members, stretches
 from vitline.data_prep.corpora.raw import ListedCorpus, Part, RawExample, Spill, SplitRule, WorkFolder
-from vitline.data_prep.corpora.sources.archive_survey import Survey
 from vitline.data_prep.corpora.sources.folder_layout import (
     Links,
     Names,
@@ -28,7 +27,7 @@ from vitline.data_prep.corpora.sources.folder_layout import (
     readable_id,
     refusal_by_name,
 )
-from vitline.data_prep.corpora.sources.folder_tree import FolderTree
+from vitline.data_prep.corpora.sources.folder_tree import FolderTree, Survey
 from vitline.data_prep.labels.classes import ClassInfo
 from vitline.infra.storage import checked_key, open_store
 
