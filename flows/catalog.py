@@ -364,7 +364,7 @@ def aliased_model(root: str, name: str, say: Callable[[str], None]) -> str:
         raise ValueError(f"{name!r} is an alias of MLflow's registry, but MLFLOW_TRACKING_URI is not set. Set it.")
     from vitline.infra.mlflow.tracking import Tracking  # imported here because it imports MLflow
 
-    found = Tracking(uri).aliased(model, alias)
+    found = Tracking(uri).aliased(Settings().named(model), alias)
     if found is None:
         known = ", ".join(f"{row['name']}/{row['version']}" for row in list_models(root)) or "none yet"
         raise ValueError(f"MLflow's registry at {uri} has no {name!r}; the models published below {root} are: {known}.")

@@ -270,7 +270,7 @@ def reconcile_flow(request: ReconcileRequest) -> State:
         from vitline.flows.on_prefect.prefect_runs import PrefectFlowRuns
         from vitline.flows.ops.reconcile import reconcile
 
-        findings = reconcile(request, engines, PrefectFlowRuns(FLOW_NAMES), patient=True)
+        findings = reconcile(request, engines, PrefectFlowRuns(FLOW_NAMES, engines.settings.project), patient=True)
         if not request.dry_run:
             with unless_it_fails(engines, "alerts or the home page could not be written"):
                 from vitline.flows.home.prefect_home import write_home
@@ -289,7 +289,7 @@ def collect_garbage_flow(request: CollectGarbageRequest) -> State:
         from vitline.flows.on_prefect.old_flow_runs import NOTHING_TO_DO, PrefectOldFlowRuns
         from vitline.flows.ops.collect_garbage import collect_garbage
 
-        findings = collect_garbage(request, engines, PrefectOldFlowRuns(FLOW_NAMES))
+        findings = collect_garbage(request, engines, PrefectOldFlowRuns(FLOW_NAMES, engines.settings.project))
         return show_findings(engines, "garbage", findings) or NOTHING_TO_DO["collect-garbage"]
 
     return run(CollectGarbageRequest, request, body)

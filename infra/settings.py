@@ -37,6 +37,9 @@ _LOCALHOST = re.compile(r"^(https?://)localhost(?=[:/]|$)", re.IGNORECASE)
 _SECRET_LENGTH = 8  # shorter values also occur in ordinary text, which must not be changed
 
 
+DEFAULT_PROJECT = "vitline"
+
+
 class Settings(BaseModel):
     """The settings of this process. Arguments take precedence over environment variables; an empty variable counts as unset.
 
@@ -49,6 +52,9 @@ class Settings(BaseModel):
         default_factory=lambda: str(Path.cwd() / ".vitline" / "store"), validation_alias=AliasChoices("VITLINE_ROOT")
     )
     """The root, below which corpora, runs and models are stored: a path, or a file:// or s3:// URI."""
+    project: str = Field(default=DEFAULT_PROJECT, validation_alias=AliasChoices("VITLINE_PROJECT"))
+    """The name of a root's work on servers that several roots share: it names deployments, work pool, home page and alerts in
+    Prefect, and experiments, registered models and saved views in MLflow. Set it to the same name wherever this root is used."""
     home: Path | None = Field(default=None, validation_alias=AliasChoices("VITLINE_HOME"))
     """Folder for logs, downloads and the local stack. None: the parent folder of a root on this machine, else `.vitline` in
     the current folder."""
@@ -112,6 +118,20 @@ class Settings(BaseModel):
     @classmethod
     def _separated(cls, value: Any) -> Any:
         return filter(None, (name.strip() for name in value.split(","))) if isinstance(value, str) else value
+
+    @field_validator("project")
+    @classmethod
+    def _plain_name(cls, project: str) -> str:
+        if not re.fullmatch(r"[a-z][a-z0-9-]{0,39}", project):
+            raise ValueError(
+                f"VITLINE_PROJECT={project!r} cannot name a project. Use up to 40 characters of a-z, 0-9 and '-', beginning with a "
+                "letter, such as 'birds'."
+            )
+        return project
+
+    def named(self, name: str) -> str:
+        """`name` of a deployment or registered model on a shared server: `<project>-<name>`, or `name` in the default project."""
+        return name if self.project == DEFAULT_PROJECT else f"{self.project}-{name}"
 
     def __init__(self, **given: Any) -> None:
         found: dict[str, Any] = {}

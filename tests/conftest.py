@@ -331,7 +331,7 @@ def flows(stack):
 
         register(Settings())
         with client() as api:
-            create(api, Deployment(PIPELINE, "tiny", PipelineRequest, TINY, "pipeline"), PoolSettings())
+            create(api, Deployment(PIPELINE, "tiny", PipelineRequest, TINY, "pipeline"), PoolSettings(), Settings())
     runs = FlowRuns(stack.env)
     # What tests break on purpose is not for a reconciler that happens to come by.
     reconcile = runs.api.get("/deployments/name/reconcile/default").json()

@@ -92,8 +92,9 @@ def test_example_flow_has_a_deployment_with_its_form(changed):
 from vitline.flows import deployed
 from vitline.flows.on_prefect.deployments import deployment_named
 from vitline.flows.on_prefect.registration import form_schema
+from vitline.infra.settings import Settings
 deployment = deployment_named("count-images/default")
 assert getattr(deployed, deployment.function).name == deployment.flow
-print(deployment.form(), "CountRequest" in form_schema(deployment)["definitions"])
+print(deployment.form(), "CountRequest" in form_schema(deployment, Settings())["definitions"])
 """
     assert python(changed, code) == "{'corpus': 'digits'} True\n"

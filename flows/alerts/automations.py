@@ -23,10 +23,6 @@ from vitline.flows.ops.prefect_http import flow_run_page
 from vitline.infra.names import there_are
 from vitline.infra.settings import Settings
 
-CREATED = "vitline_alerts"
-"""The variable that holds the names of the automations that were created."""
-EVENT = "vitline.alert."
-OF_VITLINE = {"prefect.resource.id": "prefect.tag.vitline", "prefect.resource.role": "tag"}
 RUN_TEXT = "{{ flow_run.name }} ({{ flow.name }}): {{ flow_run.state.message }}"
 EVENT_TEXT = "{{ event.payload.text }}"
 
@@ -35,30 +31,31 @@ EVENT_TEXT = "{{ event.payload.text }}"
 class Alert:
     """An automation: the events that it waits for, and the text of its message, to which a link to the flow run is added."""
 
-    name: str
-    events: tuple[str, ...]
+    what: str
+    kinds: tuple[str, ...]
+    """The kinds of events of this project, or the states of its flow runs."""
     description: str
     text: str = EVENT_TEXT
     of_flow_runs: bool = False
-    """Whether the events are states of flow runs, of which only vitline's count."""
+    """Whether the events are states of flow runs, of which only the project's count."""
 
-
-def run_states(*names: str) -> tuple[str, ...]:
-    return tuple(f"prefect.flow-run.{name}" for name in names)
+    @property
+    def name(self) -> str:
+        return f"{Settings().project}: {self.what}"
 
 
 ALERTS = (
-    Alert("vitline: a run failed", run_states("Failed", "Crashed"), "A flow run of vitline failed, or its process is gone.",
+    Alert("a run failed", ("Failed", "Crashed"), "A flow run of vitline failed, or its process is gone.",
           RUN_TEXT, of_flow_runs=True),
-    Alert("vitline: a night is worse", run_states("Worse", "Broken"), "A night transfers worse than the champion or the night "
+    Alert("a night is worse", ("Worse", "Broken"), "A night transfers worse than the champion or the night "
           "before, or it is broken.", RUN_TEXT, of_flow_runs=True),
-    Alert("vitline: a better night was not promoted", (f"{EVENT}gate-refused",), "The gate refused a night that is better than "
+    Alert("a better night was not promoted", ("gate-refused",), "The gate refused a night that is better than "
           "the champion; `vitline model promote` promotes it by hand."),
-    Alert("vitline: a training makes no step", (f"{EVENT}stalled",), "reconcile saw no progress of a training or preparation for "
+    Alert("a training makes no step", ("stalled",), "reconcile saw no progress of a training or preparation for "
           "`stalled_minutes` of its form."),
-    Alert("vitline: a scheduled run did not start", (f"{EVENT}not-started",), "An active schedule starts nothing, as when no "
+    Alert("a scheduled run did not start", ("not-started",), "An active schedule starts nothing, as when no "
           "worker is up."),
-    Alert("vitline: the disk is nearly full", (f"{EVENT}disk",), "Less than `min_free_gb` of reconcile's form is left on the "
+    Alert("the disk is nearly full", ("disk",), "Less than `min_free_gb` of reconcile's form is left on the "
           "machine where it runs."),
 )  # fmt: skip
 
@@ -70,6 +67,16 @@ class CreatedAlerts(NamedTuple):
     """Names of the automations that it created."""
     given_action: tuple[str, ...] = ()
     """Those that were there without an action and now send to the block."""
+
+
+def event_of(kind: str) -> str:
+    """The name of an event of this project: several may use one Prefect."""
+    return f"{Settings().project}.alert.{kind}"
+
+
+def created_variable() -> str:
+    """The variable of Prefect that holds the names of the automations that were created."""
+    return f"{Settings().project.replace('-', '_')}_alerts"
 
 
 def create_alerts(notify: str | None = None) -> CreatedAlerts:
@@ -91,7 +98,8 @@ def create_alerts(notify: str | None = None) -> CreatedAlerts:
 
 
 def _create_alerts(api: SyncPrefectClient, block: UUID | None) -> CreatedAlerts:
-    variable = api.read_variable_by_name(CREATED)
+    created, project = created_variable(), Settings().project
+    variable = api.read_variable_by_name(created)
     names = list(variable.value) if variable and isinstance(variable.value, list) else []
     given = [alert.name for alert in ALERTS if alert.name in names and block and _give_action(api, alert, block)]
     new = [alert for alert in ALERTS if alert.name not in names]
@@ -99,9 +107,9 @@ def _create_alerts(api: SyncPrefectClient, block: UUID | None) -> CreatedAlerts:
         api.create_automation(automation(alert, block))
         names.append(alert.name)
         if variable is None:
-            variable = api.create_variable(VariableCreate(name=CREATED, value=names, tags=["vitline"]))
+            variable = api.create_variable(VariableCreate(name=created, value=names, tags=[project]))
         else:
-            api.update_variable(VariableUpdate(name=CREATED, value=names))
+            api.update_variable(VariableUpdate(name=created, value=names))
     return CreatedAlerts(tuple(alert.name for alert in new), tuple(given))
 
 
@@ -143,7 +151,7 @@ def _counted(names: Sequence[str]) -> str:
 
 
 def _short(names: Sequence[str]) -> str:
-    return ", ".join(name.removeprefix("vitline: ") for name in names)
+    return ", ".join(name.partition(": ")[2] for name in names)
 
 
 def block_id(api: SyncPrefectClient, notify: str) -> UUID:
@@ -161,16 +169,22 @@ def block_id(api: SyncPrefectClient, notify: str) -> UUID:
 
 
 def automation(alert: Alert, block: UUID | None) -> AutomationCore:
-    related = ResourceSpecification.model_validate(OF_VITLINE) if alert.of_flow_runs else ResourceSpecification(root={})
-    trigger = EventTrigger(
-        expect=set(alert.events), match_related=related, for_each={"prefect.resource.id"}, threshold=1
+    project, events, related = (
+        Settings().project,
+        {event_of(kind) for kind in alert.kinds},
+        ResourceSpecification(root={}),
     )
+    if alert.of_flow_runs:
+        events = {f"prefect.flow-run.{state}" for state in alert.kinds}
+        of_project = {"prefect.resource.id": f"prefect.tag.{project}", "prefect.resource.role": "tag"}
+        related = ResourceSpecification.model_validate(of_project)
+    trigger = EventTrigger(expect=events, match_related=related, for_each={"prefect.resource.id"}, threshold=1)
     return AutomationCore(
         name=alert.name,
         description=alert.description,
         trigger=trigger,
         actions=[action_of(alert, block) if block else DoNothing()],
-        tags=["vitline"],
+        tags=[project],
     )
 
 
@@ -187,8 +201,8 @@ def emit(kind: str, subject: str, text: str) -> None:
     event: Mapping[str, object] = {
         "id": str(uuid4()),
         "occurred": datetime.now(UTC).isoformat(),
-        "event": f"{EVENT}{kind}",
-        "resource": {"prefect.resource.id": f"vitline.{kind}.{subject}", "prefect.resource.name": subject},
+        "event": event_of(kind),
+        "resource": {"prefect.resource.id": f"{Settings().project}.{kind}.{subject}", "prefect.resource.name": subject},
         "payload": {"text": text},
     }
     with client() as api:

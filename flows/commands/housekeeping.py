@@ -24,7 +24,7 @@ def flow_runs(settings: Settings) -> FlowRuns:
     from vitline.flows.deployed import FLOW_NAMES
     from vitline.flows.on_prefect.prefect_runs import PrefectFlowRuns
 
-    return PrefectFlowRuns(FLOW_NAMES)
+    return PrefectFlowRuns(FLOW_NAMES, settings.project)
 
 
 def collect_garbage_now(settings: Settings, request: Mapping[str, Any]) -> list[Inconsistency]:
@@ -39,4 +39,4 @@ def old_flow_runs(settings: Settings) -> OldFlowRuns:
     from vitline.flows.deployed import FLOW_NAMES
     from vitline.flows.on_prefect.old_flow_runs import PrefectOldFlowRuns
 
-    return PrefectOldFlowRuns(FLOW_NAMES)
+    return PrefectOldFlowRuns(FLOW_NAMES, settings.project)

@@ -20,7 +20,7 @@ RECORD = "interrupted.json"
 
 def note_interrupted(settings: Settings, directory: Path) -> list[WorkRow]:
     """The runs and pipelines at work, before the stack ends. Their flow runs are noted, for `end_interrupted`."""
-    (directory / RECORD).write_text(json.dumps([run.id for run in at_work_in_prefect()]))
+    (directory / RECORD).write_text(json.dumps([run.id for run in at_work_in_prefect(settings)]))
     return without_parts(list_work(settings.root))
 
 
@@ -31,17 +31,19 @@ def end_interrupted(settings: Settings, directory: Path, began: float) -> list[s
 
     record = directory / RECORD
     noted = json.loads(record.read_text()) if record.exists() else []
-    left = [run.id for run in at_work_in_prefect() if run.since < began]
+    left = [run.id for run in at_work_in_prefect(settings) if run.since < began]
     if noted or left or without_parts(list_work(settings.root)):
         console.say(f"  work was interrupted; making sure for {WATCH_S:.0f} s that nobody is at it any more")
         with open_engines(settings) as engines:
             try:
-                found = reconcile(ReconcileRequest(), engines, PrefectFlowRuns(FLOW_NAMES), dead_before=began)
+                found = reconcile(
+                    ReconcileRequest(), engines, PrefectFlowRuns(FLOW_NAMES, settings.project), dead_before=began
+                )
             except Skipped as skipped:
                 found = [Inconsistency("what was interrupted", "is ended by another reconcile", str(skipped))]
         for finding in found:
             console.say(f"  {finding.subject} {finding.problem}: {finding.action}")
-    ended = PrefectFlowRuns(FLOW_NAMES).find(sorted({*noted, *left})).values()
+    ended = PrefectFlowRuns(FLOW_NAMES, settings.project).find(sorted({*noted, *left})).values()
     record.unlink(missing_ok=True)
     return sorted(run.name for run in ended if run.state not in ("COMPLETED", "CANCELLED", "PAUSED"))
 
@@ -55,10 +57,10 @@ def write_home_now(settings: Settings) -> None:
         write_home(settings, send_alerts(ReconcileRequest(), engines))
 
 
-def at_work_in_prefect() -> list[SeenFlowRun]:
+def at_work_in_prefect(settings: Settings) -> list[SeenFlowRun]:
     """The outermost flow runs that have a process: not those that are suspended, and not housekeeping."""
     from vitline.flows.deployed import FLOW_NAMES
     from vitline.flows.home.prefect_home import HOUSEKEEPING
 
-    unfinished = PrefectFlowRuns(set(FLOW_NAMES) - set(HOUSEKEEPING)).unfinished()
+    unfinished = PrefectFlowRuns(set(FLOW_NAMES) - set(HOUSEKEEPING), settings.project).unfinished()
     return [run for run in unfinished if run.parent is None and run.state != "PAUSED"]

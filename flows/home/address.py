@@ -3,13 +3,10 @@
 from vitline.flows.ops.prefect_http import pages_url, post
 from vitline.infra.settings import Settings
 
-KEY = "vitline"
-"""Key of the artifact."""
-
 
 def find_home(settings: Settings) -> str | None:
-    """The id of the page, or None before it was first written. Raises OSError if Prefect does not answer."""
-    wanted = {"artifacts": {"key": {"any_": [KEY]}}, "sort": "CREATED_DESC", "limit": 1}
+    """The id of the page, an artifact named after the project; None before it is written. Raises OSError if Prefect is away."""
+    wanted = {"artifacts": {"key": {"any_": [settings.project]}}, "sort": "CREATED_DESC", "limit": 1}
     found = post(settings, "artifacts/filter", wanted)
     return str(found[0]["id"]) if found else None
 

@@ -13,7 +13,7 @@ from prefect.client.schemas.objects import StateType
 from prefect.client.schemas.sorting import FlowRunSort
 
 from vitline.flows.alerts.problems import free_disk
-from vitline.flows.home.address import KEY, find_home
+from vitline.flows.home.address import find_home
 from vitline.flows.home.home import Upcoming, home_markdown
 from vitline.flows.on_prefect.prefect_observer import client
 from vitline.flows.ops.prefect_http import pages_url
@@ -31,25 +31,25 @@ def write_home(settings: Settings, problems: Sequence[str]) -> None:
         if found := find_home(settings):
             api.request("PATCH", "/artifacts/{id}", path_params={"id": found}, json={"data": text})
         else:
-            _create(api, text)
+            _create(api, settings, text)
 
 
-def _create(api: SyncPrefectClient, text: str) -> None:
-    page = {"key": KEY, "type": "markdown", "description": "vitline: home", "data": text}
+def _create(api: SyncPrefectClient, settings: Settings, text: str) -> None:
+    page = {"key": settings.project, "type": "markdown", "description": f"{settings.project}: home", "data": text}
     api.request("POST", "/artifacts/", json=page)
 
 
 def _text(api: SyncPrefectClient, settings: Settings, problems: Sequence[str]) -> str:
     folder, free = free_disk(settings)
     disk = f"{free / 1e9:,.0f} GB are free on the disk of `{folder}`."
-    return home_markdown(open_store(settings.root), problems, upcoming_runs(api, pages_url(settings)), disk)
+    return home_markdown(open_store(settings.root), problems, upcoming_runs(api, settings), disk)
 
 
-def upcoming_runs(api: SyncPrefectClient, pages: str) -> list[Upcoming]:
-    """The next run of each deployment of vitline that has one, the next first; not those of housekeeping."""
+def upcoming_runs(api: SyncPrefectClient, settings: Settings) -> list[Upcoming]:
+    """The next run of each deployment of the project that has one, the next first; not those of housekeeping."""
     runs = api.read_flow_runs(
         flow_run_filter=FlowRunFilter(
-            tags=FlowRunFilterTags(all_=["vitline"]),
+            tags=FlowRunFilterTags(all_=[settings.project]),
             state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED])),
         ),
         sort=FlowRunSort.EXPECTED_START_TIME_ASC,
@@ -62,5 +62,7 @@ def upcoming_runs(api: SyncPrefectClient, pages: str) -> list[Upcoming]:
         if flow in HOUSEKEEPING or deployment_id is None or run.expected_start_time is None:
             continue
         name = f"{flow}/{api.read_deployment(deployment_id).name}"
-        found.append(Upcoming(run.expected_start_time, name, f"{pages}/deployments/deployment/{deployment_id}"))
+        found.append(
+            Upcoming(run.expected_start_time, name, f"{pages_url(settings)}/deployments/deployment/{deployment_id}")
+        )
     return sorted(found)

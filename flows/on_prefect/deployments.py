@@ -18,6 +18,7 @@ from vitline.flows.requests.forms import (
 )
 from vitline.infra.config import FrozenConfig
 from vitline.infra.names import there_are
+from vitline.infra.settings import Settings
 
 NIGHTLY_CRON = "0 2 * * *"
 # A flow process takes about 6 s of CPU to start, which at this interval is less than a hundredth of a core.
@@ -52,7 +53,12 @@ class Deployment:
 
     @property
     def full_name(self) -> str:
-        return f"{self.flow}/{self.name}"
+        return f"{self.flow}/{self.registered_name}"
+
+    @property
+    def registered_name(self) -> str:
+        """Its name in Prefect, which several projects may share."""
+        return Settings().named(self.name)
 
     @property
     def description(self) -> str:
@@ -62,7 +68,7 @@ class Deployment:
     @property
     def tags(self) -> list[str]:
         """The tags of vitline; users may add others in Prefect."""
-        return ["vitline", f"stage:{self.stage}"]
+        return [Settings().project, f"stage:{self.stage}"]
 
     def form(self) -> dict[str, Any]:
         """The filled-in form with every field, as JSON."""

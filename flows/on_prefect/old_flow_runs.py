@@ -32,6 +32,7 @@ from prefect.exceptions import ObjectNotFound
 from vitline.flows.console import utc
 from vitline.flows.on_prefect.prefect_observer import client
 from vitline.flows.ops.reconcile import Inconsistency
+from vitline.flows.registered_by import is_of_project
 
 NOTHING_TO_DO = {"reconcile": "no inconsistencies", "collect-garbage": "no garbage"}
 """The message of a flow run that had nothing to do, by flow."""
@@ -47,8 +48,8 @@ _ENTRYPOINT = "vitline.flows.deployed."
 class PrefectOldFlowRuns:
     """The old flow runs of the deployments of the flows with these names, at the server of PREFECT_API_URL."""
 
-    def __init__(self, flow_names: Iterable[str]) -> None:
-        self._flow_names = sorted(set(flow_names))
+    def __init__(self, flow_names: Iterable[str], project: str) -> None:
+        self._flow_names, self._project = sorted(set(flow_names)), project
 
     def collect(self, ended_before: float, idle_before: float, dry_run: bool) -> Iterator[Inconsistency]:
         """Deletes flow runs that ended before `ended_before`, with their subflows, logs and artifacts; those that had nothing to
@@ -72,14 +73,15 @@ class PrefectOldFlowRuns:
                         )
 
     def _deployments(self, api: SyncPrefectClient) -> Iterator[tuple[str, DeploymentResponse]]:
-        """Those of vitline: flows of others may have the same names."""
+        """Those of vitline and this project: flows of others may have the same names."""
         for flow in self._flow_names:
             flows = FlowFilter(name=FlowFilterName(any_=[flow]))
             offset = 0
             while page := api.read_deployments(flow_filter=flows, limit=_PAGE, offset=offset):
                 offset += len(page)
                 for deployment in page:
-                    if (deployment.entrypoint or "").startswith(_ENTRYPOINT):
+                    ours = is_of_project(deployment.parameter_openapi_schema, self._project)
+                    if ours and (deployment.entrypoint or "").startswith(_ENTRYPOINT):
                         yield f"{flow}/{deployment.name}", deployment
 
 

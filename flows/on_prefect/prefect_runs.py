@@ -23,6 +23,7 @@ from prefect.exceptions import ObjectNotFound
 from vitline.flows.on_prefect.flow_states import prefect_state
 from vitline.flows.on_prefect.prefect_observer import client
 from vitline.flows.ops.flow_runs import SeenFlowRun
+from vitline.flows.registered_by import is_of_project
 from vitline.infra.runs.run_state import RunState
 
 _PAGE = 200
@@ -30,10 +31,10 @@ _UNFINISHED = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING, State
 
 
 class PrefectFlowRuns:
-    """The flow runs of the flows with these names, at the server of PREFECT_API_URL."""
+    """The flow runs of the flows with these names, at the server of PREFECT_API_URL, without those of other projects."""
 
-    def __init__(self, flow_names: Iterable[str]) -> None:
-        self._flow_names = sorted(set(flow_names))
+    def __init__(self, flow_names: Iterable[str], project: str) -> None:
+        self._flow_names, self._project = sorted(set(flow_names)), project
 
     def unfinished(self) -> list[SeenFlowRun]:
         """The flow runs that are PENDING, RUNNING, CANCELLING or PAUSED, subflows included."""
@@ -43,7 +44,17 @@ class PrefectFlowRuns:
             runs: list[FlowRun] = []
             while page := api.read_flow_runs(flow_filter=flows, flow_run_filter=states, limit=_PAGE, offset=len(runs)):
                 runs += page
-            return [seen(api, run) for run in runs]
+            theirs = {id for id in {run.deployment_id for run in runs if run.deployment_id} if self._is_theirs(api, id)}
+            found = [seen(api, run) for run in runs if run.deployment_id not in theirs]
+            others = {str(run.id) for run in runs if run.deployment_id in theirs}
+            return [run for run in found if run.parent not in others]
+
+    def _is_theirs(self, api: SyncPrefectClient, deployment: UUID) -> bool:
+        """Whether another project has registered the deployment."""
+        try:
+            return not is_of_project(api.read_deployment(deployment).parameter_openapi_schema, self._project)
+        except ObjectNotFound:
+            return False
 
     def find(self, ids: Sequence[str]) -> dict[str, SeenFlowRun]:
         """Flow runs by id, without those that Prefect does not know."""

@@ -24,15 +24,13 @@ from pydantic_core import to_jsonable_python
 
 from vitline.flows.on_prefect.deployments import DEPLOYMENTS, Deployment
 from vitline.flows.on_prefect.prefect_observer import client
+from vitline.flows.registered_by import REMEMBERED
 from vitline.flows.requests.overrides import override_paths
 from vitline.flows.requests.refusals import problem_text
 from vitline.infra.config import FrozenConfig
 from vitline.infra.names import there_are
-from vitline.infra.settings import Settings
-
-WORK_POOL = "vitline"
-REMEMBERED = "x-vitline-registered"
-"""Key in a form's schema, used by vitline only: the values of the last registration."""
+from vitline.infra.settings import DEFAULT_PROJECT, Settings
+from vitline.infra.storage import open_store
 
 
 @dataclass
@@ -59,6 +57,9 @@ class LastRegistration(TypedDict, total=False):
     request: dict[str, Any]
     description: str
     schedule: dict[str, Any] | None
+    root: str
+    """URI of the root that registered the deployment, which it belongs to."""
+    project: str
 
 
 class Changes(TypedDict, total=False):
@@ -84,22 +85,43 @@ def register(
     """Creates or updates every deployment at the server of `settings`, and returns the changes.
 
     New schedules are paused unless `nightly_active`. `pool` and `job_variables` are set for all deployments; without them,
-    each keeps its own. Raises ValueError for a pool that does not exist or variables that it does not accept.
+    each keeps its own. Raises ValueError for a pool that does not exist or variables that it does not accept, and for deployments
+    of another root: nothing is changed then.
     """
     with client() as api:
         found = {deployment.full_name: find(api, deployment) for deployment in DEPLOYMENTS}
         registered = [deployment for deployment in found.values() if deployment is not None]
-        place = PoolSettings(pool or common_pool(registered), {**common_variables(registered), **(job_variables or {})})
+        check_root(found, settings)
+        place = PoolSettings(
+            pool or common_pool(registered, settings.project), {**common_variables(registered), **(job_variables or {})}
+        )
         if pool or len(registered) < len(DEPLOYMENTS):
             check_pool(api, place.pool, settings)
         done = []
         for deployment in DEPLOYMENTS:
             known = found[deployment.full_name]
             if known is None:
-                done.append(create(api, deployment, place, nightly_active))
+                done.append(create(api, deployment, place, settings, nightly_active))
             else:
-                done.append(update(api, deployment, known, pool, job_variables or {}))
+                done.append(update(api, deployment, known, pool, job_variables or {}, settings))
     return done
+
+
+def check_root(found: Mapping[str, DeploymentResponse | None], settings: Settings) -> None:
+    """Raises ValueError where a deployment names another root."""
+    ours = open_store(settings.root).uri
+    for name, known in found.items():
+        if known is not None and (theirs := remembered(known).get("root", ours)) != ours:
+            raise ValueError(
+                f"The deployment {name} at {settings.prefect_api_url} belongs to the root {theirs}, not to {ours}, so nothing was "
+                "registered. Set VITLINE_PROJECT=NAME, here and for the workers, to register deployments of that name beside them. "
+                f"If {theirs} has moved to {ours}, delete its deployments in Prefect first."
+            )
+
+
+def remembered(known: DeploymentResponse) -> LastRegistration:
+    last: LastRegistration = (known.parameter_openapi_schema or {}).get(REMEMBERED, {})
+    return last
 
 
 def registration_lines(done: Iterable[Registered]) -> list[str]:
@@ -124,7 +146,7 @@ def registration_lines(done: Iterable[Registered]) -> list[str]:
 class PoolSettings:
     """The work pool of a new deployment, and its variables for the pool's jobs."""
 
-    pool: str = WORK_POOL
+    pool: str = DEFAULT_PROJECT
     job_variables: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -135,10 +157,10 @@ def find(api: SyncPrefectClient, deployment: Deployment) -> DeploymentResponse |
         return None
 
 
-def common_pool(registered: Iterable[DeploymentResponse]) -> str:
-    """The pool that all registered deployments share, for new ones; WORK_POOL if they share none."""
+def common_pool(registered: Iterable[DeploymentResponse], project: str) -> str:
+    """The pool that all registered deployments share, for new ones; that of the project if they share none."""
     pools = {deployment.work_pool_name for deployment in registered}
-    return pools.pop() or WORK_POOL if len(pools) == 1 else WORK_POOL
+    return pools.pop() or project if len(pools) == 1 else project
 
 
 def common_variables(registered: list[DeploymentResponse]) -> dict[str, Any]:
@@ -158,7 +180,11 @@ def check_pool(api: SyncPrefectClient, pool: str, settings: Settings) -> None:
 
 
 def create(
-    api: SyncPrefectClient, deployment: Deployment, place: PoolSettings, nightly_active: bool = False
+    api: SyncPrefectClient,
+    deployment: Deployment,
+    place: PoolSettings,
+    settings: Settings,
+    nightly_active: bool = False,
 ) -> Registered:
     """Creates a deployment that is not registered yet."""
     schedules = []
@@ -168,13 +194,13 @@ def create(
     try:
         api.create_deployment(
             flow_id=api.create_flow_from_name(deployment.flow),
-            name=deployment.name,
+            name=deployment.registered_name,
             entrypoint=deployment.entrypoint,
             description=described(deployment),
             tags=deployment.tags,
             # Without empty fields: when a deployment is created, Prefect checks null against the type of a field.
             parameters={"request": {name: value for name, value in deployment.form().items() if value is not None}},
-            parameter_openapi_schema=form_schema(deployment),
+            parameter_openapi_schema=form_schema(deployment, settings),
             enforce_parameter_schema=True,
             schedules=schedules,
             concurrency_limit=1 if deployment.always_active else None,
@@ -198,16 +224,17 @@ def update(
     known: DeploymentResponse,
     pool: str | None,
     job_variables: Mapping[str, Any],
+    settings: Settings,
 ) -> Registered:
     """Updates a registered deployment: sends what vitline owns and has changed; sends nothing if nothing has changed."""
     done = Registered(deployment.full_name)
     changes: Changes = {}
-    last: LastRegistration = (known.parameter_openapi_schema or {}).get(REMEMBERED, {})
+    last = remembered(known)
     filled = fill_form(deployment, known, last, done)
     if done.problem is None:
         if filled != (known.parameters or {}).get("request"):
             changes["parameters"] = {**(known.parameters or {}), "request": filled}
-        if (schema := form_schema(deployment)) != known.parameter_openapi_schema:
+        if (schema := form_schema(deployment, settings)) != known.parameter_openapi_schema:
             changes["parameter_openapi_schema"] = schema
             if without_remembered(schema) != without_remembered(known.parameter_openapi_schema or {}):
                 done.updated.append("form")
@@ -230,7 +257,7 @@ def update(
         except PrefectHTTPStatusError as error:
             raise rejected(deployment, pool or known.work_pool_name, error) from error
     update_schedule(api, deployment, known, last, done)
-    report_kept_settings(known, pool, job_variables, done)
+    report_kept_settings(known, pool, job_variables, settings.project, done)
     return done
 
 
@@ -317,12 +344,12 @@ def schedule_text(schedule: Any, times: Mapping[str, Any]) -> str:
 
 
 def report_kept_settings(
-    known: DeploymentResponse, pool: str | None, job_variables: Mapping[str, Any], done: Registered
+    known: DeploymentResponse, pool: str | None, job_variables: Mapping[str, Any], project: str, done: Registered
 ) -> None:
     """Adds the kept pool, job variables and pause to the report."""
     if not pool and known.work_pool_name is None:
         done.kept.append("no work pool, so its runs never start: `vitline flows deploy --pool NAME` sets one")
-    elif not pool and known.work_pool_name != WORK_POOL:
+    elif not pool and known.work_pool_name != project:
         done.kept.append(f"work pool {known.work_pool_name}")
     kept = [f"{name} = {shown(v)}" for name, v in known.job_variables.items() if name not in job_variables]
     done.kept += [f"job variable {variable}" for variable in kept]
@@ -334,7 +361,7 @@ def own_schedule(deployment: Deployment) -> CronSchedule | None:
     return CronSchedule(cron=deployment.cron, timezone="UTC") if deployment.cron else None
 
 
-def form_schema(deployment: Deployment) -> dict[str, Any]:
+def form_schema(deployment: Deployment, settings: Settings) -> dict[str, Any]:
     """The form as a JSON schema for Prefect, with the values of this registration under REMEMBERED."""
 
     def flow(request: Any) -> None:
@@ -352,6 +379,8 @@ def form_schema(deployment: Deployment) -> dict[str, Any]:
         request=deployment.form(),
         description=described(deployment),
         schedule=schedule.model_dump(mode="json") if schedule else None,
+        root=open_store(settings.root).uri,
+        project=settings.project,
     )
     return schema
 

@@ -10,6 +10,7 @@ from typing import TypedDict
 
 from vitline.flows.ops.check import Check
 from vitline.flows.ops.prefect_http import pages_url, post
+from vitline.flows.registered_by import is_of_project
 from vitline.infra.local.service_logs import repeated_errors
 from vitline.infra.local.state import StackState
 from vitline.infra.settings import Settings
@@ -39,6 +40,7 @@ class DeploymentAnswer(TypedDict):
     """ISO 8601."""
     work_pool_name: str | None
     schedules: list[ScheduleAnswer]
+    parameter_openapi_schema: dict[str, object] | None
 
 
 def check_schedules(settings: Settings, now: datetime | None = None) -> Check:
@@ -54,7 +56,7 @@ def check_schedules(settings: Settings, now: datetime | None = None) -> Check:
 
 
 def schedule_problems(settings: Settings, now: datetime | None = None) -> list[str]:
-    """A sentence for each deployment of the Prefect server whose active schedules start nothing.
+    """A sentence for each deployment of the Prefect server, without those of other projects, whose active schedules start nothing.
 
     Raises OSError if the server does not answer as Prefect does.
     """
@@ -97,12 +99,13 @@ def log_problem(log: str) -> str:
 
 
 def _active(settings: Settings) -> Iterator[DeploymentAnswer]:
-    """Deployments that are not paused and have an active schedule."""
+    """Deployments that are not paused, have an active schedule, and are of no other project."""
     offset = 0
     while True:
         page: list[DeploymentAnswer] = post(settings, "deployments/filter", {"limit": _PAGE, "offset": offset})
         for deployment in page:
-            if not deployment["paused"] and any(schedule["active"] for schedule in deployment["schedules"]):
+            ours = is_of_project(deployment.get("parameter_openapi_schema"), settings.project)
+            if ours and not deployment["paused"] and any(schedule["active"] for schedule in deployment["schedules"]):
                 yield deployment
         offset += _PAGE
         if len(page) < _PAGE:

@@ -6,8 +6,8 @@ from typing import Any, TypedDict
 
 from vitline.flows.stored_configs import JSON
 from vitline.infra.config import canonical_json, digest_of
-from vitline.infra.mlflow.pages import EXPERIMENTS
 from vitline.infra.runs.run_state import OUTCOMES
+from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
 from vitline.vit.model_record import ModelRecord
 
@@ -159,7 +159,7 @@ class RunSnapshot:
 
     @property
     def experiment(self) -> str:
-        return f"{EXPERIMENTS}{self.stage}"
+        return f"{Settings().project}/{self.stage}"
 
     @property
     def status(self) -> str:

@@ -24,6 +24,7 @@ from vitline.infra.mlflow.pages import version_url
 from vitline.infra.mlflow.tracking import DataUse, Model, Point, TrackedRun, Tracking, thinned
 from vitline.infra.mlflow.tracking_ids import RUN, TrackingIds, child_ids_key, pipeline_ids_key
 from vitline.infra.runs.segments import Segment, list_segments, read_segments
+from vitline.infra.settings import Settings
 from vitline.infra.storage import Store
 
 Outcome = Literal["sent", "unchanged", "absent", "deleted"]
@@ -237,7 +238,7 @@ class Sender:
             names = TrackingIds(self.root.child(f"runs/{maker}"), self.tracking.uri).read()
             model_id, version = (names.get(f"{kind} {digest[:12]}") for kind in ("model", "version"))
             if model_id and version:
-                name = maker.rpartition("-")[0]
+                name = Settings().named(maker.rpartition("-")[0])
                 url = version_url(self.tracking.uri, name, version)
                 found.append((model_id, f"**Model:** [{name} version {version}]({url}) of [{maker}]({names['url']})"))
         return found
@@ -262,7 +263,7 @@ class Sender:
         last = [segment for segment in segments if not segment.writer][-4:]
         records = [record for part in read_segments(store, last) for record in part]
         scores = [Point(r.key, r.value, r.step, r.timestamp_ms) for r in records if r.key.startswith("val/")]
-        return Model(**vars(model), points=scores)
+        return Model(**{**vars(model), "name": registered_name(model.uri)}, points=scores)
 
     def _offer_columns(self, run: TrackedRun, snapshot: RunSnapshot) -> None:
         if snapshot.end_ms is not None:
@@ -290,7 +291,7 @@ class Sender:
 
 def registered_name(model: str) -> str:
     """The name in MLflow's registry of a model's URI, `.../models/<name>/<version>`."""
-    return model.rstrip("/").split("/")[-2]
+    return Settings().named(model.rstrip("/").split("/")[-2])
 
 
 def children_table(snapshot: RunSnapshot, pages: Sequence[str | None]) -> str:

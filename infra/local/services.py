@@ -19,8 +19,6 @@ from vitline.infra.local.stack_config import MARK, StackConfig
 from vitline.infra.mlflow.pages import experiments_url
 from vitline.infra.settings import basic_authorization
 
-POOL = "vitline"
-"""The work pool that the stack's Prefect worker serves."""
 WORKER = "vitline-local"
 _OTHERS = ("AWS_", "MLFLOW_", "_MLFLOW_", "PREFECT_")  # settings that may belong to servers outside of the stack
 _SILENT_S = 600.0  # the shipper works every few seconds, but sending much may take minutes
@@ -106,7 +104,7 @@ def programs(num_cpus: int | None = None) -> dict[str, Program]:
         ),
         Program(
             "prefect-worker",
-            lambda config: _module("vitline.flows.worker", "--pool", POOL, "--name", WORKER),
+            lambda config: _module("vitline.flows.worker", "--pool", config.project, "--name", WORKER),
             _worker_problem,
             # 10 by default, which is long for somebody who has pressed Run
             lambda config: {"PREFECT_WORKER_QUERY_SECONDS": "2", **_DATED},
@@ -212,14 +210,14 @@ def _prefect_problem(config: StackConfig) -> str:
 
 def _worker_problem(config: StackConfig, since: float) -> str:
     try:
-        workers = json.loads(_ask(config, "prefect", f"/api/work_pools/{POOL}/workers/filter", {}))
+        workers = json.loads(_ask(config, "prefect", f"/api/work_pools/{config.project}/workers/filter", {}))
     except (OSError, ValueError) as error:
-        return f"the work pool {POOL!r} at {config.url('prefect')} cannot be read ({_reason(error)})"
+        return f"the work pool {config.project!r} at {config.url('prefect')} cannot be read ({_reason(error)})"
     for worker in workers:
         seen = datetime.fromisoformat(worker["last_heartbeat_time"]).timestamp()
         if worker["name"] == WORKER and worker["status"] == "ONLINE" and seen >= since:
             return ""
-    return f"no worker is online in the work pool {POOL!r} at {config.url('prefect')}"
+    return f"no worker is online in the work pool {config.project!r} at {config.url('prefect')}"
 
 
 def _alive(config: StackConfig) -> Path:

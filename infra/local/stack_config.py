@@ -20,7 +20,7 @@ from vitline.infra.config import FrozenConfig
 from vitline.infra.local.paths import write_private
 from vitline.infra.local.processes import free_ports, is_free, short_base
 from vitline.infra.local.ray_node import make_token
-from vitline.infra.settings import NO_TELEMETRY, Settings, inherited_environment
+from vitline.infra.settings import DEFAULT_PROJECT, NO_TELEMETRY, Settings, inherited_environment
 
 ALL = ("s3", "mlflow", "shipper", "prefect", "prefect-worker", "ray")
 BUCKET = "vitline"
@@ -50,6 +50,8 @@ class StackConfig(FrozenConfig):
     """An existing store that this stack uses instead of one of its own."""
     root_settings: dict[str, str] = Field(default_factory=dict)
     """Endpoint, region and profile of that store. Its credentials stay in the environment."""
+    project: str = DEFAULT_PROJECT
+    """VITLINE_PROJECT of everything that runs in this stack, which also names the work pool of its Prefect worker."""
 
     @property
     def folder(self) -> Path:
@@ -93,6 +95,7 @@ class StackConfig(FrozenConfig):
         """The part of the environment without secrets."""
         env = {
             "VITLINE_ROOT": self.store_root,
+            "VITLINE_PROJECT": self.project,
             "VITLINE_HOME": str(self.directory.parent),  # needed by flow runs, which start in temporary folders
             "RAY_ADDRESS": self.url("ray"),
             "VITLINE_JOB_PYTHON": sys.executable,  # this Ray runs on this machine, so this Python exists there
@@ -166,6 +169,7 @@ def settle(directory: Path, wanted: Mapping[str, int], root: str | None = None) 
         artifacts_in_store=before.artifacts_in_store if before else _keeps_artifacts(root, own_store),
         root=root,
         root_settings=_settings_of(root, before),
+        project=Settings().project if "VITLINE_PROJECT" in inherited_environment(()) or not before else before.project,
     )
     if not config.object_store:
         notes = [note for note in notes if not note.startswith("s3: ")]

@@ -2,8 +2,6 @@
 
 from vitline.infra.redact import redact
 
-EXPERIMENTS = "vitline/"
-"""What the names of vitline's experiments begin with; a stage follows."""
 # Without it MLflow's pages show every experiment as one of a chat model, with other menus. The pages of MLflow 3.17 read no tag for
 # this, and go back to the choice of the browser where a link of their own leaves it out.
 _TRAINING_PAGES = "?workflowType=machine_learning"

@@ -10,8 +10,9 @@ import zlib
 from collections.abc import Collection, Mapping
 from typing import TypedDict
 
+from vitline.infra.settings import DEFAULT_PROJECT
+
 VIEW_KEY = "vitlinescores"
-NAME = "vitline scores"
 _TAG, _OFFERED = f"mlflow.sharedViewState.{VIEW_KEY}", "vitline.view_offered"
 _MAX_METRICS = 64  # a tag has at most 20,000 characters
 _GROUPS = ("val/top1", "vtab/", "tasks/")
@@ -47,7 +48,9 @@ class OwnView(TypedDict):
     """Unix milliseconds."""
 
 
-def changed_tags(tags: Mapping[str, str], metrics: Collection[str], now_ms: int) -> dict[str, str]:
+def changed_tags(
+    tags: Mapping[str, str], metrics: Collection[str], now_ms: int, project: str = DEFAULT_PROJECT
+) -> dict[str, str]:
     """The tags to set, in this order, on an experiment with `tags`, so that its view also shows these headline metrics.
 
     Empty if the view shows them already, or if somebody has changed or deleted the view.
@@ -61,10 +64,11 @@ def changed_tags(tags: Mapping[str, str], metrics: Collection[str], now_ms: int)
     if shown == known:
         return {} if _OFFERED in tags else {_OFFERED: "true"}
     state = _STATE | {"selectedColumns": ["attributes.`Duration`", *(f"metrics.`{name}`" for name in shown)]}
+    name = f"{project} scores"
     packed = f"deflate;{base64.b64encode(zlib.compress(json.dumps(state).encode())).decode()}"
     created_at = own.get("created_at", now_ms) if own else now_ms
-    about: OwnView = {"metrics": shown, "check": _check(NAME, packed), "created_at": created_at}
-    view = {"name": NAME, "createdAt": created_at, "updatedAt": now_ms, "state": packed, "vitline": about}
+    about: OwnView = {"metrics": shown, "check": _check(name, packed), "created_at": created_at}
+    view = {"name": name, "createdAt": created_at, "updatedAt": now_ms, "state": packed, "vitline": about}
     return {_TAG: json.dumps(view), _OFFERED: "true"}
 
 

@@ -32,6 +32,7 @@ from vitline.infra.mlflow.pages import run_url, version_url
 from vitline.infra.mlflow.saved_view import changed_tags
 from vitline.infra.mlflow.tracking_ids import RUN, TrackingIds
 from vitline.infra.redact import redact
+from vitline.infra.settings import Settings
 
 RUN_KEY, STORE_URI = "vitline.run_key", "vitline.store_uri"
 CANDIDATE = "candidate"
@@ -223,7 +224,7 @@ class Tracking:
         """
         tags = self._client.get_experiment(experiment_id).tags
         with contextlib.suppress(RestException):
-            for name, value in changed_tags(tags, metrics, int(time.time() * 1000)).items():
+            for name, value in changed_tags(tags, metrics, int(time.time() * 1000), Settings().project).items():
                 self._client.set_experiment_tag(experiment_id, name, value)
 
     # Models

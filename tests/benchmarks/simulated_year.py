@@ -41,7 +41,7 @@ from vitline.flows.reports.compare_runs import compare_newest
 from vitline.flows.requests.forms import CollectGarbageRequest, ReconcileRequest
 from vitline.flows.stages.engines import Engines, Terminal
 from vitline.flows.to_mlflow.shipper import Shipper
-from vitline.infra.settings import Settings
+from vitline.infra.settings import DEFAULT_PROJECT, Settings
 from vitline.infra.storage import open_store
 
 WEEKS, SEGMENTS, CHECKPOINTS = 52, 20, 4
@@ -193,7 +193,7 @@ def flow_run_year(num_flow_runs: int, database: Path | None, by_api: int) -> Non
                 f"{what} {best(lambda path=path, body=body: api.request('POST', path, json=body)):.2f} s"  # type: ignore[misc]
                 for what, (path, body) in asked.items()
             ]
-            unfinished_s = best(lambda: PrefectFlowRuns(FLOW_NAMES).unfinished())
+            unfinished_s = best(lambda: PrefectFlowRuns(FLOW_NAMES, DEFAULT_PROJECT).unfinished())
             return f"{count:,} flow runs: {', '.join(times)}, what reconcile reads {unfinished_s:.2f} s"
 
         with ThreadPoolExecutor(1) as pool:
@@ -206,7 +206,11 @@ def flow_run_year(num_flow_runs: int, database: Path | None, by_api: int) -> Non
         later = real_time() + 100 * DAY_S
         while True:
             seconds, found = timed(
-                lambda: list(PrefectOldFlowRuns(FLOW_NAMES).collect(later - 90 * DAY_S, later - 2 * DAY_S, False))
+                lambda: list(
+                    PrefectOldFlowRuns(FLOW_NAMES, DEFAULT_PROJECT).collect(
+                        later - 90 * DAY_S, later - 2 * DAY_S, False
+                    )
+                )
             )
             print(
                 f"collection of {seconds:.1f} s: {'; '.join(f'{f.subject} {f.action}' for f in found) or 'nothing'}; {lists()}{size()}",
@@ -315,7 +319,7 @@ def mlflow_year(num_runs: int, num_models: int) -> None:
                     [experiment], max_results=100, order_by=["metrics.`vtab/task7/top1` DESC"]
                 ),
                 "all runs": lambda: client.search_runs([experiment], max_results=50_000),
-                "a run by its key": lambda: tracking._search_run(experiment, "train-000000000400", "s3://x"),
+                "a run by its key": lambda: tracking._search_runs(experiment, "train-000000000400", "s3://x"),
                 "a comparison of 10 runs": lambda: [client.get_run(run) for run in newest],
                 "registered models": lambda: client.search_registered_models(max_results=100),
                 "model versions": lambda: client.search_model_versions(max_results=100),

@@ -27,12 +27,11 @@ from vitline.flows.chaos.own_servers import OwnServers, own_servers
 from vitline.flows.nights.from_records import scores_of
 from vitline.flows.nights.night_record import NightRecord, read_night
 from vitline.flows.on_prefect.deployments import NIGHTLY_CRON
-from vitline.flows.on_prefect.registration import WORK_POOL
 from vitline.flows.records import read_pipeline
 from vitline.infra.local.processes import child_environment
 from vitline.infra.local.stack import find_stack
 from vitline.infra.night import night_at, night_text
-from vitline.infra.settings import changed_environment
+from vitline.infra.settings import DEFAULT_PROJECT, changed_environment
 from vitline.infra.storage import open_store
 
 SERIES, DEPLOYMENT = "week", "pretrain-then-transfer/nightly"
@@ -112,9 +111,9 @@ class Week:
         due = datetime.now(UTC).replace(second=0, microsecond=0) + timedelta(minutes=2)
         self.switch_on(f"{due.minute} {due.hour} * * *")
         run = self.next_due()
-        self.servers.ask("prefect", f"/work_pools/{WORK_POOL}", {"is_paused": True}, method="PATCH")
+        self.servers.ask("prefect", f"/work_pools/{DEFAULT_PROJECT}", {"is_paused": True}, method="PATCH")
         time.sleep((due - datetime.now(UTC)).total_seconds() + 60)
-        self.servers.ask("prefect", f"/work_pools/{WORK_POOL}", {"is_paused": False}, method="PATCH")
+        self.servers.ask("prefect", f"/work_pools/{DEFAULT_PROJECT}", {"is_paused": False}, method="PATCH")
         print(f"\n{night_text(due)}  its start was late\n  {self.servers.ended(run['id'])}", flush=True)
         self.switch_on()
 

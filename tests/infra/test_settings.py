@@ -7,6 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from vitline.flows.alerts.automations import ALERTS
+from vitline.flows.on_prefect.deployments import deployment_named
+from vitline.flows.to_mlflow.send_run import registered_name
 from vitline.infra.settings import Settings, join_environment, user_at_host
 from vitline.infra.storage import open_store
 
@@ -57,6 +60,19 @@ def test_a_user_id_without_a_name_is_recorded_as_a_number(monkeypatch: pytest.Mo
     monkeypatch.setattr(pwd, "getpwuid", unknown)
     monkeypatch.setattr("os.getuid", lambda: 54321)
     assert user_at_host() == f"uid-54321@{socket.gethostname()}"
+
+
+def test_a_project_names_what_several_roots_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VITLINE_PROJECT", raising=False)
+    assert (Settings().project, Settings().named("icons")) == ("vitline", "icons")
+    monkeypatch.setenv("VITLINE_PROJECT", "birds")
+    deployment = deployment_named("pretrain/birds-default")
+    assert (deployment.tags[0], deployment.name) == ("birds", "default")
+    assert ALERTS[0].name == "birds: a run failed"
+    assert registered_name("s3://store/models/icons/1") == "birds-icons"
+    monkeypatch.setenv("VITLINE_PROJECT", "Birds/2")
+    with pytest.raises(ValueError, match=r"VITLINE_PROJECT='Birds/2' cannot name a project\. Use up to 40 characters"):
+        Settings()
 
 
 OURS = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:5000", "MLFLOW_TRACKING_USERNAME": "vitline"}

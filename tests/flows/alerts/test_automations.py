@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from vitline.flows.alerts.automations import ALERTS, CREATED
+from vitline.flows.alerts.automations import ALERTS, created_variable
 from vitline.flows.alerts.problems import SEEN
 from vitline.infra.storage import open_store
 
@@ -50,7 +50,7 @@ def prefect(flows, in_stack):
     def delete_all():
         for automation in automations(api).values():
             api.delete(f"/automations/{automation['id']}").raise_for_status()
-        api.delete(f"/variables/name/{CREATED}")
+        api.delete(f"/variables/name/{created_variable()}")
         open_store(in_stack.root).delete(SEEN)
 
     delete_all()

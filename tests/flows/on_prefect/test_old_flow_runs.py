@@ -17,7 +17,7 @@ from vitline.flows.on_prefect.old_flow_runs import PrefectOldFlowRuns
 from vitline.flows.on_prefect.registration import register
 from vitline.infra.local.databases import copy_database
 from vitline.infra.local.processes import child_environment, end_with_parent, free_ports, tail
-from vitline.infra.settings import NO_TELEMETRY, Settings
+from vitline.infra.settings import DEFAULT_PROJECT, NO_TELEMETRY, Settings
 
 from ...servers import FlowRuns, environment_of
 
@@ -91,7 +91,7 @@ def no_flow_runs(prefect):
 def collect(days, idle_days=None, dry_run=False):
     """What a collection does `days` from now, for everything that has ended by then, or has ended without work."""
     ended, idle = (time.time() + DAY_S * at for at in (days, days if idle_days is None else idle_days))
-    found = PrefectOldFlowRuns(FLOW_NAMES).collect(ended, idle, dry_run)
+    found = PrefectOldFlowRuns(FLOW_NAMES, DEFAULT_PROJECT).collect(ended, idle, dry_run)
     return {finding.subject: finding.action for finding in found}
 
 

@@ -118,11 +118,12 @@ def test_new_defaults_are_applied_to_unedited_values(page, in_stack, monkeypatch
     from vitline.flows.on_prefect.deployments import NIGHT, PIPELINE, Deployment
     from vitline.flows.on_prefect.prefect_observer import client
     from vitline.flows.requests.forms import PipelineRequest
+    from vitline.infra.settings import Settings
 
     def register(request, cron="0 2 * * *"):
         night = Deployment(PIPELINE, "nightly", PipelineRequest, request, "pipeline", cron, purpose=cron)
         with client() as api:
-            return registration.update(api, night, registration.find(api, night), None, {})
+            return registration.update(api, night, registration.find(api, night), None, {}, Settings())
 
     nightly = page(EDITED)
     register(NIGHT)
@@ -206,3 +207,34 @@ def test_pool_and_job_variables_are_kept_unless_options_change_them(deploy_again
         for p in pages:
             p.edit(work_pool_name="vitline")
         flows.api.delete("/work_pools/gpus")
+
+
+def test_another_root_is_refused_and_can_register_under_another_project(
+    deploy_again, page, flows, tmp_path, monkeypatch
+):
+    nightly = page(EDITED)
+    before, other = nightly.edited(), ["--root", str(tmp_path / "theirs")]
+    code, out, err = deploy_again(*other, "--pool", "vitline", "--nightly")
+    assert (code, out) == (2, "")
+    assert f"belongs to the root s3://vitline, not to file://{tmp_path}/theirs, so nothing was registered." in err
+    assert "Set VITLINE_PROJECT=NAME" in err
+    assert nightly.edited() == before
+    monkeypatch.setenv("VITLINE_PROJECT", "birds")
+    assert "has no work pool 'birds'" in deploy_again(*other)[2]
+    theirs = []
+    try:
+        code, out, err = deploy_again(*other, "--pool", "vitline")
+        assert (code, err) == (0, "")
+        assert "13 deployments registered" in out
+        assert "6 alerts created" in out
+        theirs = [d for d in flows.api.post("/deployments/filter", json={}).json() if d["name"].startswith("birds-")]
+        assert {d["name"] for d in theirs} == {"birds-default", "birds-demo", "birds-nightly"}
+        assert all("birds" in d["tags"] and "vitline" not in d["tags"] for d in theirs)
+        assert nightly.edited() == before
+    finally:
+        for deployment in theirs:
+            flows.api.delete(f"/deployments/{deployment['id']}").raise_for_status()
+        for alert in flows.api.post("/automations/filter", json={}).json():
+            if alert["name"].startswith("birds: "):
+                flows.api.delete(f"/automations/{alert['id']}").raise_for_status()
+        flows.api.delete("/variables/name/birds_alerts")

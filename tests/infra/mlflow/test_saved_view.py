@@ -5,14 +5,14 @@ import hashlib
 import json
 import zlib
 
-from vitline.infra.mlflow.saved_view import NAME, VIEW_KEY, changed_tags
+from vitline.infra.mlflow.saved_view import VIEW_KEY, changed_tags
 
 TAG = f"mlflow.sharedViewState.{VIEW_KEY}"
 
 
 def columns(tags):
     view = json.loads(tags[TAG])
-    assert view["name"] == NAME
+    assert view["name"] == "vitline scores"
     packed = view["state"].removeprefix("deflate;")
     return json.loads(zlib.decompress(base64.b64decode(packed)))["selectedColumns"][1:]
 
@@ -28,7 +28,7 @@ def test_new_metrics_are_added_to_the_view_and_nothing_is_sent_twice():
 
 def test_view_that_a_user_changed_or_deleted_is_left_alone():
     tags = changed_tags({}, ["val/top1"], 1)
-    renamed = tags | {TAG: tags[TAG].replace(NAME, "mine")}
+    renamed = tags | {TAG: tags[TAG].replace("vitline scores", "mine")}
     assert changed_tags(renamed, ["tasks/pets/top1"], 2) == {}
     assert changed_tags(tags | {TAG: "no json"}, ["tasks/pets/top1"], 2) == {}
     assert changed_tags({name: value for name, value in tags.items() if name != TAG}, ["val/top1"], 2) == {}
