@@ -96,6 +96,9 @@ class Sender:
         fresh = [s for s in segments if s.number >= curves.done.get(s.journal, 0)]
         if not fresh and shipped(run).get("view") == digest:
             return "unchanged"
+        self.tracking.put_status(
+            run, snapshot.status, snapshot.end_ms
+        )  # first: a slow server may take long for the rest
         self.tracking.put_tags(run, snapshot.tags | ({"mlflow.parentRunId": parent.run_id} if parent else {}))
         self.tracking.put_params(run, snapshot.params)
         self.tracking.put_data(run, [DataUse(**vars(corpus)) for corpus in snapshot.corpora])
@@ -126,6 +129,7 @@ class Sender:
         digest = digest_of([child.digest, tags, snapshot.status, snapshot.end_ms])[:16]
         if shipped(part).get("view") == digest:
             return part.url
+        self.tracking.put_status(part, snapshot.status, snapshot.end_ms)
         self.tracking.put_tags(part, tags)
         self.tracking.put_params(part, child.params)
         self.tracking.put_data(part, [DataUse(**vars(corpus)) for corpus in child.corpora])
@@ -162,6 +166,7 @@ class Sender:
         digest = digest_of([snapshot.digest, links, [s.model_dump(mode="json") for s in record.stages]])[:16]
         if shipped(run).get("view") == digest:
             return "unchanged"
+        self.tracking.put_status(run, snapshot.status, snapshot.end_ms)
         if record.model and record.model_digest and (reason := snapshot.tags.get("vitline.gate")):
             self.tracking.put_gate(registered_name(record.model), record.model_digest, reason)
         first = {name: links.get(stage.run_key, {}) for name, stage in record.first_stages.items()}
@@ -278,13 +283,14 @@ class Sender:
         curves: Curves | None,
         more: str = "",
     ) -> None:
-        """Sends description and status, and last the tag that records what was sent: an interrupted send is repeated."""
+        """Sends the description, and last the tag that records what was sent: an interrupted send is repeated."""
         state = f"**{snapshot.state}**" + (
             f": {snapshot.tags['vitline.reason']}" if snapshot.tags.get("vitline.reason") else ""
         )
         lines = "\n".join(f"- {fact}" for fact in [*facts, f"**Store:** `{snapshot.store_uri}`"])
         self.tracking.put_tags(run, {"mlflow.note.content": "\n\n".join(filter(None, (state, more, lines)))})
-        self.tracking.put_status(run, snapshot.status, snapshot.end_ms)
+        if snapshot.end_ms is not None:
+            self.tracking.delete_copies(run)
         note: ShippedNote = {"segments": curves.done, "view": digest} if curves else {"view": digest}
         self.tracking.put_tags(run, {SHIPPED: json.dumps(note, sort_keys=True)})
 

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import queue
+import re
 import sys
 import threading
 import time
@@ -148,10 +149,12 @@ def tagged(store: Store, key: str) -> str | None:
 
 
 def one_line(error: Exception) -> str:
-    """An error as one line; of an MLflow that does not answer only that."""
+    """An error as one line; of a request without an answer its address and the innermost cause."""
     text = " ".join(str(error).split())
-    if "failed with exception" in text and "API request to" in text:
-        return f"MLflow does not answer ({text.partition(' failed with exception')[0]})"
+    if found := re.fullmatch(r"API request to (\S+) failed with (?:timeout )?exception (.*)", text):
+        # As in HTTPConnectionPool(...): Max retries exceeded with url: ... (Caused by NewConnectionError('<object>: [Errno 111] ...'))
+        cause = re.sub(r"""^\w+\(["'](.*)["']\)*$""", r"\1", found[2].rpartition("Caused by ")[2])
+        return f"MLflow does not answer (API request to {found[1]}: {cause})"[:500]
     return f"{type(error).__name__}: {text}"[:500]
 
 

@@ -32,11 +32,11 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0  # growing waits before a dead child 
 _WORTH_A_START_S = 3.0  # time to close that is left when it is still worth replacing a dead child
 _HURRIED_S = 6.0  # time to close after an error or a cancellation
 _ANSWER_S = 2.0  # part of the time to close that is kept for the child's answer
-# MLflow's defaults wait for minutes. Short timeouts are enough, because whatever fails is sent again later.
+# MLflow's defaults wait for minutes and repeat a POST that a slow server has not answered, so that it creates two of what the POST
+# creates. Here nothing is repeated: whatever fails is sent again later, and searched for before it is created.
 _CHILD_ENVIRONMENT = {
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "8",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "DO_NOT_TRACK": "true",

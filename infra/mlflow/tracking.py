@@ -150,14 +150,21 @@ class Tracking:
         if known is not None and (found := self._find(lambda: self._client.get_run(known))) is not None:
             return self._tracked(found) if found.info.lifecycle_stage == "active" else None
         experiment_id = self._experiment(experiment)
-        run_id, created = self._search_run(experiment_id, key, store_uri), False
-        if run_id is None:
+        found = self._search_runs(experiment_id, key, store_uri)
+        if not found:
             about = self._clean_all({**tags, RUN_KEY: key, STORE_URI: store_uri})
-            run_id, created = self._client.create_run(experiment_id, start_ms, about, name or key).info.run_id, True
-        agreed = ids.agree(RUN, run_id, instead_of=known, url=run_url(self.uri, experiment_id, run_id))
-        if created and agreed != run_id:
-            self._client.delete_run(run_id)
-        return self._tracked(self._client.get_run(agreed))
+            found = [self._client.create_run(experiment_id, start_ms, about, name or key).info.run_id]
+        agreed = ids.agree(RUN, found[0], instead_of=known, url=run_url(self.uri, experiment_id, found[0]))
+        tracked = self._tracked(self._client.get_run(agreed))
+        self.delete_copies(tracked)
+        return tracked
+
+    def delete_copies(self, run: TrackedRun) -> None:
+        """Deletes other runs of the same key: another shipper made one at once, or a server did late what it had not answered."""
+        key, store_uri = run.tags.get(RUN_KEY, ""), run.tags.get(STORE_URI, "")
+        for run_id in self._search_runs(run.experiment_id, key, store_uri):
+            if run_id != run.run_id:
+                self._raced(partial(self._client.delete_run, run_id))
 
     def put_tags(self, run: TrackedRun, tags: Mapping[str, str]) -> None:
         """Sets the tags that have another value."""
@@ -259,17 +266,13 @@ class Tracking:
         known, client = ids.read().get(kind), self._client
         found = self._find(lambda: client.get_logged_model(known)) if known else None
         if found is None:
-            same = client.search_logged_models([run.experiment_id], f"tags.`vitline.model_digest` = '{model.digest}'")
-            found = next((m for m in same if m.source_run_id == run.run_id), None)
-            created = found is None
-            found = found or client.create_logged_model(
-                run.experiment_id, model.name, run.run_id, tags, self._clean_all(model.params), "vit"
-            )
-            agreed = ids.agree(kind, found.model_id, instead_of=known)
-            if agreed != found.model_id:
-                if created:
-                    client.delete_logged_model(found.model_id)
-                found = client.get_logged_model(agreed)
+            if not (same := self._logged_models(run, model)):
+                params = self._clean_all(model.params)
+                same = [client.create_logged_model(run.experiment_id, model.name, run.run_id, tags, params, "vit")]
+            found = client.get_logged_model(ids.agree(kind, same[0].model_id, instead_of=known))
+        for copy in self._logged_models(run, model):
+            if copy.model_id != found.model_id:
+                self._raced(partial(client.delete_logged_model, copy.model_id))
         ready = str(found.status) == "READY"
         if not ready or {*model.files} - {f.path for f in client.list_logged_model_artifacts(found.model_id)}:
             with self._folder(model.files) as folder:
@@ -278,27 +281,33 @@ class Tracking:
             client.finalize_logged_model(found.model_id, "READY")
         return found.model_id
 
+    def _logged_models(self, run: TrackedRun, model: Model) -> Sequence[Any]:
+        wanted = f"tags.`vitline.model_digest` = '{model.digest}'"
+        found = self._client.search_logged_models([run.experiment_id], wanted)
+        return [each for each in found if each.source_run_id == run.run_id]
+
     def _version(self, run: TrackedRun, ids: TrackingIds, model: Model, tags: dict[str, str], model_id: str) -> str:
         kind = f"version {model.digest[:12]}"
         known, client = ids.read().get(kind), self._client
-        if known and self._find(lambda: client.get_model_version(model.name, known)) is not None:
-            return known
-        self._raced(lambda: client.create_registered_model(model.name, description=_ABOUT_MODELS))
-        same = [v for v in self._versions(model.name) if v.source == f"models:/{model_id}"]
-        if same:
-            return ids.agree(kind, str(min(int(v.version) for v in same)), instead_of=known)
-        made = client.create_model_version(
-            model.name,
-            f"models:/{model_id}",
-            run.run_id,
-            {**tags, "vitline.finished_at": f"{model.finished_at:.3f}"},
-            description=self._clean(model.summary),
-            await_creation_for=0,
-            model_id=model_id,
-        )
-        agreed = ids.agree(kind, str(made.version), instead_of=known)
-        if agreed != str(made.version):
-            client.delete_model_version(model.name, made.version)
+        source = f"models:/{model_id}"
+        agreed = known if known and self._find(lambda: client.get_model_version(model.name, known)) else None
+        if agreed is None:
+            self._raced(lambda: client.create_registered_model(model.name, description=_ABOUT_MODELS))
+            if not (same := [v for v in self._versions(model.name) if v.source == source]):
+                made = client.create_model_version(
+                    model.name,
+                    source,
+                    run.run_id,
+                    {**tags, "vitline.finished_at": f"{model.finished_at:.3f}"},
+                    description=self._clean(model.summary),
+                    await_creation_for=0,
+                    model_id=model_id,
+                )
+                same = [made]
+            agreed = ids.agree(kind, str(min(int(v.version) for v in same)), instead_of=known)
+        for copy in self._versions(model.name):
+            if copy.source == source and str(copy.version) != agreed:
+                self._raced(partial(client.delete_model_version, model.name, copy.version))
         return agreed
 
     def _move_candidate(self, name: str) -> None:
@@ -378,10 +387,10 @@ class Tracking:
             self._experiments[name] = found.experiment_id
         return self._experiments[name]
 
-    def _search_run(self, experiment_id: str, key: str, store_uri: str) -> str | None:
+    def _search_runs(self, experiment_id: str, key: str, store_uri: str) -> list[str]:
         found = self._client.search_runs([experiment_id], f"tags.`{RUN_KEY}` = '{key}'", order_by=["start_time"])
         mine = self._clean(store_uri)
-        return next((run.info.run_id for run in found if run.data.tags.get(STORE_URI) == mine), None)
+        return [run.info.run_id for run in found if run.data.tags.get(STORE_URI) == mine]
 
     def _tracked(self, run: Run) -> TrackedRun:
         info, data = run.info, run.data

@@ -190,6 +190,22 @@ def test_candidate_alias_points_to_the_model_that_finished_last_in_any_sending_o
     assert set(descriptions.values()) == {("summary", None)}
 
 
+def test_a_repeated_post_creates_one_run_model_and_version(start, tracking, client, monkeypatch):
+    """As a client repeats it that a slow server has not answered."""
+    for call in ("create_run", "create_logged_model", "create_model_version"):
+        post = getattr(tracking._client, call)
+        monkeypatch.setattr(tracking._client, call, lambda *a, post=post, **k: [post(*a, **k) for _ in range(2)][1])
+    run, ids, key = start()
+    name, digest = f"m-{uuid.uuid4().hex[:8]}", uuid.uuid4().hex
+    published = tracking.publish(run, ids, model(name, 1.0, digest))
+    (version,) = client.search_model_versions(f"name = '{name}'")
+    assert (str(version.version), version.source) == (published.version, f"models:/{published.model_id}")
+    (found,) = client.search_runs([run.experiment_id], f"tags.`vitline.run_key` = '{key}'")
+    assert found.info.run_id == run.run_id
+    (logged,) = client.search_logged_models([run.experiment_id], f"tags.`vitline.model_digest` = '{digest}'")
+    assert logged.model_id == published.model_id
+
+
 def test_concurrent_shippers_register_a_model_once(uri, start, client):
     name, digest = f"m-{uuid.uuid4().hex[:8]}", uuid.uuid4().hex * 2
     _, _, key = start()
