@@ -45,6 +45,7 @@ from vitline.data_prep.shards.verify_shards import ShardSpec
 from vitline.data_prep.shards.write_shards import ShardInfo, ShardTask, ensure_shard
 from vitline.data_prep.small_work import is_small
 from vitline.infra.config import FrozenConfig
+from vitline.infra.provenance import require_same_versions
 from vitline.infra.runs.driver import Ending, driver_main, run_attempt
 from vitline.infra.runs.stopping import StopPoller, joining_ray
 from vitline.infra.runs.task_watch import TaskWatch
@@ -307,9 +308,10 @@ def ray_data(work: Callable[[T], R], tasks: Sequence[T], /, watch: TaskWatch | N
 
 
 def _run_task(row: dict[str, Any], work: Callable[[Any], Any], watch: TaskWatch | None = None) -> dict[str, Any]:
-    task = pickle.loads(row["task"])
     # Return our errors as values: Ray Data would wrap an exception in pages of traceback.
     try:
+        require_same_versions()
+        task = pickle.loads(row["task"])
         with watch.over(*_watched_as(task, work, row["task"])) if watch else contextlib.nullcontext():
             return {"result": pickle.dumps(work(task)), "error": ""}
     except (ValueError, RuntimeError, OSError) as error:

@@ -46,7 +46,7 @@ def compared_versions() -> dict[str, str]:
 
 
 def differing_versions() -> str:
-    """In a job: an error message if its versions differ from those of the process that submitted it, else empty.
+    """In a process of a job: an error message if its versions differ from those of the process that submitted the job, else empty.
 
     Also empty if the submitting process sent no versions.
     """
@@ -61,6 +61,12 @@ def differing_versions() -> str:
         f"{sys.executable} on {platform.node()} runs {differences}. Install the same versions there, or set "
         "VITLINE_JOB_PYTHON to a Python of the cluster that has them."
     )
+
+
+def require_same_versions() -> None:
+    """Called first by every worker and task of a job, because the nodes of a cluster may differ. Raises RuntimeError."""
+    if differ := differing_versions():
+        raise RuntimeError(differ)
 
 
 def checkout_commit(folder: Path) -> str | None:

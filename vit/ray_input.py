@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from vitline.infra.provenance import require_same_versions
 from vitline.vit.input.batches import Batch
 from vitline.vit.input.decoding.parts import FilledPart, Spent, assembled, filled_parts
 from vitline.vit.input.decoding.processes import check_parts
@@ -128,6 +129,7 @@ class _InputActor:
         """Returns once the actor is placed."""
 
     def steps(self, asked: TrainingRequest, part: tuple[int, int]) -> Iterator[FilledPart]:
+        require_same_versions()
         import torch
 
         torch.set_num_threads(1)

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from vitline.infra.provenance import require_same_versions
 from vitline.infra.runs.beside import beside
 from vitline.infra.runs.run_state import state_of
 from vitline.infra.storage import open_store
@@ -95,6 +96,7 @@ class RayScoring:
 
 def score_in_task(run_uri: str, prefix: str, probes: CheckpointProbeConfig) -> dict[str, float]:
     """Scores a checkpoint on CPUs or the GPU of this task. Called in the process of the task."""
+    require_same_versions()
     import torch
 
     from vitline.vit.checkpoint_probes.score import score_checkpoint

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from vitline.infra.provenance import require_same_versions
 from vitline.infra.redact import cleaned
 from vitline.infra.runs.beside import beside
 from vitline.infra.runs.claims import ClaimLost
@@ -246,6 +247,7 @@ def train_worker(job: dict[str, Any]) -> None:
 
     run, context = open_store(job["run"]), get_context()
     try:
+        require_same_versions()
         world = World.current(context.get_node_rank(), context.get_local_rank(), job["device"])
         with drain_followed(run, job["attempt"]):
             TrainingRun(run, job["attempt"], world, decoded_on_ray).execute()

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from vitline.infra.provenance import require_same_versions
 from vitline.infra.runs.claims import ClaimHolder
 from vitline.infra.runs.driver import Ending, driver_main, run_attempt
 from vitline.infra.runs.progress import RunProgress, write_progress
@@ -243,10 +244,11 @@ class PartWorker:
         self._extractor: Extractor | None = None
 
     def __call__(self, batch: pa.Table) -> Iterator[pa.Table]:
-        extractor, root, threads, chunk, watch = pickle.loads(batch.column("chunk")[0].as_py())
-        self._extractor = self._extractor or extractor(root, threads)
         # An expected error is returned as a value: Ray Data would wrap an exception in pages of traceback.
         try:
+            require_same_versions()
+            extractor, root, threads, chunk, watch = pickle.loads(batch.column("chunk")[0].as_py())
+            self._extractor = self._extractor or extractor(root, threads)
             parts = self._extractor.ensure(chunk)
             for planned in chunk:
                 # Between two parts Ray may hold this process back for as long as it likes.
@@ -288,6 +290,7 @@ def probe_trials_on_ray(
 
 def watched_probe(root: str, probe_trial: ProbeTrial, watchdog: Watchdog) -> Score:
     """The score of a probe trial, with the watchdog open meanwhile."""
+    require_same_versions()
     with watchdog:
         return score_probe(root, probe_trial)
 

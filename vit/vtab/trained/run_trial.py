@@ -10,6 +10,7 @@ import torch
 
 from vitline.data_prep.shard_format import Manifest, load_manifest
 from vitline.infra.config import replace
+from vitline.infra.provenance import require_same_versions
 from vitline.infra.runs.watchdog import UNWATCHED, Watchdog
 from vitline.infra.storage import PreconditionFailed, open_store
 from vitline.vit.config import ExecutionConfig, TrainRecipe
@@ -36,6 +37,7 @@ def ensure_trial(trials_uri: str, trial: Trial, threads: int = 1, watchdog: Watc
     Before the result, a final trial stores its predictions and the files made from them (`trial_files.py`). `threads`
     decode and augment. `watchdog` is opened meanwhile, and kills a process whose trial makes no progress.
     """
+    require_same_versions()
     trials = open_store(trials_uri)
     if (done := finished_result(trials, trial)) is not None:
         return done
