@@ -57,6 +57,8 @@ AWAY_S = 900.0
 """How long a server may be away before whoever needs it gives up: Ray's, and Prefect's at the end of a flow run. The local stack
 starts a lost server again, which may take ten minutes on a busy machine."""
 _TOLD_AFTER_S = 2.0
+_NO_COMMAND = (126, 127)
+"""Exit codes of a shell whose command cannot be executed or was not found."""
 
 
 class Job(FrozenConfig):
@@ -269,6 +271,18 @@ class RayJobs:
 def is_of(job: Job, root: str | None) -> bool:
     """Whether the metadata of a job name this root, or none."""
     return root is None or job.metadata.get(ROOT, root) == root
+
+
+def no_start(python: str, job: Job, log: str) -> str:
+    """Why the Python of jobs could not run one, and what to do; empty if something else has ended the job."""
+    missing = re.search(r"No module named '?([\w.]+)", log)
+    if job.exit_code not in _NO_COMMAND and not missing:
+        return ""
+    what = f"has no {missing[1]}" if missing else "cannot be run"
+    return (
+        f"{python} {what} on the nodes of the cluster: install vitline[train] there, or set VITLINE_JOB_PYTHON to a Python of the "
+        "nodes that has it"
+    )
 
 
 def _path(job_id: str) -> str:

@@ -156,10 +156,16 @@ class Settings(BaseModel):
         return self.ray_address
 
     def ray_token(self) -> str | None:
-        """The token for the job server; None lets Ray search for it."""
+        """The token for the job server; None if there is none, neither set nor where Ray itself looks last."""
         if self.ray_auth_token:
             return self.ray_auth_token.get_secret_value()
-        return self.ray_auth_token_path.read_text().strip() if self.ray_auth_token_path else None
+        kept = Path(os.path.expanduser("~/.ray/auth_token"))
+        path = self.ray_auth_token_path or (kept if kept.exists() else None)
+        return path.read_text().strip() if path else None
+
+    def python_of_jobs(self) -> str:
+        """VITLINE_JOB_PYTHON, else this Python on a Ray that is started here, else `python` of the nodes."""
+        return self.job_python or (sys.executable if self.ray_address is None else "python")
 
     def prefect_headers(self) -> dict[str, str]:
         """The headers with which this process logs in to Prefect."""

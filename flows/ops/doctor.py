@@ -1,7 +1,7 @@
 """Checks of this machine and of the services that it is connected to; each failure comes with advice.
 
 All checks run at once. None is waited for longer than `DEADLINE_S`, on a busy machine `BUSY` times as long, so the doctor also
-answers if a service hangs.
+answers if a service hangs. A configured Ray runs one small job.
 """
 
 import os

@@ -1,12 +1,13 @@
 """Checks of the configured services: that they answer, grant access, run the expected versions and keep the time.
 
-They use plain HTTP with short timeouts, because client libraries retry for much longer.
+They use plain HTTP with short timeouts first, because client libraries retry for much longer, and then the clients of commands and
+jobs, which read more settings: logins, proxies, certificates.
 """
 
 import contextlib
 import http.client
 import json
-import os
+import ssl
 import time
 import urllib.error
 import urllib.request
@@ -15,13 +16,17 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from email.utils import parsedate_to_datetime
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from vitline.flows.ops.check import Check
 from vitline.infra.local.processes import is_busy, load
-from vitline.infra.settings import Settings, through_proxy
+from vitline.infra.local.running_stack import stack_dir
+from vitline.infra.local.stack import find_stack
+from vitline.infra.plain_text import last_words
+from vitline.infra.provenance import compared_versions
+from vitline.infra.ray_jobs import JobServerAway, RayJobs, no_start
+from vitline.infra.settings import Settings, changed_environment, through_proxy
 from vitline.infra.storage import Store, StoreFailed, open_store, probe_conditional_writes
 
 TIMEOUT_S = 4.0
@@ -94,7 +99,9 @@ def check_store(settings: Settings) -> Check:
         try:
             ask(s3_url(settings))  # the S3 client itself waits for half a minute
         except OSError as away:
-            return _away("store", away, "AWS_ENDPOINT_URL" + ("" if settings.s3_endpoint_url else ", which is not set"))
+            variable = "AWS_ENDPOINT_URL" + ("" if settings.s3_endpoint_url else ", which is not set")
+            if not _of_certificate(away):
+                return _away("store", away, variable, settings.s3_endpoint_url)
     key = (
         f"doctor/{time.time_ns()}-{uuid.uuid4().hex}"  # the time lets collect-garbage delete what a killed doctor left
     )
@@ -153,6 +160,8 @@ def _store_advice(failed: StoreFailed, permission: str) -> str:
     }
     if failed.code in known:
         return known[failed.code]
+    if "CERTIFICATE_VERIFY_FAILED" in str(failed):
+        return _CERTIFICATES["store"]
     if failed.status in (401, 403):
         return f"The store refuses this operation: grant the key {permission} on VITLINE_ROOT, or use another key."
     if "credentials" in str(failed.__cause__).lower():
@@ -171,13 +180,13 @@ def check_ray(settings: Settings) -> Check:
     if urlsplit(address).scheme not in ("http", "https"):
         return Check("ray", False, f"RAY_ADDRESS is {address}", "Set it to the job server, as in http://HOST:8265.")
     try:
-        token = settings.ray_token() or _kept_token()
+        token = settings.ray_token()
     except OSError as error:
         return Check("ray", False, f"the token cannot be read: {error}", "Correct RAY_AUTH_TOKEN_PATH.")
     try:
         reply = ask(f"{address.rstrip('/')}/api/version", {"Authorization": f"Bearer {token}"} if token else {})
     except OSError as away:
-        return _away("ray", away, "RAY_ADDRESS")
+        return _away("ray", away, "RAY_ADDRESS", address)
     if reply.status in (401, 403):
         advice = "Set RAY_AUTH_TOKEN_PATH (or RAY_AUTH_TOKEN) to the token that the cluster was started with."
         return Check("ray", False, f"{address} refuses access: {_line(reply.text)}", advice)
@@ -186,9 +195,40 @@ def check_ray(settings: Settings) -> Check:
     except (ValueError, KeyError, TypeError):
         return Check("ray", False, f"{address} is not a Ray job server ({_shown(reply)})", "Correct RAY_ADDRESS.")
     # Jobs run in the cluster's Ray; the protocols of two versions differ.
-    same = found == installed("ray")
-    advice = "" if same else f"Install ray=={found} here, or the Ray of requirements.lock on the cluster."
-    return Check("ray", same, f"{address}: Ray {found}, here {installed('ray') or 'not installed'}", advice)
+    if found != installed("ray"):
+        advice = f"Install ray=={found} here, or the Ray of requirements.lock on the cluster."
+        return Check("ray", False, f"{address}: Ray {found}, here {installed('ray') or 'not installed'}", advice)
+    problem = small_job(settings, address)
+    if problem:
+        return Check(
+            "ray",
+            False,
+            f"{address}: Ray {found}, but a small job failed: {problem}"[:600],
+            "Fix what the message names, then run the doctor again.",
+        )
+    return Check("ray", True, f"{address}: Ray {found}, and a small job ran in {settings.python_of_jobs()}")
+
+
+_JOB = """
+import importlib.util, sys
+from vitline.infra.provenance import differing_versions
+torch = importlib.util.find_spec("torch")
+sys.exit(differing_versions() or (None if torch else "ModuleNotFoundError: No module named 'torch'"))
+"""
+
+
+def small_job(settings: Settings, address: str) -> str:
+    """Runs a job that compares versions, with the Python of all jobs. Returns what is wrong, and what to do; empty if nothing."""
+    python, job_id = settings.python_of_jobs(), f"vitline-doctor-{uuid.uuid4().hex[:12]}"
+    env = {"VITLINE_SUBMITTED_FROM": json.dumps(compared_versions())}
+    try:
+        jobs = RayJobs(address, settings.ray_auth_token_path, away_s=TIMEOUT_S * patience())
+        jobs.submit(job_id, [python, "-P", "-c", _JOB], env, {"made_by": "vitline ops doctor"})
+        job = jobs.follow(job_id, on_poll=lambda job: None, poll_s=0.2)
+        log = jobs.logs(job_id).strip()
+    except (JobServerAway, RuntimeError) as error:
+        return str(error)
+    return "" if job.state == "succeeded" else no_start(python, job, log) or last_words(log) or job.message
 
 
 def check_prefect(settings: Settings) -> Check:
@@ -198,7 +238,9 @@ def check_prefect(settings: Settings) -> Check:
     try:
         reply = ask(f"{url.rstrip('/')}/admin/version", settings.prefect_headers())
     except OSError as away:
-        return _away("prefect", away, "PREFECT_API_URL")
+        if not _of_certificate(away):
+            return _away("prefect", away, "PREFECT_API_URL", url)
+        return _asked_by_prefect(settings, url)
     if reply.status in (401, 403):
         advice = "Set PREFECT_API_AUTH_STRING (own server) or PREFECT_API_KEY (Prefect Cloud) for flows and workers."
         return Check("prefect", False, f"{url} refuses access ({_shown(reply)})", advice)
@@ -206,7 +248,28 @@ def check_prefect(settings: Settings) -> Check:
     if reply.status != 200 or not found[:1].isdigit():
         advice = "Correct PREFECT_API_URL; it ends in /api, as in http://127.0.0.1:4200/api."
         return Check("prefect", False, f"{url} is not a Prefect server ({_shown(reply)})", advice)
-    return _versions("prefect", url, found, installed("prefect"))
+    compared = _versions("prefect", url, found, installed("prefect"))
+    return _asked_by_prefect(settings, url) if compared.ok else compared
+
+
+def _asked_by_prefect(settings: Settings, url: str) -> Check:
+    from prefect.client.orchestration import SyncPrefectClient
+
+    from vitline.flows.on_prefect.client_errors import sentence_of
+
+    key, login = settings.prefect_api_key, settings.prefect_api_auth_string
+    try:
+        with SyncPrefectClient(
+            url,
+            api_key=key.get_secret_value() if key else None,
+            auth_string=login.get_secret_value() if login else None,
+            httpx_settings={"timeout": TIMEOUT_S * patience()},
+        ) as api:
+            return _versions("prefect", url, api.api_version(), installed("prefect"))
+    except Exception as error:
+        return Check(
+            "prefect", False, f"Prefect's client: {sentence_of(error) or error}"[:600], _CERTIFICATES["prefect"]
+        )
 
 
 def check_mlflow(settings: Settings) -> Check:
@@ -219,7 +282,9 @@ def check_mlflow(settings: Settings) -> Check:
     try:
         reply = ask(f"{uri.rstrip('/')}/api/2.0/mlflow/experiments/search?max_results=1", settings.mlflow_headers())
     except OSError as away:
-        return _away("mlflow", away, "MLFLOW_TRACKING_URI")
+        if not _of_certificate(away):
+            return _away("mlflow", away, "MLFLOW_TRACKING_URI", uri)
+        return _asked_by_mlflow(settings, uri, "")
     if reply.status == 403 and "host" in reply.text.lower():
         host = urlsplit(uri).netloc
         advice = f"Start the MLflow server with --allowed-hosts '{host}' added (name and port, as clients write it)."
@@ -233,7 +298,28 @@ def check_mlflow(settings: Settings) -> Check:
         advice = "Correct MLFLOW_TRACKING_URI."
         return Check("mlflow", False, f"{uri} is not an MLflow server ({_shown(reply)})", advice)
     found = ask(f"{uri.rstrip('/')}/version", settings.mlflow_headers()).text.strip()
-    return _versions("mlflow", uri, found, installed("mlflow-skinny") or installed("mlflow"))
+    compared = _versions("mlflow", uri, found, installed("mlflow-skinny") or installed("mlflow"))
+    return _asked_by_mlflow(settings, uri, compared.found) if compared.ok else compared
+
+
+def _asked_by_mlflow(settings: Settings, uri: str, found: str) -> Check:
+    from vitline.infra.mlflow.tracking import Tracking
+
+    password, token = settings.mlflow_tracking_password, settings.mlflow_tracking_token
+    login = {
+        "MLFLOW_TRACKING_USERNAME": settings.mlflow_tracking_username,
+        "MLFLOW_TRACKING_PASSWORD": password and password.get_secret_value(),
+        "MLFLOW_TRACKING_TOKEN": token and token.get_secret_value(),
+    }
+    try:
+        with changed_environment(
+            MLFLOW_HTTP_REQUEST_MAX_RETRIES="0", **{name: value for name, value in login.items() if value}
+        ):
+            Tracking(uri).ping()
+    except Exception as error:
+        advice = _CERTIFICATES["mlflow"] if "certificate" in str(error).lower() else "Correct what the message names."
+        return Check("mlflow", False, f"MLflow's client: {error}"[:600], advice)
+    return Check("mlflow", True, found or uri)
 
 
 def check_clock(settings: Settings) -> Check:
@@ -266,10 +352,34 @@ def check_clock(settings: Settings) -> Check:
     return Check("clock", True, f"agrees with {', '.join(compared)}" if compared else "no service answered with a date")
 
 
-def _away(name: str, away: OSError, variable: str) -> Check:
+_CERTIFICATES = {
+    name: f"Set {variables} to a file with the certificates of your authority; this client reads no other variable."
+    for name, variables in (
+        ("store", "AWS_CA_BUNDLE"),
+        ("ray", "SSL_CERT_FILE"),
+        ("prefect", "SSL_CERT_FILE or PREFECT_API_SSL_CERT_FILE"),
+        ("mlflow", "REQUESTS_CA_BUNDLE or MLFLOW_TRACKING_SERVER_CERT_PATH"),
+    )
+}
+
+
+def _of_certificate(away: OSError) -> bool:
+    """Whether plain HTTP does not accept the certificate of a server. The server's own client may."""
+    return isinstance(away.__cause__, ssl.SSLError)
+
+
+def _away(name: str, away: OSError, variable: str, url: str | None) -> Check:
     if is_busy() and isinstance(away.__cause__ or away, TimeoutError):
         return Check(name, False, f"{away}"[:300] + f", and this machine is busy: {load()}", BUSY_ADVICE)
-    advice = f"Start it (`vitline stack up` here, `vitline stack restart` if it hangs), or correct {variable}."
+    stack = find_stack(stack_dir(Settings()))
+    if _of_certificate(away):
+        advice = _CERTIFICATES[name]
+    elif url and through_proxy(url):
+        advice = "Correct the proxy, or add the host to NO_PROXY."
+    elif stack and url == stack.env.get(variable):
+        advice = f"It is of the local stack: `vitline stack restart {'s3' if name == 'store' else name}`."
+    else:
+        advice = f"Start it, or correct {variable}."
     return Check(name, False, str(away)[:300], advice)
 
 
@@ -285,12 +395,6 @@ def _versions(name: str, url: str, server: str, client: str | None) -> Check:
     same = client is not None and client.split(".")[:2] == server.split(".")[:2]
     advice = "" if same else f"Install {name}=={server} here, or the version of requirements.lock on the server."
     return Check(name, same, f"{url}: server {server}, here {client or 'not installed'}", advice)
-
-
-def _kept_token() -> str | None:
-    """The token file that Ray itself reads last."""
-    path = Path(os.path.expanduser("~/.ray/auth_token"))
-    return path.read_text().strip() if path.exists() else None
 
 
 def _line(text: str) -> str:

@@ -140,8 +140,8 @@ class Cluster:
 
     @property
     def python(self) -> str:
-        """The Python of jobs: VITLINE_JOB_PYTHON, else this process's own on a local Ray, else `python` on a remote node."""
-        return self.settings.job_python or (sys.executable if self.settings.ray_address is None else "python")
+        """The Python of jobs."""
+        return self.settings.python_of_jobs()
 
     @property
     def jobs(self) -> RayJobs:

@@ -4,7 +4,6 @@
 import contextlib
 import json
 import logging
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from vitline.flows.stages.engines import Engines, StopRequested
 from vitline.flows.stages.worker_errors import WorkerErrors, last_stacks
 from vitline.infra.config import replace
 from vitline.infra.provenance import compared_versions
-from vitline.infra.ray_jobs import ROOT, Job, JobLost, is_of
+from vitline.infra.ray_jobs import ROOT, Job, JobLost, is_of, no_start
 from vitline.infra.records import UnreadableRecord
 from vitline.infra.redact import cleaned
 from vitline.infra.runs.claims import Claim, ClaimHeld, ClaimHolder, ClaimLost, read_claim, take_claim
@@ -56,8 +55,6 @@ ALONE_S = 30.0
 NO_OTHER_JOB = "no other job runs on this cluster"
 NO_STEP_YET = "it has started, and its first step is not done"
 LOG_LINES = 40
-# Exit codes of a shell whose command was not found or cannot be executed.
-NO_COMMAND = (126, 127)
 # How long its heartbeat stands still before a flow process counts as dead.
 FLOW_CLAIM_S = 30.0
 DRIVER_FROZEN = "its driver was silent, though Ray listed the job as running; reconcile stopped it"
@@ -467,12 +464,10 @@ def failure(engines: Engines, run: Store, claim: Claim, job: Job) -> StageFailed
     else:
         ended = "cancelled" if job.state == "stopped" else "failed"
         reason = cleaned(f"the job ended without a result ({job.message or job.state})")
-        missing = re.search(r"No module named '?([\w.]+)", tail)
-        if job.exit_code in NO_COMMAND or missing:
-            problem = f"{engines.cluster.python} {f'has no {missing[1]}' if missing else 'cannot be run'} there"
-            reason += f". {problem}; set VITLINE_JOB_PYTHON to a Python with vitline on the nodes of the cluster"
-        write_reconciled_state(run, ended, claim.attempt, reason)
+        problem = no_start(engines.cluster.python, job, tail)
+        write_reconciled_state(run, ended, claim.attempt, problem or reason)
         last = "\n".join(tail.splitlines()[-15:])
-        text = f"{key}: {reason} ({where}); the same command resumes the run. The last lines of its log:\n{last}"
+        text = f"{key}: {problem or reason} ({where}); the same command resumes the run."
+        text += "" if problem else f" The last lines of its log:\n{last}"
     engines.observer.failed(key, reason, tail + last_stacks(run, claim.attempt))
     return StageFailed(text, ended)

@@ -3,7 +3,8 @@ the standard library.
 
 python3 infra/local/install.py EXTRA               as `make install` does; EXTRA is prep, train, flows, local, dev, ...
 python3 infra/local/install.py --hashes=no EXTRA   by version alone, whatever files the index has
-python3 infra/local/install.py --print EXTRA       only prints the lines of requirements.lock for that extra
+python3 infra/local/install.py --print EXTRA       only prints the lines of requirements.lock for that extra, without torch where pip's
+                                                   index has a build of its own
 """
 
 import hashlib
@@ -50,7 +51,12 @@ def main() -> int:
         print(__doc__)
         return 2
     if option == "--print":
-        print("".join(pin.lines for pin in chosen), end="")
+        checked, _, note = split_by_torch(
+            [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "-qq"], chosen
+        )
+        print("".join(pin.lines for pin in checked), end="")
+        if note:
+            print(note, file=sys.stderr)
         return 0
     if problem := unfit(sys.version_info[:3], hashes):
         print(problem)
@@ -118,14 +124,9 @@ def install_hashed(pip: list[str], chosen: Iterable[Pin], folder: Path) -> bool:
     belongs to it are installed by version, which is printed.
     """
     chosen = list(chosen)
-    label = label_of_torch(pip, chosen)
-    unchecked = [pin for pin in chosen if label and pin.name.startswith(("torch", *OF_CUDA))]
-    checked = [pin for pin in chosen if pin not in unchecked]
-    if label:
-        print(
-            f"Note: this pip index has a build of its own of torch, {label}, which requirements.lock cannot know. It is installed "
-            "by version; the files of all other packages are compared with their sha256."
-        )
+    checked, named, note = split_by_torch(pip, chosen)
+    if note:
+        print(note)
     # A package without a wheel is built; by the setuptools of the lock, and not by what pip would fetch for it.
     for some in ([pin for pin in checked if pin.name == "setuptools"], checked):
         listed = folder / "requirements.txt"
@@ -137,8 +138,24 @@ def install_hashed(pip: list[str], chosen: Iterable[Pin], folder: Path) -> bool:
                 f"tested with. Where the index repackages files, and you trust it: {WAY_OUT}."
             )
             return False
-    named = [f"{pin.name}=={pin.version}" for pin in unchecked if not pin.name.startswith(OF_CUDA)]
     return not named or install_versions(pip, chosen, folder, *named)
+
+
+def split_by_torch(pip: list[str], chosen: list[Pin]) -> tuple[list[Pin], list[str], str]:
+    """The packages whose files the lock knows, what is to be installed by version instead, and a note about that.
+
+    Where the index has a torch with a local label, the lock's files of torch would be those of CUDA.
+    """
+    label = label_of_torch(pip, chosen)
+    if not label:
+        return chosen, [], ""
+    unchecked = [pin for pin in chosen if pin.name.startswith(("torch", *OF_CUDA))]
+    named = [f"{pin.name}=={pin.version}" for pin in unchecked if not pin.name.startswith(OF_CUDA)]
+    note = (
+        f"Note: this pip index has a build of its own of torch, {label}, which requirements.lock cannot know. It is to be installed by "
+        f"version (pip install {' '.join(named)}); the files of all other packages are compared with their sha256."
+    )
+    return [pin for pin in chosen if pin not in unchecked], named, note
 
 
 def install_versions(pip: list[str], chosen: Iterable[Pin], folder: Path, *wanted: str) -> bool:
@@ -197,7 +214,8 @@ def label_of_torch(pip: list[str], chosen: Iterable[Pin]) -> str:
     if cuda and not shutil.which("nvidia-smi") and not os.path.exists("/dev/nvidia0"):
         print(
             "Note: torch from this pip index is built for CUDA (about 3 GB to download, 7 GB on disk), but "
-            "this machine has no NVIDIA GPU. It works anyway; set PyTorch's CPU index in pip's settings to save the space."
+            "this machine has no NVIDIA GPU. It works anyway; set PyTorch's CPU index in pip's settings to save the space.",
+            file=sys.stderr,
         )
     return version if label else ""
 

@@ -49,6 +49,7 @@ _TRANSIENT = (
     boto.IncompleteReadError,
     ResponseParserError,
 )
+_WRONG_CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 # AWS answers 409 to two simultaneous conditional writes; the next try gets 412 or succeeds.
 _TRANSIENT_STATUS = {408, 409, 429, 500, 502, 503, 504}
@@ -393,6 +394,8 @@ def _wait_s(attempt: int, status: int, code: str) -> float:
 def _next_step(error: Exception, transient: bool) -> str:
     if isinstance(error, _OtherRange):
         return "Let the proxy or cache before the store pass on the header Range, or read the store without it."
+    if _WRONG_CERTIFICATE in str(error):
+        return "Set AWS_CA_BUNDLE to a file with the certificates of your authority."
     return "Check that the store runs." if transient else "Check bucket, credentials and endpoint."
 
 
@@ -425,7 +428,8 @@ def _is_refusal(error: BaseException | None, status: int, code: str) -> bool:
 
 
 def _is_network(error: Exception) -> bool:
-    return isinstance(error, _TRANSIENT) and not isinstance(error, PermissionError | FileNotFoundError)
+    final = isinstance(error, PermissionError | FileNotFoundError) or _WRONG_CERTIFICATE in str(error)
+    return isinstance(error, _TRANSIENT) and not final
 
 
 @lru_cache

@@ -5,6 +5,8 @@ import json
 import os
 import re
 import socket
+import ssl
+import sys
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +16,7 @@ import pytest
 from vitline.flows.ops import doctor, service_checks
 from vitline.flows.ops.doctor import examine
 from vitline.infra.local import processes
+from vitline.infra.local.mutual_tls import make_certificates
 from vitline.infra.local.stack import Listener, find_stack, listeners
 from vitline.infra.local.stack_config import ALL
 from vitline.infra.settings import Settings
@@ -96,10 +99,14 @@ def failure(check, found, advice):
 
 
 @contextmanager
-def answering(answers, ahead_s=0.0):
-    """A server with replies (status, text) by path; any other path is a 404. Its clock is `ahead_s` ahead."""
+def answering(answers, ahead_s=0.0, tls=None):
+    """A server with replies (status, text) by path; any other path is a 404. Its clock is `ahead_s` ahead. `tls`: the files of its
+    certificate and key."""
 
     class Answer(BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.do_GET()
+
         def do_GET(self):
             status, text = answers.get(self.path.split("?")[0], (404, "nothing here"))
             self.send_response(status)
@@ -113,8 +120,12 @@ def answering(answers, ahead_s=0.0):
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        if tls:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*tls)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield f"{'https' if tls else 'http'}://127.0.0.1:{server.server_port}"
         server.shutdown()
 
 
@@ -288,6 +299,42 @@ def test_a_host_that_mlflow_refuses_gets_the_option_named(on_stack, stack):
 def test_other_versions_and_other_servers_are_named(settings_of, check, field, answers, found, advice):
     with answering(answers) as url:
         failure(getattr(service_checks, f"check_{check}")(settings_of(**{field: url})), found, advice)
+
+
+@pytest.mark.slow
+def test_each_service_is_asked_by_its_own_client_with_the_certificates_that_it_reads(
+    settings_of, monkeypatch, tmp_path
+):
+    authority, *tls = make_certificates(tmp_path)
+    for name in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "AWS_CA_BUNDLE", "CURL_CA_BUNDLE"):
+        monkeypatch.delenv(name, raising=False)
+    answers = {
+        "/api/2.0/mlflow/experiments/search": (200, json.dumps({"experiments": []})),
+        "/version": (200, service_checks.installed("mlflow")),
+        "/admin/version": (200, json.dumps(service_checks.installed("prefect"))),
+    }
+    with answering(answers, tls=tls) as url:
+        mlflow, prefect = settings_of(mlflow_tracking_uri=url), settings_of(prefect_api_url=url)
+        store = settings_of("s3://bucket/x", s3_endpoint_url=url)
+        for name, value in {"ENDPOINT_URL": url, "ACCESS_KEY_ID": "somebody", "SECRET_ACCESS_KEY": "secret"}.items():
+            monkeypatch.setenv(f"AWS_{name}", value)
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority))
+        assert service_checks.check_prefect(prefect).ok
+        failure(service_checks.check_mlflow(mlflow), "certificate verify failed", "REQUESTS_CA_BUNDLE")
+        failure(service_checks.check_store(store), "at attempt 1", "AWS_CA_BUNDLE")
+        monkeypatch.delenv("SSL_CERT_FILE")
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(authority))
+        assert service_checks.check_mlflow(mlflow).ok
+
+
+def test_a_job_python_that_cannot_run_jobs_is_named(on_stack, tmp_path):
+    for python, says in [
+        (str(tmp_path / "python"), "cannot be run"),
+        (f"{sys.base_prefix}/bin/python3", "has no vitline"),
+    ]:
+        check = service_checks.check_ray(on_stack(job_python=python))
+        failure(check, f"a small job failed: {python} {says} on the nodes", "what the message names")
+        assert "VITLINE_JOB_PYTHON" in check.found
 
 
 @pytest.mark.parametrize(("ahead_s", "says"), [(90, "90 s ahead of"), (-3600, "3600 s behind")])

@@ -91,6 +91,16 @@ def test_only_a_torch_with_a_label_of_its_index_is_installed_by_version_and_said
     )
     if not accepted:
         write_wheel(index, "nvidia_cublas", "13.0")
+    monkeypatch.setattr(install, "pins", lambda extra: chosen)
+    monkeypatch.setattr(sys, "argv", ["install.py", "--print", "dev"])
+    assert install.main() == 0  # a list for pip --require-hashes, which would take the lock's file of torch
+    printed = capfd.readouterr()
+    assert [pin in printed.out for pin in ("torch==2.0", "nvidia-cublas", "pepper")] == [
+        not accepted,
+        not accepted,
+        True,
+    ]
+    assert ("pip install torch==2.0" in printed.err) == accepted
     assert install_hashed(pip, chosen, tmp_path) == accepted
     said = capfd.readouterr().out
     assert (served in said and "by version" in said) == accepted
