@@ -124,7 +124,7 @@ def prefect_errors() -> Iterator[None]:
         yield
     except Exception as error:
         if "prefect" in sys.modules:
-            from vitline.flows.on_prefect.client_errors import sentence_of
+            from vitline.flows.ops.prefect_errors import sentence_of
 
             if sentence := sentence_of(error):
                 raise RuntimeError(sentence) from error

@@ -255,7 +255,7 @@ def check_prefect(settings: Settings) -> Check:
 def _asked_by_prefect(settings: Settings, url: str) -> Check:
     from prefect.client.orchestration import SyncPrefectClient
 
-    from vitline.flows.on_prefect.client_errors import sentence_of
+    from vitline.flows.ops.prefect_errors import sentence_of
 
     key, login = settings.prefect_api_key, settings.prefect_api_auth_string
     try:
