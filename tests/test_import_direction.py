@@ -21,6 +21,7 @@ VIT_MAY_IMPORT = {
 }
 IMPORTERS = {
     "ray": {
+        "infra/local/ray_node.py",
         "data_prep/prepare.py",
         "vit/ray_train.py",
         "vit/ray_input.py",

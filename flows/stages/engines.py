@@ -149,7 +149,7 @@ class Cluster:
             address, token = self._address, None
             if address is None:
                 self.announce("starting a one-node Ray (dashboard on loopback, token authentication)")
-                self.local = LocalRay(self.log_dir)
+                self.local = LocalRay(self.log_dir, announce=self.announce)
                 self.local.__enter__()
                 env = self.local.env
                 address, token = env["RAY_ADDRESS"], env["RAY_AUTH_TOKEN_PATH"]

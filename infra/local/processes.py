@@ -27,6 +27,11 @@ KILLED_S = 10.0
 MAX_BASE_LENGTH = 16
 SHORT_FALLBACK = "/tmp"
 _MAX_TMPDIR_LENGTH = 70  # Python's multiprocessing adds /pymp-xxxxxxxx/listener-xxxxxxxx
+_LOOK_AT_ACTIVITY_S = 5.0
+STILL_S = 120.0
+"""What starts and does nothing for so long has failed."""
+_STILL_SHARE = 0.2
+"""Processes that start use a whole CPU or more, or wait for it. A Ray that is up and idle uses 0.05 of one."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -250,6 +255,30 @@ def load() -> str:
     return f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs"
 
 
+class Stillness:
+    """For how long processes have done nothing, so that a start waits for progress and not for a clock.
+
+    Time in which they compute, or wait for a processor that others use, is progress: on a busy machine, or with a limit of CPU, a start
+    takes as long as it takes.
+    """
+
+    def __init__(self) -> None:
+        self._since, self._looked, self._active_s = time.monotonic(), 0.0, 0.0
+
+    def seconds(self, pid: int) -> float:
+        """Seconds since a process or one of its descendants was last active; they count as still while they are active for less than
+        `_STILL_SHARE` of the time."""
+        now = time.monotonic()
+        if now - self._looked >= _LOOK_AT_ACTIVITY_S:
+            active_s = 0.0
+            with contextlib.suppress(psutil.Error):
+                active_s = sum(map(_active_s, _with_descendants([psutil.Process(pid)])))
+            if active_s - self._active_s > _STILL_SHARE * (now - self._looked):
+                self._since = now
+            self._looked, self._active_s = now, active_s
+        return now - self._since
+
+
 def is_busy() -> bool:
     """True if the load of the last minute is clearly higher than the number of CPUs, so that a slow start is no failure."""
     return os.getloadavg()[0] > 1.5 * (os.cpu_count() or 1)
@@ -261,6 +290,20 @@ def _with_descendants(processes: Collection[psutil.Process]) -> set[psutil.Proce
         with contextlib.suppress(psutil.Error):
             found.update(process.children(recursive=True))
     return found
+
+
+def _active_s(process: psutil.Process) -> float:
+    """Seconds for which the threads of a process have run or waited for a processor."""
+    total_ns = 0
+    for file in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, ValueError):
+            ran, waited, _ = file.read_text().split()
+            total_ns += int(ran) + int(waited)
+    if total_ns == 0:  # another system than Linux
+        with contextlib.suppress(psutil.Error):
+            times = process.cpu_times()
+            return times.user + times.system
+    return total_ns / 1e9
 
 
 def _signal(processes: Collection[psutil.Process], number: int) -> None:

@@ -19,12 +19,16 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, TypedDict
+from typing import Any, Self, TypedDict
+
+import psutil
 
 from vitline.infra.local.paths import write_private
 from vitline.infra.local.processes import (
     KILLED_S,
+    STILL_S,
     TERMINATED_S,
+    Stillness,
     adopt_orphans,
     child_environment,
     end_children,
@@ -43,10 +47,12 @@ from vitline.infra.ray_jobs import ONE_TRAINING
 
 OBJECT_STORE_BYTES = 512 * 1024 * 1024
 ORDERLY_S = 5.0  # Ray needs about 1 s; jobs that should write a checkpoint must be stopped before
-_START_TIMEOUT_S, _BUSY_START_TIMEOUT_S = 90.0, 600.0
 _MAX_TRIES = 5
 _GAVE_UP_AFTER_S = 20.0
-"""`ray start` waits a fixed 30 s for its own processes. If it ends sooner than this, the machine was not too busy."""
+"""Ray waits a fixed time for some of its processes. If it ends sooner than this, the machine was not too busy."""
+_SAY_EVERY_S = 30.0
+_NO_LIMIT_S = "86400"
+"""For Ray's own limits of starting: `Stillness` ends what makes no progress."""
 _WRONG_VALUE = "ValueError: "
 """Ray's error for a value that it cannot use, such as a negative size. It would fail again."""
 _LOG, _SUPERVISOR_LOG = (
@@ -66,8 +72,9 @@ FOREIGN_TO_RAY = (
 
 
 class SupervisorAnswer(TypedDict, total=False):
-    """The line that the supervisor prints: the variables for clients of its Ray, or why Ray did not start."""
+    """A line that the supervisor prints: what it waits for; at last the variables for clients of its Ray, or why Ray did not start."""
 
+    waiting: str
     env: dict[str, str]
     error: str
 
@@ -79,13 +86,18 @@ class LocalRay:
     The dashboard listens on 127.0.0.1. Ray's other ports listen on all addresses of the machine, or on its own address,
     which cannot be changed. All require the token; without it they only give counters (for Prometheus) and health
     checks. At the end of the context all processes are ended, including running jobs (stop jobs that should write a
-    checkpoint before), and Ray's logs are copied to `log_dir`. On a busy machine the start waits longer and is tried
-    again. Raises RuntimeError with the last error of the log if Ray does not start.
+    checkpoint before), and Ray's logs are copied to `log_dir`. The start waits as long as Ray makes progress, and `announce`s what it
+    waits for. Raises RuntimeError with the last error of the log if Ray does not start.
     """
 
     def __init__(
-        self, log_dir: Path, num_cpus: int | None = None, object_store_bytes: int = OBJECT_STORE_BYTES
+        self,
+        log_dir: Path,
+        num_cpus: int | None = None,
+        object_store_bytes: int = OBJECT_STORE_BYTES,
+        announce: Callable[[str], None] = lambda text: None,
     ) -> None:
+        self._announce = announce
         self._log_dir, self._num_cpus, self._object_store_bytes = log_dir.absolute(), num_cpus, object_store_bytes
         self.address = ""
         self.env: dict[str, str] = {}
@@ -120,7 +132,8 @@ class LocalRay:
 
     def _read_answer(self) -> None:
         assert self._supervisor.stdout
-        line = self._supervisor.stdout.readline()
+        while (line := self._supervisor.stdout.readline()) and "waiting" in (said := json.loads(line)):
+            self._announce(said["waiting"])
         answer: SupervisorAnswer = (
             json.loads(line)
             if line
@@ -225,12 +238,17 @@ class RayHead:
 
     def command(self) -> list[str]:
         """The command that runs it in the foreground. Ports other than that of the job server are free ones."""
+        agent, agent_grpc, metrics, environments, client = free_ports(5)
         options = {
             "port": 0,
             "min-worker-port": 0,
             "max-worker-port": 0,
-            "dashboard-agent-listen-port": 0,
-            "ray-client-server-port": free_ports(1)[0],  # not used, but Ray always opens it
+            # The raylet ends where an agent has not chosen its port within a fixed 15 s, as on a busy machine.
+            "dashboard-agent-listen-port": agent,
+            "dashboard-agent-grpc-port": agent_grpc,
+            "metrics-export-port": metrics,
+            "runtime-env-agent-port": environments,
+            "ray-client-server-port": client,  # not used, but Ray always opens it
             "dashboard-host": "127.0.0.1",
             "dashboard-port": self.dashboard_port,
             "temp-dir": self.folder,
@@ -239,7 +257,8 @@ class RayHead:
         }
         if self.num_cpus is not None:
             options["num-cpus"] = self.num_cpus
-        command = [sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--head", "--block"]
+        program = "from vitline.infra.local.ray_node import ray_start; ray_start()"
+        command = [sys.executable, "-P", "-c", program, "start", "--head", "--block"]
         return [
             *command,
             "--disable-usage-stats",
@@ -252,9 +271,11 @@ class RayHead:
         """Variables for its processes, in addition to the inherited ones, from which FOREIGN_TO_RAY must be removed."""
         return {
             "DASHBOARD_METRIC_PORT": str(free_ports(1)[0]),  # by default a fixed port, which the first stack occupies
-            # The defaults are 30 and 60 s, which are too short on a busy machine.
-            "RAY_gcs_server_port_wait_time_s": "300",
-            "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "300",
+            # The defaults are 30 to 100 s, which are too short on a busy machine.
+            "RAY_gcs_server_port_wait_time_s": _NO_LIMIT_S,
+            "RAY_DASHBOARD_STARTUP_TIMEOUT_S": _NO_LIMIT_S,
+            "RAY_DASHBOARD_SUBPROCESS_MODULE_WAIT_READY_TIMEOUT": _NO_LIMIT_S,
+            "RAY_agent_register_timeout_ms": f"{_NO_LIMIT_S}000",
             "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # otherwise every driver copies the working directory under `uv run`
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.token),
@@ -302,9 +323,10 @@ def make_token(path: Path) -> None:
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], head: RayHead, over: Callable[[], bool]) -> str:
-    """Waits until the job server shows a living node. Returns what went wrong, or an empty text. Waits longer on a busy
-    machine."""
-    began, problem = time.monotonic(), ""
+    """Waits until the job server shows a living node. Returns what went wrong, or an empty text. Waits while its
+    processes make progress."""
+    began, stillness = time.monotonic(), Stillness()
+    said = began
     while True:
         if over():
             return "it was stopped before it was ready"
@@ -312,10 +334,35 @@ def _wait_until_ready(process: subprocess.Popen[bytes], head: RayHead, over: Cal
             return f"`ray start` ended with code {process.returncode}"
         if not (problem := head.problem()):
             return ""
-        waited_s = time.monotonic() - began
-        if waited_s > (_BUSY_START_TIMEOUT_S if is_busy() else _START_TIMEOUT_S):
-            return f"{problem} after {waited_s:.0f} s"
+        now = time.monotonic()
+        if stillness.seconds(process.pid) > STILL_S:
+            return f"{problem} after {now - began:.0f} s, and its processes have done nothing for {STILL_S:.0f} s"
+        if now - said > _SAY_EVERY_S:
+            said = now
+            _answer({"waiting": f"Ray is starting: {problem} yet, after {now - began:.0f} s ({load()})"})
         time.sleep(0.1)
+
+
+def ray_start() -> None:
+    """The command `ray` of this process's arguments, whose `start` waits for its node while it makes progress: Ray itself gives up
+    after a fixed 30 s, which a busy machine may need for more than its start."""
+    from ray._private import services
+    from ray.scripts.scripts import main as ray
+
+    get_node, stillness = services.get_node, Stillness()
+
+    def patient(*arguments: Any, **named: Any) -> Any:
+        while True:
+            try:
+                return get_node(*arguments, **named)
+            except RuntimeError:
+                ended = any(child.status() == psutil.STATUS_ZOMBIE for child in psutil.Process().children())
+                if ended or stillness.seconds(os.getpid()) > STILL_S:
+                    raise
+            time.sleep(0.2)
+
+    services.get_node = patient
+    ray()
 
 
 if __name__ == "__main__":

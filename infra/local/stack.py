@@ -273,6 +273,8 @@ def _run_supervisor(
                 message = json.loads(line)
                 if "up" in message:
                     announce(f"{message['up']} is up after {message['seconds']} s")
+                elif "waiting" in message:
+                    announce(message["waiting"])
                 elif "error" in message:
                     raise RuntimeError(f"The stack did not start: {message['error']}\nSee the logs in {log_dir}.")
                 else:

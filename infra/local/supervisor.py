@@ -23,6 +23,8 @@ import psutil
 
 from vitline.infra.local.paths import write_private
 from vitline.infra.local.processes import (
+    STILL_S,
+    Stillness,
     adopt_orphans,
     birth_of,
     end_children,
@@ -40,7 +42,7 @@ from vitline.infra.local.stack_config import MARK, StackConfig, load_stack_confi
 from vitline.infra.local.state import Service, StackState, restart_request, write_processes
 from vitline.infra.plain_text import last_words
 
-START_TIMEOUT_S, BUSY_START_TIMEOUT_S = 180.0, 600.0
+_SAY_EVERY_S = 30.0
 ORDERLY_S = 5.0  # time to end after SIGTERM: MLflow and Ray need about 1 s, SeaweedFS 2 to 3
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0
 _MAX_DEATHS, _DEATHS_WITHIN_S = 7, 600.0
@@ -64,6 +66,7 @@ class Running:
     problem: str = ""
     deaths: list[float] = field(default_factory=list)
     try_again_at: float = 0.0
+    stillness: Stillness = field(default_factory=Stillness)
     family: set[psutil.Process] = field(default_factory=set)
     """The running descendants of its process that were seen so far."""
     healthy: subprocess.Popen[bytes] | None = None
@@ -137,7 +140,7 @@ class Supervisor:
     def start(self, parent: int) -> str:
         """Starts all services. Returns an empty text once all work, else what failed. Stops when `parent` has ended."""
         self.config.folder.mkdir(mode=0o700)
-        began, announced = time.monotonic(), set[str]()
+        began, said_s, announced = time.monotonic(), 0.0, set[str]()
         while True:
             self._step(first=True)
             for running in self.running.values():
@@ -151,10 +154,17 @@ class Supervisor:
             waiting = [r for r in self.running.values() if r.state != "up"]
             if not waiting:
                 return ""
+            for running in waiting:
+                if running.process and running.stillness.seconds(running.process.pid) > STILL_S:
+                    return (
+                        f"{running.program.name} has done nothing for {STILL_S:.0f} s, and is not ready: {running.problem}. The end of "
+                        f"its log: {last_words(tail(running.log))}"
+                    )
             waited_s = time.monotonic() - began
-            if waited_s > (BUSY_START_TIMEOUT_S if is_busy() else START_TIMEOUT_S):
-                name, problem = waiting[0].program.name, waiting[0].problem
-                return f"{name} was not ready after {waited_s:.0f} s ({load()}): {problem}\n{tail(waiting[0].log)}"
+            if waited_s > said_s + _SAY_EVERY_S:
+                said_s = waited_s
+                what = "; ".join(f"{r.program.name}: {r.problem}" for r in waiting)
+                answer({"waiting": f"waiting for {what} ({waited_s:.0f} s, {load()})"})
             self._rest(0.05)
 
     def keep(self, parent: int | None) -> None:
@@ -226,7 +236,7 @@ class Supervisor:
     def _launch(self, running: Running, first: bool = False) -> None:
         running.state, running.began, running.problem = "starting", time.time(), "starting"
         try:
-            running.process = self._popen(running)
+            running.process, running.stillness = self._popen(running), Stillness()
             running.birth = birth_of(running.process.pid)
         except (OSError, RuntimeError) as error:  # such as a full disk, or a database of another version
             self._died(running, f"could not be started: {error}", first)
