@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from prefect import flow, runtime
 from prefect.client.schemas.objects import FlowRun as PrefectFlowRun
 from prefect.client.schemas.objects import State, StateType
-from prefect.exceptions import Pause
+from prefect.exceptions import Abort, Pause
 
 from vitline.flows.console import field, percent
 from vitline.flows.costs.held_out import score_text
@@ -113,6 +113,8 @@ def run(model: type[R], given: Mapping[str, Any] | R, body: Callable[[R, Engines
                 raise
             state = ended
         observer.wait_for_server()
+    if observer.deleted:  # there is no run to report a state of
+        raise Abort(f"it was deleted in Prefect, and has ended as {state.name}: {state.message}")
     return state
 
 

@@ -24,7 +24,7 @@ from prefect.artifacts import (
 )
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import State, StateType
-from prefect.exceptions import Pause, TerminationSignal
+from prefect.exceptions import ObjectNotFound, Pause, TerminationSignal
 from prefect.logging import get_run_logger
 
 from vitline.flows.console import line
@@ -77,6 +77,8 @@ class PrefectObserver:
         self._flow_run_id = flow_run_id
         self.deadline: float | None = None
         self._cancelled = self._suspended = False
+        self.deleted = False
+        """Whether somebody has deleted the flow run in Prefect. Its work goes on, and Prefect shows nothing of it any more."""
         self._away = False
         self._in_part = False
         self._over = threading.Event()
@@ -186,6 +188,9 @@ class PrefectObserver:
 
     def part(self, name: str, title: str, request: dict[str, Any], body: Callable[[], T]) -> T:
         """Runs the body as a subflow in this process, with its own page and the same states."""
+        self._update_state()
+        if self.deleted:  # Prefect refuses a part of a run that it does not know
+            return body()
         outcome: list[T] = []
         errors: list[BaseException] = []
         entered: list[str] = []
@@ -214,6 +219,12 @@ class PrefectObserver:
             for flow_run_id in entered:
                 self._suspend_part(UUID(flow_run_id))
             raise (errors[0] if errors else Suspended("preempted", SUSPENDED)) from pause
+        except ObjectNotFound:
+            self._update_state()
+            if not self.deleted:
+                raise
+            if not (outcome or errors):
+                return body()
         if errors:
             raise errors[0]
         if not outcome:
@@ -244,7 +255,7 @@ class PrefectObserver:
 
     def _show(self, send: Callable[[], T]) -> T | None:
         """Sends an artifact; skips it if the server does not answer."""
-        if self._away:
+        if self._away or self.deleted:
             return None
         try:
             return send()
@@ -253,12 +264,17 @@ class PrefectObserver:
             return None
 
     def _read_state(self) -> None:
-        while not self._over.wait(POLL_S):
+        while not self.deleted and not self._over.wait(POLL_S):
             self._update_state()
 
     def _update_state(self) -> None:
         try:
             state = self._client.read_flow_run(self._flow_run_id).state
+        except ObjectNotFound:
+            if not self.deleted:
+                log.warning("flow run %s was deleted in Prefect; its work continues unseen", self._flow_run_id)
+            self.deleted, self._away = True, False
+            return
         except Exception as error:
             if not self._away:
                 log.warning("Prefect does not answer (%s); the run continues", error)

@@ -88,6 +88,21 @@ def training_worker(work):
     return next(process for process in processes if "RayTrainWorker" in " ".join(process.cmdline()))
 
 
+def test_the_work_of_a_flow_run_that_was_deleted_in_prefect_ends_in_order(work, stack):
+    log = stack.log_dir / "prefect-worker.log"
+    run, said_before = work.pretrain("deleted", 30), len(log.read_text())
+    work.reach(key := work.key(run), 3)
+    work.flows.api.delete(f"/flow_runs/{run}").raise_for_status()
+    work.started.remove(run)
+    work.eventually(lambda: read_state(work.run(key))["state"] == "finished")
+    work.eventually(lambda: not work.processes_of_flow(run), timeout_s=120)
+    said = log.read_text()[said_before:]
+    assert f"flow run {run} was deleted in Prefect; its work continues unseen" in said
+    assert "it was deleted in Prefect, and has ended as Completed" in said
+    assert "Traceback" not in said
+    assert "does not answer" not in said
+
+
 def test_flow_process_servers_and_a_worker_are_killed_in_mid_training(work, stack, kill, root):
     first = work.pretrain("disturbed", STEPS)
     key = work.key(first)
