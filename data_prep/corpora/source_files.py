@@ -156,9 +156,10 @@ def _read_splits(keys: Collection[str], given: Mapping[str, str], uri: str) -> F
 
 def _deciding_name(key: str, num_around: int) -> str:
     """The first folder in a path that names a split or another set; else the file name. A folder around all files decides only if it
-    is called as a split and nothing else."""
+    is called as a split and nothing else, and none that states the value of another column than `split`, such as `label=test`."""
     *folders, name = key.split("/")
-    words = ((folder, depth < num_around, split_word(folder)) for depth, folder in enumerate(folders))
+    other = {folder for folder in folders if "=" in folder and not folder.lower().startswith("split=")}
+    words = ((f, depth < num_around, split_word(f)) for depth, f in enumerate(folders) if f not in other)
     found = (folder for folder, around, word in words if word and not (around and word.rest))
     return next(found, name.partition(".")[0])
 

@@ -1,8 +1,10 @@
 """Reads untrusted Parquet files a few rows at a time; damage becomes a refusal of the affected rows."""
 
 import contextlib
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
+from urllib.parse import unquote
 
 import pyarrow as pa
 
@@ -25,8 +27,22 @@ _BUFFER_BYTES = 1 << 20  # per column; without it, Arrow holds whole column chun
 _BATCH_BYTES, _BATCH_ROWS = 4 << 20, 1024
 
 
+def partitions(key: str) -> dict[str, int | str | None]:
+    """The columns that folders of a path state, as Spark and pyarrow partition tables: `label=cat/part-0.parquet`."""
+    pairs = (folder.partition("=") for folder in key.split("/")[:-1])
+    texts = {unquote(name): unquote(text) for name, is_pair, text in pairs if is_pair and name}
+    return {name: _folder_value(text) for name, text in texts.items()}
+
+
+def _folder_value(text: str) -> int | str | None:
+    if text == "__HIVE_DEFAULT_PARTITION__":
+        return None
+    return int(text) if re.fullmatch(r"0|-?[1-9][0-9]{0,17}", text) else text
+
+
 class ParquetRows:
-    """One Parquet file, read a few rows at a time whatever the size of its row groups: `with ParquetRows(...) as rows`.
+    """One Parquet file, read a few rows at a time whatever the size of its row groups: `with ParquetRows(...) as rows`. Folders of
+    its key may state further columns (`partitions`).
 
     Raises Refusal if the file cannot be opened or its footer cannot be read.
     """
@@ -40,7 +56,12 @@ class ParquetRows:
         try:
             with self._damage("footer"):
                 self._parquet = open_parquet(pa.PythonFile(self._file, mode="r"), buffer_size=_BUFFER_BYTES)
-                self.schema: pa.Schema = self._parquet.schema_arrow
+                stored: pa.Schema = self._parquet.schema_arrow
+                self._of_folders = {n: v for n, v in partitions(key).items() if n not in stored.names}
+                self.schema = pa.schema(
+                    [*stored, *(pa.field(name, pa.scalar(value).type) for name, value in self._of_folders.items())],
+                    stored.metadata,
+                )
                 metadata = self._parquet.metadata
                 groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
                 self.num_rows = [group.num_rows for group in groups]
@@ -67,7 +88,10 @@ class ParquetRows:
         batch_rows = _BATCH_BYTES * wanted // max(1, self.num_bytes[group])
         with self._damage(f"row group {group}"):
             found = self._parquet.iter_batches(
-                max(1, min(_BATCH_ROWS, batch_rows)), row_groups=[group], columns=columns, use_threads=False
+                max(1, min(_BATCH_ROWS, batch_rows)),
+                row_groups=[group],
+                columns=[name for name in columns if name not in self._of_folders],
+                use_threads=False,
             )
         while True:
             with self._damage(f"row group {group}, from row {self.first_row(group) + num_read}"):
@@ -75,6 +99,8 @@ class ParquetRows:
             if batch is None:
                 break
             num_read += batch.num_rows
+            for name in self._of_folders.keys() & {*columns}:
+                batch = batch.append_column(name, pa.repeat(pa.scalar(self._of_folders[name]), batch.num_rows))
             yield batch
         if num_read != wanted:
             raise Refusal(

@@ -1,4 +1,4 @@
-"""Reads rows of text tables (CSV or JSON lines, plain or gzipped), and finds where they end.
+"""Reads rows of text tables (CSV, JSON lines or a JSON array, plain or gzipped), and finds where they end.
 
 They are parsed by Python's csv and json modules: compared with an image, a row costs nothing, and a bad row becomes a single
 refusal with its line number.
@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO, cast
 
+from vitline.data_prep.corpora.files.json_array import array_elements
 from vitline.data_prep.corpora.files.parquet_rows import Refusal
 from vitline.data_prep.labels.label_texts import short
 from vitline.infra.storage import Store
@@ -20,6 +21,7 @@ from vitline.infra.storage import Store
 DELIMITERS = {"CSV": ",", "TSV": "\t"}
 """By kind of table; JSON lines have no delimiter."""
 _MAX_LINE_BYTES = 16 << 20
+_MAYBE_ARRAY = (".json", ".json.gz")
 _READ_BYTES = 8 << 20  # per read, for few requests
 _TOO_LONG = b"(a line that is too long)"  # compared by identity
 _GZIP_DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile)
@@ -42,7 +44,13 @@ class TextRows:
         if key.lower().endswith(".gz"):
             self._file = cast(BinaryIO, gzip.GzipFile(fileobj=self._stored))
         self._read_to = start
+        self.is_array = False
+        """Whether the rows are the elements of one JSON array: the table is not divided, and `line` counts elements."""
         try:
+            if key.lower().endswith(_MAYBE_ARRAY):
+                self.is_array = (
+                    cast(io.BufferedReader, self._file).peek(64).removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
+                )
             self._file.seek(start)
         except _GZIP_DAMAGE as error:
             raise Refusal("uncounted_loss", f"{self._uri}: {error}") from error
@@ -57,6 +65,9 @@ class TextRows:
     def records(self, delimiter: str | None) -> Iterator[tuple[int, bytes]]:
         """Line number (from 1) and bytes of every row that is not blank; `position` and `line` are then at its end. With a
         delimiter, rows may have newlines in quotes. A row that is too long is returned as `_TOO_LONG`."""
+        if self.is_array:
+            yield from self._elements()
+            return
         while line := self._next():
             size, data = line
             number = self.line = self.line + 1
@@ -67,6 +78,14 @@ class TextRows:
             self.position += size
             if not data.isspace():
                 yield number, data
+
+    def _elements(self) -> Iterator[tuple[int, bytes]]:
+        try:
+            for element in array_elements(self._file, _MAX_LINE_BYTES):
+                self.line += 1
+                yield self.line, element.encode()
+        except (ValueError, *_GZIP_DAMAGE) as error:
+            raise Refusal("uncounted_loss", f"{self._uri} after element {self.line}: {error}") from error
 
     def _rest_of_row(self, first: tuple[int, bytes], delimiter: str) -> list[tuple[int, bytes]]:
         """The further lines of a row whose first line ends inside quotes; empty if they do not complete a row."""

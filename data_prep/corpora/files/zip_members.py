@@ -101,10 +101,15 @@ class ZipDirectory:
         name, extra = rest[:n], _extra_fields(rest[n : n + e])
         wide = iter(_wide_numbers(extra.get(1, b"")))
         size, packed, start = (next(wide, _IN_64_BITS) if v == _IN_64_BITS else v for v in (size, packed, start))
-        path, refused = checked_path(_zip_name(name, flags, extra))
+        text = _zip_name(name, flags, extra)
+        if "\\" in text and text.encode(errors="surrogateescape") == name and (made >> 8 != 3 or "/" not in text):
+            text = text.replace(
+                "\\", "/"
+            )  # .NET on Windows, and old PowerShell; in a code page the byte may be half of a letter
+        path, refused = checked_path(text)
         mode = attributes >> 16 if made >> 8 == 3 else 0
         kind: Literal["file", "folder", "link"] = "file"
-        if name.endswith(b"/"):
+        if text.endswith("/"):
             kind = "folder"
         elif stat.S_ISLNK(mode):
             kind = "link"

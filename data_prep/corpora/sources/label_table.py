@@ -9,8 +9,9 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
+from urllib.parse import unquote
 
 import pyarrow as pa
 from pydantic import JsonValue
@@ -45,6 +46,8 @@ _STRETCHES_PER_ROW_GROUP = 16
 _LARGEST_FLOAT32 = 3.4028234663852886e38
 _IN_ARCHIVE = re.compile(r"\.(tar|tar\.gz|tgz|zip)!", re.IGNORECASE)
 _WHOLE_NUMBER = re.compile(r"(0|[1-9][0-9]{0,17})(?:\.0+)?")  # pandas writes 1.0 where a label is missing elsewhere
+_FILE_URI = re.compile(r"file:(?://(?:localhost)?)?/(.+)", re.DOTALL)
+_DRIVE = re.compile(r"[A-Za-z]:/|//")
 _BUCKET = re.compile(r"[A-Za-z0-9._-]{1,255}")
 _MAYBE_SPLIT = re.compile(rb"val|dev|test", re.IGNORECASE)
 
@@ -53,15 +56,18 @@ class LabelTableCorpus(RawCorpus):
     """The images that a table locates anywhere, with the labels of the table.
 
     - A location is a path below `images`, an absolute path (/...) on a disk that every worker can read, or a URI (s3://,
-      file://). A leading `./` is ignored; `..`, members of archives (a.tar!b.jpg) and other services are refused.
+      file://). A leading `./` is ignored, `\\` read as `/` and `%20` of a file
+      URI as a space, unless the path exists as it is written; `..`, members of archives (a.tar!b.jpg) and other services are refused.
     - A location outside of `images` is refused unless it is below one of `allowed_roots`. Links are followed before the check.
     - A label is the text of the table. A whole number, also written as 1.0, becomes `number_label`, as for other kinds of sources,
       so that classes keep their order, unless the class map of the recipe has the number without zeros. If a row repeats a label,
       the larger weight counts.
     - CSV has a header and follows RFC 4180: quoted fields may hold commas, quotes and newlines, up to 128 KiB. A quote that is
-      not closed invalidates its line. TSV is the same with tabs. JSON lines have one object per line.
-    - Text tables are divided where rows end, Parquet into row groups. A .gz file is read from its beginning by one worker, so
-      large tables should be many files.
+      not closed invalidates its line. TSV is the same with tabs. JSON lines have one object per line;
+      a .json may also be one array of objects.
+    - Parquet may be partitioned by folders: `labels=cat/part-0.parquet` has a column `labels`, unless the file has it itself.
+    - Text tables are divided where rows end, Parquet into row groups. A .gz file and a JSON array are read from their
+      beginning by one worker, so large tables should be many files.
     - If a split column is configured, examples with an empty cell get a drawn split. To know whether the table has a val
       split, the driver reads that column up to the first row of val.
     """
@@ -149,7 +155,7 @@ class LabelTableCorpus(RawCorpus):
             if _kind(file.key) in DELIMITERS:
                 next(records)  # the header
             where: dict[str, JsonValue] = {"columns": [*columns]}
-            if file.key.lower().endswith(".gz"):
+            if text.is_array or file.key.lower().endswith(".gz"):
                 where |= {"start": text.position, "end": None, "line": text.line}
                 yield Part(name=file.key, num_bytes=file.size, where=where)
                 return
@@ -267,13 +273,14 @@ class _Rows:
     def of_text(self, start: int, end: int | None, line: int, columns: list[str]) -> Iterator[RawExample]:
         kind = _kind(self._key)
         with TextRows(self._store, self._key, start, end, line) as text:
+            unit = "element" if text.is_array else "line"
             for number, data in text.records(DELIMITERS.get(kind)):
                 try:
                     row = parsed_row(data, kind, columns)
                 except ValueError as error:
-                    yield self.refused(f"{self._id}!{number}", "unreadable", f"line {number} of {self._key}: {error}")
+                    yield self.refused(f"{self._id}!{number}", "unreadable", f"{unit} {number} of {self._key}: {error}")
                 else:
-                    yield self._example(row, number, "line")
+                    yield self._example(row, number, unit)
 
     def of_parquet(self, group: int, first: int, end: int) -> Iterator[RawExample]:
         source = self._source
@@ -305,7 +312,7 @@ class _Rows:
             self._check_allowed(base, key)
             labels, weights = self._labelled(row)
             named = self._split(row)
-            example_id = cell_text(row.get(source.id_column)) or plain_text(str(location))
+            example_id = cell_text(row.get(source.id_column)) or plain_text(str(location).replace("\\", "/"))
             group = cell_text(row.get(source.group_column)) or None
         except Refusal as error:
             reason, detail = error.refused
@@ -322,12 +329,18 @@ class _Rows:
         if not isinstance(location, str) or not location.strip():
             raise Refusal("unreadable", "no location")
         scheme, is_uri, rest = location.partition("://")
-        if not is_uri and not location.startswith("/"):
-            base, key = self._images, location
+        if on_disk := _FILE_URI.fullmatch(location):
+            base, key = "file:///", _as_stored("file:///", on_disk[1], unquote)
+        elif not is_uri and location.startswith("/"):
+            base, key = "file:///", location.removeprefix("/")
+        elif not is_uri:
+            base, key = self._images, _as_stored(self._images, location, lambda path: path.replace("\\", "/"))
+            if _DRIVE.match(key):
+                raise Refusal(
+                    "unreadable", "a path on a drive of Windows; expected one below `images`, or s3://bucket/key"
+                )
             while key.startswith("./"):
                 key = key[2:]
-        elif not is_uri or (scheme == "file" and rest.startswith("/")):
-            base, key = "file:///", (rest or location).removeprefix("/")
         elif scheme in ("s3", "memory"):
             root, _, key = rest.partition("/")
             if not _BUCKET.fullmatch(root):
@@ -398,6 +411,12 @@ class _Rows:
         if word and word not in SplitRule.NAMES:
             raise ValueError(f"split {short(word)} is not one of {', '.join(SplitRule.NAMES)}")
         return SplitRule.NAMES.get(word)
+
+
+def _as_stored(base: str, path: str, other: Callable[[str], str]) -> str:
+    """`other(path)`, as programs write a path that has `/` and plain letters on disk; the path itself where it exists so."""
+    read = other(path)
+    return path if read != path and base.startswith("file:") and os.path.lexists(f"{base[7:]}/{path}") else read
 
 
 def _check_path(key: str) -> None:

@@ -217,7 +217,21 @@ def test_tars_inside_a_tar_are_opened_one_level_deep():
         assert [kind for path, _, kind in paths if path == "n2.tar"] == [None, "file", "damage"]
 
 
-UNSAFE = ["../up.jpg", "/etc/passwd", "a/../../b.jpg", "a\\b.jpg", "C:x.jpg", "c:/x.jpg", "a/..", "x" * 5000]
+def test_names_with_backslashes_in_zips_are_paths():
+    """As .NET and old PowerShell write them. On Unix a name may hold one; in a code page the byte may be half of a letter."""
+
+    def paths(system, names):
+        files = [(info := zipfile.ZipInfo("x"), b"%d" % i) for i in range(len(names))]
+        for (info, _), name in zip(files, names, strict=True):
+            info.filename, info.create_system = name, system
+        return [m.path for m, _ in read_members(stored(zip_of(files), "a.zip"), "a.zip", MAX_BYTES) if not m.refused]
+
+    names = ["pets\\", "pets\\cat\\1.jpg", "pets/dog\\2.jpg", "pets\\hünd\\3.jpg", "..\\4.jpg", "c:\\5.jpg", "\\6.jpg"]
+    assert paths(0, names) == ["pets", "pets/cat/1.jpg", "pets/dog/2.jpg", "pets/hünd/3.jpg"]
+    assert paths(3, names) == ["pets", "pets/cat/1.jpg", "pets/hünd/3.jpg"]
+
+
+UNSAFE = ["../up.jpg", "/etc/passwd", "a/../../b.jpg", "a/b\\c.jpg", "C:x.jpg", "c:/x.jpg", "a/..", "x" * 5000]
 
 
 @pytest.mark.parametrize("writer", [tar_of, zip_of])

@@ -56,6 +56,7 @@ FORMS = {
     "t.CSV.gz": lambda rows: gzip.compress(as_csv(rows)),
     "t.jsonl": as_json_lines,
     "t.json.gz": lambda rows: gzip.compress(as_json_lines(rows)),
+    "t.json": lambda rows: json.dumps(rows, indent=1).encode(),
     "t.parquet": as_parquet,
 }
 
@@ -249,6 +250,50 @@ def test_locations_are_relative_to_the_image_folder_or_absolute(memory):
         ("s3://bucket", "e/f.jpg", "s3://bucket/e/f.jpg"),
         ("memory://m", "g.jpg", "memory://m/g.jpg"),
     ]
+
+
+def test_locations_are_read_as_other_programs_write_them(tmp_path):
+    """`Path.as_uri()`, and tables of Windows; a path that exists as it is written is that path."""
+    folder = tmp_path / "my pics"
+    for name in ("sub/img 0.png", "50%20.png", "a\\b.png"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(name.encode())
+    ways = [
+        (folder / "sub/img 0.png").as_uri(),
+        (folder / "sub/img 0.png").as_uri().replace("///", "/"),
+        f"file://{folder}/sub/img 0.png",
+        r"sub\img 0.png",
+        r".\sub\img 0.png",
+        f"file://{folder}/50%20.png",
+        r"a\b.png",
+        r"C:\pics\0.png",
+        r"..\my pics\sub\img 0.png",
+    ]
+    rows = [{"image": way, "labels": "x", "id": i} for i, way in enumerate(ways)]
+    (folder / "t.csv").write_bytes(as_csv(rows))
+    found = read(LabelTableCorpus(LabelTable(path=str(folder / "t.csv"), id_column="id"), CorpusRecipe()))
+    assert [open_store(e.base).read(e.key) for e in found[:7]] == [*[b"sub/img 0.png"] * 5, b"50%20.png", b"a\\b.png"]
+    assert "a path on a drive of Windows" in found[7].refused[1]
+    assert found[8].refused[0] == "unsafe_path"
+
+
+def test_a_json_array_is_read_up_to_its_damage(memory):
+    rows = [{"image": f"{i}.jpg", "labels": "x" * (i * 9000)} for i in range(1, 23)]
+    whole = json.dumps(rows).encode()
+    endings = {
+        b"]": None,
+        b"": "the array has no end",
+        b"]]": "stands behind the array",
+        b", 1]": "element 23 of t.json: 1 is not a JSON object",
+        b", ]": "a comma stands before the end",
+        b" {": "stands behind an element",
+        b", {": "an element is not JSON",
+    }
+    for end, said in endings.items():
+        memory.write("t.json", whole[:-1] + end)
+        found = read(corpus(memory))
+        assert [e.key for e in found if not e.refused] == [row["image"] for row in rows]
+        assert (found[-1].refused is None) if said is None else said in found[-1].refused[1]
 
 
 def test_absolute_locations_are_read_from_this_disk(tmp_path):

@@ -38,6 +38,19 @@ def refusals(rows):
     return {row[0]: row[6] for row in rows if row[6]}
 
 
+def test_folders_of_a_partitioned_table_are_columns(tmp_path, read):
+    """As Spark and pyarrow write them with `partition_cols`; a folder of another column than split names no split."""
+    labels = ["test", "a b/ä", "7", "10", None, "1.5"]
+    table = {"image": [noise(i, (4, 4)) for i in range(6)], "label": labels, "split": ["train"] * 5 + ["test"]}
+    pq.write_to_dataset(pa.table(table), tmp_path / "hive", partition_cols=["label", "split"])
+    source = ParquetCorpus(ParquetImages(path=str(tmp_path / "hive")), CorpusRecipe(val_fraction=0))
+    found = {row[5]: (row[1], row[4]) for row in read(source) if not row[6]}
+    expected = ["test", "a b/ä", "000007", "000010", None, "1.5"]
+    named = zip(table["image"], expected, table["split"], strict=True)
+    assert found == {image: ((label,), split) for image, label, split in named if label}
+    assert [refused[0] for refused in refusals(read(source)).values()] == ["no_label"]
+
+
 def test_files_written_by_datasets_are_read_as_datasets_reads_them(tmp_path, monkeypatch, read):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
