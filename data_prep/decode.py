@@ -16,10 +16,11 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import simplejpeg
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, PngImagePlugin, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 from pydantic import Field, PositiveInt
 
+from vitline.data_prep.png_chunks import without_texts
 from vitline.infra.config import FrozenConfig, added
 
 DecodeReason = Literal[
@@ -45,8 +46,10 @@ warnings.filterwarnings(
 )  # our own limit refuses these images with a reason
 warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")  # too many files have odd EXIF
 
+PngImagePlugin.MAX_TEXT_CHUNK = 16 << 20  # XMP with the history of an editor; other texts are left out before decoding
+
 Level = Annotated[int, Field(ge=0, le=255)]
-Format = Literal["JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "TGA"]
+Format = Literal["JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "TGA", "SGI", "PCX", "QOI"]
 
 
 class DecodePolicy(FrozenConfig):
@@ -58,7 +61,7 @@ class DecodePolicy(FrozenConfig):
     background: tuple[Level, Level, Level] = (255, 255, 255)
     """RGB colour behind transparent pixels. Dropping alpha instead would turn many drawings into one flat colour."""
     exif_orientation: Literal["apply", "ignore"] = "apply"
-    """Whether to rotate or flip the image as its EXIF tag says. An orientation in XMP is ignored."""
+    """Whether to rotate or flip the image as its EXIF tag says, or XMP where EXIF has no orientation."""
     cmyk: Literal["convert", "reject"] = "convert"
     """CMYK images: convert without their colour profile, or refuse. Profiles of other images are ignored as well."""
     sixteen_bit: Literal["high_byte", "reject"] = "high_byte"
@@ -121,7 +124,7 @@ def decode_image(data: bytes, policy: DecodePolicy | None = None) -> DecodedImag
         header = _read_jpeg_header(data)
         if not header.single_scan:
             _check_scans(data)
-        if "JPEG" in policy.formats and not header.exif:  # Pillow reads the orientation that EXIF may hold
+        if "JPEG" in policy.formats and not header.maybe_turned:  # Pillow reads the orientation
             decoded = _decode_plain_jpeg(data, policy)
             if decoded is not None:
                 return decoded
@@ -129,11 +132,12 @@ def decode_image(data: bytes, policy: DecodePolicy | None = None) -> DecodedImag
 
 
 def is_common_jpeg(data: bytes, policy: DecodePolicy) -> bool:
-    """Whether a file is a JPEG of one scan without EXIF, of no more bytes than the policy allows: what a faster decoder may try first."""
+    """Whether a file is a JPEG of one scan without EXIF or an orientation in XMP, of no more bytes than the policy allows: what a
+    faster decoder may try first."""
     if not 0 < len(data) <= policy.max_bytes or data[:3] != b"\xff\xd8\xff" or "JPEG" not in policy.formats:
         return False
     header = _read_jpeg_header(data)
-    return header.single_scan and not header.exif
+    return header.single_scan and not header.maybe_turned
 
 
 DEFAULT_POLICY = DecodePolicy()
@@ -141,6 +145,10 @@ DEFAULT_POLICY = DecodePolicy()
 # Each scan of a progressive JPEG, even an empty one of 24 bytes, costs a pass over all pixels: 88 megapixels with 315 scans
 # took 4.5 s, and a colour file can have thousands. Encoders write about 10. libtiff has the same limit.
 _MAX_SCANS = 100
+_XMP_IN_JPEG, _ORIENTATION_IN_XMP = (
+    b"http://ns.adobe.com/xap/1.0/\0",
+    re.compile(rb"tiff:Orientation\s*(?:=\s*[\"']|>)\s*([1-8])"),
+)
 _APP1, _START_OF_SCAN, _END_OF_IMAGE = b"\xe1", b"\xda", b"\xd9"
 _SEQUENTIAL = (b"\xc0", b"\xc1")  # start of frame: baseline and extended sequential, Huffman coded
 _JPEG_MARKER = re.compile(rb"\xff+([\x02-\xcf\xd9-\xfe])")  # those without a length are left out, except the end
@@ -149,24 +157,27 @@ _JPEG_MARKER = re.compile(rb"\xff+([\x02-\xcf\xd9-\xfe])")  # those without a le
 class _JpegHeader(NamedTuple):
     """What the segments before the first scan of a JPEG say. Reading them costs a tenth of searching the whole file."""
 
-    exif: bool
-    """Whether an EXIF block stands before the first scan."""
+    maybe_turned: bool
+    """Whether an EXIF block, or XMP with an orientation, stands before the first scan."""
     single_scan: bool
     """Whether the first scan holds all components of a sequential image: decoders read no further scan."""
 
 
 def _read_jpeg_header(data: bytes) -> _JpegHeader:
-    at, exif, num_components = 2, False, None
+    at, maybe_turned, num_components = 2, False, None
     while (marker := _JPEG_MARKER.search(data, at)) and marker[1] != _END_OF_IMAGE:
         at = marker.end()
         if marker[1] == _START_OF_SCAN:
-            return _JpegHeader(exif, data[at + 2 : at + 3] == num_components)
+            return _JpegHeader(maybe_turned, data[at + 2 : at + 3] == num_components)
         if marker[1] == _APP1:
-            exif = exif or data.startswith(b"Exif\0\0", at + 2)
+            maybe_turned |= data.startswith(b"Exif\0\0", at + 2) or (
+                data.startswith(_XMP_IN_JPEG, at + 2)
+                and bool(_ORIENTATION_IN_XMP.search(data, at, at + int.from_bytes(data[at : at + 2])))
+            )
         elif marker[1] in _SEQUENTIAL:
             num_components = data[at + 7 : at + 8]
         at += int.from_bytes(data[at : at + 2])
-    return _JpegHeader(exif, single_scan=False)
+    return _JpegHeader(maybe_turned, single_scan=False)
 
 
 def _check_scans(data: bytes) -> None:
@@ -230,7 +241,7 @@ PILLOW_FAULTS = (
 
 def _decode_with_pillow(data: bytes, policy: DecodePolicy) -> DecodedImage:
     try:
-        with Image.open(io.BytesIO(data), formats=_available(policy.formats)) as image:
+        with Image.open(io.BytesIO(without_texts(data)), formats=_available(policy.formats)) as image:
             file_format, mode = "JPEG" if image.format == "MPO" else image.format or "", image.mode
             check_size(image.width, image.height, policy, file_format)
             if policy.animation == "reject" and image.format != "MPO" and getattr(image, "is_animated", False):
@@ -241,6 +252,8 @@ def _decode_with_pillow(data: bytes, policy: DecodePolicy) -> DecodedImage:
     except UnidentifiedImageError as error:
         if found := _other_format(data, policy):
             detail = f"{found} is not an accepted format; accepted formats: {', '.join(policy.formats) or 'none'}"
+            if found in get_args(Format):
+                detail += f". To accept it, add {found} to recipe.decode.formats"
             raise ImageRejected("refused_by_policy", detail) from error
         raise ImageRejected("not_an_image", f"{len(data):,} bytes in no known image format") from error
     except Image.DecompressionBombError as error:
@@ -276,6 +289,11 @@ _FOREIGN = tuple(
         ("JPEG XR", rb"II\xbc"),
         ("DDS", rb"DDS "),
         ("OpenEXR", rb"v/1\x01"),
+        ("FITS", rb"SIMPLE  ="),
+        ("Sun raster", rb"\x59\xa6\x6a\x95"),
+        ("DCX", rb"\xb1\x68\xde\x3a"),
+        ("FLI", rb"....[\x11\x12]\xaf"),
+        ("BLP", rb"BLP[12]"),
         ("SVG", rb"\s*(?:<\?xml[^>]*>\s*)?(?:<!--.{,2000}?-->\s*|<!DOCTYPE[^>]*>\s*)*<svg[\s>]"),
     )
 )
@@ -353,16 +371,16 @@ def _upright(image: Image.Image, policy: DecodePolicy) -> Image.Image:
     if bits > 8 and policy.sixteen_bit == "reject":
         raise ImageRejected("refused_by_policy", "16 bits per channel, which decode.sixteen_bit rejects")
     _scale_transparent_colour(image, bits)
-    _forget_xmp(image)
+    in_xmp = _taken_from_xmp(image)
     stored: Any = image.tag_v2.get(_ORIENTATION) if isinstance(image, TiffImageFile) else None
     # Load before reading EXIF: for a PNG, reading EXIF loads the pixels too, and pixels that failed to load are black later.
     image.load()
     rgb = _as_rgb(image, policy, bits)
     left = _orientation(image)
-    if policy.exif_orientation == "apply":
-        return _turned(rgb, left)
     # Pillow rotates a TIFF while loading it, and removes the tag.
-    return rgb if stored in (None, left) else _turned(rgb, _BACK.get(stored, stored))
+    if policy.exif_orientation == "apply":
+        return _turned(rgb, in_xmp if left is None and stored is None else left)
+    return rgb if stored in (None, left or 1) else _turned(rgb, _BACK.get(stored, stored))
 
 
 _BITS = re.compile(r"^(?:L|I|LA|RGB|RGBA|RGBX|CMYK);(\d+)")
@@ -431,24 +449,29 @@ _TURNS = {
 _BACK = {6: 8, 8: 6}  # the other transposes are their own inverse
 
 
-def _turned(image: Image.Image, orientation: int) -> Image.Image:
+def _turned(image: Image.Image, orientation: int | None) -> Image.Image:
     return image.transpose(_TURNS[orientation]) if orientation in _TURNS else image
 
 
 _ORIENTATION = 0x0112
 
 
-def _orientation(image: Image.Image) -> int:
-    """The EXIF orientation of a loaded image."""
-    _forget_xmp(image)
+def _orientation(image: Image.Image) -> int | None:
+    """The EXIF orientation of a loaded image; None if it has none."""
+    _taken_from_xmp(image)
     try:
-        return int(image.getexif().get(_ORIENTATION, 1))
+        found = image.getexif().get(_ORIENTATION)
+        return None if found is None else int(found)
     except MemoryError:
         raise
     except PILLOW_FAULTS:  # a broken EXIF block is common in intact photographs: ignore it
-        return 1
+        return None
 
 
-def _forget_xmp(image: Image.Image) -> None:
-    for xmp in ("xmp", "XML:com.adobe.xmp"):
-        image.info.pop(xmp, None)  # Pillow would also read an orientation from XMP
+def _taken_from_xmp(image: Image.Image) -> int | None:
+    """The orientation in XMP, which is removed: Pillow would read it as if it were in EXIF, and for some formats only."""
+    for name in ("xmp", "XML:com.adobe.xmp"):
+        xmp = image.info.pop(name, b"")
+        if found := _ORIENTATION_IN_XMP.search(xmp.encode(errors="replace") if isinstance(xmp, str) else xmp):
+            return int(found[1])
+    return None

@@ -7,7 +7,8 @@ from typing import TypedDict
 
 import numpy as np
 
-from vitline.data_prep.decode import DecodePolicy, decode_image
+from vitline.data_prep.decode import DecodePolicy, ImageRejected, decode_image
+from vitline.data_prep.png_chunks import wrong_checksum
 from vitline.data_prep.similarity.thumbnails import THUMBNAIL_PX, thumbnail
 
 
@@ -25,8 +26,10 @@ class Examined(TypedDict):
 
 
 def examine_image(data: bytes, policy: DecodePolicy) -> Examined:
-    """Decode and hash one image. Raises ImageRejected."""
+    """Decode and hash one image. Raises ImageRejected, also for a PNG with a wrong checksum, which decodes to damaged pixels."""
     image = decode_image(data, policy)
+    if image.format == "PNG" and (found := wrong_checksum(data)):
+        raise ImageRejected("corrupt", found)
     height, width, _ = image.pixels.shape
     phash, mirror = perceptual_hashes(image.pixels)
     return Examined(

@@ -154,6 +154,19 @@ def _boxes(read: Read, start: int, inside: tuple[bytes, ...], wanted: bytes) -> 
     return found
 
 
+def _sgi(read: Read) -> set[Size]:
+    return {(width, height) for width, height in (_unpack(read, ">HH", 6),)}
+
+
+def _qoi(read: Read) -> set[Size]:
+    return {(width, height) for width, height in (_unpack(read, ">II", 4),)}
+
+
+def _pcx(read: Read) -> set[Size]:
+    left, top, right, bottom = _unpack(read, "<HHHH", 4)
+    return {(right + 1 - left, bottom + 1 - top)}
+
+
 # GIF: frames may be larger than the screen that the header names, so the size is unknown.
 _FORMATS: tuple[tuple[str, bytes, Callable[[Read], set[Size]]], ...] = (
     ("JPEG", rb"\xff\xd8\xff", _jpeg),
@@ -165,4 +178,7 @@ _FORMATS: tuple[tuple[str, bytes, Callable[[Read], set[Size]]], ...] = (
     ("PPM", rb"P[0-6fyPF]", _ppm),
     ("JPEG2000", rb"\xff\x4f\xff\x51|\0\0\0\x0cjP  \r\n\x87\n", _jpeg2000),
     ("AVIF", rb"....ftyp", _avif),
+    ("SGI", rb"\x01\xda", _sgi),
+    ("QOI", rb"qoif", _qoi),
+    ("PCX", rb"\x0a[\0\x02\x03\x05][\0\x01]", _pcx),
 )

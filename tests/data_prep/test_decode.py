@@ -10,6 +10,8 @@ import pytest
 from PIL import Image
 
 from vitline.data_prep.decode import DecodePolicy, ImageRejected, decode, decode_image
+from vitline.data_prep.examine.check_answer import check_examined
+from vitline.data_prep.images import examine_image
 from vitline.infra.config import digest_of
 
 RED, BLUE, WHITE = (255, 0, 0), (0, 0, 255), (255, 255, 255)
@@ -219,7 +221,29 @@ def unusual_files(photos):
             name = f"{file_format} turned {orientation}"
             yield name, encoded(photo, file_format, exif=exif, **options), turned(first), 0
     xmp = b'<rdf:Description tiff:Orientation="6"/>'
-    yield "PNG with an orientation in XMP", png(first, 8, 2, iTXt=b"XML:com.adobe.xmp\0\0\0\0\0" + xmp), first, 0
+    upright = Image.Exif()
+    upright[0x0112] = 1
+    described = Image.Exif()
+    described[0x010E] = "no orientation"
+    yield "PNG turned in XMP", png(first, 8, 2, iTXt=b"XML:com.adobe.xmp\0\0\0\0\0" + xmp), TURNED[6](first), 0
+    yield "TIFF turned in XMP", encoded(photo, "TIFF", tiffinfo={700: xmp}), TURNED[6](first), 0
+    yield "TIFF upright in EXIF", encoded(photo, "TIFF", tiffinfo={700: xmp, 274: 1}), first, 0
+    exact = {"lossless": True, "exact": True, "xmp": xmp}
+    yield "WEBP turned in XMP", encoded(photo, "WEBP", **exact), TURNED[6](first), 0
+    yield "WEBP upright in EXIF", encoded(photo, "WEBP", exif=upright, **exact), first, 0
+    yield (
+        "JPEG turned in XMP",
+        encoded(photo, "JPEG", xmp=b"<tiff:Orientation>6</tiff:Orientation>"),
+        TURNED[6](stored),
+        0,
+    )
+    yield (
+        "JPEG turned in XMP behind EXIF",
+        encoded(photo, "JPEG", xmp=xmp, exif=described),
+        TURNED[6](stored),
+        0,
+    )
+    yield "JPEG upright in EXIF", encoded(photo, "JPEG", xmp=xmp, exif=upright), stored, 0
 
     black = np.minimum(255 - first.max(axis=2), 200)
     inks = 255 - first.astype(float) * 255 / np.maximum(255 - black[..., None], 1)
@@ -439,6 +463,43 @@ def test_unsupported_formats_are_refused_by_name_with_the_accepted_formats():
             match=f"refused_by_policy: {name} is not an accepted format; accepted formats: JPEG, PNG, GIF",
         ):
             decode(data)
+
+
+def test_formats_without_default_are_accepted_where_the_policy_names_them(photos):
+    for name in ("TGA", "SGI", "PCX", "QOI"):
+        data = encoded(photos[0].resize((40, 30)), name)
+        with pytest.raises(
+            ImageRejected, match=f"refused_by_policy: {name} is not an accepted format.*recipe.decode.formats"
+        ):
+            decode(data)
+        policy = DecodePolicy(formats=("PNG", name))
+        check_examined(data, examine_image(data, policy), policy)
+        np.testing.assert_array_equal(decode(data, policy), np.asarray(photos[0].resize((40, 30))))
+
+
+def test_texts_and_profiles_of_any_size_leave_a_png_intact():
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 30, 3), np.uint8)
+    packed = zlib.compress(bytes(40 << 20))
+    texts = {"zTXt": b"note\0\0" + packed, "iTXt": b"note\0\1\0\0\0" + packed, "iCCP": b"profile\0\0" + packed}
+    for kind, text in texts.items():
+        np.testing.assert_array_equal(decode(png(pixels, 8, 2, **{kind: text})), pixels)
+    end = png(pixels, 8, 2)[:-12] + png(pixels, 8, 2, zTXt=texts["zTXt"])[33 : 33 + 12 + len(texts["zTXt"])]
+    np.testing.assert_array_equal(decode(end + png(pixels, 8, 2)[-12:]), pixels)
+    turned = b"XML:com.adobe.xmp\0\1\0\0\0" + zlib.compress(bytes(2 << 20) + b'tiff:Orientation="6"')
+    np.testing.assert_array_equal(decode(png(pixels, 8, 2, iTXt=turned)), np.rot90(pixels, k=-1))
+
+
+def test_a_png_with_a_wrong_checksum_is_not_stored():
+    """Pillow compares the checksums of chunks before the pixels only: IDAT, and what stands behind it, may be anything."""
+    data = bytearray(png(np.zeros((4, 4, 3), np.uint8), 8, 2, tEXt=b"note\0hello"))
+    examine_image(bytes(data), DecodePolicy())
+    for kind in (b"IDAT", b"tEXt", b"IEND"):
+        at = data.index(kind)
+        length = int.from_bytes(data[at - 4 : at])
+        data[at + 4 + length] ^= 1
+        with pytest.raises(ImageRejected, match=f"^corrupt: the PNG chunk {kind.decode()} at byte {at - 4:,} "):
+            examine_image(bytes(data), DecodePolicy())
+        data[at + 4 + length] ^= 1
 
 
 def test_refusal_does_not_quote_the_content_of_the_file():

@@ -163,7 +163,7 @@ def data_verify(
         bool,
         typer.Option(
             "--pixels",
-            help="Also decode every image and name the corrupt ones. Takes as long as examining them.",
+            help="Also decode every image, compare the checksums in PNG files, and name the corrupt ones. Takes as long as examining them.",
         ),
     ] = False,
     root: Root = None,
