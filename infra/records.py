@@ -8,6 +8,7 @@ from typing import TypeVar
 from pydantic import ConfigDict, ValidationError
 
 from vitline.infra.config import FrozenConfig
+from vitline.infra.storage import StoreRefused
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -38,14 +39,20 @@ def reading(uri: str) -> Iterator[None]:
 
 
 def readable(items: Iterable[K], read: Callable[[K], T], report: Callable[[UnreadableRecord], None]) -> Iterator[T]:
-    """What `read` makes of each item, in their order; several are read at a time, as a store may be far away. One that cannot be
-    read is reported and left out: it stops no other."""
+    """What `read` makes of each item of a listing, in their order; several are read at a time, as a store may be far away. One that
+    cannot be read or opened is reported and left out: it stops no other."""
 
     def read_or_why(item: K) -> T | UnreadableRecord:
         try:
             return read(item)
         except UnreadableRecord as odd:
             return odd
+        except FileNotFoundError as error:
+            return UnreadableRecord(
+                f"{error.filename} is listed, but no file that can be opened: {error.strerror}. Move it away, unless it was just deleted."
+            )
+        except (PermissionError, StoreRefused) as error:
+            return UnreadableRecord(f"{item} cannot be opened: {error}. Correct its permissions, or move it away.")
 
     for found in read_each(items, read_or_why):
         if isinstance(found, UnreadableRecord):

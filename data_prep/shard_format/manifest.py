@@ -230,14 +230,14 @@ def shard_key(split: str, segment: str, index: int, count: int) -> str:
 
 
 def load_manifest(corpus: Store) -> Manifest:
-    """The manifest of a finished corpus. Raises RuntimeError if there is none, and its subclass UnreadableRecord if its schema
-    version is not known, or of which this version of vitline cannot read a field."""
+    """The manifest of a finished corpus. Raises UnreadableRecord if there is none, if its schema version is not known, or if this
+    version of vitline cannot read a field of it."""
     uri = corpus.uri_of(MANIFEST_KEY)
     try:
         found = corpus.read_json(MANIFEST_KEY)
     except FileNotFoundError as error:
-        raise RuntimeError(
-            f"There is no corpus at {corpus.uri}: {MANIFEST_KEY} is missing, so it was never prepared or not finished. "
+        raise UnreadableRecord(
+            f"There is no corpus at {corpus.uri}: {MANIFEST_KEY} is missing or no file, so it was never prepared or not finished. "
             "`vitline data ls` lists the corpora; `vitline data prep` prepares one or resumes its preparation."
         ) from error
     except ValueError as error:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from vitline.flows.catalog import list_corpora
+from vitline.flows.catalog import list_corpora, say_unreadable
 from vitline.flows.reports.scored_models import ModelFacts, model_facts
 from vitline.infra.storage import open_store
 from vitline.vit.vtab.evaluate import Score
@@ -84,7 +84,9 @@ def read_report(root: str, beside: str | None = None, of: Collection[Score] | No
     """
     requested = published_named(beside) if beside else None
     corpora = list_corpora(root)
-    records, left_out = latest_records(read_records(open_store(root)), {corpus["digest"] for corpus in corpora})
+    records, left_out = latest_records(
+        read_records(open_store(root), say_unreadable), {corpus["digest"] for corpus in corpora}
+    )
     if of is not None:
         models = {score.model for score in of} - {None}
         records = [record for record in records if record.score.model in models or record.score in of]

@@ -1,11 +1,13 @@
 """One record that cannot be read is shown and stops no list and no search (docs/design.md, "Stores")."""
 
 import re
+from pathlib import Path
 
 import pytest
 
 from vitline.data_prep.shard_format import load_manifest
 from vitline.flows import catalog
+from vitline.flows.reports.score_report import read_report
 from vitline.infra.records import UnreadableRecord
 from vitline.infra.runs.run_state import write_state
 from vitline.infra.storage import open_store
@@ -70,6 +72,25 @@ def test_corpora_and_pipelines_that_cannot_be_read_are_named(store, root, odd, c
     assert "pipelines/nightly-0123456789ab.json" in shown
     with pytest.raises(ValueError, match=r"no corpus 'birds' .* Not read: .*corpora/birds/0123/manifest\.json"):
         catalog.find_corpus(root, "birds")
+
+
+def test_what_is_listed_and_cannot_be_opened_is_named_and_stops_no_list(store, root, capsys):
+    """Such as a link to a device or to nothing. `data ls` and `vtab report` begin with the list of corpora."""
+    store.write_json("corpora/birds/0123/manifest.json", CORPUS)
+    store.write_json("models/birds/0123/config.json", MODEL)
+    folder = Path(root.removeprefix("file://"))
+    for number, target in enumerate(("/dev/zero", "nowhere", ".")):
+        for name in ("corpora/odd/{}/manifest.json", "models/odd/{}/config.json", "pipelines/{}.json"):
+            path = folder / name.format(number)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.symlink_to(target)
+    assert [row["name"] for row in catalog.list_corpora(root)] == ["birds"]
+    assert [row["name"] for row in catalog.list_models(root)] == ["birds"]
+    assert catalog.list_pipelines(root) == []
+    shown = "".join(capsys.readouterr().err.split("\n"))
+    for name in ("corpora/odd/0", "models/odd/0/config.json", "pipelines/0.json"):
+        assert name in shown
+    assert read_report(root).coverage
 
 
 def test_corpus_with_a_field_of_a_newer_version_is_not_called_damaged(store):

@@ -9,6 +9,7 @@ archive and byte, after all members before it. Memory: a window of the archive a
 - `member_pieces` streams one member of a zip that is too large for memory, `open_members` those of a tar.
 """
 
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -157,14 +158,14 @@ def _tar_source(store: Store, key: str, start: int = 0, end: int | None = None) 
 
 
 def _without_repeats(found: Iterator[tuple[Member, bytes | None]]) -> Iterator[tuple[Member, bytes | None]]:
-    """Refuse repeated names, and convert damage to the last member.
+    """Refuse repeated names, in NFC as ids are, and convert damage to the last member.
 
     About the last hundred thousand names are remembered, which is more than a stretch has.
     """
     names: set[int] = set()
     try:
         for member, data in found:
-            if member.kind == "folder" or (name := hash(member.path)) not in names:
+            if member.kind == "folder" or (name := hash(unicodedata.normalize("NFC", member.path))) not in names:
                 yield member, data
             else:
                 refused = member.refused or ("damaged_archive", f"a second member with the name {member.path!r}")

@@ -162,9 +162,9 @@ def test_repetition_trains_again_and_names_the_record_that_it_replaces(spec_of, 
     assert (first.replaces, second.replaces) == (None, task_sweep.score_key)
     assert (second.value, second.chosen, second.split_digest) == (first.value, first.chosen, first.split_digest)
     assert repeated.score_key == task_sweep.score_key.replace(".json", "-r1.json")
-    kept, left_out = latest_records(read_records(open_store(root)), {first.corpus_digest})
+    kept, left_out = latest_records(read_records(open_store(root), pytest.fail), {first.corpus_digest})
     assert ([record.score for record in kept], left_out) == ([second], 1)
-    assert len({record.init for record in read_records(open_store(root))}) == 1
+    assert len({record.init for record in read_records(open_store(root), pytest.fail)}) == 1
 
 
 def test_trial_returns_the_result_that_another_worker_stored_first(spec_of, root, monkeypatch):

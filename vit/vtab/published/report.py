@@ -5,14 +5,12 @@ The numbers are fractions of the test split; `flows` formats them. Imports no to
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Literal, NamedTuple
 
-from pydantic import ValidationError
-
+from vitline.infra.records import UnreadableRecord, readable, reading
 from vitline.infra.storage import Store
 from vitline.vit.vtab.evaluate import Score
 from vitline.vit.vtab.protocols import over_seeds, seed_statistic
@@ -23,7 +21,6 @@ Table = Literal["vtab", "transfer", "own", "frozen"]
 VTAB_CORPORA = tuple(task.corpus_name for task in VTAB_TASKS)
 TRANSFER_CORPORA = ("imagenet", "imagenet-real", "imagenet-v2", "cifar10", "cifar100", "pets", "flowers102")
 """The paper's other data sets, by name of the corpus. `cifar100` is the whole data set, `vtab-cifar100` is VTAB's task."""
-_READERS = 16
 FROZEN_METHODS = ("fewshot", "linear", "knn", "head")
 
 
@@ -104,22 +101,16 @@ def table_of(protocol: str, corpus: str) -> Table:
     return "vtab" if vtab_task(corpus) else "transfer" if corpus in TRANSFER_CORPORA else "own"
 
 
-def read_records(root: Store) -> list[ScoreRecord]:
-    """All score records below a root. Raises ValueError naming an object below `scores/` that is no score record."""
+def read_records(root: Store, report: Callable[[UnreadableRecord], None]) -> list[ScoreRecord]:
+    """All score records below a root. What is no score record is reported."""
 
     def read(key: str) -> ScoreRecord:
-        try:
+        with reading(root.uri_of(key)):
             score = Score.model_validate(root.read_json(key))
-        except ValidationError as error:
-            raise ValueError(
-                f"{root.uri_of(key)} is not a score record ({error.errors()[0]['msg']}). Delete it, or score the task again."
-            ) from error
         named = re.fullmatch(r"(.+)-s\d+-[0-9a-f]+(-r\d+)?\.json", key.rpartition("/")[2])
         return ScoreRecord(named[1] if named else score.model_digest or "scratch", score)
 
-    # In threads, because each object costs a round trip: 19 tasks, 3 seeds and 30 models make 1,710 small objects.
-    with ThreadPoolExecutor(_READERS) as pool:
-        return list(pool.map(read, root.list("scores/")))
+    return list(readable(root.list("scores/"), read, report))
 
 
 def latest_records(records: Iterable[ScoreRecord], current_digests: Collection[str]) -> tuple[list[ScoreRecord], int]:

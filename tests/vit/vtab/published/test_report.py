@@ -144,13 +144,22 @@ def test_records_of_controls_are_distinguished_by_their_keys(tmp_path):
     root = open_store(tmp_path)
     for init in ("scratch-0123456789ab", "scratch-ba9876543210"):
         root.write(f"scores/digits/p/{init}-s0-abcdef.json", score("digits", 0.5).model_dump_json().encode())
-    assert sorted(record.init for record in read_records(root)) == ["scratch-0123456789ab", "scratch-ba9876543210"]
+    assert sorted(record.init for record in read_records(root, pytest.fail)) == [
+        "scratch-0123456789ab",
+        "scratch-ba9876543210",
+    ]
 
 
-def test_invalid_score_record_is_named(tmp_path):
-    open_store(tmp_path).write_json("scores/digits/p/notes.json", {"value": 1})
-    with pytest.raises(ValueError, match=r"scores/digits/p/notes\.json is not a score record"):
-        read_records(open_store(tmp_path))
+def test_invalid_score_record_is_named_and_stops_no_report(tmp_path):
+    root, odd = open_store(tmp_path), []
+    root.write("scores/digits/p/a-s0-abcdef.json", score("digits", 0.5).model_dump_json().encode())
+    root.write_json("scores/digits/p/notes.json", {"value": 1})
+    (tmp_path / "scores/digits/p/zero.json").symlink_to("/dev/zero")
+    assert [record.init for record in read_records(root, odd.append)] == ["a"]
+    assert ["notes.json is not a record" in str(odd[0]), "zero.json is listed, but no file" in str(odd[1])] == [
+        True,
+        True,
+    ]
 
 
 @pytest.mark.parametrize("protocol", ["vit-paper", "fewshot-10", "linear", "knn", "head"])
