@@ -57,7 +57,7 @@ class DecodePolicy(FrozenConfig):
 
     formats: tuple[Format, ...] = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
     """Accepted formats, recognised by content whatever the file name says. MPO (a camera's JPEG with further images appended)
-    counts as JPEG, and not as an animation."""
+    counts as JPEG, and not as an animation. TGA, SGI, PCX and QOI can be added; QOI takes about a second per megapixel."""
     background: tuple[Level, Level, Level] = (255, 255, 255)
     """RGB colour behind transparent pixels. Dropping alpha instead would turn many drawings into one flat colour."""
     exif_orientation: Literal["apply", "ignore"] = "apply"
