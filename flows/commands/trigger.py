@@ -64,7 +64,7 @@ def resume(settings: Settings, names: Sequence[str]) -> list[tuple[FlowRun, str]
     """Continues flow runs that were interrupted, suspended or failed, in their deployments: each is the same flow run as before, with
     its request and, if a schedule started it, its night. Returns them with their pages.
 
-    Raises ValueError for a name that no flow run or several have, and RuntimeError for one that has no process to continue.
+    Raises ValueError for a name that no flow run or several have, and RuntimeError for one that has nothing to continue.
     """
     with client() as api:
         runs = [_resumable(api, settings, name) for name in names]

@@ -79,7 +79,11 @@ def interrupted_by_the_end(directory: Path) -> list[str]:
     from vitline.flows.commands.interrupted import note_interrupted
     from vitline.flows.run_standing import progress_text
 
-    rows = note_interrupted(settings_of(), directory)
+    try:
+        rows = note_interrupted(settings_of(), directory)
+    except Exception as error:  # the stack ends all the same
+        console.say(f"What is at work cannot be read, and ends: {error}")
+        return []
     for row in rows:
         parts = [row["stage"], row["state"], progress_text(row)]
         console.say(f"Interrupts {row['run']}: {', '.join(part for part in parts if part)}")
@@ -167,7 +171,7 @@ def start_and_join(settings: "Settings", ports: dict[str, int] | None = None) ->
     if not was_up:
         try:
             interrupted = end_interrupted(joined, directory, began)
-        except (RuntimeError, OSError) as error:  # the servers work all the same
+        except Exception as error:  # the servers work all the same
             console.say(f"  what was interrupted could not be ended: {error} `vitline ops reconcile` tries again.")
     for text in [*registration_lines(register(joined)), *alert_lines(create_alerts(), None)]:
         console.say(f"  {text}")
