@@ -12,6 +12,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -23,7 +24,7 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.objects import State, StateType
+from prefect.client.schemas.objects import State, StateDetails, StateType
 from prefect.exceptions import ObjectNotFound, Pause, TerminationSignal
 from prefect.logging import get_run_logger
 
@@ -81,6 +82,7 @@ class PrefectObserver:
         """Whether somebody has deleted the flow run in Prefect. Its work goes on, and Prefect shows nothing of it any more."""
         self._away = False
         self._in_part = False
+        self._part_id: UUID | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._read_state, name="flow-run-state", daemon=True)
         # One for all reads: each new client loads all certificates of the system again.
@@ -197,7 +199,7 @@ class PrefectObserver:
 
         def run(request: dict[str, Any]) -> Any:
             entered.append(runtime.flow_run.id)
-            self._in_part = True
+            self._in_part, self._part_id = True, UUID(runtime.flow_run.id)
             try:
                 outcome.append(body())
                 return None
@@ -209,7 +211,7 @@ class PrefectObserver:
                     raise
                 return state
             finally:
-                self._in_part = False
+                self._in_part, self._part_id = False, None
 
         subflow = flow(name=name, flow_run_name=title, validate_parameters=False, persist_result=False)(run)
         state: Any
@@ -237,7 +239,7 @@ class PrefectObserver:
     def _suspend_part(self, flow_run_id: UUID) -> None:
         """Shows a subflow as suspended, like its parent: Prefect itself suspends only the parent."""
         try:
-            self._client.set_flow_run_state(flow_run_id, suspended_state())
+            self._client.set_flow_run_state(flow_run_id, suspended_state(), force=True)
         except Exception as error:
             log.warning("could not show subflow %s as suspended: %s", flow_run_id, error)
 
@@ -270,6 +272,10 @@ class PrefectObserver:
     def _update_state(self) -> None:
         try:
             state = self._client.read_flow_run(self._flow_run_id).state
+            if state is not None and state.is_running() and (part := self._part_id) is not None:
+                state = self._suspended_with_its_part(part) or state
+            elif state is not None and state.is_paused() and state.state_details.pause_timeout is not None:
+                self._keep_suspended(state.state_details.pause_timeout)
         except ObjectNotFound:
             if not self.deleted:
                 log.warning("flow run %s was deleted in Prefect; its work continues unseen", self._flow_run_id)
@@ -287,7 +293,24 @@ class PrefectObserver:
         if state is not None and (state.is_paused() or state.is_scheduled() or state.is_pending()):
             self._suspended = True
 
+    def _suspended_with_its_part(self, part: UUID) -> State | None:
+        """The state of a part that somebody has suspended on its page: that suspends the whole run. Else None."""
+        state = self._client.read_flow_run(part).state
+        if state is None or not state.is_paused():
+            return None
+        self._keep_suspended(state.state_details.pause_timeout)
+        return state
 
-def suspended_state() -> State:
-    """The state that Prefect's UI shows as suspended."""
-    return State(type=StateType.PAUSED, name="Suspended", message=SUSPENDED)
+    def _keep_suspended(self, until: datetime | None) -> None:
+        """Prefect's dialog promises that the run goes on by itself after a limit, and its server fails the run then. So the limit becomes
+        the time at which reconcile resumes it."""
+        self._client.set_flow_run_state(self._flow_run_id, suspended_state(until), force=True)
+
+
+def suspended_state(until: datetime | None = None) -> State:
+    """The state that Prefect's UI shows as suspended. After `until`, reconcile resumes the run."""
+    message = SUSPENDED
+    if until is not None:
+        message += f"; without it the run goes on by itself soon after {until.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+    details = StateDetails(pause_reschedule=True, scheduled_time=until)
+    return State(type=StateType.PAUSED, name="Suspended", message=message, state_details=details)

@@ -85,12 +85,20 @@ class PrefectFlowRuns:
             if answer.status != SetStateStatus.ACCEPT:
                 raise RuntimeError(f"Prefect refused to end flow run {run.name}: {answer.details}")
 
+    def resume(self, flow_run_id: str) -> None:
+        """Resumes a suspended flow run, as the button of its page does. Raises RuntimeError if Prefect refuses it."""
+        with client() as api:
+            answer = api.resume_flow_run(UUID(flow_run_id))
+        if answer.status != SetStateStatus.ACCEPT:
+            raise RuntimeError(f"Prefect refused to resume flow run {flow_run_id}: {answer.details}")
+
 
 def seen(api: SyncPrefectClient, run: FlowRun) -> SeenFlowRun:
     assert run.state is not None
     parent = api.read_task_run(run.parent_task_run_id).flow_run_id if run.parent_task_run_id else None
     since = run.state.timestamp
     assert isinstance(since, datetime)
+    limit = run.state.state_details.scheduled_time
     pool = run.work_pool_name
     # A process starts within seconds; a pod or a machine may take any time.
     slow = run.state.is_pending() and pool is not None and api.read_work_pool(pool).type != "process"
@@ -101,4 +109,5 @@ def seen(api: SyncPrefectClient, run: FlowRun) -> SeenFlowRun:
         since=since.timestamp(),
         parent=str(parent) if parent else None,
         awaits_infrastructure=slow,
+        resume_at=limit.timestamp() if limit is not None and run.state.is_paused() else None,
     )

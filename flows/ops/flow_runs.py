@@ -19,6 +19,8 @@ class SeenFlowRun(NamedTuple):
     """The parent flow run of a subflow."""
     awaits_infrastructure: bool = False
     """Whether it is PENDING in a pool where a start may take long without any sign of life."""
+    resume_at: float | None = None
+    """Of a suspended flow run: when it goes on by itself, in Unix seconds; None if only a person resumes it."""
 
 
 class FlowRuns(Protocol):
@@ -31,6 +33,8 @@ class FlowRuns(Protocol):
     def last_line(self, flow_run_id: str) -> float | None: ...
 
     def end(self, flow_run_id: str, state: RunState, message: str) -> None: ...
+
+    def resume(self, flow_run_id: str) -> None: ...
 
 
 class NoFlowRuns:
@@ -46,4 +50,7 @@ class NoFlowRuns:
         return None
 
     def end(self, flow_run_id: str, state: RunState, message: str) -> None:
+        return None
+
+    def resume(self, flow_run_id: str) -> None:
         return None

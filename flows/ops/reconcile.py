@@ -97,6 +97,7 @@ def reconcile(
         reconciler.end_silent_runs()
         reconciler.end_abandoned_pipelines()
         reconciler.end_dead_flow_runs()
+        reconciler.resume_suspended()
         reconciler.report_jobs_without_a_flow()
         reconciler.report_silent()
         reconciler.send_to_mlflow()
@@ -214,7 +215,7 @@ class Reconciler:
         """Ends flow runs that Prefect shows as unfinished although their process is gone, then the subflows of ended runs."""
         ended: dict[str, RunState] = {}
         for run in self.unfinished.values():
-            if run.state == "PAUSED":  # suspended: it has no process, and Prefect itself ends it after its timeout
+            if run.state == "PAUSED":  # suspended: it has no process
                 continue
             if run.parent is None and self._is_dead(run) and (end := self._end_of(run)) is not None:
                 problem = f"{run.state} since {utc(run.since)}, but its process is gone"
@@ -230,6 +231,13 @@ class Reconciler:
             elif parent.state in ENDED and self._long_ago(parent.since) and self._long_ago(run.since):
                 state: RunState = "cancelled" if parent.state == "CANCELLED" else "preempted"
                 self._end_flow_run(run, message, state, message)
+
+    def resume_suspended(self) -> None:
+        """Resumes suspended flow runs whose limit has passed."""
+        for run in self.unfinished.values():
+            if run.parent is None and run.resume_at is not None and run.resume_at <= self.now:
+                finding = Inconsistency(f"flow run {run.name}", f"suspended until {utc(run.resume_at)}", "resumed")
+                self._repair(finding, partial(self.prefect.resume, run.id))
 
     def report_jobs_without_a_flow(self) -> None:
         """Reports jobs that run without their flow. They need no repair, but users want to know."""

@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from vitline.flows.commands.housekeeping import reconcile_now
 from vitline.infra.runs.claims import read_claim
 from vitline.infra.runs.run_state import read_state
 from vitline.vit.training.checkpoints.names import list_checkpoints
@@ -11,15 +12,16 @@ from vitline.vit.training.checkpoints.names import list_checkpoints
 from ..servers import TINY
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800), pytest.mark.usefixtures("quiet_logs")]
-STEPS = 200
+STEPS = 300
 
 
-def suspend(work, run):
-    """What the dialog sends, with an hour until the run is given up."""
-    until = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+def suspend(work, run, limit_s=300):
+    """What the dialog *Pause* sends, in which 300 s are filled in."""
+    until = (datetime.now(UTC) + timedelta(seconds=limit_s)).isoformat()
     details = {"pause_timeout": until, "pause_reschedule": True}
     state = {"type": "PAUSED", "name": "Suspended", "state_details": details}
-    answer = work.flows.api.post(f"/flow_runs/{run}/set_state", json={"state": state}).raise_for_status().json()
+    request = {"state": state, "force": True}
+    answer = work.flows.api.post(f"/flow_runs/{run}/set_state", json=request).raise_for_status().json()
     assert answer["status"] == "ACCEPT", answer
 
 
@@ -37,7 +39,7 @@ def test_a_pipeline_is_suspended_while_it_trains_and_resumed(work):
     run = work.start("pretrain-then-transfer/tiny", name="suspended", overrides=overrides)
     key = work.key(run)
     work.reach(key, 5)
-    suspend(work, run)
+    suspend(work, work.flows.parts(run)[-1]["id"])  # the page of the training has the same button
     work.eventually(lambda: not work.processes_of_flow(run))
     assert work.jobs.find(read_claim(work.run(key)).job_id).terminal
     assert not work.of_run(key)
@@ -52,6 +54,17 @@ def test_a_pipeline_is_suspended_while_it_trains_and_resumed(work):
     resume(work, run)
     work.eventually(lambda: work.progress(key) > state["step"])
     assert read_state(work.run(key))["from_step"] == state["step"]
+    # Without Resume it goes on after the limit; Prefect's server would fail it.
+    suspend(work, run, limit_s=5)
+    work.eventually(lambda: not work.processes_of_flow(run))
+    found = work.flows.find(run)
+    assert (found["state_name"], "goes on by itself" in found["state"]["message"]) == ("Suspended", True), found[
+        "state"
+    ]
+    findings = reconcile_now(work.settings, dry_run=False, quiet_minutes=5)
+    assert [finding.action for finding in findings if found["name"] in finding.subject] == ["resumed"]
+    step = work.progress(key)
+    work.eventually(lambda: work.progress(key) > step)
     # Resumed at once, while the earlier process is still stopping.
     suspend(work, run)
     resume(work, run)
@@ -59,5 +72,5 @@ def test_a_pipeline_is_suspended_while_it_trains_and_resumed(work):
     assert ended["state_name"] == "Completed", f"{ended['state']}: {work.flows.lines(run)}"
     assert [part["state_name"] for part in work.flows.parts(run)] == ["Completed"] * 3
     state = read_state(work.run(key))
-    assert (state["state"], state["attempt"], state["step"]) == ("finished", 3, STEPS)
+    assert (state["state"], state["attempt"], state["step"]) == ("finished", 4, STEPS)
     assert not any("Crash" in line or "Traceback" in line for line in work.flows.lines(run))

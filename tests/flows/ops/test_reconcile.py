@@ -56,7 +56,7 @@ UNFINISHED = ("PENDING", "RUNNING", "CANCELLING", "PAUSED")
 
 class FakePrefect:
     def __init__(self):
-        self.runs, self.lines, self.ended, self.messages = {}, {}, {}, {}
+        self.runs, self.lines, self.ended, self.messages, self.resumed = {}, {}, {}, {}, []
 
     def put(self, state, ago=HOUR, id=FLOW, **more):
         self.runs[id] = SeenFlowRun(id, f"run {id[-1]}", state, time.time() - ago, **more)
@@ -69,6 +69,9 @@ class FakePrefect:
 
     def last_line(self, id):
         return self.lines.get(id)
+
+    def resume(self, id):
+        self.resumed.append(id)
 
     def end(self, id, state, message):
         assert self.runs[id].state in UNFINISHED
@@ -450,12 +453,19 @@ def test_subflows_end_with_their_parent(place):
 
 
 def test_a_suspended_run_is_left_alone_and_its_suspended_parts_end_with_it(place):
-    """It has no process while it waits to be resumed. If it times out or is cancelled, Prefect ends only the parent."""
+    """It has no process while it waits to be resumed, by a person or, after its limit, by reconcile. If it is cancelled, Prefect ends
+    only the parent."""
     part = FLOW[:-1] + "2"
     place.prefect.put("PAUSED")
     place.prefect.put("PAUSED", id=part, parent=FLOW)
     place.reconcile()
-    assert place.prefect.ended == {}
+    assert (place.prefect.ended, place.prefect.resumed) == ({}, [])
+    place.prefect.put("PAUSED", resume_at=time.time() + 60)
+    place.reconcile()
+    assert place.prefect.resumed == []
+    place.prefect.put("PAUSED", resume_at=time.time() - 60)
+    assert [finding.action for finding in place.reconcile()] == ["resumed"]
+    assert (place.prefect.ended, place.prefect.resumed) == ({}, [FLOW])
     place.prefect.put("FAILED")
     place.reconcile()
     assert place.prefect.ended == {part: "preempted"}
