@@ -333,7 +333,10 @@ def follow(
                 if found in (NO_OTHER_JOB, NO_STEP_YET) and time.monotonic() < started + ALONE_S:
                     found = ""
                 elif found not in (waits, NO_STEP_YET):
-                    engines.observer.say(f"{title} has not started; {found}")
+                    alone = found.startswith(NO_OTHER_JOB)
+                    engines.observer.say(
+                        f"{title} {'is starting, or waits for room' if alone else 'has not started'}; {found}"
+                    )
                 waits = found
             for line in errors.news():
                 engines.observer.say(f"{claim.run_key}: {line}")
@@ -391,7 +394,7 @@ def other_jobs(engines: Engines, job_id: str) -> str:
     others = [job for job in everyones if not job.terminal and job.id != job_id]
     waiting = [job for job in others if not has_begun(engines, job)]
     running = [job for job in others if job not in waiting]
-    also = f"; also waiting: {', '.join(job.id for job in waiting)}" if waiting else ""
+    also = f"; also starting or waiting: {', '.join(job.id for job in waiting)}" if waiting else ""
     if not running:
         return f"{NO_OTHER_JOB}{also}"
     keys = [job.metadata["run_key"] for job in running if "run_key" in job.metadata and is_ours(engines, job)]

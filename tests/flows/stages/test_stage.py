@@ -335,13 +335,25 @@ def test_running_jobs_are_named_with_the_command_that_makes_room(run, root, monk
     text = "other running jobs: owls-0123456789ab-a1, elks-0123456789ab-a1 (`vitline ops preempt owls-0123456789ab` makes room"
     assert any(text in message for message in cluster.messages)
     assert text in shown[0]["waits"]
-    assert "also waiting: cats-0123456789ab-a1" in shown[0]["waits"]
+    assert "also starting or waiting: cats-0123456789ab-a1" in shown[0]["waits"]
     write_state(run, "failed", 2, reason="no room for 1 workers", no_room=True)
     error = stage.failure(
         Engines(Settings(root=run.uri), cluster, FakeObserver([]), None), run, replace(read_claim(run), attempt=2),
         Job(id="x", state="failed", exit_code=1, message=""),
     )  # fmt: skip
     assert f"no room for 1 workers; {text}" in str(error)
+
+
+def test_of_two_jobs_that_start_neither_is_said_to_wait_for_the_other(run, monkeypatch):
+    """Both have reported nothing: one of them is starting, and nobody knows which."""
+    monkeypatch.setattr(stage, "LOOK_S", -1)
+    monkeypatch.setattr(stage, "ALONE_S", -1)
+    cluster, key = ScriptedCluster(run, "finished"), "owls-0123456789ab"
+    other = Job(id=f"{key}-a1", state="running", exit_code=None, message="", metadata={"run_key": key})
+    cluster.ended[other.id] = other
+    run_with_script(run, cluster)
+    alone = "no other job runs on this cluster; also starting or waiting: owls-0123456789ab-a1"
+    assert f"birds is starting, or waits for room; {alone}" in cluster.messages
 
 
 def test_a_job_at_its_first_step_is_not_said_to_wait_for_others(run, monkeypatch):
