@@ -43,7 +43,7 @@ from vitline.flows.requests.training_config import resolve_branch, resolve_pretr
 from vitline.flows.stages.engines import Engines, Suspended, open_engines
 from vitline.flows.stages.heartbeat import beating
 from vitline.flows.stages.pretrain import train_model
-from vitline.flows.stages.stage import Skipped, exclusively, stop_jobs_of
+from vitline.flows.stages.stage import Skipped, exclusively, still_running, stop_jobs_of
 from vitline.infra.config import FrozenConfig
 from vitline.infra.night import night_text
 from vitline.infra.settings import Settings
@@ -399,10 +399,11 @@ def one_at_a_time(engines: Engines, this: FlowRun) -> Iterator[None]:
     if not this.scheduled or this.deployment is None:
         yield
         return
-    with exclusively(engines, this.deployment.replace("/", "-")):
-        jobs = [job.id for job in engines.cluster.jobs.list({"deployment": this.deployment}) if not job.terminal]
-        if jobs:
-            raise Skipped(f"{', '.join(jobs)} of an earlier scheduled run is still running.")
+    with exclusively(engines, this.deployment.replace("/", "-"), what="the night"):
+        for job in engines.cluster.jobs.list({"deployment": this.deployment}):
+            if not job.terminal:
+                where = job.metadata.get("flow_run_url") or engines.cluster.jobs.page(job.id)
+                raise Skipped(still_running(f"job {job.id} of a night", job.started_at or time.time(), where))
         yield
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from vitline.flows.catalog import list_work, without_parts
 from vitline.flows.nights.from_records import known_nights
 from vitline.flows.nights.night_page import markdown_table
-from vitline.flows.nights.night_record import NightRecord, read_champion
+from vitline.flows.nights.night_record import NightRecord, last_told, read_champion
 from vitline.flows.nights.trend.trend import night_point
 from vitline.flows.run_standing import progress_text
 from vitline.infra.night import night_text
@@ -38,7 +38,7 @@ class SeriesOfNights(NamedTuple):
 def home_markdown(root: Store, problems: Iterable[str], upcoming: Sequence[Upcoming], disk: str) -> str:
     """The whole page. `problems` are sentences; `disk` says how much is left of which disk."""
     every = list(last_nights(root))
-    attention = [*problems, *(line for series in every for line in night_attention(series.nights[0]))]
+    attention = [*problems, *(line for series in every for line in series_attention(series))]
     parts = [
         f"As of {datetime.now(UTC):%Y-%m-%d %H:%M} UTC; `reconcile` writes this page every 15 minutes. {disk}",
         "## Needs a person\n\n" + ("\n".join(f"- {line}" for line in attention) or "Nothing."),
@@ -55,8 +55,10 @@ def last_nights(root: Store) -> Iterable[SeriesOfNights]:
         yield SeriesOfNights(name, [night for night in every if night.name == name][:NIGHTS_SHOWN])
 
 
-def night_attention(night: NightRecord) -> Iterable[str]:
-    """The newest night of a series, if somebody has to act on it."""
+def series_attention(series: SeriesOfNights) -> Iterable[str]:
+    """The last night of a series that says something, if somebody has to act on it."""
+    if (night := last_told(series.nights)) is None:
+        return
     which = link(f"{night.name}, night of {night_text(night.night)}", night.origin.flow_run_url)
     verdict = night.verdict
     if verdict is None or verdict.word in ("worse", "broken"):
@@ -72,7 +74,7 @@ def series_markdown(root: Store, series: SeriesOfNights) -> str:
             champion = f"champion `{record.pipeline}` ({record.reason})"
     except UnreadableRecord as odd:
         champion = str(odd)
-    newest = series.nights[0]
+    newest = last_told(series.nights) or series.nights[0]
     rows = []
     for night in series.nights:
         point = night_point(root, night, {})

@@ -217,5 +217,5 @@ def without_verdict(record: PipelineRecord) -> NightRecord:
         reason=record.reason,
         pipeline=record.key,
         origin=record.origin,
-        at=record.updated_at,
+        at=record.started_at if record.state == "running" else record.updated_at,
     )

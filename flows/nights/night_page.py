@@ -66,7 +66,10 @@ def footnote(night: NightRecord) -> str:
 
 def night_row(night: NightRecord) -> dict[str, Any]:
     """A row of `vitline nights ls`."""
-    word = night.verdict.word if night.verdict else "not compared" if night.pipeline is None else "no verdict"
+    if night.outcome in ("running", "skipped"):
+        word: str = night.outcome
+    else:
+        word = night.verdict.word if night.verdict else "not compared" if night.pipeline is None else "no verdict"
     return {
         "night": night_text(night.night),
         "name": night.name,

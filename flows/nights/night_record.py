@@ -1,7 +1,8 @@
 """What the store keeps of nights: one record for each, and the champion that they are compared with."""
 
 import time
-from datetime import datetime
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Literal
 
 from vitline.flows.nights.judge import Verdict
@@ -31,13 +32,13 @@ class NightRecord(StoredRecord):
     """Name in the request, which the nights of one series share."""
     night: Night
     outcome: RunState | Literal["late", "skipped", "missed"]
-    """The end of its pipeline; or `late`, `skipped` because the night before was still running, `missed` because nothing started."""
+    """The end of its pipeline, or `running`; or `late`, `skipped` because a night was still running, `missed` because nothing started."""
     reason: str = ""
     pipeline: str | None = None
     """Key of the pipeline."""
     origin: Origin = Origin()
     at: float = 0.0
-    """When this was written, in Unix seconds."""
+    """When this was written, in Unix seconds; of a running night, when it began."""
     verdict: Verdict | None = None
     """None where it could not be made."""
     gate: GateResult | None = None
@@ -47,9 +48,18 @@ class NightRecord(StoredRecord):
     def sentence(self) -> str:
         if self.verdict is not None:
             return self.verdict.sentence
-        if self.outcome in ("late", "skipped", "missed"):
+        if self.outcome == "running":
+            return f"Running: it began at {datetime.fromtimestamp(self.at, UTC):%Y-%m-%d %H:%M} UTC."
+        if self.outcome == "skipped":
+            return f"Skipped: {self.reason}"
+        if self.outcome in ("late", "missed"):
             return f"Not compared: the night was {self.outcome}. {self.reason}".strip()
         return f"No verdict: {self.reason or self.outcome}"
+
+
+def last_told(nights: Sequence[NightRecord]) -> NightRecord | None:
+    """Of nights, newest first, the newest that says something: neither a running one nor one that was skipped while another ran."""
+    return next((night for night in nights if night.outcome not in ("running", "skipped")), None)
 
 
 class ChampionRecord(StoredRecord):

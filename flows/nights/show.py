@@ -7,7 +7,7 @@ from vitline.flows import console
 from vitline.flows.catalog import say_unreadable
 from vitline.flows.nights.from_records import judge_again, known_nights
 from vitline.flows.nights.night_page import COLUMNS, change_rows, difference_rows, footnote, notes, title
-from vitline.flows.nights.night_record import NightRecord
+from vitline.flows.nights.night_record import NightRecord, last_told
 from vitline.infra.config import replace
 from vitline.infra.names import there_are
 from vitline.infra.night import night_at, night_text
@@ -16,10 +16,12 @@ from vitline.infra.storage import Store
 
 def chosen_night(root: Store, text: str, name: str | None) -> NightRecord:
     """The night that a text names: a scheduled start such as `2026-11-23T02:00`, in UTC unless it says otherwise; a UTC date, if one
-    night of that date was run; or `last`. Raises ValueError if there is none, or several are meant."""
+    night of that date was run; or `last`, the newest that has ended. Raises ValueError
+    if there is none, or several are meant."""
     every = [each for each in known_nights(root, say_unreadable) if name in (None, each.name)]
     if text == "last":
-        found = [each for each in every if each.night == every[0].night]
+        last = last_told(every) or every[0] if every else None
+        found = [each for each in every if last and each.night == last.night]
     else:
         found = [each for each in every if _is_meant(text, each.night)]
     found = [each for each in found if each.pipeline is not None] or found

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 
 from pydantic import BaseModel
@@ -237,14 +238,17 @@ def is_followed(engines: Engines, origin: Origin) -> bool:
 
 
 @contextlib.contextmanager
-def exclusively(engines: Engines, name: str, watch: Watch | None = None) -> Iterator[ClaimHolder]:
+def exclusively(
+    engines: Engines, name: str, watch: Watch | None = None, what: str | None = None
+) -> Iterator[ClaimHolder]:
     """Holds the claim `claims/<name>` for work that has no job of its own, such as a whole pipeline.
 
     Raises Skipped if a living process holds it. After a kill, the next process watches the heartbeat for FLOW_CLAIM_S,
-    because there is no job whose state it could read. `watch` has watched `life_of` this claim already.
+    because there is no job whose state it could read. `watch` has watched `life_of` this claim already. `what` names the work in
+    the sentence of Skipped.
     """
     store = open_store(engines.root).child(f"claims/{name}")
-    claim = claim_or_skip(engines, store, name, FLOW_CLAIM_S, lambda job: None, watch)
+    claim = claim_or_skip(engines, store, name, FLOW_CLAIM_S, lambda job: None, watch, what)
     with ClaimHolder(store, claim.attempt, every_s=FLOW_CLAIM_S / 6) as holder:
         try:
             yield holder
@@ -260,6 +264,7 @@ def claim_or_skip(
     claim_timeout_s: float,
     job_state: Callable[[str], str | None],
     watch: Watch | None = None,
+    what: str | None = None,
 ) -> Claim:
     """The claim of the next attempt. Of an attempt that Ray does not know, this process watches the heartbeat first: if it
     stands still for `claim_timeout_s`, the attempt is dead. Raises Skipped for a living attempt: one whose heartbeat moves, or
@@ -282,8 +287,9 @@ def claim_or_skip(
             # Before a resume, an earlier process of this flow run held the claim; it is about to release it.
             ours = held.claim.page is not None and held.claim.page == engines.origin.flow_run_url
             if (watch.moved and not (ours and unknown)) or (not unknown and time.monotonic() - started > LIVING_S):
-                where = f": {held.claim.page}" if held.claim.page else "."
-                raise Skipped(f"{held} It continues there{where}", held.claim) from held
+                what = what or f"attempt {held.claim.attempt} of {key}"
+                where = held.claim.page or held.claim.owner
+                raise Skipped(still_running(what, held.claim.began, where), held.claim) from held
             if not told:
                 engines.observer.say(
                     f"{key}: another attempt held the claim; watching its heartbeat to see if it is alive"
@@ -291,6 +297,12 @@ def claim_or_skip(
             told = True
             engines.observer.check()
             time.sleep(POLL_S)
+
+
+def still_running(what: str, began: float, where: str) -> str:
+    """`the night that began at 15:10 is still running: <page>`, in UTC; with the date if it began on another one."""
+    at, now = datetime.fromtimestamp(began, UTC), datetime.now(UTC)
+    return f"{what} that began at {at:{'%H:%M' if at.date() == now.date() else '%Y-%m-%d %H:%M'}} is still running: {where}"
 
 
 def job_state(engines: Engines, run: Store, job_id: str) -> str | None:

@@ -41,6 +41,8 @@ class Claim(StoredRecord):
     """The flow run or command that took the claim."""
     page: str | None = None
     """Web page of the owner."""
+    began: float = 0.0
+    """When the attempt took the claim, in Unix seconds by the clock of its holder, for people."""
     heartbeat: float
     """Time of the last heartbeat, in Unix seconds by the clock of the holder, for people; 0 once the claim was released."""
     nonce: str
@@ -98,6 +100,7 @@ def take_claim(
             job_id=job_id_of(run, run_key, attempt),
             owner=owner,
             page=page,
+            began=time.time(),
             heartbeat=time.time(),
             nonce=nonce,
             counter=held.counter + 1 if held else 0,

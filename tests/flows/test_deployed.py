@@ -199,12 +199,14 @@ class TestNights:
             with one_at_a_time(engines, night), one_at_a_time(engines, by_hand):
                 state = self.run(corpus="digits-0-to-4", tasks=["digits-5-to-9"], recipe="digits")
                 assert (state.type, state.name) == ("COMPLETED", "Skipped")
-                assert "pretrain-then-transfer-nightly is held by attempt " in state.message
+                assert re.fullmatch(r"the night that began at \d\d:\d\d is still running: \S+", state.message)
+                skipped = read_night(open_store(in_stack.root), "icons", night_at(now))
+                assert skipped.sentence == f"Skipped: {state.message}"
             job = f"sleep-{now:%H%M%S%f}"
             jobs = engines.cluster.jobs
             jobs.submit(job, ["sleep", "600"], env={}, metadata={"deployment": "pretrain-then-transfer/nightly"})
             try:
-                with pytest.raises(Skipped, match=f"{job} of an earlier scheduled run is still running"):  # noqa: SIM117
+                with pytest.raises(Skipped, match=f"job {job} of a night that began at .* is still running: http"):  # noqa: SIM117
                     with one_at_a_time(engines, night):
                         pass
             finally:

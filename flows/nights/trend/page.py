@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from vitline.flows.nights.judge import short_name
+from vitline.flows.nights.night_record import last_told
 from vitline.flows.nights.trend.trend import KINDS, NightPoint, Series, row_id, trend_plot
 from vitline.infra.html.page import duration, render
 from vitline.infra.night import night_text
@@ -21,7 +22,7 @@ def render_trend(root: str, every: Sequence[Series]) -> str:
                 "name": series.name,
                 "champion": series.champion,
                 "plot": trend_plot(series),
-                "last": series.points[-1].night.sentence,
+                "last": (last_told(nights := [p.night for p in reversed(series.points)]) or nights[0]).sentence,
                 "columns": [
                     "night",
                     "verdict",
