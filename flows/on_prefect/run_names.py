@@ -1,26 +1,22 @@
 """Names of flow runs: a name that a person typed is kept, a generated one is replaced by a descriptive one."""
 
+import json
 import re
 from collections.abc import Mapping
 from datetime import datetime
-from functools import lru_cache
+from functools import cache
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from vitline.flows.requests.training_draft import recipe_title
 
-# The run dialog of Prefect's page suggests names such as `alpha3-andromedae-flux`: a Greek letter, one of some thousand
-# places, and sometimes a word. A typed name such as `beta-test` cannot be distinguished from these.
-_GREEK = (
-    "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|omicron|pi|rho|sigma|tau|upsilon|phi|chi|psi|"
-    "omega"
-)
-_BY_PAGE = re.compile(rf"(?:{_GREEK})\d*(?:-[a-z]*)*")
 _OURS = re.compile(r".+-\d{4}-\d{6}")
 
 
 def given_name(name: str | None) -> str | None:
     """The name of a flow run if a person chose it; None if Prefect or vitline generated it."""
-    if not name or _OURS.fullmatch(name) or _BY_PAGE.fullmatch(name) or _made_by_server(name):
+    if not name or _OURS.fullmatch(name) or _suggested().fullmatch(name) or _made_by_server(name):
         return None
     return name
 
@@ -40,15 +36,28 @@ def descriptive_name(flow: str, request: Mapping[str, Any], now: datetime) -> st
     return f"{what}{seed}-{now:%m%d-%H%M%S}"
 
 
+@cache
+def _suggested() -> re.Pattern[str]:
+    """What the run dialogs of Prefect's pages suggest, by their own lists of words: the first page a Greek letter, a number, a place
+    and a word, each but the letter left out at times (`alpha3-andromedae-flux`), the second page `Awesome-Olingo`."""
+    lists = json.loads(Path(__file__).with_name("suggested_names.json").read_text("utf-8"))
+    one_of = {name: f"(?:{'|'.join(map(re.escape, words.split()))})" for name, words in lists.items()}
+    rest = rf"-{one_of['place']}?(?:-{one_of['word']})?"
+    # A letter alone is rather the name of a parameter that somebody typed.
+    first = rf"{one_of['letter']}(?:[1-9]\d{{0,2}}(?:{rest})?|{rest})"
+    return re.compile(rf"{first}|{one_of['adjective']}-{one_of['animal']}")
+
+
 def _made_by_server(name: str) -> bool:
-    words = name.split("-")
-    return len(words) == 2 and _vocabulary().issuperset(words)
+    """Whether it is an `adjective-animal` of Prefect's server."""
+    first, _, second = name.partition("-")
+    return first in _words("adj_any") and second in _words("subj")
 
 
-@lru_cache(maxsize=1)
-def _vocabulary() -> frozenset[str]:
-    """The words of the `adjective-animal` names that Prefect generates."""
+@cache
+def _words(part: str) -> frozenset[str]:
+    """The words of a part of the names that Prefect's server makes."""
     from coolname import data
 
-    parts: dict[str, Any] = data.config
-    return frozenset(word for part in parts.values() for word in part.get("words", []))
+    known: dict[str, Any] = data.config
+    return frozenset(known[part]["words"] if "words" in known[part] else chain(*map(_words, known[part]["lists"])))

@@ -12,12 +12,42 @@ from vitline.flows.to_mlflow.stage_snapshots import origin_tags
 NOW = datetime(2026, 11, 21, 3)
 
 
-@pytest.mark.parametrize("name", ["Paul's night", "first-try", "lr 0.03, again", "birds", "2026-11-21"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Paul's night",
+        "first-try",
+        "lr 0.03, again",
+        "birds",
+        "2026-11-21",
+        "beta-test",
+        "eta",
+        "lambda-sweep-2",
+        "alpha3-birds",
+        "Generic-Birds",
+        "Awesome-run",
+        "awesome",
+        "owl-cat",
+    ],
+)
 def test_a_typed_name_is_kept(name):
     assert given_name(name) == name
 
 
-@pytest.mark.parametrize("name", ["alpha3-andromedae-flux", "nu-scorpii", "beta987--v", "chi2", "", None])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "alpha3-andromedae-flux",
+        "nu-scorpii",
+        "mu-canis-majoris",
+        "beta987--v",
+        "chi2",
+        "Awesome-Olingo",
+        "Tasty-Vicuña",
+        "",
+        None,
+    ],
+)
 def test_a_name_that_the_page_suggests_is_replaced(name):
     assert given_name(name) is None
 
