@@ -134,7 +134,7 @@ def test_the_error_for_an_unknown_recipe_lists_the_recipes(refused, digits_root)
         ("recipe.optim.peak_lr=NaN", r"finite number, not nan"),
         ("recipe.loss=hinge", r"'softmax', 'sigmoid', or a function of others as PACKAGE.MODULE:NAME, not 'hinge'"),
         ("recipe.total_steps=10", r"recipe: optim\.warmup_steps=80 must be less than total_steps=10; .*`--set recipe\.FIELD=VALUE`"),
-        ("recipe.input.num_lanes=7", r"num_lanes=7 must divide global_batch_size=128"),
+        ("recipe.input.num_lanes=7", r"num_lanes=7 must divide global_batch_size=128\. Set `--set recipe\.input\.num_lanes=4`"),
         ("execution.num_workers=0", r"execution\.num_workers: .*not 0"),
         ("execution.num_workers=17", r"num_workers=17 is more than recipe\.input\.num_lanes=16"),
         ("seed", r"'seed' does not have the form path\.to\.field=value"),
@@ -150,6 +150,7 @@ def test_an_invalid_override_is_refused(refused, digits_root, change, says):
 def test_a_recipe_too_large_for_its_corpus_is_refused_before_a_cluster_is_started(refused, digits_root):
     error = refused("pretrain", "run", "--corpus", "digits", "--recipe", "vit-b16-i21k", "--root", digits_root)
     assert "num_lanes=512 is more than" in error
+    assert re.search(r"Set `--set recipe\.input\.num_lanes=\d+` \(in a form the override ", error)
 
 
 def test_a_source_that_is_no_folder_and_a_bad_name_are_refused(refused, root, tmp_path):

@@ -86,6 +86,12 @@ class AugmentConfig(FrozenConfig):
         return self
 
 
+def lanes_advice(global_batch_size: int, at_most: int) -> str:
+    """What to set, as a sentence: the largest number of lanes that divides the batch and is not more than this."""
+    lanes = max(n for n in range(1, min(global_batch_size, at_most) + 1) if global_batch_size % n == 0)
+    return f'Set `--set recipe.input.num_lanes={lanes}` (in a form the override {{"recipe.input.num_lanes": {lanes}}}).'
+
+
 class InputConfig(FrozenConfig):
     """Batch size, reading order and augmentation of training."""
 
@@ -101,7 +107,10 @@ class InputConfig(FrozenConfig):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.global_batch_size % self.num_lanes:
-            raise ValueError(f"num_lanes={self.num_lanes} must divide global_batch_size={self.global_batch_size}.")
+            raise ValueError(
+                f"num_lanes={self.num_lanes} must divide global_batch_size={self.global_batch_size}. "
+                f"{lanes_advice(self.global_batch_size, self.num_lanes)}"
+            )
         if self.augment.mixes and self.global_batch_size == self.num_lanes:
             raise ValueError(
                 f"num_lanes={self.num_lanes} equals global_batch_size={self.global_batch_size}, but images are mixed with others of "

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from vitline.data_prep.shard_format import Manifest, SplitInfo
-from vitline.vit.input.config import InputConfig
+from vitline.vit.input.config import InputConfig, lanes_advice
 from vitline.vit.input.keyed import KeyedPermutation, derive_key, hash64
 
 Ints = NDArray[np.int64]
@@ -81,14 +81,14 @@ class Order:
             )
         if global_batch_size % num_lanes:
             raise ValueError(
-                f"num_lanes={num_lanes} must divide global_batch_size={global_batch_size}. Choose a divisor that is at "
-                f"most {self.groups.num_groups}, the number of row groups of the split."
+                f"num_lanes={num_lanes} must divide global_batch_size={global_batch_size}. "
+                f"{lanes_advice(global_batch_size, self.groups.num_groups)}"
             )
         if num_lanes > self.groups.num_groups:
             raise ValueError(
                 f"num_lanes={num_lanes} is more than the {self.groups.num_groups} row groups of the split "
                 f"({self.groups.num_rows:,} rows, {self.groups.rows_per_group} per group), so a lane would be empty. "
-                "Lower num_lanes, or prepare the corpus with fewer rows per row group."
+                f"{lanes_advice(global_batch_size, self.groups.num_groups)}"
             )
         self._deal_key = derive_key(seed, "order.deal", corpus_digest)
         self._block_key = derive_key(seed, "order.block", corpus_digest)

@@ -1,5 +1,7 @@
 """Properties of the reading order (docs/design.md, "Reading order"), and a naive implementation of its definition."""
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -195,8 +197,12 @@ def test_distant_positions_are_located_without_iterating():
 def test_invalid_lanes_window_and_world_size_are_refused():
     with pytest.raises(ValueError, match=r"num_lanes=3 must divide global_batch_size=8"):
         order_of([100], 4, lanes=3, window=1, batch=8)
-    with pytest.raises(ValueError, match=r"num_lanes=8 is more than the 3 row groups .* \(12 rows, 4 per group\)"):
+    with pytest.raises(
+        ValueError, match=r"num_lanes=8 is more than the 3 row groups .* \(12 rows, 4 per group\)"
+    ) as refused:
         order_of([12], 4, lanes=8, window=1)
+    advised = re.search(r"`--set recipe\.input\.num_lanes=(\d+)`", str(refused.value)).group(1)
+    assert order_of([12], 4, lanes=int(advised), window=1, batch=8).num_lanes == 2  # 3 does not divide the batch
     with pytest.raises(ValueError, match=r"world_size=9 must be 1 to num_lanes=8"):
         check_world_size(9, 8)
     with pytest.raises(ValueError, match="must all be 1 or more"):
