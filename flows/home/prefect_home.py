@@ -3,24 +3,16 @@
 from collections.abc import Sequence
 
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import (
-    FlowRunFilter,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-    FlowRunFilterTags,
-)
-from prefect.client.schemas.objects import StateType
-from prefect.client.schemas.sorting import FlowRunSort
 
 from vitline.flows.alerts.problems import free_disk
 from vitline.flows.home.address import find_home
 from vitline.flows.home.home import Upcoming, home_markdown
 from vitline.flows.on_prefect.prefect_observer import client
+from vitline.flows.on_prefect.registered import next_runs
 from vitline.flows.ops.prefect_http import pages_url
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
 
-_LOOKED_AT = 200
 HOUSEKEEPING = ("reconcile", "collect-garbage")
 
 
@@ -47,17 +39,8 @@ def _text(api: SyncPrefectClient, settings: Settings, problems: Sequence[str]) -
 
 def upcoming_runs(api: SyncPrefectClient, settings: Settings) -> list[Upcoming]:
     """The next run of each deployment of the project that has one, the next first; not those of housekeeping."""
-    runs = api.read_flow_runs(
-        flow_run_filter=FlowRunFilter(
-            tags=FlowRunFilterTags(all_=[settings.project]),
-            state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED])),
-        ),
-        sort=FlowRunSort.EXPECTED_START_TIME_ASC,
-        limit=_LOOKED_AT,
-    )
-    first = {run.deployment_id: run for run in reversed(runs)}
     found = []
-    for deployment_id, run in first.items():
+    for deployment_id, run in next_runs(api, settings.project).items():
         flow = api.read_flow(run.flow_id).name
         if flow in HOUSEKEEPING or deployment_id is None or run.expected_start_time is None:
             continue

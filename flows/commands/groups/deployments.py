@@ -62,11 +62,25 @@ def flows_deploy(
 
 @app.command("ls")
 def flows_ls(root: Root = None, json: Json = False) -> None:
-    """List the deployments and the values that fill their forms. Example: `vitline flows ls`"""
+    """List the deployments as Prefect has them: the values that fill their forms, their schedules, and what starts next.
+
+    Example: `vitline flows ls`
+    """
     from vitline.flows.on_prefect.deployments import DEPLOYMENTS
 
-    rows = [{"deployment": d.full_name, "what": d.description, "filled in": d.request} for d in DEPLOYMENTS]
-    show_rows("deployments", rows, ["deployment", "what", "filled in"], json, "")
+    chosen = settings(root)
+    if chosen.prefect_api_url is None:
+        console.say("PREFECT_API_URL is not set; `vitline flows deploy` registers these deployments at a server.")
+        rows = [
+            {"deployment": d.full_name, "what": d.description, "filled in": d.request, "schedule": "not registered"}
+            for d in DEPLOYMENTS
+        ]
+    else:
+        from vitline.flows.on_prefect.registered import registered_rows
+
+        rows = registered_rows(chosen)
+    empty = "No deployment is registered with this Prefect; `vitline flows deploy` registers them."
+    show_rows("deployments", rows, ["deployment", "what", "filled in", "schedule", "next start"], json, empty)
 
 
 @app.command("trigger")

@@ -113,6 +113,26 @@ def test_edits_by_users_survive_every_registration(deploy, page):
     assert f"{EDITED}: updated" not in out  # nothing is sent if vitline's own fields have not changed
 
 
+def test_the_list_has_the_values_schedules_and_next_starts_that_prefect_has(page, in_stack):
+    nightly = page(EDITED)
+    nightly.fill(train_images=200)
+    (own,) = nightly.read()["schedules"]
+    url = f"/deployments/{nightly.read()['id']}/schedules/{own['id']}"
+    nightly.api.patch(
+        url, json={"active": True, "schedule": {"cron": "7 5 1 1 *", "timezone": "UTC"}}
+    ).raise_for_status()
+    nightly.api.post(f"/deployments/{nightly.read()['id']}/schedule", json={"min_runs": 1}).raise_for_status()
+    command = [sys.executable, "-m", "vitline.flows.cli", "flows", "ls", "--json"]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    rows = {row["deployment"]: row for row in json.loads(done.stdout)["deployments"]}
+    assert rows[EDITED]["filled in"]["train_images"] == 200
+    assert rows[EDITED]["schedule"] == "7 5 1 1 * UTC, active"
+    assert rows[EDITED]["next start"].endswith("-01-01 05:07 UTC")
+    assert rows["reconcile/default"]["schedule"].startswith("*/15 * * * * UTC, ")
+    assert (rows["pretrain/default"]["schedule"], rows["pretrain/default"]["next start"]) == ("", "")
+
+
 def test_new_defaults_are_applied_to_unedited_values(page, in_stack, monkeypatch):
     from vitline.flows.on_prefect import registration
     from vitline.flows.on_prefect.deployments import NIGHT, PIPELINE, Deployment

@@ -1,0 +1,76 @@
+"""The deployments as Prefect has them: the values that fill their forms, their schedules, and what starts next."""
+
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterTags,
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+    FlowRunFilterTags,
+)
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.client.schemas.sorting import FlowRunSort
+
+from vitline.flows.on_prefect.deployments import DEPLOYMENTS
+from vitline.flows.on_prefect.prefect_observer import client
+from vitline.flows.on_prefect.registration import default_of, schedule_text
+from vitline.infra.settings import Settings
+
+_LOOKED_AT = 200
+
+
+def registered_rows(settings: Settings) -> list[dict[str, Any]]:
+    """The rows of `vitline flows ls`: deployments with the tag of the project, also those that people added, by name."""
+    with client() as api:
+        tags = DeploymentFilterTags(all_=[settings.project])
+        found = api.read_deployments(deployment_filter=DeploymentFilter(tags=tags))
+        flows = {flow_id: api.read_flow(flow_id).name for flow_id in {each.flow_id for each in found}}
+        due = next_runs(api, settings.project)
+    rows = [_row(each, flows[each.flow_id], due.get(each.id)) for each in found]
+    return sorted(rows, key=lambda row: str(row["deployment"]))
+
+
+def next_runs(api: SyncPrefectClient, project: str) -> dict[UUID | None, FlowRun]:
+    """The next scheduled run of each deployment of a project that has one."""
+    runs = api.read_flow_runs(
+        flow_run_filter=FlowRunFilter(
+            tags=FlowRunFilterTags(all_=[project]),
+            state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED])),
+        ),
+        sort=FlowRunSort.EXPECTED_START_TIME_ASC,
+        limit=_LOOKED_AT,
+    )
+    return {run.deployment_id: run for run in reversed(runs)}
+
+
+def _row(deployment: DeploymentResponse, flow: str, due: FlowRun | None) -> dict[str, Any]:
+    schedules = [schedule_text(each, each.schedule.model_dump(mode="json")) for each in deployment.schedules]
+    start = due.expected_start_time if due else None
+    name = f"{flow}/{deployment.name}"
+    return {
+        "deployment": name,
+        "what": " ".join((deployment.description or "").partition("\n\n")[0].split()),
+        "filled in": _chosen(name, (deployment.parameters or {}).get("request") or {}),
+        "schedule": "; ".join(text.removeprefix("schedule ") for text in schedules)
+        + ("; the deployment is paused" if deployment.paused else ""),
+        "next start": f"{start:%Y-%m-%d %H:%M} UTC" if start else "",
+    }
+
+
+def _chosen(name: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a form that vitline fills in for this deployment, and those that are not the defaults of their fields."""
+    flow = name.partition("/")[0]
+    same_form = [each for each in DEPLOYMENTS if each.flow == flow]
+    ours = next((each.request for each in same_form if each.full_name == name), {})
+    fields = same_form[0].model.model_fields if same_form else {}
+    return {
+        field: value
+        for field, value in request.items()
+        if field in ours or field not in fields or value != default_of(same_form[0].model, field)
+    }
