@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NotRequired, Protocol, TypedDict
 
 from vitline.data_prep.records import WORK
-from vitline.infra.runs.progress import RunProgress
+from vitline.infra.runs.progress import ESTIMATE_AFTER_S, RunProgress
 from vitline.infra.runs.watchdog import note_progress
 from vitline.infra.storage import Store
 
@@ -27,7 +27,7 @@ class StageProgress(TypedDict):
     """0 while a source is being listed."""
     unit: str
     rate: float
-    """Units per second of this attempt."""
+    """Units per second of this attempt; 0 before there is something to estimate from."""
     images: int
     images_per_s: float
     bytes_per_s: float
@@ -82,7 +82,7 @@ class Progress:
             "total": self._total,
             "unit": self._unit,
             # Units that an earlier attempt finished do not count for the speed of this one.
-            "rate": rate(self._done - self._already),
+            "rate": rate(self._done - self._already) if seconds >= ESTIMATE_AFTER_S else 0.0,
             "images": self._images,
             "images_per_s": rate(self._images),
             "bytes_per_s": rate(self._bytes),

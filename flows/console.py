@@ -99,15 +99,20 @@ def progress(title: str) -> Iterator[Callable[["RunProgress | None"], None]]:
             yield lambda p: status.update(Text(visible(line(title, p, time.monotonic() - started))))
     else:
         say(f"{title} ...")
-        last = [started]
+        last, at = [started], [position(None)]
 
         def update(p: "RunProgress | None") -> None:
             now = time.monotonic()
-            if p is not None and now - last[0] >= PLAIN_LINE_EVERY_S:
-                last[0] = now
+            if position(p) != at[0] and now - last[0] >= PLAIN_LINE_EVERY_S:
+                last[0], at[0] = now, position(p)
                 say(f"  {line(title, p, now - started)}")
 
         yield update
+
+
+def position(p: "RunProgress | None") -> tuple[object, ...]:
+    """How far a job is. A line that shows the same again is not worth a place in a log."""
+    return () if p is None else (p.get("step"), p.get("unit"), p.get("waiting_for"), p.get("waits"))
 
 
 def line(title: str, p: "RunProgress | None", elapsed_s: float) -> str:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from vitline.data_prep.config import CorpusConfig
 from vitline.data_prep.plan.check_refused import NothingNew
-from vitline.data_prep.shard_format import load_manifest
+from vitline.data_prep.shard_format import REPORT_KEY, load_manifest
 from vitline.flows.costs.held_out import score_text
 from vitline.flows.nights.from_records import night_of
 from vitline.flows.nights.night_record import THE_GATE, NightRecord, write_night
@@ -68,11 +68,14 @@ def pretrain_then_transfer(plan: PipelinePlan, engines: Engines) -> PipelineResu
     """
     engines.origin = replace(engines.origin, pipeline=plan.key)
     with exclusively(engines, plan.key) as claim, PipelineRecorder(plan, engines, claim) as recorder:
+        seeds = plan.nights.num_seeds
+        names = ("prepare-corpus", *(name for _ in range(seeds) for name in ("pretrain", "evaluate")))
+        engines.observer.outline(f"Stages of {plan.key}", names, {"MLflow": lambda: mlflow_link(engines, plan.key)})
         corpora = part(engines, "prepare-corpus", plan, lambda: prepare_stage(plan, engines, recorder))
         trained_on, transferred_to = corpora[: len(plan.sources)], corpora[len(plan.sources) :]
         tasks = [TaskRef(name=corpus.manifest.name, corpus=corpus.uri) for corpus in transferred_to]
         evaluations, scores = list[EvaluationSpec](), list[Score]()
-        for nth in range(plan.nights.num_seeds):
+        for nth in range(seeds):
             train = partial(pretrain_stage, plan, nth, trained_on, engines, recorder)
             model = part(engines, "pretrain", plan, train, nth)
             transfer = partial(transfer_stage, plan, nth, model, tasks, engines, recorder, scores)
@@ -81,6 +84,11 @@ def pretrain_then_transfer(plan: PipelinePlan, engines: Engines) -> PipelineResu
         recorder.note(report=report)
         recorder.end("finished")
     return PipelineResult(recorder.record, corpora, scores, recorder.night)
+
+
+def mlflow_link(engines: Engines, key: str) -> str | None:
+    url = engines.shipper.pipeline_url(key)
+    return url and f"[the pipeline]({url})"
 
 
 def part(engines: Engines, name: str, plan: PipelinePlan, body: Any, nth_seed: int = 0) -> Any:
@@ -94,10 +102,14 @@ def prepare_stage(plan: PipelinePlan, engines: Engines, recorder: "PipelineRecor
     started = time.monotonic()
     growth = grow(plan, engines) if plan.nights.ingest else None
     choices = (growth.corpus if growth else plan.sources[0], *plan.sources[1:], *plan.tasks)
+    for uri in (choice for choice in choices if isinstance(choice, str)):
+        show_report(engines, prepared_before(uri))
     requests = to_prepare(choices)
     prepared, key, result = prepare_corpora(requests, engines)
     made = {request.name: corpus for request, corpus in zip(requests, prepared, strict=True)}
     corpora = [made[c.name] if isinstance(c, CorpusConfig) else prepared_before(c) for c in choices]
+    for request in requests:
+        show_report(engines, made[request.name], key if len(requests) == 1 else None)
     counts = ", ".join(f"{c.manifest.name} {c.manifest.counts.num_accepted:,}" for c in corpora)
     refused = sum(c.manifest.counts.num_refused for c in corpora)
     reused, added = result is None, f"{growth.num_images:,} new images, " if growth else ""
@@ -112,6 +124,17 @@ def prepare_stage(plan: PipelinePlan, engines: Engines, recorder: "PipelineRecor
         images={c.manifest.name: c.manifest.counts.num_accepted for c in corpora},
     )
     return corpora
+
+
+def show_report(engines: Engines, corpus: PreparedCorpus, key: str | None = None) -> None:
+    """Shows where the report of a corpus is: in the store, and of a corpus that the run `key` has prepared alone in MLflow."""
+
+    def where() -> str:
+        url = engines.shipper.run_url(key) if key else None
+        page = f", [in MLflow]({url.partition('?')[0]}/artifacts/{REPORT_KEY})" if url else ""
+        return f"`{corpus.uri}/{REPORT_KEY}`{page}"
+
+    engines.observer.report(f"report of {corpus.manifest.name}", where)
 
 
 class Growth(NamedTuple):

@@ -16,7 +16,7 @@ import pyarrow as pa
 from vitline.infra.provenance import require_same_versions
 from vitline.infra.runs.claims import ClaimHolder
 from vitline.infra.runs.driver import Ending, driver_main, run_attempt
-from vitline.infra.runs.progress import RunProgress, write_progress
+from vitline.infra.runs.progress import RunProgress, remaining_s, write_progress
 from vitline.infra.runs.stopping import StopPoller, joining_ray
 from vitline.infra.runs.task_watch import PROGRESS_TIMEOUT_S, TaskWatch
 from vitline.infra.runs.watchdog import Watchdog
@@ -181,7 +181,7 @@ class Sweep:
             "step": done,
             "total_steps": total,
             "unit": "trials",
-            "remaining_s": elapsed / done_now * (total - done) if done_now else None,
+            "remaining_s": remaining_s(done_now, total - done, elapsed),
             "running": sorted(trial.key for _, trial in self.running.values()),
         }
         write_progress(self.run, progress, self.check_claim)

@@ -11,7 +11,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 from uuid import UUID
@@ -28,8 +28,9 @@ from prefect.client.schemas.objects import State, StateDetails, StateType
 from prefect.exceptions import ObjectNotFound, Pause, TerminationSignal
 from prefect.logging import get_run_logger
 
-from vitline.flows.console import line
-from vitline.flows.on_prefect.flow_states import state_of
+from vitline.flows.console import line, position
+from vitline.flows.on_prefect.flow_states import state_of, word_of
+from vitline.flows.on_prefect.live_page import LivePage, Url
 from vitline.flows.stages.engines import Show, StopRequested, Suspended
 from vitline.infra.ray_jobs import AWAY_S
 from vitline.infra.redact import cleaned
@@ -41,8 +42,9 @@ T = TypeVar("T")
 
 POLL_S = 1.0
 SHOW_EVERY_S = 2.0
+REFRESH_EVERY_S = 5.0
 LOG_EVERY_S = 15.0
-LOG_WAITING_EVERY_S = 300.0
+LOG_STILL_EVERY_S = 300.0
 CANCELLED = "cancelled in Prefect"
 SUSPENDED = "suspended in Prefect; Resume continues from the checkpoint"
 
@@ -83,6 +85,8 @@ class PrefectObserver:
         self._away = False
         self._in_part = False
         self._part_id: UUID | None = None
+        self._page: LivePage | None = None
+        self._job: Callable[[], None] = lambda: None  # shows the job of a stage again
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._read_state, name="flow-run-state", daemon=True)
         # One for all reads: each new client loads all certificates of the system again.
@@ -117,7 +121,8 @@ class PrefectObserver:
         key = slug(title.split()[0])
         # Prefect types its artifact functions as sync or async; called from a sync flow they are sync.
         artifact: Any = self._show(lambda: create_progress_artifact(0.0, key=key, description=title))
-        drawn, logged = [0.0], [started]
+        drawn, logged, refreshed = [0.0], [started], [started]
+        at = [position(None)]
         self.say(f"{title}: submitted")
 
         def show(progress: RunProgress | None) -> None:
@@ -128,9 +133,14 @@ class PrefectObserver:
                 drawn[0] = now
                 share = 0.0 if waits else min(100.0, 100.0 * progress["step"] / progress["total_steps"])
                 self._show(lambda: update_progress_artifact(artifact, share, description=text))
-            if now - logged[0] > (LOG_WAITING_EVERY_S if waits else LOG_EVERY_S):
-                logged[0] = now
+            if now - logged[0] > (LOG_EVERY_S if position(progress) != at[0] else LOG_STILL_EVERY_S):
+                logged[0], at[0] = now, position(progress)
                 self.say(text)
+            if now - refreshed[0] > REFRESH_EVERY_S:
+                refreshed[0] = now
+                self._show(self._job)
+                state = "waiting" if is_waiting(progress) else "running"
+                self._on_page(lambda page: page.refresh(state, text.removeprefix(f"{title}: ")))
 
         yield show
         if artifact:
@@ -139,11 +149,52 @@ class PrefectObserver:
     def planned(self, run_key: str, rows: list[list[str]]) -> None:
         self.table("plan", f"Plan of {run_key}", ["field", "value"], rows)
 
-    def submitted(self, run_key: str, job_page: str, run_uri: str, mlflow_url: str | None) -> None:
+    def submitted(self, run_key: str, job_page: str, run_uri: str, mlflow_url: Url) -> None:
         links = {"run": f"`{run_key}`", "Ray job": f"[{job_page}]({job_page})", "store": f"`{run_uri}`"}
-        if mlflow_url:
-            links["MLflow"] = f"[{mlflow_url}]({mlflow_url})"
-        self.links("job", f"Attempt of {run_key}", links)
+        self._on_page(lambda page: page.follows(run_key, job_page, mlflow_url))
+        shown = self.links("job", f"Attempt of {run_key}", links)
+
+        def again() -> None:
+            if shown and (url := mlflow_url()):  # MLflow has the run a moment after its job was submitted
+                self._job = lambda: None
+                self._change(shown, links_text(links | {"MLflow": f"[{url}]({url})"}))
+
+        self._job = again
+        self._show(again)
+
+    def outline(self, title: str, parts: Sequence[str], links: Mapping[str, Url]) -> None:
+        """Shows the parts of a pipeline on the page of its flow run, from now on with state, time and links."""
+        self._page = LivePage(parts, links, self._sender("progress", title))
+        self._on_page(lambda page: page.refresh())
+
+    def report(self, what: str, where: Url) -> None:
+        self._on_page(lambda page: page.report(what, where))
+
+    def _on_page(self, change: Callable[[LivePage], None]) -> None:
+        """Changes the page of the pipeline, if this is one. Nothing that goes wrong there ends the work."""
+        page = self._page
+        if page is not None:
+            self._show(lambda: change(page))
+
+    def _sender(self, key: str, title: str) -> Callable[[str], None]:
+        """A function that writes an artifact of the outermost flow run, also from within a subflow; each text replaces the last."""
+        made = list[str]()
+
+        def send(text: str) -> None:
+            if made:
+                self._change(made[0], text)
+                return
+            page = {"key": key, "type": "markdown", "description": title, "data": text}
+            page["flow_run_id"] = str(self._flow_run_id)
+            created = self._show(lambda: self._client.request("POST", "/artifacts/", json=page))
+            made.extend([created.json()["id"]] if created is not None else [])
+
+        return send
+
+    def _change(self, artifact: object, text: str) -> None:
+        self._show(
+            lambda: self._client.request("PATCH", "/artifacts/{id}", path_params={"id": str(artifact)}, json={"data": text})
+        )
 
     def failed(self, run_key: str, reason: str, log_tail: str) -> None:
         get_run_logger().error("%s: %s\nLast lines of its log:\n%s", run_key, reason, log_tail)
@@ -152,10 +203,9 @@ class PrefectObserver:
         text = f"**{run_key}** {reason}\n\nThe last lines of its job's log:\n\n```\n{log_tail}\n```\n"
         self._show(lambda: create_markdown_artifact(text, key="failure", description=f"Failure of {run_key}"))
 
-    def links(self, key: str, description: str, links: dict[str, str]) -> None:
-        """Shows a small table of links as an artifact."""
-        text = "| | |\n|---|---|\n" + "".join(f"| {name} | {target} |\n" for name, target in links.items())
-        self._show(lambda: create_markdown_artifact(text, key=key, description=description))
+    def links(self, key: str, description: str, links: Mapping[str, str]) -> object:
+        """Shows a small table of links as an artifact; returns its id, or None if it was not sent."""
+        return self._show(lambda: create_markdown_artifact(links_text(links), key=key, description=description))
 
     def table(self, key: str, description: str, columns: list[str], rows: list[list[str]]) -> None:
         """Shows a table as an artifact."""
@@ -200,11 +250,15 @@ class PrefectObserver:
         def run(request: dict[str, Any]) -> Any:
             entered.append(runtime.flow_run.id)
             self._in_part, self._part_id = True, UUID(runtime.flow_run.id)
+            self._on_page(lambda page: page.begin(name))
             try:
                 outcome.append(body())
+                self._on_page(lambda page: page.end("finished"))
                 return None
             except BaseException as error:
                 errors.append(error)
+                ended = word_of(error)
+                self._on_page(lambda page: page.end(ended))
                 if isinstance(error, Suspended):
                     raise Pause(state=suspended_state()) from error
                 if (state := state_of(error)) is None:
@@ -305,6 +359,16 @@ class PrefectObserver:
         """Prefect's dialog promises that the run goes on by itself after a limit, and its server fails the run then. So the limit becomes
         the time at which reconcile resumes it."""
         self._client.set_flow_run_state(self._flow_run_id, suspended_state(until), force=True)
+
+
+def is_waiting(progress: RunProgress | None) -> bool:
+    """Whether a job has not begun, or its workers wait for room."""
+    return progress is None or "waits" in progress or bool(progress.get("waiting_for"))
+
+
+def links_text(links: Mapping[str, str]) -> str:
+    """Links as a table of two columns."""
+    return "| | |\n|---|---|\n" + "".join(f"| {name} | {target} |\n" for name, target in links.items())
 
 
 def suspended_state(until: datetime | None = None) -> State:

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,8 +56,14 @@ class Observer(Protocol):
     def planned(self, run_key: str, rows: list[list[str]]) -> None:
         """Shows what a training will take, before it is submitted: names and texts."""
 
-    def submitted(self, run_key: str, job_page: str, run_uri: str, mlflow_url: str | None) -> None:
-        """Reports where the job of a stage can be seen after it was submitted."""
+    def submitted(self, run_key: str, job_page: str, run_uri: str, mlflow_url: Callable[[], str | None]) -> None:
+        """Reports where the job of a stage can be seen after it was submitted. `mlflow_url()` is None until MLflow has the run."""
+
+    def outline(self, title: str, parts: Sequence[str], links: Mapping[str, Callable[[], str | None]]) -> None:
+        """Shows the parts of a pipeline before they begin, and links to pages that may come later."""
+
+    def report(self, what: str, where: Callable[[], str | None]) -> None:
+        """Shows where the current part has left something to look at."""
 
     def failed(self, run_key: str, reason: str, log_tail: str) -> None:
         """Reports the end of the log of a job that did not finish."""
@@ -87,7 +93,13 @@ class Terminal:
     def planned(self, run_key: str, rows: list[list[str]]) -> None:
         return None  # `vitline pretrain plan` shows it
 
-    def submitted(self, run_key: str, job_page: str, run_uri: str, mlflow_url: str | None) -> None:
+    def outline(self, title: str, parts: Sequence[str], links: Mapping[str, Callable[[], str | None]]) -> None:
+        return None
+
+    def report(self, what: str, where: Callable[[], str | None]) -> None:
+        return None
+
+    def submitted(self, run_key: str, job_page: str, run_uri: str, mlflow_url: Callable[[], str | None]) -> None:
         log.debug("run=%s job=%s uri=%s", run_key, job_page, run_uri)
 
     def failed(self, run_key: str, reason: str, log_tail: str) -> None:

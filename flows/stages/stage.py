@@ -188,8 +188,8 @@ def submit(engines: Engines, run: Store, claim: Claim, module: str, env: dict[st
 def announce(engines: Engines, run: Store, claim: Claim) -> None:
     """Announces an attempt that this process follows to the readers of its journal and the observer."""
     engines.follow(claim.run_key)
-    page, url = engines.cluster.jobs.page(claim.job_id), engines.shipper.run_url(claim.run_key)
-    engines.observer.submitted(claim.run_key, page, run.uri, url)
+    url = partial(engines.shipper.run_url, claim.run_key)
+    engines.observer.submitted(claim.run_key, engines.cluster.jobs.page(claim.job_id), run.uri, url)
 
 
 def adopt(engines: Engines, run: Store, skipped: Skipped) -> Claim:

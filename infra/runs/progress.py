@@ -40,6 +40,15 @@ class RunProgress(TypedDict, total=False):
     """Why a job has reported nothing; only shown, never stored."""
 
 
+ESTIMATE_AFTER_S = 10.0
+"""Work of less than this says little of the speed: it holds the start of processes, compilers and caches."""
+
+
+def remaining_s(done: float, left: float, elapsed_s: float) -> float | None:
+    """Seconds for what is left, at the speed of what was done in this time; None before there is something to estimate from."""
+    return left * elapsed_s / done if done > 0 and elapsed_s >= ESTIMATE_AFTER_S else None
+
+
 def write_progress(run: Store, progress: RunProgress, check_claim: Callable[[], object]) -> None:
     """Writes `progress.json` after `check_claim()`, which raises ClaimLost in an attempt that is not the current one."""
     check_claim()

@@ -83,6 +83,12 @@ def test_the_page_shows_stages_scores_and_links(flows, pipelines, stack):
     shown = flows.artifacts(pipelines.worked)
     stages = json.loads(shown["stages"]["data"])
     assert [row["stage"] for row in stages] == STAGES
+    live = shown["progress"]["data"]
+    for name in ("prepare-corpus", "pretrain", "evaluate"):
+        (row,) = [line for line in live.splitlines() if line.startswith(f"| {name} | finished | ")]
+        assert name == "prepare-corpus" or ("[Ray job](" in row and "[MLflow](" in row), row
+    for name in pipelines.record.corpora:
+        assert f"report of {name}: `s3://vitline/corpora/{name}/" in live
     (score,) = json.loads(shown["scores"]["data"])
     assert (score["task"], score["test images"]) == ("digits-5-to-9", "396")
     links = shown["links"]["data"]

@@ -11,7 +11,7 @@ import torch
 
 from vitline.infra.runs.claims import ClaimLost
 from vitline.infra.runs.journal import Journal
-from vitline.infra.runs.progress import RunProgress, write_progress
+from vitline.infra.runs.progress import RunProgress, remaining_s, write_progress
 from vitline.infra.storage import Store
 from vitline.infra.system_metrics import SystemSampler
 from vitline.vit.training.timing.input_waits import wait_reason
@@ -98,7 +98,7 @@ class Reporter:
                 "devices": self.devices,
                 "input_wait": waits,
                 "slow_rank": self.slow_rank,
-                "remaining_s": (self.total_steps - step) * (now - self.started) / done if done else None,
+                "remaining_s": remaining_s(done, self.total_steps - step, now - self.started),
             }
             if self.writing is None or self.writing.done():
                 self.writing = self.thread.submit(self._write_progress)

@@ -336,6 +336,7 @@ def test_progress_is_that_of_the_first_unfinished_stage():
     Progress(first, "list", 0, "files")
     assert preparation_progress([first, second])["unit"] == "files (list)"
     Progress(first, "examine", 4, "parts", done=1).add(3, 2, images=100, num_bytes=5_000_000)
+    assert preparation_progress([first])["remaining_s"] is None  # after a moment there is nothing to estimate from
     second.write_json(
         "_work/progress.json", first.read_json("_work/progress.json") | {"done": 1, "refused": 5, "rate": 1.0}
     )

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from vitline.infra.runs.progress import RunProgress, write_progress
+from vitline.infra.runs.progress import RunProgress, remaining_s, write_progress
 from vitline.infra.runs.stopping import StopPoller
 from vitline.infra.storage import Store, open_store
 from vitline.vit.vtab.evaluate import EvaluationSpec, Score
@@ -110,7 +110,7 @@ class EvaluationProgress:
             "step": self._done,
             "total_steps": self._total,
             "unit": self._unit,
-            "remaining_s": (self._total - self._done) / rate if rate else None,
+            "remaining_s": remaining_s(done_now, self._total - self._done, elapsed),
         }
         if self._unit == "images" and rate:
             shown["images_per_s"] = rate
