@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from vitline.infra.plain_text import visible, visible_lines
+
 if TYPE_CHECKING:
     from rich.console import Console
 
     from vitline.infra.runs.progress import RunProgress
 
 PLAIN_LINE_EVERY_S = 15.0
-# Control characters, line and paragraph separators, bidirectional controls, and bytes that are not valid text.
-_INVISIBLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 # Names of scores and accuracies, also with what tells apart whose they are: `tasks/pets/top1_from_scratch`; and of other shares
 # among metrics, whose names have a slash, unlike the fields of configs.
 _SHARE = re.compile(
@@ -42,24 +42,14 @@ def err() -> "Console":
     return Console(stderr=True, highlight=False)
 
 
-def visible(text: str) -> str:
-    """A text as one line, invisible characters escaped as in Python: file and class names come from untrusted data and
-    must neither colour a terminal nor break a table."""
-    return _INVISIBLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
-
-
-def _lines(text: str) -> str:
-    return "\n".join(map(visible, text.split("\n")))
-
-
 def say(text: str) -> None:
     """Prints a line of progress or an error on stderr."""
-    err().print(_lines(text), soft_wrap=True, markup=False)
+    err().print(visible_lines(text), soft_wrap=True, markup=False)
 
 
 def print_result(text: str) -> None:
     """Prints a line of the result on stdout."""
-    out().print(_lines(text), soft_wrap=True, markup=False)
+    out().print(visible_lines(text), soft_wrap=True, markup=False)
 
 
 def emit(value: Any) -> None:

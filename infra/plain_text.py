@@ -1,9 +1,11 @@
-"""Removes terminal control sequences from the text of other programs: colours, titles, cursor movements."""
+"""Text of others as plain text: without terminal control sequences (colours, titles, cursor movements), or with all of it made visible."""
 
 import re
 
 # ECMA-48: CSI sequences (colours, cursor), OSC strings (titles, links) up to BEL or ST, and two-character escapes.
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-~])")
+# Control characters, line and paragraph separators, bidirectional controls, and bytes that are not valid text.
+_INVISIBLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 # The last line of a Python traceback, or an error line of a log. Not any line with the word, such as "(Background on this
 # error at: ...)".
 _ERROR = re.compile(r"^[\w.]*(?:Error|Exception)\b.*:|\bERROR\b|^[Ee]rror:")
@@ -17,6 +19,17 @@ def plain(text: str) -> str:
     """
     lines = _ESCAPES.sub("", text).replace("\r\n", "\n").split("\n")
     return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in lines)
+
+
+def visible(text: str) -> str:
+    """A text as one line, invisible characters escaped as in Python: file and class names come from untrusted data and must neither
+    colour a terminal nor break a table or page."""
+    return _INVISIBLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def visible_lines(text: str) -> str:
+    """The same of a text of several lines."""
+    return "\n".join(map(visible, text.split("\n")))
 
 
 def last_words(text: str) -> str:

@@ -59,6 +59,7 @@ starts a lost server again, which may take ten minutes on a busy machine."""
 _TOLD_AFTER_S = 2.0
 _NO_COMMAND = (126, 127)
 """Exit codes of a shell whose command cannot be executed or was not found."""
+_LOG_FOLLOWS = ", last available logs"  # to the message of a failed job, Ray adds up to 20,000 characters of its log
 
 
 class Job(FrozenConfig):
@@ -297,7 +298,7 @@ def _job(job_id: str, info: Mapping[str, Any]) -> Job:
             "id": job_id,
             "state": info["status"].lower(),
             "exit_code": info.get("driver_exit_code"),
-            "message": info.get("message") or "",
+            "message": plain(info.get("message") or "").partition(_LOG_FOLLOWS)[0],
             "metadata": info.get("metadata") or {},
             "started_at": began_ms and began_ms / 1000,
             "ended_at": ended_ms and ended_ms / 1000,

@@ -1,8 +1,8 @@
 """Published models: weights, config, image contract, classes and a card in one folder (docs/design.md, "Published models").
 
 from vitline import load_model
-model = load_model("emoji-vit")
-print(model.predict(["cat.png"]))
+model = load_model("birds")
+print(model.predict(["picture.jpg"]))
 """
 
 import hashlib

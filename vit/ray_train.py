@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from vitline.infra.plain_text import last_words
 from vitline.infra.provenance import require_same_versions
 from vitline.infra.redact import cleaned
 from vitline.infra.runs.beside import beside
@@ -54,7 +55,9 @@ def drive(run: Store, attempt: int) -> int:
             log.exception("the worker group failed")
             # Ray Train wraps what `starts_callback` raises in a paragraph of its own.
             cause = getattr(error, "controller_failure", error)
-            text = str(cause) if isinstance(cause, NoRoom | StartsFailed) else f"{type(error).__name__}: {error}"
+            told = isinstance(cause, NoRoom | StartsFailed)
+            # Ray's errors quote the traceback of a worker, with colours.
+            text = str(cause) if told else f"{type(error).__name__}: {last_words(str(error))}"
             return "failed", {"reason": f"{text[:2000]}{resources()}", "no_room": isinstance(cause, NoRoom)}
         return "failed", {"reason": "the workers ended without a result"}
 

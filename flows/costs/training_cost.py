@@ -7,6 +7,7 @@ from vitline.flows.costs.held_out import held_out
 from vitline.infra.html.page import num_bytes
 from vitline.infra.storage import open_store
 from vitline.vit.config import SpikeGuardConfig, TrainConfig, TrainRecipe
+from vitline.vit.speed.demand import GPU, TRAINING_MFU, demand_of
 
 if TYPE_CHECKING:
     from vitline.vit.corpora.training_corpora import TrainingCorpora
@@ -78,10 +79,10 @@ class TrainingCost(TypedDict):
     """The corpora of a mixture by name."""
 
 
-def training_cost(config: TrainConfig) -> TrainingCost:
-    """Steps, epochs, compute, reading and memory of a training, before it starts.
+def training_cost(config: TrainConfig, *, gpu: str = GPU, mfu: float = TRAINING_MFU) -> TrainingCost:
+    """Steps, epochs, compute, reading and memory of a training, before it starts, on GPUs of a kind at a share of their peak FLOP/s.
 
-    Raises ValueError for lanes, workers or batch that do not fit the corpus.
+    Raises ValueError for a GPU whose peak is not known, and for lanes, workers or batch that do not fit the corpus.
     """
     from vitline.vit.corpora.training_corpora import open_corpora
     from vitline.vit.models.flops import forward_flops
@@ -114,7 +115,9 @@ def training_cost(config: TrainConfig) -> TrainingCost:
             reads_wait=any(part.store.reads_wait for part in corpora.parts),
             open_bytes=reading["open_memory_bytes"],
         ),
-        "bandwidth": bandwidth_text(config, corpora.num_classes, _bytes_per_image(config.split, corpora)),
+        "bandwidth": bandwidth_text(
+            config, corpora.num_classes, _bytes_per_image(config.split, corpora), gpu=gpu, mfu=mfu
+        ),
     }
     if not scored_on.is_telling:
         cost["warning"] = f"{cost['corpus']['name']}: {scored_on.text}"
@@ -258,13 +261,14 @@ def _processes(number: int, on_cluster: bool) -> str:
     return "1 input process" if number == 1 else f"{number} input processes"
 
 
-def bandwidth_text(config: TrainConfig, num_classes: int, bytes_per_image: float) -> str:
+def bandwidth_text(
+    config: TrainConfig, num_classes: int, bytes_per_image: float, *, gpu: str = GPU, mfu: float = TRAINING_MFU
+) -> str:
     """Bytes per second of a node of up to eight GPUs, each at the rate of `demand_of`. On CPUs arithmetic is the limit."""
-    from vitline.vit.speed.demand import demand_of
-
     if config.execution.device == "cpu":
         return f"{num_bytes(bytes_per_image)} an image"
-    need, gpus = demand_of(config.recipe, num_classes), min(config.execution.num_workers, GPUS_PER_NODE)
+    need = demand_of(config.recipe, num_classes, gpu=gpu, mfu=mfu)
+    gpus = min(config.execution.num_workers, GPUS_PER_NODE)
     rate = need.images_per_s * gpus
     node = "with 1 GPU" if gpus == 1 else f"of {gpus} GPUs"
     return (

@@ -56,7 +56,7 @@ def training_plan(
     like `training_cost`, and for a GPU whose peak is not known."""
     from vitline.vit.models.build import meta_network
 
-    cost, recipe = training_cost(config), config.recipe
+    cost, recipe = training_cost(config, gpu=gpu, mfu=mfu), config.recipe
     classes, images_per_s, days = (
         cost["corpus"]["classes"],
         None,

@@ -28,6 +28,8 @@ T = TypeVar("T")
 HURRY_S = 5.0
 # How long a running child job may take to stop by itself.
 CHILD_GRACE_S = 5.0
+# Lines of the log of a job that a terminal shows after its end.
+LOG_LINES = 15
 Show = Callable[[RunProgress | None], None]
 
 
@@ -103,7 +105,7 @@ class Terminal:
         log.debug("run=%s job=%s uri=%s", run_key, job_page, run_uri)
 
     def failed(self, run_key: str, reason: str, log_tail: str) -> None:
-        log.debug("run=%s failed: %s", run_key, reason)
+        console.say(f"The last lines of the log of {run_key}:\n" + "\n".join(log_tail.splitlines()[-LOG_LINES:]))
 
     def time_left(self) -> float | None:
         return None

@@ -31,6 +31,7 @@ from vitline.flows.stages.engines import Engines, Here, open_engines
 from vitline.flows.stages.stage import StageResult, run_stage, run_store
 from vitline.infra.config import digest_of
 from vitline.infra.keys import run_key
+from vitline.infra.plain_text import visible
 from vitline.infra.settings import Settings
 from vitline.infra.storage import Store, open_store
 
@@ -179,7 +180,7 @@ def prepare_and_show(
         rows = [*corpus_rows(corpus), ["time", console.duration(time.monotonic() - started)]]
         console.table(corpus.manifest.name, ["", ""], rows)
         for line in refusals(corpus, limit=20):
-            console.print_result(f"  {console.visible(line)}")
+            console.print_result(f"  {visible(line)}")
     for subset in subsets:
         console.print_result(subset_text(subset))
 
@@ -296,9 +297,9 @@ def verify_and_show(settings: Settings, name: str, *, pixels: bool, as_json: boo
         console.emit(report.model_dump(mode="json"))
     else:
         for uri, problem in (report.problems | report.beside).items():
-            console.print_result(console.visible(f"{uri} {problem}"))
+            console.print_result(visible(f"{uri} {problem}"))
             for example_id, wrong in report.pictures.get(uri, {}).items():
-                console.print_result(console.visible(f"  {example_id} {wrong}"))
+                console.print_result(visible(f"  {example_id} {wrong}"))
     if report.problems.keys() - report.pictures.keys():
         raise RuntimeError(
             f"{corpus.uri} has {len(report.problems)} files that differ from what was written; do not train on it."

@@ -18,6 +18,7 @@ from vitline.flows.stages.attempts import MAX_WITHOUT_PROGRESS, AttemptsWithoutP
 from vitline.flows.stages.engines import Engines, StopRequested
 from vitline.flows.stages.worker_errors import WorkerErrors, last_stacks
 from vitline.infra.config import replace
+from vitline.infra.plain_text import last_words
 from vitline.infra.provenance import compared_versions
 from vitline.infra.ray_jobs import ROOT, Job, JobLost, is_of, no_start
 from vitline.infra.records import UnreadableRecord
@@ -479,10 +480,11 @@ def failure(engines: Engines, run: Store, claim: Claim, job: Job) -> StageFailed
     else:
         ended = "cancelled" if job.state == "stopped" else "failed"
         reason = cleaned(f"the job ended without a result ({job.message or job.state})")
-        problem = no_start(engines.cluster.python, job, tail)
-        write_reconciled_state(run, ended, claim.attempt, problem or reason)
-        last = "\n".join(tail.splitlines()[-15:])
-        text = f"{key}: {problem or reason} ({where}); the same command resumes the run."
-        text += "" if problem else f" The last lines of its log:\n{last}"
+        if problem := no_start(engines.cluster.python, job, tail):
+            reason = problem
+        else:
+            reason += f"; its log ends with: {last_words(tail)}"
+        write_reconciled_state(run, ended, claim.attempt, reason)
+        text = f"{key}: {reason} ({where}). The same command resumes the run."
     engines.observer.failed(key, reason, tail + last_stacks(run, claim.attempt))
     return StageFailed(text, ended)

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitline.infra.plain_text import visible_lines
+
 if TYPE_CHECKING:
     from jinja2 import Environment
 
@@ -12,7 +14,8 @@ if TYPE_CHECKING:
 def render(template: str, **values: Any) -> str:
     """Renders a template, which is named by its path from the parent folder of `infra`.
 
-    Every value is escaped, because names in corpora may contain markup. A missing value raises `jinja2.UndefinedError`.
+    Every value is escaped, because names in corpora may contain markup, and invisible characters are shown as in
+    Python. A missing value raises `jinja2.UndefinedError`.
     """
     return _environment().get_template(template).render(values)
 
@@ -28,6 +31,7 @@ def _environment() -> "Environment":
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        finalize=_shown,
     )
     environment.filters |= {
         "bytes": num_bytes,
@@ -36,6 +40,11 @@ def _environment() -> "Environment":
         "thousands": "{:,}".format,
     }
     return environment
+
+
+def _shown(value: Any) -> Any:
+    """A value as it is printed into a page; what a macro or another template has made is a page already."""
+    return visible_lines(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
 def right_aligned(rows: Sequence[Sequence[str]]) -> list[bool]:

@@ -9,6 +9,7 @@ import json
 import time
 from typing import Any, Final, Literal, NamedTuple, TypedDict, Unpack, get_args
 
+from vitline.infra.plain_text import plain
 from vitline.infra.records import UnreadableRecord, reading
 from vitline.infra.redact import cleaned
 from vitline.infra.runs.claims import ClaimLost, read_claim
@@ -111,12 +112,12 @@ def write_state(run: Store, state: RunState, attempt: int, **detail: Unpack[Stat
     Only the attempt that holds the claim may call this. Raises ClaimLost where a later attempt holds it: an attempt that was
     suspended after it had checked its claim does not overwrite the state of its successor.
 
-    Secrets are removed from `reason`, because error messages may quote them.
+    Secrets and colours are removed from `reason`, because error messages may quote them.
     """
     if state not in OUTCOMES:
         raise ValueError(f"{state!r} is not a run state. infra/runs/run_state.py lists {', '.join(OUTCOMES)}.")
     if "reason" in detail:
-        detail["reason"] = cleaned(detail["reason"])
+        detail["reason"] = cleaned(plain(detail["reason"]))
     record: RunStateRecord = {
         **detail,
         "schema_version": 1,
@@ -175,7 +176,7 @@ def write_reconciled_state(run: Store, state: RunState, attempt: int, reason: st
         "schema_version": 1,
         "state": state,
         "attempt": attempt,
-        "reason": cleaned(reason),
+        "reason": cleaned(plain(reason)),
         "updated_at": time.time(),
     }
     with contextlib.suppress(ClaimLost):

@@ -23,6 +23,13 @@ def info(status, exit_code=None):
     return {"status": status, "driver_exit_code": exit_code, "message": "m", "metadata": None, "start_time": 1_500}
 
 
+def test_the_message_of_a_failed_job_is_without_its_log(jobs_of):
+    log = "\x1b[36m(pid=7)\x1b[0m line\n" * 99
+    said = f"Job entrypoint command failed with exit code 1, last available logs (truncated to 20,000 chars):\n{log}"
+    jobs, _ = jobs_of(info("FAILED", 1) | {"message": said})
+    assert jobs.find("a").message == "Job entrypoint command failed with exit code 1"
+
+
 @pytest.fixture
 def jobs_of(monkeypatch):
     monkeypatch.setattr(ray_jobs.time, "sleep", lambda seconds: None)

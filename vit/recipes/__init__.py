@@ -46,8 +46,13 @@ def prefixed(variant: str) -> str:
 
 
 def _i21k(variant: str, epochs: int = 90) -> Recipe:
+    source = (
+        "paper, Table 3"
+        if variant in imagenet21k.OF_THE_PAPER
+        else "with the settings of the paper, which has no such network"
+    )
     return Recipe(
-        f"{spelled(variant)} on ImageNet-21k, {epochs} epochs (paper, Table 3)",
+        f"{spelled(variant)} on ImageNet-21k, {epochs} epochs ({source})",
         lambda: (imagenet21k.i21k(variant, epochs), paper.cluster_execution()),
         header_of(imagenet21k),
     )

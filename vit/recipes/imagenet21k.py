@@ -12,6 +12,9 @@ from vitline.vit.input.config import InputConfig
 from vitline.vit.models.variants import vit_config
 from vitline.vit.recipes.paper import BATCH, CLIP_NORM, I21K_TRAIN_IMAGES, PAPER_CROP
 
+OF_THE_PAPER = ("b32", "b16", "l32", "l16")
+"""The variants of Table 3 on ImageNet-21k."""
+
 
 def i21k(variant: str, epochs: int = 90) -> TrainRecipe:
     """A ViT on ImageNet-21k: Adam, batch 4096, peak rate 1e-3, linear decay, weight decay 0.03, dropout 0.1, sigmoid loss."""

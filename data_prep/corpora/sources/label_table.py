@@ -6,8 +6,6 @@ reads the footers.
 
 import contextlib
 import itertools
-import json
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
@@ -367,11 +365,15 @@ class _Rows:
             return
         if self._allowed.names(uri):
             real = self._allowed.real_path(uri.removeprefix("file://"))
-            what, root = f"{short(real)}, to which a link leads,", os.path.dirname(real)
+            what = f"{short(real)}, to which a link leads,"
         else:
-            what, root = "the location", base if base != "file:///" else os.path.dirname(f"/{key}")
-        option = f"--set 'source.allowed_roots={json.dumps([root], ensure_ascii=False)}'"
-        raise Refusal("unsafe_path", f"not allowed without {option}: {what} is outside of {self._allowed}")
+            what = "the location"
+        # No value is proposed: whoever wrote the table would choose it.
+        raise Refusal(
+            "unsafe_path",
+            f"{what} is outside of {self._allowed}; if you trust the table, name the folder or bucket of its images in "
+            "source.allowed_roots",
+        )
 
     def _labelled(self, row: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[float, ...] | None]:
         """Labels and weights. Raises Refusal."""

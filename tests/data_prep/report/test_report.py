@@ -17,6 +17,7 @@ from vitline.data_prep.shard_format import Counts, Manifest, SegmentInfo, SplitI
 from ...pictures import noise as noise_of
 
 HOSTILE = '<script>alert("1")</script>&é'
+COLOURS = "\x1b[31m\x07"
 
 
 def row(name, base="memory://pictures"):
@@ -24,7 +25,9 @@ def row(name, base="memory://pictures"):
 
 
 def class_map_of(number):
-    return ClassMap(classes=tuple(ClassInfo(name=f"class {i} {HOSTILE}", source_id=f"n{i:08d}") for i in range(number)))
+    return ClassMap(
+        classes=tuple(ClassInfo(name=f"class {i} {HOSTILE}{COLOURS}", source_id=f"n{i:08d}") for i in range(number))
+    )
 
 
 def stats_of(num_classes, counts=(30, 5, 2), **changes):
@@ -94,7 +97,10 @@ class Tags(HTMLParser):
 
 
 def test_page_is_self_contained_and_escapes_names():
-    tags = Tags(render(stats_of(3))).found
+    page = render(stats_of(3))
+    assert not {"\x1b", "\x07"} & set(page)
+    assert r"\x1b[31m\x07" in page
+    tags = Tags(page).found
     assert not {tag for tag, _ in tags} & {"script", "link", "iframe", "object", "b2"}
     links = [attrs[name] for _, attrs in tags for name in ("src", "href", "onerror", "onclick") if name in attrs]
     assert len(links) == 3

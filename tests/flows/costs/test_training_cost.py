@@ -59,12 +59,13 @@ def test_bandwidth_is_that_of_the_gpus_of_one_node(train_config):
     # Multiply-adds: stem 4 x 192 x 32; in 2 blocks 5 x 8,192 of projections and 2 x 25 x 32 of attention; head 32 x 10.
     macs = 24_576 + 2 * (40_960 + 1600) + 320
     rate = 2 * 0.5 * 67e12 / (3 * 2 * macs)
-    text = bandwidth_text(config, num_classes=10, bytes_per_image=1000)
+    text = bandwidth_text(config, num_classes=10, bytes_per_image=1000, mfu=0.5)
     assert text == (
         f"{rate / 1e6:.3g} GB/s for a node of 2 GPUs: {rate:,.0f} images/s, each H200 at 50% of its peak; `vitline data bench` "
         "measures it"
     )
     assert bandwidth_text(replace(config, **{"execution.device": "cpu"}), 10, 1000) == "1 kB an image"
+    assert "each A100 at 20% of its peak" in training_cost(config, gpu="A100", mfu=0.2)["bandwidth"]
 
 
 def test_a_plan_says_what_the_spike_guard_does(train_config):

@@ -118,7 +118,8 @@ def test_a_location_outside_of_the_images_is_one_refused_row(place, picture):
     assert {name: reason for name, (reason, _) in refused.items()} == dict.fromkeys(outside, "unsafe_path")
     assert all(f"outside of file://{pictures}" in refused[name][1] for name in outside)
     assert "to which a link leads" in refused["folder/2.jpg"][1]
-    assert "--set 'source.allowed_roots=[\"s3://any-bucket-of-the-credentials\"]'" in refused[outside[-1]][1]
+    assert "name the folder or bucket of its images in source.allowed_roots" in refused[outside[-1]][1]
+    assert not any("allowed_roots=" in detail for _, detail in refused.values()), "a value would be chosen by the table"
     roots = (str(private), f"{elsewhere.uri}/open")
     num_accepted, refused = prepared(place, [*outside, *inside], allowed_roots=roots)
     assert num_accepted == len(PICTURES) + 2 + 5
@@ -131,9 +132,8 @@ def test_a_table_of_locations_elsewhere_says_how_to_allow_them(place):
         "image,labels\n" + "".join(f"{place}/pictures/{name},cat\n" for name in PICTURES)
     )
     request = CorpusConfig(name="rows", source=LabelTable(path=str(place / "table/t.csv")))
-    with pytest.raises(ValueError, match=r"24 of 24 .*name the folders .* in source\.allowed_roots;") as stopped:
+    with pytest.raises(ValueError, match=r"24 of 24 .*name the folders .* in source\.allowed_roots;"):
         prepare([request], f"memory://{uuid.uuid4().hex}")
-    assert f'allowed_roots=["{place}/pictures"]\'' in str(stopped.value)
 
 
 def test_versions_of_corpora_depend_on_the_roots_of_a_table_only_where_they_are_given(place):
