@@ -264,7 +264,7 @@ def run_row(root: Store, run: Store, attempts: int) -> WorkRow:
         "val_top1": written.get("val_top1"),
         "reason": written.get("reason"),
         "model": written.get("model"),
-        "updated_at": submitted.get("started_at") if now["state"] == "waiting" else state and state["updated_at"],
+        "updated_at": state["updated_at"] if state and state["attempt"] >= attempts else submitted.get("started_at"),
         "pipeline": submitted.get("origin", {}).get("pipeline"),
         "uri": run.uri,
     }

@@ -7,12 +7,12 @@ from vitline.data_prep.progress import PROGRESS_KEY, preparation_progress
 from vitline.flows.console import duration
 from vitline.flows.stored_configs import RunFile
 from vitline.infra.runs.progress import RunProgress
-from vitline.infra.runs.run_state import RunStateRecord
+from vitline.infra.runs.run_state import WAITING, RunStateRecord
 from vitline.infra.storage import Store
 from vitline.vit.run_spec import read_progress
 from vitline.vit.training.checkpoints.best import BestMark
 
-AT_WORK = ("running", "waiting")
+AT_WORK = ("running", WAITING)
 PROGRESS = ("step", "total_steps", "unit", "images_per_s", "bytes_per_s", "remaining_s", "refused", "loss", "running")
 
 
@@ -83,15 +83,18 @@ def attempts_of(keys: Iterable[str]) -> int:
 def standing(root: Store, run: Store, config: RunFile, state: RunStateRecord | None, attempts: int) -> Standing:
     """State and attempt, and for a running one its progress: step, total_steps, unit, images_per_s, remaining_s.
 
-    `waiting` is an attempt that was submitted and has written no state yet: it is starting or waits for the cluster.
+    `waiting` is an attempt that was submitted and has written no state yet: it is starting or waits for the cluster. So is one whose
+    workers have to be started again and wait for room.
     """
     if attempts > (state["attempt"] if state else 0):
-        return {"state": "waiting", "attempt": attempts}
+        return {"state": WAITING, "attempt": attempts}
     if state is None:
         return {"state": "not started", "attempt": None, "step": None}
     found: Standing = {"state": state["state"], "attempt": state["attempt"], "step": state.get("step")}
     progress = progress_of(root, run, config) if state["state"] == "running" else None
     known = {name: value for name, value in progress.items() if value is not None} if progress else {}
+    if known.get("waiting_for"):
+        found["state"] = WAITING
     return cast(Standing, {**found, **known})
 
 

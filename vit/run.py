@@ -254,6 +254,7 @@ class TrainingRun:
             saver.save(state, {**meta, "save_id": f"{start_id}-{state.step}", "images_seen": self._images(state)})
 
         def stop_requested() -> RunState | None:
+            reporter.reached(state.step)
             saver.raise_error()  # a claim that was lost at a save ends the loop now, not at the next save
             in_time = self.spec.pause_at is None or time.time() < self.spec.pause_at
             return stop.asked() or ("paused" if self._pauses(state) or not in_time else None)

@@ -17,6 +17,7 @@ WORST_FIRST: tuple[Word, ...] = ("broken", "worse", "better", "same", "not compa
 CUT: Mapping[str, str] = {
     "out_of_time": "it reached its deadline",
     "preempted": "it was stopped",
+    "suspended": "it was suspended",
     "cancelled": "it was cancelled",
 }
 """Ends of a night that was cut short, in words."""

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from vitline.flows.requests.refusals import problem_text
-from vitline.flows.stages.engines import StopRequested, Suspended
+from vitline.flows.stages.engines import StopRequested
 from vitline.flows.stages.stage import Skipped, StageFailed
 from vitline.infra.redact import cleaned
 from vitline.infra.runs.run_state import OUTCOMES, RunState
@@ -42,8 +42,6 @@ def state_of(error: BaseException) -> State | None:
 
 def word_of(error: BaseException) -> str:
     """How a part of a flow ends that raises an error, in one word."""
-    if isinstance(error, Suspended):
-        return "suspended"
     if isinstance(error, Skipped):
         return "skipped"
     if isinstance(error, StopRequested):

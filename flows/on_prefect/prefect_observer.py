@@ -193,7 +193,9 @@ class PrefectObserver:
 
     def _change(self, artifact: object, text: str) -> None:
         self._show(
-            lambda: self._client.request("PATCH", "/artifacts/{id}", path_params={"id": str(artifact)}, json={"data": text})
+            lambda: self._client.request(
+                "PATCH", "/artifacts/{id}", path_params={"id": str(artifact)}, json={"data": text}
+            )
         )
 
     def failed(self, run_key: str, reason: str, log_tail: str) -> None:
@@ -225,7 +227,7 @@ class PrefectObserver:
         if self._cancelled:
             raise StopRequested("cancelled", CANCELLED)
         if self._suspended:
-            raise Suspended("preempted", SUSPENDED)
+            raise Suspended("suspended", SUSPENDED)
         if self.deadline is not None and time.monotonic() > self.deadline:
             raise StopRequested("out_of_time", "the deadline of this run has passed")
 
@@ -235,7 +237,7 @@ class PrefectObserver:
             self._update_state()
             return StopRequested("cancelled", CANCELLED) if self._cancelled else None
         if isinstance(error, Pause):  # raised by Prefect, which checks between two subflows
-            return Suspended("preempted", SUSPENDED)
+            return Suspended("suspended", SUSPENDED)
         return error if isinstance(error, StopRequested) else None
 
     def part(self, name: str, title: str, request: dict[str, Any], body: Callable[[], T]) -> T:
@@ -274,7 +276,7 @@ class PrefectObserver:
         except Pause as pause:
             for flow_run_id in entered:
                 self._suspend_part(UUID(flow_run_id))
-            raise (errors[0] if errors else Suspended("preempted", SUSPENDED)) from pause
+            raise (errors[0] if errors else Suspended("suspended", SUSPENDED)) from pause
         except ObjectNotFound:
             self._update_state()
             if not self.deleted:

@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 
 from vitline.flows.stored_configs import JSON
 from vitline.infra.config import canonical_json, digest_of
-from vitline.infra.runs.run_state import OUTCOMES
+from vitline.infra.runs.run_state import MLFLOW_WAITING, OUTCOMES, WAITING
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
 from vitline.vit.model_record import ModelRecord
@@ -163,7 +163,7 @@ class RunSnapshot:
 
     @property
     def status(self) -> str:
-        return OUTCOMES[self.state].mlflow_status  # type: ignore[index]
+        return MLFLOW_WAITING if self.state == WAITING else OUTCOMES[self.state].mlflow_status  # type: ignore[index]
 
     @property
     def digest(self) -> str:

@@ -28,13 +28,13 @@ from vitline.flows.to_mlflow.run_snapshot import (
 )
 from vitline.infra.config import canonical_json, digest_of, flatten
 from vitline.infra.night import night_text
-from vitline.infra.runs.run_state import NO_STATE, RunStateRecord, read_state
+from vitline.infra.runs.run_state import NO_STATE, WAITING, RunStateRecord, read_state
 from vitline.infra.runs.segments import list_segments, read_segments
 from vitline.infra.storage import Store, json_bytes, open_store
 from vitline.vit.branch import branches_of
 from vitline.vit.corpora.training_corpora import MixtureRecord
 from vitline.vit.model_record import CARD, CONFIG, file_key, model_record, published_record, read_contract
-from vitline.vit.run_spec import MIXTURE_KEY, StartRecord, read_starts
+from vitline.vit.run_spec import MIXTURE_KEY, StartRecord, read_progress, read_starts
 from vitline.vit.serving.registry_model import registry_files
 
 TRAIN_PARAMS = [
@@ -90,17 +90,18 @@ def stage_snapshot(root: Store, key: str) -> RunSnapshot | None:
     state, stage = state or NO_STATE, stage_of(config)
     ended = state["state"] != "running"
     newer = attempts and attempts[-1].attempt > state["attempt"]
-    if newer:  # the next attempt has started and has not written its state yet
+    if newer:  # the next attempt was submitted and has not written its state yet
         state, ended = NO_STATE, False
+    word = WAITING if newer or (not ended and (read_progress(run) or {}).get("waiting_for")) else state["state"]
     end_s = state["updated_at"] if ended else None
     snapshot = RunSnapshot(
         key=key,
         stage=stage,
         store_uri=run.uri,
-        state=state["state"],
+        state=word,
         start_ms=_ms(started_at(run, state, attempts)),
         end_ms=_ms(end_s) if end_s else None,
-        tags={"vitline.stage": stage, "vitline.state": state["state"], "vitline.reason": state.get("reason")},
+        tags={"vitline.stage": stage, "vitline.state": word, "vitline.reason": state.get("reason")},
         files={"config.json": json_bytes(config)} | ({"state.json": json_bytes(state)} if ended else {}),
     )
     add_origin(snapshot, attempts)

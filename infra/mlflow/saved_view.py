@@ -1,4 +1,4 @@
-"""A saved view of MLflow that shows headline metrics as columns, because MLflow's run lists show no metric by default.
+"""A saved view of MLflow that shows states and headline metrics as columns, because MLflow's run lists show no metric by default.
 
 A view is a tag of the experiment. Users add, change and delete views in MLflow's pages under *Views*. vitline adds its view
 once, and adds the metrics of later runs to it as long as nobody has changed it.
@@ -15,6 +15,8 @@ from vitline.infra.settings import DEFAULT_PROJECT
 VIEW_KEY = "vitlinescores"
 _TAG, _OFFERED = f"mlflow.sharedViewState.{VIEW_KEY}", "vitline.view_offered"
 _MAX_METRICS = 64  # a tag has at most 20,000 characters
+# MLflow has five words for the state of a run, so that cancelled, preempted and out of time look alike without it.
+_STATE_TAG = "tags.`vitline.state`"
 _GROUPS = ("val/top1", "vtab/", "tasks/")
 _STATE = {
     "searchFilter": "",
@@ -63,7 +65,9 @@ def changed_tags(
     shown = sorted({*known, *wanted}, key=_place)[:_MAX_METRICS]
     if shown == known:
         return {} if _OFFERED in tags else {_OFFERED: "true"}
-    state = _STATE | {"selectedColumns": ["attributes.`Duration`", *(f"metrics.`{name}`" for name in shown)]}
+    state = _STATE | {
+        "selectedColumns": ["attributes.`Duration`", _STATE_TAG, *(f"metrics.`{name}`" for name in shown)]
+    }
     name = f"{project} scores"
     packed = f"deflate;{base64.b64encode(zlib.compress(json.dumps(state).encode())).decode()}"
     created_at = own.get("created_at", now_ms) if own else now_ms

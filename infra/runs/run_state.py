@@ -15,8 +15,13 @@ from vitline.infra.redact import cleaned
 from vitline.infra.runs.claims import ClaimLost, read_claim
 from vitline.infra.storage import PreconditionFailed, Store, json_bytes
 
-RunState = Literal["running", "finished", "paused", "diverged", "preempted", "cancelled", "failed", "out_of_time"]
-StopReason = Literal["preempted", "out_of_time", "cancelled"]
+RunState = Literal[
+    "running", "finished", "paused", "diverged", "preempted", "suspended", "cancelled", "failed", "out_of_time"
+]
+StopReason = Literal["preempted", "suspended", "out_of_time", "cancelled"]
+"""From weak to strong: a request is never weakened."""
+WAITING = "waiting"
+"""In lists, on pages and in MLflow: an attempt that was submitted and has not begun, or whose workers wait for room."""
 
 
 class Outcome(NamedTuple):
@@ -28,6 +33,7 @@ class Outcome(NamedTuple):
     exit_code: int
 
 
+MLFLOW_WAITING = "SCHEDULED"
 OUTCOMES: dict[RunState, Outcome] = {
     # A driver that exits in this state has failed.
     "running": Outcome("RUNNING", "Running", "RUNNING", 1),
@@ -35,8 +41,10 @@ OUTCOMES: dict[RunState, Outcome] = {
     # A long run that is trained a part a night: a later attempt goes on.
     "paused": Outcome("COMPLETED", "Paused", "SCHEDULED", 0),
     "diverged": Outcome("FAILED", "Diverged", "FAILED", 3),
-    # 75 is EX_TEMPFAIL, the only exit code by itself after which the flow starts another attempt.
+    # 75 is EX_TEMPFAIL, the only exit code by itself after which a flow starts another attempt.
     "preempted": Outcome("CRASHED", "Preempted", "KILLED", 75),
+    # The flow run that was suspended goes on from the checkpoint once somebody resumes it.
+    "suspended": Outcome("PAUSED", "Suspended", "SCHEDULED", 75),
     "cancelled": Outcome("CANCELLED", "Cancelled", "KILLED", 143),
     "failed": Outcome("FAILED", "Failed", "FAILED", 1),
     "out_of_time": Outcome("FAILED", "OutOfTime", "KILLED", 1),
@@ -220,7 +228,7 @@ def _ended(run: Store, key: str, attempt: int) -> tuple[RunState | None, str | N
 def request_stop(run: Store, reason: StopReason, by: str, attempt: int) -> None:
     """Asks an attempt to stop. `by` says who asked and is shown as the reason.
 
-    A request is never weakened (cancelled > out_of_time > preempted), and a request to an older attempt never replaces
+    A request is never weakened (cancelled > out_of_time > suspended > preempted), and a request to an older attempt never replaces
     one to a newer attempt. A request that this version cannot read is replaced.
     """
     rank = get_args(StopReason).index

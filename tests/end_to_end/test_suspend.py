@@ -48,7 +48,7 @@ def test_a_pipeline_is_suspended_while_it_trains_and_resumed(work):
     assert (found["state_type"], found["state_name"]) == ("PAUSED", "Suspended"), work.flows.lines(run)
     assert [part["state_name"] for part in work.flows.parts(run)] == ["Completed", "Suspended"]
     state = read_state(work.run(key))
-    assert (state["state"], state["attempt"]) == ("preempted", 1)
+    assert (state["state"], state["attempt"]) == ("suspended", 1)
     assert [f"-{state['step']:09d}-a1" in checkpoint for checkpoint in list_checkpoints(work.run(key))] == [True]
 
     resume(work, run)

@@ -7,7 +7,9 @@ import time
 import pytest
 
 from vitline.data_prep.progress import Progress
+from vitline.flows.catalog import list_runs
 from vitline.flows.records import AttemptRecord, Origin, PipelineRecord, write_pipeline
+from vitline.flows.to_mlflow.stage_snapshots import stage_snapshot
 from vitline.infra.runs.run_state import write_state
 from vitline.infra.storage import open_store
 from vitline.vit.run_spec import make_spec
@@ -65,6 +67,28 @@ def test_an_active_night_shows_its_step_rate_and_remaining_time(submitted, liste
     assert any(line.startswith("birds-") and " pretrain running " in line for line in lines)
     assert any(line.startswith("nightly-0a pipeline running pretrain: 120 ") for line in lines)
     assert all("120 of 600 steps, 640 images/s, 1:10 left" in line for line in lines), lines
+
+
+def test_one_word_for_a_state_in_lists_and_in_mlflow(submitted, root):
+    """A training that waits, before its first step or for room after the loss of a node, is not a running one."""
+
+    def words():
+        (row,) = list_runs(root)
+        snapshot = stage_snapshot(open_store(root), row["run"])
+        assert snapshot.tags["vitline.state"] == row["state"]
+        return row["state"], snapshot.status, snapshot.end_ms is not None
+
+    run = submitted()
+    assert words() == ("waiting", "SCHEDULED", False)
+    write_state(run, "running", 1)
+    assert words() == ("running", "RUNNING", False)
+    run.write_json("progress.json", PROGRESS | {"waiting_for": "2 GPUs"})
+    assert words() == ("waiting", "SCHEDULED", False)
+    run.write_json("progress.json", PROGRESS)
+    for state, status in {"suspended": "SCHEDULED", "preempted": "KILLED", "cancelled": "KILLED"}.items():
+        run.delete("state.json")
+        write_state(run, state, 1)
+        assert words() == (state, status, True)
 
 
 def test_an_attempt_after_a_preempted_one_is_not_shown_as_ended(submitted, listed):

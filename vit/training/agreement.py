@@ -8,7 +8,7 @@ import torch
 from vitline.infra.runs.run_state import RunState
 from vitline.vit.training.world import World
 
-STOP_CODES: tuple[RunState | None, ...] = (None, "preempted", "out_of_time", "cancelled", "paused")
+STOP_CODES: tuple[RunState | None, ...] = (None, "preempted", "out_of_time", "cancelled", "paused", "suspended")
 """The possible answers to "is a stop requested?"; ranks exchange the index."""
 EVERY_S = 1.0
 """Seconds between two meetings of ranks that compute on GPUs."""

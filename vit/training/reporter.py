@@ -21,6 +21,7 @@ from vitline.vit.training.world import World
 
 log = logging.getLogger(__name__)
 PROGRESS_EVERY_S = 1.0
+STEPS_EVERY_S = 5.0
 
 
 class Reporter:
@@ -44,7 +45,7 @@ class Reporter:
         self.devices, self.check_claim = devices, check_claim
         self.run, self.total_steps = run, total_steps
         self.journal = Journal(run, attempt, check_claim=check_claim, from_step=from_step) if active else None
-        self.started, self.shown = time.monotonic(), 0.0
+        self.started, self.shown, self.reached_at = time.monotonic(), 0.0, -STEPS_EVERY_S
         self.first_step: int | None = None
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="progress")
         self.latest: RunProgress | None = None
@@ -100,8 +101,21 @@ class Reporter:
                 "slow_rank": self.slow_rank,
                 "remaining_s": remaining_s(done, self.total_steps - step, now - self.started),
             }
-            if self.writing is None or self.writing.done():
-                self.writing = self.thread.submit(self._write_progress)
+            self._show()
+
+    def reached(self, step: int) -> None:
+        """Shows a finished step between two that are recorded, which may be minutes apart."""
+        now = time.monotonic()
+        if self.journal is None or step <= self.newest or now - self.reached_at < STEPS_EVERY_S:
+            return
+        self.reached_at = now
+        known = self.latest or RunProgress(total_steps=self.total_steps, devices=self.devices)
+        self.latest = {**known, "step": step}
+        self._show()
+
+    def _show(self) -> None:
+        if self.writing is None or self.writing.done():
+            self.writing = self.thread.submit(self._write_progress)
 
     def _note_waits(self, step: int, reason: str) -> None:
         """Logs for what the training waits, once for each reason."""

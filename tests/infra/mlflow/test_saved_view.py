@@ -14,7 +14,9 @@ def columns(tags):
     view = json.loads(tags[TAG])
     assert view["name"] == "vitline scores"
     packed = view["state"].removeprefix("deflate;")
-    return json.loads(zlib.decompress(base64.b64decode(packed)))["selectedColumns"][1:]
+    selected = json.loads(zlib.decompress(base64.b64decode(packed)))["selectedColumns"]
+    assert selected[:2] == ["attributes.`Duration`", "tags.`vitline.state`"]
+    return selected[2:]
 
 
 def test_new_metrics_are_added_to_the_view_and_nothing_is_sent_twice():

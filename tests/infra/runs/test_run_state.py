@@ -22,12 +22,12 @@ def run(tmp_path):
 
 
 def test_every_run_state_has_an_outcome_known_to_prefect_and_mlflow():
-    prefect = {"RUNNING", "COMPLETED", "FAILED", "CANCELLED", "CRASHED"}
+    prefect = {"RUNNING", "COMPLETED", "FAILED", "CANCELLED", "CRASHED", "PAUSED"}
     assert set(OUTCOMES) == set(get_args(RunState))
     assert {outcome.prefect_type for outcome in OUTCOMES.values()} == prefect
     mlflow = {"RUNNING", "FINISHED", "FAILED", "KILLED", "SCHEDULED"}
     assert {outcome.mlflow_status for outcome in OUTCOMES.values()} == mlflow
-    assert [state for state, outcome in OUTCOMES.items() if outcome.exit_code == 75] == ["preempted"]
+    assert [state for state, outcome in OUTCOMES.items() if outcome.exit_code == 75] == ["preempted", "suspended"]
     assert [state for state, outcome in OUTCOMES.items() if outcome.exit_code == 0] == ["finished", "paused"]
 
 

@@ -47,6 +47,21 @@ def test_what_an_attempt_without_its_claim_does_not_write_is_said_once_in_plain_
     assert run.list() == []
 
 
+def test_a_step_that_is_not_recorded_is_shown_too(monkeypatch):
+    monkeypatch.setattr("vitline.vit.training.reporter.STEPS_EVERY_S", 0.0)
+    run = open_store(f"memory://{uuid.uuid4().hex}")
+    with Reporter(run, 1, total_steps=90, active=True, devices="2 CPUs") as reporter:
+        for step in (1, 9):
+            reporter.reached(step)
+            reporter.writing.result()
+        assert run.read_json("progress.json") == {"step": 9, "total_steps": 90, "devices": "2 CPUs"}
+        reporter.record(50, {"train/loss": 0.1, "throughput/images_per_s": 1.0})
+        reporter.writing.result()
+        reporter.reached(51)
+    assert run.read_json("progress.json").items() >= {"step": 51, "loss": 0.1}.items()
+    assert {record.step for record in read_journal(run)} == {50}, "only what was recorded is in the journal"
+
+
 def test_the_reason_of_waits_is_logged_once_and_stands_in_the_progress(caplog, monkeypatch):
     monkeypatch.setattr("vitline.vit.training.reporter.PROGRESS_EVERY_S", -1.0)
     run = open_store(f"memory://{uuid.uuid4().hex}")
