@@ -112,7 +112,7 @@ def test_a_training_is_shown_while_it_runs_and_complete_at_its_end(
         assert shipper.run_url(key) is None
         shipper.follow(key)
         until(lambda: shipper.run_url(key))
-        assert tracked(run).info.status == "RUNNING"
+        until(lambda: tracked(run).info.status == "SCHEDULED")  # it was submitted and has not begun
         beside.close()
         assert TrainingRun(run, attempt, World()).execute() == "finished"
         assert shipper.close(60) == []
@@ -300,6 +300,9 @@ def test_a_resumed_run_is_one_mlflow_run_with_changed_params_as_tags(sync, begin
     first = tracked(run)
     assert (first.info.status, first.data.tags["vitline.reason"]) == ("KILLED", "SIGTERM")
     begin("resumed", num_workers=1)
+    sync()
+    assert tracked(run).info.status == "SCHEDULED"
+    write_state(run, "running", 2)
     sync()
     assert tracked(run).info.status == "RUNNING"
     write_state(run, "diverged", 2, step=9)
