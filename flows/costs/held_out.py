@@ -49,8 +49,10 @@ def _majority_fraction(parts: "list[TrainingCorpus]", split: str) -> float | Non
     if len(parts) > 1 or parts[0].label_map is not None or manifest.view_of is not None or not manifest.single_label:
         return None
     found = corpus_stats(parts[0].store)
-    counts = found.stats.splits[split].class_counts if found and split in found.stats.splits else ()
-    return max(counts) / sum(counts) if len(counts) and sum(counts) else None
+    if found is None or split not in found.stats.splits:
+        return None
+    counts = found.stats.splits[split].class_counts
+    return float(counts.max() / counts.sum()) if counts.sum() else None
 
 
 def score_text(state: RunStateRecord, *, labelled: bool) -> str:
