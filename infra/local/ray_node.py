@@ -191,7 +191,8 @@ def _serve(arguments: argparse.Namespace, over: Callable[[], bool]) -> tuple[str
     with temporary_folder() as folder:
         token = folder / "token"
         make_token(token)
-        head = RayHead(folder / "ray", token, free_ports(1)[0], arguments.num_cpus, arguments.object_store_bytes)
+        login = write_private(folder / "login", f"vitline:{secrets.token_hex(16)}")
+        head = RayHead(folder / "ray", token, login, free_ports(1)[0], arguments.num_cpus, arguments.object_store_bytes)
         began = time.monotonic()
         with open(arguments.log_dir / _LOG, "wb") as log:
             process = subprocess.Popen(
@@ -228,17 +229,19 @@ def _answer(line: SupervisorAnswer) -> None:
 
 @dataclass(frozen=True)
 class RayHead:
-    """The settings of a head node: its folder (with a short path), token file and port of the job server."""
+    """The settings of a head node: its folder (with a short path), files with its token and with the login of its page, and the port
+    of page and job server."""
 
     folder: Path
     token: Path
-    dashboard_port: int
+    login: Path
+    page_port: int
     num_cpus: int | None = None
     object_store_bytes: int = OBJECT_STORE_BYTES
 
     def command(self) -> list[str]:
-        """The command that runs it in the foreground. Ports other than that of the job server are free ones."""
-        agent, agent_grpc, metrics, environments, client = free_ports(5)
+        """The command that runs it in the foreground, behind its page. Ports other than that of the page are free ones."""
+        dashboard, agent, agent_grpc, metrics, environments, client = free_ports(6)
         options = {
             "port": 0,
             "min-worker-port": 0,
@@ -250,7 +253,7 @@ class RayHead:
             "runtime-env-agent-port": environments,
             "ray-client-server-port": client,  # not used, but Ray always opens it
             "dashboard-host": "127.0.0.1",
-            "dashboard-port": self.dashboard_port,
+            "dashboard-port": dashboard,
             "temp-dir": self.folder,
             "object-store-memory": self.object_store_bytes,
             "resources": json.dumps({ONE_TRAINING: 1}),
@@ -258,7 +261,9 @@ class RayHead:
         if self.num_cpus is not None:
             options["num-cpus"] = self.num_cpus
         program = "from vitline.infra.local.ray_node import ray_start; ray_start()"
-        command = [sys.executable, "-P", "-c", program, "start", "--head", "--block"]
+        command = [sys.executable, "-P", "-m", "vitline.infra.local.access.ray_page", f"--port={self.page_port}"]
+        command += [f"--dashboard-port={dashboard}", f"--login={self.login}", "--"]
+        command += [sys.executable, "-P", "-c", program, "start", "--head", "--block"]
         return [
             *command,
             "--disable-usage-stats",
@@ -279,6 +284,7 @@ class RayHead:
             "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # otherwise every driver copies the working directory under `uv run`
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.token),
+            "RAY_OVERRIDE_DASHBOARD_URL": f"127.0.0.1:{self.page_port}",  # what drivers print
             "VITLINE_ONE_NODE_RAY": "1",  # tells jobs not to wait for GPUs of further nodes
             # Workers that Ray starts for a first driver lack the environment of its job: it never uses them.
             "RAY_prestart_worker_first_driver": "0",
@@ -293,7 +299,7 @@ class RayHead:
     def client_environment(self) -> dict[str, str]:
         """The variables with which a process can use it."""
         return {
-            "RAY_ADDRESS": f"http://127.0.0.1:{self.dashboard_port}",
+            "RAY_ADDRESS": f"http://127.0.0.1:{self.page_port}",
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.token),
         }

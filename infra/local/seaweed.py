@@ -88,6 +88,8 @@ def command(config: StackConfig) -> list[str]:
         "-ip.bind=127.0.0.1",
         f"-s3.port={config.ports['s3']}",
         *(f"-{name}.port={port}" for name, port in ports.items()),
+        f"-s3.allowedOrigins={config.url('s3')}",  # of web pages: only its own, by default all
+        f"-filer.allowedOrigins={config.url('s3')}",
         "-s3.port.iceberg=0",
         "-s3.port.lance=0",
         "-webdav=false",

@@ -69,7 +69,7 @@ def programs(num_cpus: int | None = None) -> dict[str, Program]:
     """All programs by name. Ray uses all CPUs of this machine, or `num_cpus`."""
 
     def head(config: StackConfig) -> RayHead:
-        return RayHead(config.folder / "ray", config.ray_token, config.ports["ray"], num_cpus)
+        return RayHead(config.folder / "ray", config.ray_token, config.login, config.ports["ray"], num_cpus)
 
     def leave(config: StackConfig, log_dir: Path) -> None:
         head(config).keep_logs(log_dir)

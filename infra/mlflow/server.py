@@ -19,9 +19,11 @@ import uvicorn
 from mlflow import server
 from mlflow.server.fastapi_app import app as mlflow_app
 from mlflow.server.handlers import initialize_backend_stores
+from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from vitline.infra.local.access.own_pages import foreign_page
 from vitline.infra.settings import Settings, basic_authorization, inherited_environment
 
 known: Any = server  # names that MLflow does not export for type checkers
@@ -29,13 +31,17 @@ _OPEN = ("/health", "/version")
 
 
 class LoginRequired:
-    """An ASGI application that passes on requests with the right Authorization header, and answers others with 401."""
+    """An ASGI application that passes on requests with the right Authorization header, and answers others with 401. Requests of pages of
+    other origins get 403: MLflow itself allows every origin of this machine, and browsers send it the login."""
 
     def __init__(self, app: ASGIApp, login: str) -> None:
         self._app, self._expected = app, basic_authorization(login).encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or self._allowed(scope):
+        foreign = scope["type"] == "http" and foreign_page(scope["method"], scope["path"], Headers(scope=scope))
+        if foreign:
+            await PlainTextResponse(foreign, status_code=403)(scope, receive, send)
+        elif scope["type"] == "lifespan" or self._allowed(scope):
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
             headers = {"WWW-Authenticate": 'Basic realm="MLflow of vitline"'}

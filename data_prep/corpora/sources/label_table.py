@@ -6,6 +6,7 @@ reads the footers.
 
 import contextlib
 import itertools
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast

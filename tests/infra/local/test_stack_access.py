@@ -1,7 +1,9 @@
 """What web pages, and other users of this machine, can do with the servers of the local stack: nothing, without the login."""
 
 import json
+import re
 import sqlite3
+from pathlib import Path
 
 import grpc
 import httpx
@@ -43,15 +45,55 @@ def test_prefect_sockets_need_the_login(stack, path):
     assert closed.value.rcvd.code == 1008
 
 
+OPEN_IN_PREFECT = {"/", "/ui-settings", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"}
+OPEN_IN_PREFECT |= {"/api/health", "/api/ready"}
+
+
+def test_prefect_answers_only_the_paths_of_security_md_without_the_login(stack):
+    server = stack.env["PREFECT_API_URL"].removesuffix("/api")
+    with httpx.Client(base_url=server, timeout=60) as client:
+        described = client.get("/openapi.json").json()["paths"]
+        known = {f"/api{path}" for path, methods in described.items() if "get" in methods}
+        asked = {re.sub("[{}]", "", path) for path in known} | OPEN_IN_PREFECT | {"/api/docs", "/api/openapi.json"}
+        answered = {path for path in asked if client.get(path).status_code != 401}
+    assert len(known) > 30
+    assert answered == OPEN_IN_PREFECT
+    table = (Path(__file__).parents[3] / "SECURITY.md").read_text()
+    assert all(f"`{path}`" in table for path in OPEN_IN_PREFECT)
+
+
+def test_a_page_of_another_port_reads_nothing_with_the_login_of_a_browser(stack):
+    page = {"Origin": "http://127.0.0.1:9999"}
+    token = {"Authorization": f"Bearer {(stack.directory / 'ray-token').read_text()}"}
+    mlflow = f"{stack.env['MLFLOW_TRACKING_URI']}/api/2.0/mlflow/experiments/search?max_results=1"
+    image = {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"}
+    jobs = f"{stack.env['RAY_ADDRESS']}/api/jobs/"
+    for url in (mlflow, jobs):
+        assert httpx.get(url, auth=stack.mlflow_login, timeout=60).status_code == 200
+        assert httpx.get(url, timeout=60).status_code == 401
+        for headers in (page, image):
+            reply = httpx.get(url, headers=headers, auth=stack.mlflow_login, timeout=60)
+            assert (reply.status_code, "access-control-allow-origin" in reply.headers) == (403, False)
+    reply = httpx.post(f"{stack.env['RAY_ADDRESS']}/api/authenticate", headers=token | {"User-Agent": "Mozilla/5.0"})
+    assert (reply.status_code, "set-cookie" in reply.headers) == (200, False)
+    if "AWS_ENDPOINT_URL" in stack.env:
+        for method in ("GET", "OPTIONS"):
+            asked = page | {"Access-Control-Request-Method": "PUT"}
+            reply = httpx.request(method, f"{stack.env['AWS_ENDPOINT_URL']}/vitline/x", headers=asked, timeout=60)
+            assert (reply.status_code, "access-control-allow-origin" in reply.headers) == (403, False)
+
+
 @pytest.mark.parametrize("headers", ATTACKERS)
 def test_mlflow_reads_and_writes_nothing_without_the_login(stack, headers):
     uri = stack.env["MLFLOW_TRACKING_URI"]
     location = f"file://{stack.directory}"  # with credentials.json
     body = {"name": f"planted-{len(headers)}", "artifact_location": location}
-    assert httpx.post(f"{uri}/api/2.0/mlflow/experiments/create", json=body, headers=headers).status_code == 401
+    expected = 403 if "Origin" in headers else 401
+    assert httpx.post(f"{uri}/api/2.0/mlflow/experiments/create", json=body, headers=headers).status_code == expected
     for path in ("/", "/get-artifact", "/api/2.0/mlflow-artifacts/artifacts", "/api/2.0/mlflow/experiments/search"):
         reply = httpx.get(uri + path, headers=headers, timeout=60)
-        assert (reply.status_code, reply.headers["WWW-Authenticate"][:5]) == (401, "Basic")
+        assert reply.status_code == expected
+        assert reply.headers.get("WWW-Authenticate", "")[:5] == ("Basic" if expected == 401 else "")
     with sqlite3.connect(f"file:{stack.directory}/mlflow/mlflow.db?mode=ro", uri=True, timeout=60) as database:
         assert database.execute("select count(*) from experiments where name like 'planted%'").fetchone() == (0,)
     assert httpx.get(f"{uri}/", auth=stack.mlflow_login, timeout=60).status_code == 200
