@@ -114,7 +114,9 @@ def three_nodes(settings: Settings, log_dir: Path) -> Iterator[ThreeNodes]:
     """The cluster, until the context ends. Raises NotTried where it does not start."""
     with contextlib.ExitStack() as stack:
         try:
-            ray = stack.enter_context(LocalRay(log_dir, num_cpus=0, object_store_bytes=OBJECT_STORE_BYTES))
+            ray = stack.enter_context(
+                LocalRay(log_dir, num_cpus=0, object_store_bytes=OBJECT_STORE_BYTES, more_nodes=True)
+            )
         except RuntimeError as error:
             raise NotTried(str(error)) from error
         cluster = ThreeNodes(settings, ray, log_dir)

@@ -1,14 +1,16 @@
-"""Keys and certificates with which the parts of one service know each other on 127.0.0.1 (mutual TLS)."""
+"""Keys and certificates with which the parts of one service know each other on this machine (mutual TLS)."""
 
 import ipaddress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from socket import AddressFamily
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
+from psutil import net_if_addrs
 
 from vitline.infra.local.paths import write_private
 
@@ -22,7 +24,9 @@ def make_certificates(folder: Path) -> tuple[Path, Path, Path]:
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     authority, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-    here = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1")), x509.DNSName("localhost")])
+    own = [each.address for found in net_if_addrs().values() for each in found if each.family is AddressFamily.AF_INET]
+    addresses = [x509.IPAddress(ipaddress.ip_address(address)) for address in dict.fromkeys(["127.0.0.1", *own])]
+    here = x509.SubjectAlternativeName([*addresses, x509.DNSName("localhost")])
     signer = _certificate("authority", authority.public_key(), x509.BasicConstraints(True, 0)).sign(
         authority, hashes.SHA256()
     )

@@ -59,6 +59,7 @@ _LOG, _SUPERVISOR_LOG = (
     "local-ray.log",
     "local-ray-supervisor.log",
 )  # other names than the stack's logs in the same folder
+_CERTIFICATES = ("RAY_USE_TLS", "RAY_TLS_")
 # Variables that would connect this Ray, or its drivers, to something else.
 FOREIGN_TO_RAY = (
     "RAY_ADDRESS",
@@ -83,8 +84,8 @@ class LocalRay:
     """Context manager: a one-node Ray cluster with all CPUs (or `num_cpus`) and the GPUs that Ray finds.
 
     `env` has the variables for its clients: RAY_ADDRESS (the http URL of the job server, also `.address`) and the token.
-    The dashboard listens on 127.0.0.1. Ray's other ports listen on all addresses of the machine, or on its own address,
-    which cannot be changed. All require the token; without it they only give counters (for Prometheus) and health
+    All its ports are on 127.0.0.1, unless `more_nodes` may join. Those for gRPC demand a certificate that only this user can read, the
+    others the token; without it they only give counters (for Prometheus) and health
     checks. At the end of the context all processes are ended, including running jobs (stop jobs that should write a
     checkpoint before), and Ray's logs are copied to `log_dir`. The start waits as long as Ray makes progress, and `announce`s what it
     waits for. Raises RuntimeError with the last error of the log if Ray does not start.
@@ -95,9 +96,10 @@ class LocalRay:
         log_dir: Path,
         num_cpus: int | None = None,
         object_store_bytes: int = OBJECT_STORE_BYTES,
+        more_nodes: bool = False,
         announce: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._announce = announce
+        self._more_nodes, self._announce = more_nodes, announce
         self._log_dir, self._num_cpus, self._object_store_bytes = log_dir.absolute(), num_cpus, object_store_bytes
         self.address = ""
         self.env: dict[str, str] = {}
@@ -107,6 +109,7 @@ class LocalRay:
         arguments = ["--log-dir", str(self._log_dir), "--object-store-bytes", str(self._object_store_bytes)]
         arguments += ["--parent", str(os.getpid())]
         arguments += ["--num-cpus", str(self._num_cpus)] if self._num_cpus is not None else []
+        arguments += ["--more-nodes"] if self._more_nodes else []
         with open(self._log_dir / _SUPERVISOR_LOG, "wb") as log:
             self._supervisor = subprocess.Popen(
                 [sys.executable, "-P", "-m", "vitline.infra.local.ray_node", *arguments],
@@ -164,6 +167,7 @@ def main() -> None:
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--object-store-bytes", type=int, required=True)
     parser.add_argument("--num-cpus", type=int)
+    parser.add_argument("--more-nodes", action="store_true")
     arguments = parser.parse_args()
     asked_to_end: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -192,12 +196,14 @@ def _serve(arguments: argparse.Namespace, over: Callable[[], bool]) -> tuple[str
         token = folder / "token"
         make_token(token)
         login = write_private(folder / "login", f"vitline:{secrets.token_hex(16)}")
-        head = RayHead(folder / "ray", token, login, free_ports(1)[0], arguments.num_cpus, arguments.object_store_bytes)
+        options = arguments.num_cpus, arguments.object_store_bytes, arguments.more_nodes
+        head = RayHead(folder / "ray", token, login, free_ports(1)[0], *options)
+        environment = head.environment()
         began = time.monotonic()
         with open(arguments.log_dir / _LOG, "wb") as log:
             process = subprocess.Popen(
                 head.command(),
-                env=child_environment(head.environment(), FOREIGN_TO_RAY),
+                env=child_environment(environment, FOREIGN_TO_RAY),
                 cwd=folder,  # its dashboard lets a worker of its own search the current folder first
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -211,7 +217,8 @@ def _serve(arguments: argparse.Namespace, over: Callable[[], bool]) -> tuple[str
                 reason = last_words(tail(arguments.log_dir / _LOG))
                 slow = is_busy() or time.monotonic() - began > _GAVE_UP_AFTER_S
                 return f"{problem}: {reason}", slow and not reason.startswith(_WRONG_VALUE)
-            _answer({"env": head.client_environment()})
+            certificates = {name: value for name, value in environment.items() if name.startswith(_CERTIFICATES)}
+            _answer({"env": head.client_environment() | certificates})
             while not over() and process.returncode is None:
                 reap(children)
                 time.sleep(0.2)
@@ -238,6 +245,8 @@ class RayHead:
     page_port: int
     num_cpus: int | None = None
     object_store_bytes: int = OBJECT_STORE_BYTES
+    more_nodes: bool = False
+    """Whether further nodes may join. Ray then listens on all addresses."""
 
     def command(self) -> list[str]:
         """The command that runs it in the foreground, behind its page. Ports other than that of the page are free ones."""
@@ -273,8 +282,21 @@ class RayHead:
         ]
 
     def environment(self) -> dict[str, str]:
-        """Variables for its processes, in addition to the inherited ones, from which FOREIGN_TO_RAY must be removed."""
+        """Variables for its processes, in addition to the inherited ones, from which FOREIGN_TO_RAY must be removed.
+
+        Makes the certificates that all gRPC clients and servers of this Ray must have. Ray checks its token only after it has begun
+        some calls: one `RaySyncer.StartSync` without a token ends a raylet.
+        """
+        from vitline.infra.local.mutual_tls import make_certificates  # takes 0.1 s to import
+
+        authority, certificate, key = map(str, make_certificates(self.folder.with_name("ray-tls")))
         return {
+            "RAY_USE_TLS": "1",
+            "RAY_TLS_CA_CERT": authority,
+            "RAY_TLS_SERVER_CERT": certificate,
+            "RAY_TLS_SERVER_KEY": key,
+            # Its name is older than its use: with 0, the address of the node is 127.0.0.1, and Ray listens there only.
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1" if self.more_nodes else "0",
             "DASHBOARD_METRIC_PORT": str(free_ports(1)[0]),  # by default a fixed port, which the first stack occupies
             # The defaults are 30 to 100 s, which are too short on a busy machine.
             "RAY_gcs_server_port_wait_time_s": _NO_LIMIT_S,

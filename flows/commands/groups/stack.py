@@ -25,7 +25,7 @@ app = typer.Typer(
 Port = Annotated[
     int | None, typer.Option(help="Default: the port of the last start, else the well-known one, else a free one.")
 ]
-RAY_ELSEWHERE = "Its ports require the token of this stack; only its metrics and health checks are open."
+RAY_ELSEWHERE = "While a training runs, the ports of its workers listen there (torch.distributed), without a login."
 
 
 @app.command("up")

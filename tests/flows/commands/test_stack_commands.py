@@ -89,9 +89,8 @@ def test_status_shows_services_addresses_and_ports(run, joined):
     for name, page in report["experiments"].items():
         assert f"{page} ({name})" in text
         assert re.search(r"/#/experiments/\d+/runs\?workflowType=machine_learning$", page), page
-    assert "Nothing but Ray can be reached from other machines. Its ports require the token" in text
-    every = [f"{'ray':<14} listens on all addresses: ", f"{'ray':<14} listens on loopback: "]
-    assert all(line in text for line in every)
+    assert "Nothing can be reached from other machines." in text
+    assert f"{'ray':<14} listens on loopback: " in text
     ports = {int(n) for line in text.splitlines() if " listens on " in line for n in line.split(": ")[1].split(", ")}
     assert {listener["port"] for listener in report["listeners"]} == ports
     assert str(joined.log_dir) in text
