@@ -42,12 +42,12 @@ class RayPage:
         if problem := foreign_page(request.method, request.path, request.headers):
             return web.Response(status=403, text=problem)
         given = request.headers.get("Authorization") or request.headers.get("X-Ray-Authorization", "")
-        if hmac.compare_digest(given.encode(), self._login.encode()):
+        if hmac.compare_digest(given.encode(errors="replace"), self._login.encode()):
             given = self._token
         elif not given.lower().startswith("bearer "):  # Ray itself checks a token
-            headers = {"WWW-Authenticate": 'Basic realm="Ray of vitline"'}
+            ask = {"WWW-Authenticate": 'Basic realm="Ray of vitline"'}
             text = "Log in with the user and password of the local stack: `vitline stack status` names their file.\n"
-            return web.Response(status=401, text=text, headers=headers)
+            return web.Response(status=401, text=text, headers=ask)
         url = URL(self._dashboard + request.raw_path, encoded=True)
         headers = _passed(request.headers)
         headers["Authorization"] = given
@@ -75,11 +75,10 @@ class RayPage:
         """Passes messages in both directions until one side closes, as `ray job logs --follow` needs."""
         for name in [name for name in headers if name.lower().startswith("sec-websocket-")]:
             del headers[name]
-        largest = {"max_msg_size": _LARGEST_MESSAGE_BYTES}
-        async with self._session.ws_connect(url, headers=headers, **largest) as ray:
-            client = web.WebSocketResponse(**largest)
+        async with self._session.ws_connect(url, headers=headers, max_msg_size=_LARGEST_MESSAGE_BYTES) as ray:
+            client = web.WebSocketResponse(max_msg_size=_LARGEST_MESSAGE_BYTES)
             await client.prepare(request)
-            both = [asyncio.create_task(_pass_messages(*pair)) for pair in ((ray, client), (client, ray))]
+            both = [asyncio.create_task(_pass_messages(ray, client)), asyncio.create_task(_pass_messages(client, ray))]
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             for task in both:
                 task.cancel()
