@@ -302,7 +302,7 @@ def _active_s(process: psutil.Process) -> float:
     if total_ns == 0:  # another system than Linux
         with contextlib.suppress(psutil.Error):
             times = process.cpu_times()
-            return times.user + times.system
+            return float(times.user + times.system)
     return total_ns / 1e9
 
 

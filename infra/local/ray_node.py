@@ -390,7 +390,7 @@ def ray_start() -> None:
             time.sleep(0.2)
 
     services.get_node = patient
-    ray()
+    ray()  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":

@@ -5,9 +5,9 @@ import importlib.metadata
 import socket
 import threading
 import time
-import urllib.request
 import uuid
 
+import httpx
 import pytest
 
 from vitline.infra import ray_jobs
@@ -229,5 +229,5 @@ def test_cluster_reports_version_and_cpus_and_job_pages_open_the_dashboard(stack
     assert jobs.version() == importlib.metadata.version("ray")
     assert jobs.num_cpus() == 2
     assert jobs.page("a-a1") == f"{stack.env['RAY_ADDRESS']}/#/jobs/a-a1"
-    with urllib.request.urlopen(jobs.page("a-a1"), timeout=30) as page:
-        assert b"Ray Dashboard" in page.read()
+    page = httpx.get(jobs.page("a-a1"), auth=stack.mlflow_login, timeout=30)
+    assert "Ray Dashboard" in page.text

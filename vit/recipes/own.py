@@ -72,7 +72,11 @@ def configs_of_file(reference: str, base_named: Mapping[str, Any]) -> Configs:
     if base is not None and (not isinstance(base, str) or base not in base_named):
         raise ValueError(f"{reference} starts from {base!r}, which is no recipe.{did_you_mean(str(base), base_named)}")
     try:
-        whole = _Whole.model_validate(tree) if base is None else _changed(*base_named[base].make(), tree)
+        if base is None:
+            whole = _Whole.model_validate(tree)
+        else:
+            recipe, execution = base_named[base].make()
+            whole = _changed(recipe, execution, tree)
     except ValueError as error:
         raise ValueError(f"{reference}: {flaw(error)}.") from error
     return whole.recipe, whole.execution

@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TypedDict
+from typing import TypedDict, cast
 
 from vitline.data_prep.config import ClassFolders
 from vitline.data_prep.corpora.files.archive_members import Member, link_target
@@ -307,7 +307,7 @@ class Survey:
 
     def as_json(self) -> SurveyFile:
         return {
-            "layout": LayoutFile(**asdict(self.layout)),
+            "layout": cast(LayoutFile, asdict(self.layout)),
             "targets": self.links.targets,
             "existing": sorted(self.links.existing),
             "hard": sorted(self.links.hard),

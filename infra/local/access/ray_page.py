@@ -41,7 +41,7 @@ class RayPage:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         if problem := foreign_page(request.method, request.path, request.headers):
             return web.Response(status=403, text=problem)
-        given = request.headers.get("Authorization") or request.headers.get("X-Ray-Authorization", "")
+        given = request.headers.get("Authorization") or request.headers.get("X-Ray-Authorization") or ""
         if hmac.compare_digest(given.encode(errors="replace"), self._login.encode()):
             given = self._token
         elif not given.lower().startswith("bearer "):  # Ray itself checks a token
