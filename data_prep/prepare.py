@@ -24,6 +24,7 @@ from vitline.data_prep.corpus_stats import CorpusStats, merged
 from vitline.data_prep.examine.examine import ChunkTask, examine_chunk, list_source
 from vitline.data_prep.executors import Executor, Threads, in_process
 from vitline.data_prep.find_corpus import corpus_store, prepared_corpus
+from vitline.data_prep.inspect.small_work import is_small
 from vitline.data_prep.plan.check_refused import NothingNew, check_reused
 from vitline.data_prep.plan.leakage import PlannedCorpus, find_leaks
 from vitline.data_prep.plan.listed_ids import check_ids
@@ -43,7 +44,6 @@ from vitline.data_prep.shard_format import MANIFEST_KEY, Manifest, listed_shards
 from vitline.data_prep.shards.subsets import check_take
 from vitline.data_prep.shards.verify_shards import ShardSpec
 from vitline.data_prep.shards.write_shards import ShardInfo, ShardTask, ensure_shard
-from vitline.data_prep.small_work import is_small
 from vitline.infra.config import FrozenConfig
 from vitline.infra.provenance import require_same_versions
 from vitline.infra.runs.driver import Ending, driver_main, run_attempt

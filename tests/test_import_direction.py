@@ -30,7 +30,7 @@ IMPORTERS = {
         "vit/worker_group/",
     },
     "prefect": {"flows/"},
-    "mlflow": {"infra/mlflow/server.py", "infra/mlflow/tracking.py"},
+    "mlflow": {"infra/local/access/mlflow_server.py", "infra/mlflow/tracking.py"},
     "s3fs": {"infra/stores/s3_store.py"},
     "boto3": set(),
 }

@@ -13,6 +13,7 @@ from vitline.data_prep.corpora.open_source import open_source
 from vitline.data_prep.corpus_stats import CorpusStats, Findings, Leak
 from vitline.data_prep.executors import in_threads
 from vitline.data_prep.find_corpus import corpus_store
+from vitline.data_prep.inspect.small_work import is_small
 from vitline.data_prep.parquet_files import open_parquet
 from vitline.data_prep.plan.check_refused import NothingNew, check_reused, loss_text
 from vitline.data_prep.plan.leakage import own_splits_text
@@ -21,7 +22,6 @@ from vitline.data_prep.progress import preparation_progress
 from vitline.data_prep.shard_format import MANIFEST_KEY, REJECTS_KEY, REPORT_KEY, Manifest, load_manifest
 from vitline.data_prep.shards.subsets import take
 from vitline.data_prep.shards.verify_shards import verify_corpus
-from vitline.data_prep.small_work import is_small
 from vitline.flows import console
 from vitline.flows.catalog import corpus_stats, find_corpus
 from vitline.flows.requests.forms import PrepareRequest

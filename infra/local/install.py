@@ -51,9 +51,8 @@ def main() -> int:
         print(__doc__)
         return 2
     if option == "--print":
-        checked, _, note = split_by_torch(
-            [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "-qq"], chosen
-        )
+        pip = [sys.executable, "-P", "-m", "pip", "--disable-pip-version-check", "install", "-qq"]
+        checked, _, note = split_by_torch(pip, chosen)
         print("".join(pin.lines for pin in checked), end="")
         if note:
             print(note, file=sys.stderr)

@@ -377,7 +377,8 @@ def ray_start() -> None:
     from ray._private import services
     from ray.scripts.scripts import main as ray
 
-    get_node, stillness = services.get_node, Stillness()
+    get_node: Callable[..., Any] = services.get_node
+    stillness = Stillness()
 
     def patient(*arguments: Any, **named: Any) -> Any:
         while True:
@@ -390,7 +391,7 @@ def ray_start() -> None:
             time.sleep(0.2)
 
     services.get_node = patient
-    ray()  # type: ignore[no-untyped-call]
+    ray()
 
 
 if __name__ == "__main__":

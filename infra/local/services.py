@@ -147,13 +147,13 @@ def _module(*words: str) -> list[str]:
 def _mlflow(config: StackConfig) -> list[str]:
     # `mlflow server` loads MLflow, hands its options over in variables, starts this program, and stays beside it: 4 CPU-seconds
     # more at each start, and 200 MB.
-    return _module("vitline.infra.mlflow.server", f"--port={config.ports['mlflow']}")
+    return _module("vitline.infra.local.access.mlflow_server", f"--port={config.ports['mlflow']}")
 
 
 def _mlflow_environment(config: StackConfig) -> dict[str, str]:
     port = config.ports["mlflow"]
     env = {
-        # MLflow reads them while it is loaded; `infra/mlflow/server.py` checks that it does.
+        # MLflow reads them while it is loaded; `infra/local/access/mlflow_server.py` checks that it does.
         "_MLFLOW_SERVER_FILE_STORE": f"sqlite:///{database_file(config.directory, 'mlflow')}",
         "_MLFLOW_SERVER_ARTIFACT_ROOT": "mlflow-artifacts:/",
         "_MLFLOW_SERVER_ARTIFACT_DESTINATION": config.artifacts,

@@ -11,7 +11,7 @@ from prefect.workers.process import ProcessJobConfiguration
 
 from vitline.flows.worker import OneProcess
 
-ENGINE = f"{sys.executable} -m prefect.engine"
+ENGINE = f"{sys.executable} -P -m prefect.engine"
 
 
 @pytest.mark.parametrize(

@@ -372,8 +372,8 @@ class _Rows:
         # No value is proposed: whoever wrote the table would choose it.
         raise Refusal(
             "unsafe_path",
-            f"{what} is outside of {self._allowed}; if you trust the table, name the folder or bucket of its images in "
-            "source.allowed_roots",
+            f"not in source.allowed_roots: {what} is outside of {self._allowed}; if you trust the table, name the folder or bucket of "
+            "its images there",
         )
 
     def _labelled(self, row: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[float, ...] | None]:

@@ -7,7 +7,7 @@ import pytest
 from vitline.flows.ops import reconcile
 from vitline.flows.ops.preempt import preempt
 from vitline.infra.config import replace
-from vitline.infra.runs.claims import ClaimHolder, read_claim, take_claim
+from vitline.infra.runs.claims import ClaimHolder, job_id_of, read_claim, take_claim
 from vitline.infra.runs.run_state import read_stop, write_state
 from vitline.infra.storage import open_store
 
@@ -70,5 +70,5 @@ def test_the_active_attempt_is_asked_to_stop(run, root):
     claim(run)
     write_state(run, "preempted", 1)
     claim(run)  # the next attempt, which has not written its state yet
-    assert preempt(root, "birds") == {"run": KEY, "attempt": 2, "job": f"{KEY}-a2", "asked": "preempted"}
+    assert preempt(root, "birds") == {"run": KEY, "attempt": 2, "job": job_id_of(run, KEY, 2), "asked": "preempted"}
     assert (read_stop(run)["reason"], read_stop(run)["attempt"]) == ("preempted", 2)

@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from vitline.data_prep import small_work
 from vitline.data_prep.config import ClassFolders, CorpusConfig
+from vitline.data_prep.inspect import small_work
+from vitline.data_prep.inspect.small_work import is_small
 from vitline.data_prep.prepare import prepare
-from vitline.data_prep.small_work import is_small
 from vitline.flows.catalog import find_corpus
 from vitline.flows.stages import engines
 from vitline.infra.config import replace

@@ -140,7 +140,7 @@ def test_a_job_names_its_run_and_attempt_and_has_a_stop_timeout(run):
     assert (result.reused, result.state["step"], len(polls)) == (False, 7, 1)
     (job,) = cluster.submitted
     assert job.id == job_id_of(run, KEY, 1)
-    assert job.command == ["python", "-m", "vitline.vit.ray_train", "--run", run.uri, "--attempt", "1"]
+    assert job.command == ["python", "-P", "-m", "vitline.vit.ray_train", "--run", run.uri, "--attempt", "1"]
     assert json.loads(job.env.pop("VITLINE_SUBMITTED_FROM")) == compared_versions()
     assert job.env == {"RAY_JOB_STOP_WAIT_TIME_S": "11", "RAY_TRAIN_X": "1"}
     ours = {"run_key": KEY, "claim": job.metadata["claim"], "root": run.uri, "trigger": "command"}
@@ -243,7 +243,7 @@ def test_a_one_node_ray_that_has_ended_is_lost_at_once(tmp_path, monkeypatch):
     (tmp_path / "token").write_text("token")
     env = {"RAY_ADDRESS": "http://127.0.0.1:9", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
     ended = SimpleNamespace(env=env, has_ended=lambda: True, __enter__=lambda: None)
-    monkeypatch.setattr(engines, "LocalRay", lambda log_dir: ended)
+    monkeypatch.setattr(engines, "LocalRay", lambda log_dir, announce: ended)
     with pytest.raises(JobLost, match="the one-node Ray of this command has ended"):
         Cluster(Settings(ray_address=None), tmp_path).jobs.find("a")
 

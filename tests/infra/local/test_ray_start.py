@@ -47,7 +47,7 @@ def test_processes_of_ray_can_make_sockets_below_a_long_tmpdir(tmp_path, monkeyp
     scratch.mkdir(parents=True)
     monkeypatch.setattr("tempfile.tempdir", str(scratch))
     with temporary_folder() as folder:
-        head = RayHead(folder / "ray", folder / "token", 8265)
+        head = RayHead(folder / "ray", folder / "token", folder / "login", 8265)
         environment = child_environment(head.environment())
         done = subprocess.run([sys.executable, "-c", SOCKET], env=environment, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "")

@@ -118,7 +118,7 @@ def test_a_location_outside_of_the_images_is_one_refused_row(place, picture):
     assert {name: reason for name, (reason, _) in refused.items()} == dict.fromkeys(outside, "unsafe_path")
     assert all(f"outside of file://{pictures}" in refused[name][1] for name in outside)
     assert "to which a link leads" in refused["folder/2.jpg"][1]
-    assert "name the folder or bucket of its images in source.allowed_roots" in refused[outside[-1]][1]
+    assert "source.allowed_roots: the location is outside" in refused[outside[-1]][1]
     assert not any("allowed_roots=" in detail for _, detail in refused.values()), "a value would be chosen by the table"
     roots = (str(private), f"{elsewhere.uri}/open")
     num_accepted, refused = prepared(place, [*outside, *inside], allowed_roots=roots)

@@ -11,7 +11,7 @@ def test_a_server_whose_mlflow_reads_other_variables_does_not_start():
     """It would keep its runs in another database than that of the stack."""
     env = {"_MLFLOW_SERVER_FILE_STORE": "sqlite://", "MLFLOW_TRACKING_USERNAME": "u", "MLFLOW_TRACKING_PASSWORD": "p"}
     ended = subprocess.run(
-        [sys.executable, "-m", "vitline.infra.mlflow.server", "--port=1"],
+        [sys.executable, "-m", "vitline.infra.local.access.mlflow_server", "--port=1"],
         env=env,
         capture_output=True,
         text=True,

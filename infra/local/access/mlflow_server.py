@@ -1,6 +1,6 @@
 """The MLflow server of the local stack: MLflow's own web application, behind the login of the stack, in one process.
 
-python -m vitline.infra.mlflow.server --port PORT
+python -m vitline.infra.local.access.mlflow_server --port PORT
 
 Its settings are variables (`_mlflow_environment` in `infra/local/services.py`), those by which `mlflow server` hands its options
 over to the process that serves. The log has the lines of that process.
