@@ -31,7 +31,7 @@ _LOOK_AT_ACTIVITY_S = 5.0
 STILL_S = 120.0
 """What starts and does nothing for so long has failed."""
 _STILL_SHARE = 0.2
-"""Processes that start use a whole CPU or more, or wait for it. A Ray that is up and idle uses 0.05 of one."""
+"""Processes that start use a whole CPU or more, or wait for one; those that wait for something else use little."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 

@@ -294,7 +294,7 @@ class _Reader:
         """Labels of an example. Raises ValueError, and RecursionError for a json that is nested too deeply."""
         if self._label_key not in group.files:
             raise ValueError(f"no {self._label_key} file: the example has {', '.join(group.endings)}")
-        text = (group.files[self._label_key][1] or b"").decode().strip()
+        text = (group.files[self._label_key][1] or b"").decode("utf-8-sig").strip()
         value: Any = text
         if self._label_key.rpartition(".")[2] == "json":
             value = _field(json.loads(text), self._source.label_field)
