@@ -24,6 +24,7 @@ from vitline.flows import console
 from vitline.flows.on_prefect.deployments import deployment_named
 from vitline.flows.on_prefect.flow_run import read_request
 from vitline.flows.on_prefect.prefect_observer import client
+from vitline.flows.on_prefect.registration import check_root
 from vitline.flows.on_prefect.request_checks import REQUEST_CHECKS
 from vitline.flows.ops.prefect_http import flow_run_page
 from vitline.flows.requests.training_draft import recipe_function
@@ -50,6 +51,7 @@ def trigger(settings: Settings, name: str, changes: Mapping[str, Any]) -> tuple[
             raise RuntimeError(
                 f"{settings.prefect_api_url} has no deployment {name!r}; `vitline flows deploy` registers it."
             ) from error
+        check_root({name: found}, settings)
         request = read_request(deployment.model, changes, (found.parameters or {}).get("request", {}))
         if deployment.flow in REQUEST_CHECKS and recipe_function(request) is None:  # its package is where flows run
             _, check = REQUEST_CHECKS[deployment.flow]

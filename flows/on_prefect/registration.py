@@ -114,7 +114,7 @@ def check_root(found: Mapping[str, DeploymentResponse | None], settings: Setting
         if known is not None and (theirs := remembered(known).get("root", ours)) != ours:
             raise ValueError(
                 f"The deployment {name} at {settings.prefect_api_url} belongs to the root {theirs}, not to {ours}, so nothing was "
-                "registered. Set VITLINE_PROJECT=NAME, here and for the workers, to register deployments of that name beside them. "
+                "changed. Set VITLINE_PROJECT=NAME, here and for the workers, to register deployments of that name beside them. "
                 f"If {theirs} has moved to {ours}, delete its deployments in Prefect first."
             )
 

@@ -230,14 +230,16 @@ def test_pool_and_job_variables_are_kept_unless_options_change_them(deploy_again
 
 
 def test_another_root_is_refused_and_can_register_under_another_project(
-    deploy_again, page, flows, tmp_path, monkeypatch
+    deploy_again, page, flows, vitline, tmp_path, monkeypatch
 ):
     nightly = page(EDITED)
     before, other = nightly.edited(), ["--root", str(tmp_path / "theirs")]
     code, out, err = deploy_again(*other, "--pool", "vitline", "--nightly")
     assert (code, out) == (2, "")
-    assert f"belongs to the root s3://vitline, not to file://{tmp_path}/theirs, so nothing was registered." in err
+    assert f"belongs to the root s3://vitline, not to file://{tmp_path}/theirs, so nothing was changed." in err
     assert "Set VITLINE_PROJECT=NAME" in err
+    code, _, err = vitline("flows", "trigger", "reconcile/default", *other)
+    assert (code, "belongs to the root s3://vitline" in err) == (2, True)
     assert nightly.edited() == before
     monkeypatch.setenv("VITLINE_PROJECT", "birds")
     assert "has no work pool 'birds'" in deploy_again(*other)[2]
