@@ -15,7 +15,6 @@ import typer
 from vitline.flows import console
 from vitline.flows.commands.command_line import Json, Root, settings
 from vitline.flows.commands.groups import data, deployments, finetune, model, nights, ops, pretrain, runs, stack, vtab
-from vitline.infra.settings import import_nothing_from_here
 
 app = typer.Typer(
     name="vitline",
@@ -160,7 +159,6 @@ def signals_as_ctrl_c() -> Iterator[list[int]]:
 
 def main() -> None:
     """Entry point: exit codes 0 ok, 1 failed, 2 usage or invalid config, 130 after Ctrl-C, 143 and 129 after SIGTERM and SIGHUP."""
-    import_nothing_from_here()
     came: list[int] = []
     try:
         with signals_as_ctrl_c() as came, prefect_errors():

@@ -35,8 +35,12 @@ Set = Annotated[
 
 def settings(root: str | None = None) -> "Settings":
     """The settings of this process, with the given root if there is one."""
-    from vitline.infra.settings import Settings  # imported here because `--help` does not need it
+    from vitline.infra.settings import (  # imported here because `--help` does not need it
+        Settings,
+        import_nothing_from_here,
+    )
 
+    import_nothing_from_here()
     return Settings(root=root) if root else Settings()
 
 
