@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from prefect.settings import PREFECT_API_SSL_CERT_FILE, temporary_settings
 
 from vitline.flows.ops import doctor, service_checks
 from vitline.flows.ops.doctor import examine
@@ -319,7 +320,9 @@ def test_each_service_is_asked_by_its_own_client_with_the_certificates_that_it_r
         for name, value in {"ENDPOINT_URL": url, "ACCESS_KEY_ID": "somebody", "SECRET_ACCESS_KEY": "secret"}.items():
             monkeypatch.setenv(f"AWS_{name}", value)
         monkeypatch.setenv("SSL_CERT_FILE", str(authority))
-        assert service_checks.check_prefect(prefect).ok
+        # Prefect reads the variable once in a process, which may have been in an earlier test.
+        with temporary_settings({PREFECT_API_SSL_CERT_FILE: str(authority)}):
+            assert service_checks.check_prefect(prefect).ok
         failure(service_checks.check_mlflow(mlflow), "certificate verify failed", "REQUESTS_CA_BUNDLE")
         failure(service_checks.check_store(store), "at attempt 1", "AWS_CA_BUNDLE")
         monkeypatch.delenv("SSL_CERT_FILE")
