@@ -12,7 +12,7 @@ import psutil
 
 from vitline.flows.chaos.promises import NotTried, wait_until
 from vitline.flows.stages.engines import Cluster
-from vitline.infra.local.processes import child_environment, end_with_parent, is_running, tail
+from vitline.infra.local.processes import child_environment, end_with_parent, free_ports, is_running, tail
 from vitline.infra.local.ray_node import FOREIGN_TO_RAY, LocalRay
 from vitline.infra.plain_text import last_words
 from vitline.infra.ray_jobs import RayJobs
@@ -49,12 +49,17 @@ class ThreeNodes(Cluster):
 
     def add_node(self) -> None:
         """A further node with one CPU, which takes part once `ray start` has said so."""
+        agent, agent_grpc, metrics, environments = free_ports(4)
         options = {
             "address": self.gcs,
             "num-cpus": 1,
             "min-worker-port": 0,
             "max-worker-port": 0,
-            "dashboard-agent-listen-port": 0,
+            # As for the head: the raylet ends where an agent has not chosen its port within a fixed 15 s.
+            "dashboard-agent-listen-port": agent,
+            "dashboard-agent-grpc-port": agent_grpc,
+            "metrics-export-port": metrics,
+            "runtime-env-agent-port": environments,
             "object-store-memory": OBJECT_STORE_BYTES,
         }
         command = [sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--block"]
