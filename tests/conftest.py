@@ -183,6 +183,12 @@ def train_config(digits):
     return make
 
 
+@pytest.fixture(autouse=True)
+def children_may_import_the_tests(monkeypatch):
+    """Commands that run in the process of a test keep the current folder from their children, and so from those of later tests."""
+    monkeypatch.setenv("PYTHONSAFEPATH", "")
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> str:
     """An empty root on this machine's disk."""

@@ -268,6 +268,7 @@ from vitline.infra.local.stack_config import settle
 from vitline.infra.local.services import Program
 
 place, _ = settle(pathlib.Path(sys.argv[1]), {})
+place.folder.mkdir()  # as the start of a supervisor does
 keeper = supervisor.Supervisor(place, place.directory, ["mlflow"], None)
 listen = "import socket, time; held = socket.create_server(('127.0.0.1', %d)); time.sleep(1000)" % place.ports["mlflow"]
 command = [sys.executable, "-c", "import time; time.sleep(1000)"]
@@ -285,6 +286,7 @@ while running.state != "up":
     keeper._step(first=False)
 print(running.state)
 keeper._clear(running)
+place.folder.rmdir()
 """
 
 
@@ -307,6 +309,7 @@ from vitline.infra.local.services import Program
 
 supervisor._FIRST_WAIT_S = 0.01
 place, _ = settle(pathlib.Path(sys.argv[1]), {})
+place.folder.mkdir()  # as the start of a supervisor does
 keeper = supervisor.Supervisor(place, place.directory, ["s3"], None)
 command = [sys.executable, "-c", "print('out of space'); raise SystemExit(3)"]
 running = keeper.running["s3"]
@@ -314,6 +317,7 @@ running.program = Program("s3", lambda place: command, lambda place, since: "not
 while running.state != "failed":
     keeper._step(first=False)
 print(running.restarts, running.problem)
+place.folder.rmdir()
 """
 
 
