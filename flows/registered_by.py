@@ -8,5 +8,5 @@ REMEMBERED = "x-vitline-registered"
 
 
 def is_of_project(schema: Mapping[str, Any] | None, project: str) -> bool:
-    """Whether a deployment with this form was registered by this project, or by nobody who said so."""
+    """Whether this project registered the deployment with this form. A form that names no project belongs to any."""
     return bool((schema or {}).get(REMEMBERED, {}).get("project", project) == project)

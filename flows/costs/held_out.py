@@ -20,7 +20,7 @@ class HeldOut(NamedTuple):
 
 
 def held_out(config: "TrainConfig", corpora: "TrainingCorpora") -> HeldOut:
-    """What a training will be scored on, or why its score will be missing or tell nothing."""
+    """What a training will be scored on, or why its score will be missing or meaningless."""
     if corpora.num_classes == 1 and config.recipe.masked_patches is None:
         return HeldOut(
             "all images are of one class, so that any network has a top-1 of 100 % and learns nothing to tell images apart; add images "
@@ -56,7 +56,7 @@ def _majority_fraction(parts: "list[TrainingCorpus]", split: str) -> float | Non
 
 
 def score_text(state: RunStateRecord, *, labelled: bool) -> str:
-    """`val 84.1 %`, with what it means where it tells nothing, or why there is none; empty for a training that is not `labelled`."""
+    """`val 84.1 %`, with a note if it is meaningless, or why there is no score; empty for a training that is not `labelled`."""
     if "val_top1" not in state:
         return "no score, because there were no held-out images" if labelled else ""
     score = f"val {percent(state['val_top1'])}"

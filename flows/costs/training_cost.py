@@ -58,7 +58,7 @@ class TrainingCost(TypedDict):
     loss: str
     """The loss, and the labels of the corpus."""
     held_out: str
-    """What the training is scored on, or why its score is missing or tells nothing."""
+    """What the training is scored on, or why its score is missing or meaningless."""
     warning: NotRequired[str]
     """The same, where it should be known before anything is spent."""
     forward_gflop_per_image: float
