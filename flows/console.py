@@ -112,7 +112,7 @@ def line(title: str, p: "RunProgress | None", elapsed_s: float) -> str:
     if p.get("waiting_for"):
         return f"{title}: waiting for {p['waiting_for']} ({duration(elapsed_s)})"
     if "waits" in p:
-        return f"{title}: waiting for {duration(elapsed_s)}; {p['waits']}"
+        return f"{title}: no progress yet after {duration(elapsed_s)}; {p['waits']}"
     of = f"/{p['total_steps']:,}" if p["total_steps"] else ""
     parts = [f"{title}: {p['step']:,}{of} {p.get('unit', 'steps')}"]
     if p.get("images_per_s"):

@@ -55,7 +55,7 @@ CANCEL_PATIENCE_S = 15.0
 LOOK_S = 10.0
 ALONE_S = 30.0
 NO_OTHER_JOB = "no other job runs on this cluster"
-NO_STEP_YET = "it has started, and its first step is not done"
+NO_STEP_YET = "it has started"
 LOG_LINES = 40
 # How long its heartbeat stands still before a flow process counts as dead.
 FLOW_CLAIM_S = 30.0

@@ -18,14 +18,14 @@ def test_stages_states_and_links_are_shown_from_the_first_second_on():
     page.end("finished")
     page.begin("pretrain")
     page.follows("birds-0a", "http://ray/#/jobs/birds-0a-a1", lambda: mlflow.get("birds-0a"))
-    page.refresh("waiting", "waiting for 0:12; other running jobs: x-a1")
+    page.refresh("waiting", "no progress yet after 0:12; other running jobs: x-a1")
     prepared, trained, _ = sent[-1].splitlines()[2:5]
     assert prepared == "| prepare-corpus | finished | 0:00 | report of birds: `s3://b/corpora/birds/1/report.html` |"
-    assert trained.startswith("| pretrain | waiting: waiting for 0:12; other running jobs: x-a1 | since ")
+    assert trained.startswith("| pretrain | waiting: no progress yet after 0:12; other running jobs: x-a1 | since ")
     assert trained.endswith(" UTC | `birds-0a` ([Ray job](http://ray/#/jobs/birds-0a-a1)) |")
 
     before = len(sent)
-    page.refresh("waiting", "waiting for 0:12; other running jobs: x-a1")
+    page.refresh("waiting", "no progress yet after 0:12; other running jobs: x-a1")
     assert len(sent) == before, "nothing has changed"
     mlflow |= {"p": "[the pipeline](http://mlflow/p)", "birds-0a": "http://mlflow/r"}
     page.refresh("running", "120/600 steps")

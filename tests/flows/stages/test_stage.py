@@ -371,7 +371,7 @@ def test_a_job_at_its_first_step_is_not_said_to_wait_for_others(run, monkeypatch
     monkeypatch.setattr(stage, "read_state", lambda run: {"state": "running", "attempt": 1})
     with pytest.raises(StageFailed):
         run_with_script(run, cluster)
-    assert shown[0] == {"waits": "it has started, and its first step is not done"}
+    assert shown[0] == {"waits": "it has started"}
     assert not any("not started" in message for message in cluster.messages)
 
 
