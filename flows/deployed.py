@@ -5,6 +5,7 @@ The code that does the work is imported after the form has been checked, so that
 """
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from vitline.flows.ops.reconcile import Inconsistency
     from vitline.flows.stages.prepare_corpus import PreparedCorpus
 
+log = logging.getLogger(__name__)
 R = TypeVar("R", bound=FrozenConfig)
 FLOW_NAMES: list[str] = []
 """Names of all flows below; their subflows have the same names."""
@@ -113,8 +115,11 @@ def run(model: type[R], given: Mapping[str, Any] | R, body: Callable[[R, Engines
                 raise
             state = ended
         observer.wait_for_server()
-    if observer.deleted:  # there is no run to report a state of
-        raise Abort(f"it was deleted in Prefect, and has ended as {state.name}: {state.message}")
+    if observer.deleted:  # there is no run to report a state of, and Prefect does not log the text of Abort
+        log.warning(
+            "flow run %s, which was deleted in Prefect, has ended as %s: %s", this.id, state.name, state.message
+        )
+        raise Abort
     return state
 
 

@@ -24,9 +24,16 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterParentFlowRunId,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
 from prefect.client.schemas.objects import State, StateDetails, StateType
 from prefect.exceptions import ObjectNotFound, Pause, TerminationSignal
 from prefect.logging import get_run_logger
+from prefect.states import Pending
 
 from vitline.flows.console import line, position
 from vitline.flows.on_prefect.flow_states import state_of, word_of
@@ -245,6 +252,7 @@ class PrefectObserver:
         self._update_state()
         if self.deleted:  # Prefect refuses a part of a run that it does not know
             return body()
+        self._release_parts()
         outcome: list[T] = []
         errors: list[BaseException] = []
         entered: list[str] = []
@@ -298,6 +306,14 @@ class PrefectObserver:
             self._client.set_flow_run_state(flow_run_id, suspended_state(), force=True)
         except Exception as error:
             log.warning("could not show subflow %s as suspended: %s", flow_run_id, error)
+
+    def _release_parts(self) -> None:
+        """Lets subflows that were suspended run again: Prefect refuses to resume a run without a deployment."""
+        of_this = FlowRunFilterParentFlowRunId(any_=[self._flow_run_id])
+        suspended = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PAUSED]))
+        parts = FlowRunFilter(parent_flow_run_id=of_this, state=suspended)
+        for part in self._client.read_flow_runs(flow_run_filter=parts):
+            self._client.set_flow_run_state(part.id, Pending(), force=True)
 
     def wait_for_server(self) -> None:
         """Returns once Prefect answers: without the final state it would show the run as RUNNING for ever."""

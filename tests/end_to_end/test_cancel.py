@@ -128,9 +128,9 @@ def test_a_run_that_reaches_its_deadline_keeps_a_checkpoint_and_ends_as_out_of_t
         "recipe.total_steps": LONG,
         "execution.save_every_steps": LONG,
     }
-    run = work.start("pretrain-then-transfer/tiny", name="out-of-time", overrides=overrides, deadline_hours=40 / 3600)
+    run = work.start("pretrain-then-transfer/tiny", name="out-of-time", overrides=overrides, deadline_hours=120 / 3600)
     key = work.key(run)
-    ended = work.flows.wait(run, timeout_s=240)
+    ended = work.flows.wait(run, timeout_s=400)
     assert (ended["state_type"], ended["state_name"]) == ("FAILED", "OutOfTime"), ended["state"]
     assert "deadline" in ended["state"]["message"]
     state = read_state(work.run(key))
