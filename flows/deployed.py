@@ -67,9 +67,10 @@ outlive_the_worker()
 
 
 def run_name() -> str:
-    """The name that a person chose, else a descriptive one such as `icons-birds-s0-1121-030000`."""
-    if given := given_name(runtime.flow_run.name):
-        return given
+    """The name that a person chose, else a descriptive one such as `icons-birds-s0-1121-030000`. A run that goes on keeps its name."""
+    name = runtime.flow_run.name
+    if name and (given_name(name) or runtime.flow_run.run_count):
+        return name
     request = runtime.flow_run.parameters.get("request") or {}
     return descriptive_name(str(runtime.flow_run.flow_name), request, datetime.now(UTC))
 

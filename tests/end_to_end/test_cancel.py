@@ -7,6 +7,8 @@ import re
 import signal
 import subprocess
 import sys
+import time
+from functools import partial
 
 import pytest
 
@@ -128,9 +130,15 @@ def test_a_run_that_reaches_its_deadline_keeps_a_checkpoint_and_ends_as_out_of_t
         "recipe.total_steps": LONG,
         "execution.save_every_steps": LONG,
     }
-    run = work.start("pretrain-then-transfer/tiny", name="out-of-time", overrides=overrides, deadline_hours=120 / 3600)
+    start = partial(work.start, "pretrain-then-transfer/tiny", overrides=overrides)
+    began, without_deadline = time.monotonic(), start(name="in-time")
+    work.reach(work.key(without_deadline), 2)
+    enough_s = 2 * (time.monotonic() - began)  # to train for a while, on a busy machine too
+    work.flows.cancel(without_deadline)
+    work.flows.wait(without_deadline)
+    run = start(name="out-of-time", deadline_hours=enough_s / 3600)
     key = work.key(run)
-    ended = work.flows.wait(run, timeout_s=400)
+    ended = work.flows.wait(run, timeout_s=enough_s + 240)
     assert (ended["state_type"], ended["state_name"]) == ("FAILED", "OutOfTime"), ended["state"]
     assert "deadline" in ended["state"]["message"]
     state = read_state(work.run(key))

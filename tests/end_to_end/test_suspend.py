@@ -53,6 +53,7 @@ def test_a_pipeline_is_suspended_while_it_trains_and_resumed(work):
 
     resume(work, run)
     work.eventually(lambda: work.progress(key) > state["step"])
+    assert work.flows.find(run)["name"] == found["name"]
     assert read_state(work.run(key))["from_step"] == state["step"]
     # Without Resume it goes on after the limit; Prefect's server would fail it.
     suspend(work, run, limit_s=5)
