@@ -13,7 +13,7 @@ import psutil
 from vitline.flows.chaos.promises import NotTried, wait_until
 from vitline.flows.stages.engines import Cluster
 from vitline.infra.local.processes import child_environment, end_with_parent, free_ports, is_running, tail
-from vitline.infra.local.ray_node import FOREIGN_TO_RAY, LocalRay
+from vitline.infra.local.ray_node import AGENT_PORTS, FOREIGN_TO_RAY, LocalRay, node_command
 from vitline.infra.plain_text import last_words
 from vitline.infra.ray_jobs import RayJobs
 from vitline.infra.settings import Settings
@@ -49,21 +49,8 @@ class ThreeNodes(Cluster):
 
     def add_node(self) -> None:
         """A further node with one CPU, which takes part once `ray start` has said so."""
-        agent, agent_grpc, metrics, environments = free_ports(4)
-        options = {
-            "address": self.gcs,
-            "num-cpus": 1,
-            "min-worker-port": 0,
-            "max-worker-port": 0,
-            # As for the head: the raylet ends where an agent has not chosen its port within a fixed 15 s.
-            "dashboard-agent-listen-port": agent,
-            "dashboard-agent-grpc-port": agent_grpc,
-            "metrics-export-port": metrics,
-            "runtime-env-agent-port": environments,
-            "object-store-memory": OBJECT_STORE_BYTES,
-        }
-        command = [sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--block"]
-        command += ["--disable-usage-stats", "--log-color=false", *(f"--{k}={v}" for k, v in options.items())]
+        options = {"address": self.gcs, "num-cpus": 1, "object-store-memory": OBJECT_STORE_BYTES}
+        command = node_command(options, free_ports(AGENT_PORTS))
         log = self.log_dir / f"chaos-node-{len(self.nodes) + 1}.log"
         with open(log, "wb") as output:
             node = subprocess.Popen(

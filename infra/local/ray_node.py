@@ -7,6 +7,7 @@ killed. It does not touch any other Ray on the machine.
 
 import argparse
 import contextlib
+import inspect
 import json
 import os
 import secrets
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypedDict
@@ -46,6 +47,7 @@ from vitline.infra.plain_text import last_words
 from vitline.infra.ray_jobs import ONE_TRAINING
 
 OBJECT_STORE_BYTES = 512 * 1024 * 1024
+AGENT_PORTS = 4
 ORDERLY_S = 5.0  # Ray needs about 1 s; jobs that should write a checkpoint must be stopped before
 _MAX_TRIES = 5
 _GAVE_UP_AFTER_S = 20.0
@@ -250,16 +252,9 @@ class RayHead:
 
     def command(self) -> list[str]:
         """The command that runs it in the foreground, behind its page. Ports other than that of the page are free ones."""
-        dashboard, agent, agent_grpc, metrics, environments, client = free_ports(6)
+        dashboard, client, *agents = free_ports(2 + AGENT_PORTS)
         options = {
             "port": 0,
-            "min-worker-port": 0,
-            "max-worker-port": 0,
-            # The raylet ends where an agent has not chosen its port within a fixed 15 s, as on a busy machine.
-            "dashboard-agent-listen-port": agent,
-            "dashboard-agent-grpc-port": agent_grpc,
-            "metrics-export-port": metrics,
-            "runtime-env-agent-port": environments,
             "ray-client-server-port": client,  # not used, but Ray always opens it
             "dashboard-host": "127.0.0.1",
             "dashboard-port": dashboard,
@@ -269,17 +264,9 @@ class RayHead:
         }
         if self.num_cpus is not None:
             options["num-cpus"] = self.num_cpus
-        program = "from vitline.infra.local.ray_node import ray_start; ray_start()"
-        command = [sys.executable, "-P", "-m", "vitline.infra.local.access.ray_page", f"--port={self.page_port}"]
-        command += [f"--dashboard-port={dashboard}", f"--login={self.login}", "--"]
-        command += [sys.executable, "-P", "-c", program, "start", "--head", "--block"]
-        return [
-            *command,
-            "--disable-usage-stats",
-            "--no-monitor",
-            "--log-color=false",
-            *(f"--{k}={v}" for k, v in options.items()),
-        ]
+        page = [sys.executable, "-P", "-m", "vitline.infra.local.access.ray_page", f"--port={self.page_port}"]
+        page += [f"--dashboard-port={dashboard}", f"--login={self.login}", "--"]
+        return [*page, *node_command(options, agents), "--head", "--no-monitor"]
 
     def environment(self) -> dict[str, str]:
         """Variables for its processes, in addition to the inherited ones, from which FOREIGN_TO_RAY must be removed.
@@ -371,13 +358,28 @@ def _wait_until_ready(process: subprocess.Popen[bytes], head: RayHead, over: Cal
         time.sleep(0.1)
 
 
+def node_command(options: Mapping[str, object], agent_ports: Sequence[int]) -> list[str]:
+    """The command that runs a node in the foreground, with AGENT_PORTS free ports for its agents: the raylet ends if one has not chosen
+    its own within a fixed 15 s, as on a busy machine."""
+    agents = ("dashboard-agent-listen", "dashboard-agent-grpc", "metrics-export", "runtime-env-agent")
+    ports = {"min-worker-port": 0, "max-worker-port": 0} | {
+        f"{of}-port": port for of, port in zip(agents, agent_ports, strict=True)
+    }
+    program = "from vitline.infra.local.ray_node import ray_start; ray_start()"
+    command = [sys.executable, "-P", "-c", program, "start", "--block", "--disable-usage-stats", "--log-color=false"]
+    return command + [f"--{name}={value}" for name, value in {**ports, **options}.items()]
+
+
 def ray_start() -> None:
     """The command `ray` of this process's arguments, whose `start` waits for its node while it makes progress: Ray itself gives up
-    after a fixed 30 s, which a busy machine may need for more than its start."""
+    after a fixed 30 s, which a busy machine may need for more than its start. The raylet gives up if the agent has not written
+    within 15 s which port it listens on, also if it was given that port: it is written here."""
     from ray._private import services
+    from ray._raylet import DASHBOARD_AGENT_LISTEN_PORT_NAME, persist_port
     from ray.scripts.scripts import main as ray
 
     get_node: Callable[..., Any] = services.get_node
+    start_raylet: Callable[..., Any] = services.start_raylet
     stillness = Stillness()
 
     def patient(*arguments: Any, **named: Any) -> Any:
@@ -390,7 +392,13 @@ def ray_start() -> None:
                     raise
             time.sleep(0.2)
 
-    services.get_node = patient
+    def told_the_port(*arguments: Any, **named: Any) -> Any:
+        given = inspect.signature(start_raylet).bind(*arguments, **named).arguments
+        if port := given.get("dashboard_agent_listen_port"):
+            persist_port(given["session_dir"], given["node_id"], DASHBOARD_AGENT_LISTEN_PORT_NAME, port)
+        return start_raylet(*arguments, **named)
+
+    services.get_node, services.start_raylet = patient, told_the_port
     ray()
 
 

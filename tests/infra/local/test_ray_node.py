@@ -1,12 +1,15 @@
 """A real one-node Ray: jobs with ids of our choice, and no process left over however its owner ends."""
 
+import contextlib
 import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from vitline.infra.local.processes import processes_with
@@ -160,3 +163,27 @@ def test_failed_start_raises_a_one_line_error(tmp_path):
     wanted = r"^Ray did not start: `ray start` ended with code 1: ValueError: [^\n\x1b]*minimum allowed[^\n\x1b]*local-ray\.log\.$"
     with pytest.raises(RuntimeError, match=wanted), LocalRay(tmp_path, object_store_bytes=-1):
         pass
+
+
+@pytest.mark.long
+def test_an_agent_that_is_slow_to_start_does_not_end_the_node(tmp_path):
+    """Its raylet waits a fixed 15 s for it: on a busy machine several starts in a row came to nothing."""
+    held, agents = [], "ray/dashboard/agent.py"
+
+    def hold_the_agent():
+        while not held:
+            for process in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    if any(word.endswith(agents) for word in process.cmdline()[:4]):
+                        process.suspend()
+                        held.append(process)
+            time.sleep(0.05)
+        time.sleep(20)
+        held[0].resume()
+
+    holding = threading.Thread(target=hold_the_agent, daemon=True)
+    holding.start()
+    with LocalRay(tmp_path, num_cpus=1) as ray:
+        holding.join()
+        assert held[0].is_running(), "Ray was started again"
+        assert jobs_of(ray.env).list() == []
