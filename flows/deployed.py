@@ -68,7 +68,7 @@ outlive_the_worker()
 
 def run_name() -> str:
     """The name that a person chose, else a descriptive one such as `icons-birds-s0-1121-030000`. A run that goes on keeps its name."""
-    name = runtime.flow_run.name
+    name: str | None = runtime.flow_run.name
     if name and (given_name(name) or runtime.flow_run.run_count):
         return name
     request = runtime.flow_run.parameters.get("request") or {}

@@ -374,12 +374,13 @@ def ray_start() -> None:
     """The command `ray` of this process's arguments, whose `start` waits for its node while it makes progress: Ray itself gives up
     after a fixed 30 s, which a busy machine may need for more than its start. The raylet gives up if the agent has not written
     within 15 s which port it listens on, also if it was given that port: it is written here."""
+    from ray import _raylet
     from ray._private import services
-    from ray._raylet import DASHBOARD_AGENT_LISTEN_PORT_NAME, persist_port
     from ray.scripts.scripts import main as ray
 
     get_node: Callable[..., Any] = services.get_node
     start_raylet: Callable[..., Any] = services.start_raylet
+    compiled: Any = _raylet  # without types
     stillness = Stillness()
 
     def patient(*arguments: Any, **named: Any) -> Any:
@@ -395,7 +396,7 @@ def ray_start() -> None:
     def told_the_port(*arguments: Any, **named: Any) -> Any:
         given = inspect.signature(start_raylet).bind(*arguments, **named).arguments
         if port := given.get("dashboard_agent_listen_port"):
-            persist_port(given["session_dir"], given["node_id"], DASHBOARD_AGENT_LISTEN_PORT_NAME, port)
+            compiled.persist_port(given["session_dir"], given["node_id"], "dashboard_agent_listen_port", port)
         return start_raylet(*arguments, **named)
 
     services.get_node, services.start_raylet = patient, told_the_port
