@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 from pydantic import ConfigDict, ValidationError
@@ -41,24 +42,25 @@ def reading(uri: str) -> Iterator[None]:
 def readable(items: Iterable[K], read: Callable[[K], T], report: Callable[[UnreadableRecord], None]) -> Iterator[T]:
     """What `read` makes of each item of a listing, in their order; several are read at a time, as a store may be far away. One that
     cannot be read or opened is reported and left out: it stops no other."""
-
-    def read_or_why(item: K) -> T | UnreadableRecord:
-        try:
-            return read(item)
-        except UnreadableRecord as odd:
-            return odd
-        except FileNotFoundError as error:
-            return UnreadableRecord(
-                f"{error.filename} is listed, but no file that can be opened: {error.strerror}. Move it away, unless it was just deleted."
-            )
-        except (PermissionError, StoreRefused) as error:
-            return UnreadableRecord(f"{item} cannot be opened: {error}. Correct its permissions, or move it away.")
-
-    for found in read_each(items, read_or_why):
+    for found in read_each(items, partial(read_or_why, read)):
         if isinstance(found, UnreadableRecord):
             report(found)
         else:
             yield found
+
+
+def read_or_why(read: Callable[[K], T], item: K) -> T | UnreadableRecord:
+    """What `read` makes of an item of a listing, or why it cannot be read or opened."""
+    try:
+        return read(item)
+    except UnreadableRecord as odd:
+        return odd
+    except FileNotFoundError as error:
+        return UnreadableRecord(
+            f"{error.filename} is listed, but no file that can be opened: {error.strerror}. Move it away, unless it was just deleted."
+        )
+    except (PermissionError, StoreRefused) as error:
+        return UnreadableRecord(f"{item} cannot be opened: {error}. Correct its permissions, or move it away.")
 
 
 def read_each(items: Iterable[K], read: Callable[[K], T]) -> list[T]:

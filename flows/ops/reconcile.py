@@ -10,7 +10,7 @@ import contextlib
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -42,7 +42,7 @@ from vitline.flows.to_mlflow import outbox
 from vitline.flows.to_mlflow.shipper import sync_runs
 from vitline.infra.config import replace
 from vitline.infra.ray_jobs import Job
-from vitline.infra.records import UnreadableRecord, read_each, reading
+from vitline.infra.records import UnreadableRecord, read_each, read_or_why, reading
 from vitline.infra.runs.claims import Claim, life_of, read_claim
 from vitline.infra.runs.run_state import (
     NO_STATE,
@@ -488,18 +488,15 @@ class Reconciler:
         self.pipeline_claims[key] = read_claim(records.child(f"claims/{key}"))
         return read_pipeline(records, key)
 
-    def _read_known(self, kind: str, keys: Iterable[str], read: Callable[[str], T]) -> list[T]:
+    def _read_known(self, kind: str, keys: Sequence[str], read: Callable[[str], T]) -> list[T]:
         """What `read` makes of each key. One that cannot be read is a finding and stays as it is."""
-
-        def read_or_why(key: str) -> T | Inconsistency:
-            try:
-                return read(key)
-            except UnreadableRecord as odd:
-                return Inconsistency(f"{kind} {key}", str(odd), LEFT)
-
-        found = read_each(keys, read_or_why)
-        self.findings += [each for each in found if isinstance(each, Inconsistency)]
-        return [each for each in found if not isinstance(each, Inconsistency)]
+        known = list[T]()
+        for key, found in zip(keys, read_each(keys, partial(read_or_why, read)), strict=True):
+            if isinstance(found, UnreadableRecord):
+                self.findings.append(Inconsistency(f"{kind} {key}", str(found), LEFT))
+            else:
+                known.append(found)
+        return known
 
     def _keep(self, kind: str, key: str, odd: UnreadableRecord) -> None:
         """Nobody knows whether something lives whose records cannot be read: it counts as alive."""

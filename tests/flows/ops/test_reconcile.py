@@ -600,6 +600,17 @@ def test_a_record_that_cannot_be_read_is_reported_and_stops_no_other(place, reco
     assert read_state(place.run)["state"] == "preempted"
 
 
+def test_a_record_that_cannot_be_opened_is_reported_and_stops_no_other(place):
+    place.attempt()
+    folder = Path(place.root.uri.removeprefix("file://")) / "pipelines"
+    folder.mkdir()
+    (folder / f"{PIPELINE}.json").symlink_to("/dev/zero")
+    findings = {finding.subject: finding for finding in place.reconcile()}
+    assert [*findings] == [f"pipeline {PIPELINE}", f"run {KEY}"]
+    assert "is listed, but no file that can be opened" in findings[f"pipeline {PIPELINE}"].problem
+    assert read_state(place.run)["state"] == "preempted"
+
+
 @pytest.mark.parametrize(
     ("key", "subject", "others"),
     [
