@@ -152,6 +152,6 @@ def test_the_printed_python_code_loads_the_model_in_a_new_process(tmp_path):
 
     options = ("--source", "birds", "--name", "my_birds", "--steps", "2", "--yes")
     printed = python("-m", "vitline.flows.cli", "run", *options).stdout
-    code = printed[printed.index("from vitline.vit.published") :]
+    code = printed[printed.index("from vitline import load_model") :]
     assert re.search(r"load_model\('my-birds/[0-9a-f]{12}'\)", code)
     assert set(re.findall(r"crow|jay", python("-c", code).stdout)) == {"crow", "jay"}
