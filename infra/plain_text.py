@@ -1,4 +1,4 @@
-"""Text of others as plain text: without terminal control sequences (colours, titles, cursor movements), or with all of it made visible."""
+"""Untrusted text as plain text: terminal control sequences (colours, titles, cursor movements) are removed, or shown as escapes."""
 
 import re
 

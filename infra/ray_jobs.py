@@ -54,8 +54,8 @@ _SECRET = re.compile(r"KEY|SECRET|TOKEN|PASSWORD", re.IGNORECASE)
 _CREDENTIALS_IN_URL = re.compile(r"://[^/\s]*@")
 _REQUEST_TIMEOUT_S = 30
 AWAY_S = 900.0
-"""How long a server may be away before whoever needs it gives up: Ray's, and Prefect's at the end of a flow run. The local stack
-starts a lost server again, which may take ten minutes on a busy machine."""
+"""How long a client waits for a server that does not answer: Ray's job server, and Prefect at the end of a flow run. The local stack
+restarts a lost server, which may take ten minutes on a busy machine."""
 _TOLD_AFTER_S = 2.0
 _NO_COMMAND = (126, 127)
 """Exit codes of a shell whose command cannot be executed or was not found."""

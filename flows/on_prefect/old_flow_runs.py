@@ -73,7 +73,7 @@ class PrefectOldFlowRuns:
                         )
 
     def _deployments(self, api: SyncPrefectClient) -> Iterator[tuple[str, DeploymentResponse]]:
-        """Those of vitline and this project: flows of others may have the same names."""
+        """Those of vitline and this project: flows of other teams may have the same names."""
         for flow in self._flow_names:
             flows = FlowFilter(name=FlowFilterName(any_=[flow]))
             offset = 0

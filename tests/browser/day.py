@@ -126,20 +126,28 @@ class Day:
         return f"cancelled {seconds:.0f} s after the click; the same form goes on, first seen at step {step:,}"
 
     def suspended_run_is_resumed(self) -> str:
-        overrides = LONG | {"recipe.total_steps": 400, "execution.save_every_steps": 400}
+        """While it trains by the buttons of the first pages, while it evaluates by the menu of the new ones, which say Pause."""
+        overrides = TINY | {"recipe.total_steps": 400, "execution.save_every_steps": 400, "protocol.total_steps": 60}
         run = self.prefect.submit(PIPELINE, Name="suspended", Tasks=TASKS, Overrides=overrides, **DIGITS)
         assert run
         self.prefect.wait_for_line(run, r"pretrain suspended: \d+/")
         self.prefect.press(run, "Suspend")
-        self.prefect.wait(run, "Suspended")
-        time.sleep(15)  # it must stay suspended
-        assert self.prefect.run(run)["state_name"] == "Suspended"
-        self.prefect.open_run(run)
-        self.prefect.picture("suspended")
+        self.is_suspended(run, "training")
         self.prefect.press(run, "Resume")
+        self.prefect.wait_for_line(run, r"evaluate suspended\S*: \d+/")
+        self.prefect.choose(run, "Pause")
+        self.is_suspended(run, "evaluation")
+        self.prefect.choose(run, "Resume")
         ended = self.prefect.wait(run, "Completed")
         assert [part["state_name"] for part in self.prefect.parts(run)] == ["Completed"] * 3
-        return f"Suspended for 15 s, resumed by its button: {ended['state']['message'][:60]}"
+        return f"Suspended twice for 15 s, resumed by its buttons: {ended['state']['message'][:60]}"
+
+    def is_suspended(self, run: str, what: str) -> None:
+        self.prefect.wait(run, "Suspended")
+        time.sleep(15)  # it must stay so
+        assert self.prefect.run(run)["state_name"] == "Suspended"
+        self.prefect.open_run(run)
+        self.prefect.picture(f"suspended-{what}")
 
     def edits_of_a_schedule_survive_a_deploy(self) -> str:
         """A schedule with a slug, added in the dialog, and a value in the form."""

@@ -67,7 +67,7 @@ class Prefect:
         else:
             self.field(title).locator("input, textarea").first.fill(str(value))
 
-    def choose(self, title: str, value: str) -> None:
+    def select(self, title: str, value: str) -> None:
         """Selects a value of a field with fixed choices."""
         self.field(title).locator("button.p-select-button__control").press("ArrowDown")
         self.page.locator(".p-select-option", has_text=re.compile(rf"^\s*{value}\s*$")).click()
@@ -79,7 +79,7 @@ class Prefect:
             self.page.locator("input[type=text]").first.fill(name)
         for title, value in values.items():
             title = title.replace("_", " ")
-            self.choose(title, value) if title == "Recipe" else self.fill(title, value)
+            self.select(title, value) if title == "Recipe" else self.fill(title, value)
         wanted = {"deployments": {"id": {"any_": [self.deployment(deployment)["id"]]}}, "limit": 200}
         known = self._ids(wanted)
         self.page.get_by_role("button", name="Submit").click()
@@ -125,6 +125,14 @@ class Prefect:
             "button", name=re.compile("Submit|Cancel Run|Confirm")
         ).click()
 
+    def choose(self, run: str, item: str) -> None:
+        """Chooses an item in the menu of the run's page in Prefect's new style, and confirms it in the dialog."""
+        self.page.goto(f"{self.url}/v2/runs/flow-run/{run}")
+        self.page.locator("button:has(svg[class*=vertical])").first.click()
+        self.page.get_by_role("menuitem", name=item).click()
+        self.page.locator("[role=dialog]").get_by_role("button", name=item).last.click()
+        self.page.get_by_role("dialog").wait_for(state="hidden")
+
     # State and logs of runs, and waiting for them.
 
     def run(self, run: str) -> dict[str, Any]:
@@ -168,5 +176,5 @@ class Prefect:
         self.page.wait_for_url(f"{self.url}/deployments")
 
     def _open(self, path: str) -> None:
-        self.page.goto(f"{self.url}{path}", wait_until="networkidle")
-        self.page.wait_for_timeout(1000)  # pages fade in
+        self.page.goto(f"{self.url}{path}")
+        self.page.wait_for_timeout(3000)  # pages load and fade in; one that shows an active run is never quiet
