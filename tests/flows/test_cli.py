@@ -255,7 +255,10 @@ def test_runs_are_compared_by_their_differences(vitline, refused, root, two_runs
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_a_command_in_order_and_it_says_how_to_resume(vitline, monkeypatch, number):
+def test_a_signal_ends_a_command_in_order_and_it_says_how_to_resume(vitline, monkeypatch, request, number):
+    # A shell makes background programs ignore Ctrl-C, this test run among them.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     stopped = []
 
     def interrupted(root):
