@@ -218,9 +218,7 @@ class RayJobs:
     def _known(self, job_id: str) -> Job:
         job = self.find(job_id)
         if job is None:
-            raise JobLost(
-                f"Ray at {self.address} does not know job {job_id}; the cluster may have been replaced. Start the run again."
-            )
+            raise JobLost(f"Ray at {self.address} does not know job {job_id}; the cluster may have been replaced.")
         return job
 
     def _ask(self, what: str, path: str, body: Mapping[str, Any] | None = None) -> Any:

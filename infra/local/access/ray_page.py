@@ -56,7 +56,7 @@ class RayPage:
                 return await self._talk(request, url, headers)
             return await self._fetch(request, url, headers)
         except aiohttp.ClientError as error:
-            return web.Response(status=503, text=f"Ray does not answer ({error}).\n")
+            return web.Response(status=503, text=f"Ray does not answer ({error})")
 
     async def _fetch(self, request: web.Request, url: URL, headers: CIMultiDict[str]) -> web.StreamResponse:
         body = request.content if request.can_read_body else None
