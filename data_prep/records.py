@@ -27,7 +27,9 @@ log = logging.getLogger(__name__)
 
 RejectReason = (
     DecodeReason
-    | Literal["unreadable", "damaged_archive", "uncounted_loss", "unsafe_path", "ignored_file", "no_label"]
+    | Literal[
+        "unreadable", "damaged_archive", "uncounted_loss", "unsafe_path", "repeated_name", "ignored_file", "no_label"
+    ]
     | Literal["duplicate", "near_duplicate", "leakage", "small_class", "unknown_class"]
     | Literal["low_score", "class_full"]
 )

@@ -1,9 +1,15 @@
 """Members of archives, and checks of their names."""
 
+import hashlib
 import posixpath
 import re
+import unicodedata
+from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
+
+import numpy as np
 
 LONGEST_PATH = 4096
 
@@ -38,6 +44,47 @@ class Member:
     """Reason (of `RejectReason`) and detail."""
     header: int = 0
     """Position of its headers: in the (decompressed) tar, or of the entry in a zip directory."""
+
+
+class RepeatedNames:
+    """Names that are equal as ids, in Unicode NFC, among any number of them; the first one stays. Memory: 16 bytes a name, and the
+    names that repeat."""
+
+    def __init__(self, firsts: Mapping[int, int] | None = None) -> None:
+        """`firsts`: as `firsts` has returned them where the names were added."""
+        self._hashes, self._places = array("Q"), array("Q")
+        self._firsts = firsts
+
+    def add(self, path: str, place: int) -> None:
+        """`place`: what tells names apart that are equal, such as where a member begins."""
+        self._hashes.append(name_hash(path))
+        self._places.append(place)
+
+    def firsts(self) -> Mapping[int, int]:
+        """For the hash of each name that repeats, the place of the first one that was added."""
+        if self._firsts is None:
+            hashes, places = np.frombuffer(self._hashes, np.uint64), np.frombuffer(self._places, np.uint64)
+            order = np.argsort(hashes, kind="stable")
+            hashes, places = hashes[order], places[order]
+            equal = hashes[1:] == hashes[:-1]
+            first = np.flatnonzero(equal & ~np.concatenate([[False], equal[:-1]])) if len(equal) else []
+            self._firsts = dict(zip(hashes[first].tolist(), places[first].tolist(), strict=True))
+        return self._firsts
+
+    def repeats(self, path: str, place: int) -> bool:
+        """Whether another place came first with this name."""
+        firsts = self.firsts()
+        return bool(firsts) and firsts.get(name_hash(path), place) != place
+
+
+def name_hash(path: str) -> int:
+    """64 bits that are the same for equal ids, in every process."""
+    return path_hash(unicodedata.normalize("NFC", path))
+
+
+def path_hash(path: str) -> int:
+    """64 bits of a path as it is spelled."""
+    return int.from_bytes(hashlib.blake2b(path.encode(errors="surrogateescape"), digest_size=8).digest())
 
 
 def link_target(member: Member) -> str | None:

@@ -9,13 +9,12 @@ archive and byte, after all members before it. Memory: a window of the archive a
 - `member_pieces` streams one member of a zip that is too large for memory, `open_members` those of a tar.
 """
 
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from vitline.data_prep.corpora.files.archive_bytes import Gunzipped, Inside, Ranges, Source
-from vitline.data_prep.corpora.files.archive_members import ArchiveDamaged, Member
+from vitline.data_prep.corpora.files.archive_members import ArchiveDamaged, Member, RepeatedNames, name_hash
 from vitline.data_prep.corpora.files.tar_members import read_tar, tar_members
 from vitline.data_prep.corpora.files.zip_members import ZipDirectory, read_zip
 from vitline.infra.storage import Store
@@ -94,17 +93,19 @@ def read_members(
     end: int | None = None,
     whole: bool = True,
     wanted: Callable[[Member], bool] | None = None,
+    names: RepeatedNames | None = None,
 ) -> Iterator[tuple[Member, bytes | None]]:
     """Members with their bytes; each byte of the archive is read once, in order, in windows of some MiB.
 
     Files that are `wanted` (default: all) and not refused come with their bytes, limited to the first `max_bytes` + 1. A
-    second member of the same name is refused. Zip entries come in the order of their bytes. Otherwise as `index`.
+    second member of the same name is refused: among those of the stretch, or of all that were added to `names`. Zip entries
+    come in the order of their bytes. Otherwise as `index`.
     """
     if archive_kind(key) == "zip":
-        yield from _without_repeats(read_zip(store, key, max_bytes, start, end, wanted or _everything))
+        yield from _without_repeats(read_zip(store, key, max_bytes, start, end, wanted or _everything), names)
     else:
         source = _tar_source(store, key, start, end)
-        yield from _without_repeats(read_tar(source, max_bytes, whole, wanted or _everything))
+        yield from _without_repeats(read_tar(source, max_bytes, whole, wanted or _everything), names)
 
 
 def member_pieces(store: Store, key: str, path: str) -> Iterator[bytes]:
@@ -157,22 +158,28 @@ def _tar_source(store: Store, key: str, start: int = 0, end: int | None = None) 
     return Ranges(store, key, start, end) if plain else Gunzipped(store, key)
 
 
-def _without_repeats(found: Iterator[tuple[Member, bytes | None]]) -> Iterator[tuple[Member, bytes | None]]:
-    """Refuse repeated names, in NFC as ids are, and convert damage to the last member.
+def _without_repeats(
+    found: Iterator[tuple[Member, bytes | None]], names: RepeatedNames | None = None
+) -> Iterator[tuple[Member, bytes | None]]:
+    """Refuse repeated names and convert damage to the last member.
 
-    About the last hundred thousand names are remembered, which is more than a stretch has.
+    Without `names`, about the last hundred thousand are remembered, which is more than a stretch has.
     """
-    names: set[int] = set()
+    recent: set[int] = set()
     try:
         for member, data in found:
-            if member.kind == "folder" or (name := hash(unicodedata.normalize("NFC", member.path))) not in names:
-                yield member, data
-            else:
-                refused = member.refused or ("damaged_archive", f"a second member with the name {member.path!r}")
+            repeats = False
+            if member.kind != "folder" and names:
+                repeats = names.repeats(member.path, member.header)
+            elif member.kind != "folder":
+                repeats = (name := name_hash(member.path)) in recent
+                recent = set() if len(recent) == _REMEMBERED_NAMES else recent
+                recent.add(name)
+            if repeats:
+                refused = member.refused or ("repeated_name", f"a second member with the name {member.path!r}")
                 yield replace(member, path=f"{member.path} (again at byte {member.header})", refused=refused), None
-            if member.kind != "folder":
-                names = set() if len(names) == _REMEMBERED_NAMES else names
-                names.add(name)
+            else:
+                yield member, data
     except ArchiveDamaged as error:
         yield error.as_member(), None
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from vitline.data_prep.config import ClassFolders, CorpusRecipe
 from vitline.data_prep.corpora.allowed_roots import AllowedRoots
-from vitline.data_prep.corpora.files.archive_members import Member, link_target
+from vitline.data_prep.corpora.files.archive_members import Member, RepeatedNames, link_target, path_hash
 from vitline.data_prep.corpora.files.archives import archive_kind, index, read_members, stretches
 from vitline.data_prep.corpora.raw import ListedCorpus, Part, RawExample, Spill, SplitRule, WorkFolder
 from vitline.data_prep.corpora.sources.folder_layout import (
@@ -87,8 +87,10 @@ class ClassFolderCorpus(ListedCorpus):
         return self._archive.examples(part, work) if self._archive else super().examples(part, work)
 
     def listing(self, work: WorkFolder) -> Iterator[RawExample]:
-        tree, targets = FolderTree(), dict[str, str]()
+        tree, targets, twins = FolderTree(), dict[str, str](), RepeatedNames()
         for entry in self._walk():
+            if not entry.refused and not entry.path.isascii():  # only such names can be equal to another in NFC
+                twins.add(entry.path, path_hash(entry.path))
             if entry.target:
                 targets[entry.path] = entry.target
             elif not entry.refused:
@@ -99,6 +101,9 @@ class ClassFolderCorpus(ListedCorpus):
         work.store.write_json(_STRUCTURE_KEY, layout.description)
         split_rule = SplitRule(self._recipe, frozenset(layout.splits.values()))
         for entry in self._walk():
+            if not entry.refused and twins.repeats(entry.path, path_hash(entry.path)):
+                why = ("repeated_name", f"a second file with the name {readable_id(entry.path)!r}")
+                entry = replace(entry, path=f"{entry.path} (spelled {entry.path!a})", refused=why)
             names = Names([entry.path]) if entry.refused else links.names_of(entry.path)
             example = layout.example(names.paths, split_rule, entry.refused)
             key = example.example_id if entry.refused else entry.path
@@ -258,7 +263,7 @@ class _Archive:
             damage = survey.damage_path if part.where["whole"] else ""
             stretch: Any = part.where
             for member, data in read_members(
-                self._store, self._key, self._recipe.decode.max_bytes, **stretch, wanted=is_picture
+                self._store, self._key, self._recipe.decode.max_bytes, **stretch, wanted=is_picture, names=survey.names
             ):
                 damage = "" if member.path == damage else damage
                 yield from self._of_member(survey, member, data, spill)

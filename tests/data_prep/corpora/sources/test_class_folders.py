@@ -71,6 +71,33 @@ def test_ids_are_nfc_and_keys_are_as_on_disk(tmp_path):
     assert open_store(example.base).read(example.key) == b"x"
 
 
+@pytest.mark.parametrize("kind", ["folder", "tree.tar", "tree.tgz", "tree.zip"])
+@pytest.mark.parametrize("each", [1, 100])
+def test_of_names_that_are_equal_as_ids_the_first_stays(tmp_path, kind, each):
+    composed, decomposed = (unicodedata.normalize(form, "caf\u00e9/\u00e9.jpg") for form in ("NFC", "NFD"))
+    add_files(tmp_path / "in", composed, decomposed, "dog/1.jpg", "dog/2.jpg")
+    if kind != "folder":
+        packed(tmp_path / "in", tmp_path / kind)
+    examples = listed(tmp_path / ("in" if kind == "folder" else kind), each=each)
+    assert sorted(i for i, e in examples.items() if not e.refused) == [composed, "dog/1.jpg", "dog/2.jpg"]
+    (twin,) = (e for e in examples.values() if e.refused)
+    assert twin.refused[0] == "repeated_name"
+    assert repr(composed) in unicodedata.normalize("NFC", twin.refused[1])
+
+
+def test_a_name_that_stands_twice_in_a_tar_is_refused_once_in_parts_of_any_size(tmp_path):
+    files = [("a/1.jpg", b"first"), ("a/2.jpg", b"x"), ("b/3.jpg", b"x"), ("a/1.jpg", b"second"), ("a/1.jpg", b"third")]
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for name, data in files:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    for each in (1, 2, 100):
+        examples = listed(tmp_path / "a.tar", each=each)
+        assert located(examples["a/1.jpg"]) == b"first"
+        assert [e.refused[0] for e in examples.values() if e.refused] == ["repeated_name"] * 2
+
+
 def test_files_that_are_not_images_are_listed_with_a_reason(tmp_path):
     add_files(
         tmp_path, "cat/1.jpg", "cat/._1.jpg", "cat/.DS_Store", "cat/Thumbs.db", "cat/notes.txt", "readme.md", "top.jpg"
