@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from vitline.flows.end_to_end import PipelineResult
     from vitline.flows.nights.night_record import NightRecord
     from vitline.flows.ops.reconcile import Inconsistency
-    from vitline.flows.stages.prepare_corpus import PreparedCorpus
 
 log = logging.getLogger(__name__)
 R = TypeVar("R", bound=FrozenConfig)
@@ -130,14 +129,12 @@ def prepare_corpus(request: PrepareRequest) -> State:
 
     def body(request: PrepareRequest, engines: Engines, this: FlowRun) -> str:
         config = resolve_prepare(engines.root, request)
-        from vitline.flows.stages.prepare_corpus import corpus_rows, preparation_key, prepare_corpora
+        from vitline.flows.stages.prepare_corpus import corpus_links, corpus_rows, prepare_corpora
 
         (corpus,), _, _ = prepare_corpora([config], engines)
         show(engines, "corpus", corpus.manifest.name, ["field", "value"], corpus_rows(corpus))
         if isinstance(engines.observer, PrefectObserver):
-            key = preparation_key([config], [open_store(corpus.uri)], engines.root)
-            links = corpus_links(corpus, engines.shipper.run_url(key))
-            engines.observer.links("report", f"Content of {corpus.manifest.name}", links)
+            engines.observer.links("report", f"Content of {corpus.manifest.name}", corpus_links(corpus, engines))
         reused = " (finished before)" if corpus.reused else ""
         return f"{corpus.manifest.counts.num_accepted:,} images in {corpus.uri}{reused}"
 
@@ -156,10 +153,9 @@ def self_train_flow(request: SelfTrainRequest) -> State:
 
     def body(request: SelfTrainRequest, engines: Engines, this: FlowRun) -> str:
         plan = resolve_self_train(engines.root, request)
-        from vitline.flows.self_train import label_images
+        from vitline.flows.self_train import self_train
 
-        predicted = label_images(plan, engines)
-        return run_training(resolve_pretrain(engines.root, plan.student_on(predicted.uri)), engines)
+        return self_train(plan, engines, lambda student: run_training(student, engines))
 
     return run(SelfTrainRequest, request, body)
 
@@ -411,20 +407,6 @@ def one_at_a_time(engines: Engines, this: FlowRun) -> Iterator[None]:
                 where = job.metadata.get("flow_run_url") or engines.cluster.jobs.page(job.id)
                 raise Skipped(still_running(f"job {job.id} of a night", job.started_at or time.time(), where))
         yield
-
-
-def corpus_links(corpus: "PreparedCorpus", mlflow_url: str | None) -> dict[str, str]:
-    """Links to a corpus and its report, and to the run that prepared it if MLflow has it."""
-    from vitline.data_prep.shard_format import REPORT_KEY
-
-    links = {"corpus": f"`{corpus.uri}`", "report": f"`{corpus.uri}/{REPORT_KEY}`"}
-    if mlflow_url:
-        page = mlflow_url.split("?")[0]
-        links |= {
-            "report page": f"[in MLflow]({page}/artifacts/{REPORT_KEY})",
-            "MLflow": f"[the preparation]({mlflow_url})",
-        }
-    return links
 
 
 def show_pipeline(result: "PipelineResult", engines: Engines) -> None:

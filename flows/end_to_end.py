@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from vitline.data_prep.config import CorpusConfig
 from vitline.data_prep.plan.check_refused import NothingNew
-from vitline.data_prep.shard_format import REPORT_KEY, load_manifest
+from vitline.data_prep.shard_format import load_manifest
 from vitline.flows.costs.held_out import score_text
 from vitline.flows.nights.from_records import night_of
 from vitline.flows.nights.night_record import THE_GATE, NightRecord, write_night
@@ -30,7 +30,7 @@ from vitline.flows.requests.training_config import on_corpora
 from vitline.flows.stages.engines import Engines
 from vitline.flows.stages.evaluate_tasks import evaluate_tasks
 from vitline.flows.stages.long_run import next_step, train_cooldown, train_part
-from vitline.flows.stages.prepare_corpus import PreparedCorpus, prepare_corpora
+from vitline.flows.stages.prepare_corpus import PreparedCorpus, corpus_links, prepare_corpora
 from vitline.flows.stages.pretrain import train_model
 from vitline.flows.stages.stage import Skipped, StageFailed, StageResult, exclusively, run_store
 from vitline.infra.config import replace
@@ -109,7 +109,7 @@ def prepare_stage(plan: PipelinePlan, engines: Engines, recorder: "PipelineRecor
     made = {request.name: corpus for request, corpus in zip(requests, prepared, strict=True)}
     corpora = [made[c.name] if isinstance(c, CorpusConfig) else prepared_before(c) for c in choices]
     for request in requests:
-        show_report(engines, made[request.name], key if len(requests) == 1 else None)
+        show_report(engines, made[request.name])
     counts = ", ".join(f"{c.manifest.name} {c.manifest.counts.num_accepted:,}" for c in corpora)
     refused = sum(c.manifest.counts.num_refused for c in corpora)
     reused, added = result is None, f"{growth.num_images:,} new images, " if growth else ""
@@ -126,13 +126,15 @@ def prepare_stage(plan: PipelinePlan, engines: Engines, recorder: "PipelineRecor
     return corpora
 
 
-def show_report(engines: Engines, corpus: PreparedCorpus, key: str | None = None) -> None:
-    """Shows where the report of a corpus is: in the store, and of a corpus that the run `key` has prepared alone in MLflow."""
+def show_report(engines: Engines, corpus: PreparedCorpus) -> None:
+    """Shows where the report of a corpus is: in the store, and in MLflow."""
+
+    # Of a corpus that was there already MLflow has the run or has not: it is not asked at each refresh of the page.
+    known = corpus_links(corpus, engines) if corpus.reused else None
 
     def where() -> str:
-        url = engines.shipper.run_url(key) if key else None
-        page = f", [in MLflow]({url.partition('?')[0]}/artifacts/{REPORT_KEY})" if url else ""
-        return f"`{corpus.uri}/{REPORT_KEY}`{page}"
+        links = known or corpus_links(corpus, engines)
+        return ", ".join(links[name] for name in ("report", "report page") if name in links)
 
     engines.observer.report(f"report of {corpus.manifest.name}", where)
 

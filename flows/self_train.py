@@ -1,12 +1,26 @@
-"""Labels images with a teacher for a student (noisy student, Xie et al., CVPR 2020): predicted classes -> a corpus with these labels."""
+"""Self-training (noisy student, Xie et al., CVPR 2020): predicted classes -> a corpus with these labels -> a student."""
+
+from collections.abc import Callable
+from typing import TypeVar
 
 from vitline.data_prep.shard_format import load_manifest
 from vitline.flows import console
 from vitline.flows.requests.self_training_plan import SelfTrainingPlan
+from vitline.flows.requests.training_config import resolve_pretrain
 from vitline.flows.stages.engines import Engines
 from vitline.flows.stages.predict_classes import predict_classes, prediction_sentence
 from vitline.flows.stages.prepare_corpus import PreparedCorpus, prepare_corpora
 from vitline.infra.storage import open_store
+from vitline.vit.config import TrainConfig
+
+T = TypeVar("T")
+
+
+def self_train(plan: SelfTrainingPlan, engines: Engines, train: Callable[[TrainConfig], T]) -> T:
+    """Labels images with the teacher and returns what `train` makes of the student. Raises as `label_images` and `train`."""
+    engines.observer.outline(f"Stages of {plan.labelling.name}", ("predict", "prepare-corpus", "pretrain"), {})
+    student = resolve_pretrain(engines.root, plan.student_on(label_images(plan, engines).uri))
+    return engines.observer.part("pretrain", student.name, {"name": student.name}, lambda: train(student))
 
 
 def label_images(plan: SelfTrainingPlan, engines: Engines) -> PreparedCorpus:

@@ -111,7 +111,7 @@ def run_preparation(
     If no cluster is configured and the work is small, the job is a child of this process and no Ray is started. A configured
     cluster gets the job even if it is small, so that it is listed, followed and stopped like every other job.
     """
-    key = preparation_key(requests, corpora, engines.root)
+    key = preparation_key([request.name for request in requests], corpora, engines.root)
     own_ray = engines.settings.ray_address is None
     here = own_ray and is_small(requests, open_store(engines.root), one_machine=True)
     with contextlib.ExitStack() as stack:
@@ -141,11 +141,23 @@ def run_preparation(
     return key, result
 
 
-def preparation_key(requests: Sequence[CorpusConfig], corpora: Sequence[Store], root: str) -> str:
+def preparation_key(names: Sequence[str], corpora: Sequence[Store], root: str) -> str:
     """The key of the run that prepares these corpora together."""
-    names = "-".join(request.name for request in requests)[:40].rstrip("-._")
+    prefix = "-".join(names)[:40].rstrip("-._")
     versions = {corpus.uri.removeprefix(open_store(root).uri): "" for corpus in corpora}
-    return run_key(f"prepare-{names}", "prepare", digest_of([r.name for r in requests]), versions)
+    return run_key(f"prepare-{prefix}", "prepare", digest_of(list(names)), versions)
+
+
+def corpus_links(corpus: PreparedCorpus, engines: Engines) -> dict[str, str]:
+    """Links to a corpus and its report; if it was prepared alone and MLflow has the run, also to that and to the report there."""
+    links = {"corpus": f"`{corpus.uri}`", "report": f"`{corpus.uri}/{REPORT_KEY}`"}
+    key = preparation_key([corpus.manifest.name], [open_store(corpus.uri)], engines.root)
+    if url := engines.shipper.run_url(key):
+        links |= {
+            "report page": f"[in MLflow]({url.partition('?')[0]}/artifacts/{REPORT_KEY})",
+            "MLflow": f"[the preparation]({url})",
+        }
+    return links
 
 
 def refusals(corpus: PreparedCorpus, limit: int) -> list[str]:

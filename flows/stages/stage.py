@@ -413,7 +413,7 @@ def other_jobs(engines: Engines, job_id: str) -> str:
     keys = [job.metadata["run_key"] for job in running if "run_key" in job.metadata and is_ours(engines, job)]
     names = ", ".join(job.id for job in running)
     if keys:
-        names += f" (`vitline ops preempt {keys[0]}` makes room: that run stops with a checkpoint and resumes later)"
+        names += f" (`vitline ops preempt {keys[0]}` makes room: that run stops and resumes later)"
     return f"other running jobs: {names}{also}"
 
 

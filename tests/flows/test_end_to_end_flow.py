@@ -188,7 +188,13 @@ def test_a_student_is_trained_on_images_that_a_teacher_labels(flows, pipelines, 
     ended = flows.find(run)
     assert ended["state_type"] == "COMPLETED", ended["state"]
     student = re.fullmatch(r"(\S+/models/digits-0-to-4-student/\w+), val .*", ended["state"]["message"])
-    assert sorted(part["state_name"] for part in flows.parts(run)) == ["Completed", "Completed"]
+    assert sorted(part["state_name"] for part in flows.parts(run)) == ["Completed"] * 3
+    page = flows.artifacts(run)["progress"]["data"]
+    assert re.findall(r"^\| ([\w-]+) \| (\w+)", page, re.MULTILINE)[1:] == [
+        ("predict", "finished"),
+        ("prepare-corpus", "finished"),
+        ("pretrain", "finished"),
+    ]
     made_of = open_store(student[1]).read_json("config.json")["provenance"]["mixture"]
     assert [(each["corpus"].split("/")[0], each["share"]) for each in made_of] == [
         ("digits-0-to-4", 0.25),

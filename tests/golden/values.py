@@ -162,7 +162,7 @@ def run_keys(root: str, folder: Path) -> dict[str, str]:
         "finetune, several labels": resolve_finetune(root, forms.FinetuneRequest(model="birds", corpus="rows")),
     }
     return {
-        "prepare": preparation_key(asked[:1], stores, root),
+        "prepare": preparation_key([asked[0].name], stores, root),
         **{stage: make_spec(config, root).run_key for stage, config in trainings.items()},
         "evaluate": evaluation_spec("birds-vtab", plan, root).run_key,
         "pipeline": resolve_pipeline(root, pipeline).key,

@@ -96,7 +96,10 @@ def ops_collect_garbage(
 def ops_preempt(
     key: Annotated[str, typer.Argument(help="Run key or its first characters")], root: Root = None, json: Json = False
 ) -> None:
-    """Ask an active run to write a checkpoint and stop. The flow or command that follows it, or the same request, resumes it.
+    """Stop an active run to make room for others. A training writes a checkpoint first; an evaluation keeps its finished trials.
+
+    The flow or command that follows the run, or the same request, resumes it.
+
 
     Example: `vitline ops preempt icons-0a1b2c3d4e5f`
     """

@@ -133,8 +133,7 @@ def pretrain_self_train(
     from vitline.flows.commands.training import recipe_fields, train_on
     from vitline.flows.requests.forms import SelfTrainRequest
     from vitline.flows.requests.self_training_plan import resolve_self_train
-    from vitline.flows.requests.training_config import resolve_pretrain
-    from vitline.flows.self_train import label_images
+    from vitline.flows.self_train import self_train
     from vitline.flows.stages.engines import open_engines
 
     fields: dict[str, Any] = {
@@ -154,8 +153,7 @@ def pretrain_self_train(
         chosen.root, SelfTrainRequest.model_validate(fields | ({"splits": split} if split else {}))
     )
     with open_engines(chosen) as engines:
-        predicted = label_images(plan, engines)
-        train_on(engines, resolve_pretrain(chosen.root, plan.student_on(predicted.uri)), as_json=json)
+        self_train(plan, engines, lambda student: train_on(engines, student, as_json=json))
 
 
 @app.command("branch")
