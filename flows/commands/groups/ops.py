@@ -100,7 +100,6 @@ def ops_preempt(
 
     The flow or command that follows the run, or the same request, resumes it.
 
-
     Example: `vitline ops preempt icons-0a1b2c3d4e5f`
     """
     from vitline.flows.ops.preempt import preempt
