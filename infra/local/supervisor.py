@@ -163,7 +163,7 @@ class Supervisor:
             waited_s = time.monotonic() - began
             if waited_s > said_s + _SAY_EVERY_S:
                 said_s = waited_s
-                what = "; ".join(f"{r.program.name}: {r.problem}" for r in waiting)
+                what = "; ".join(f"{r.program.name}: {r.problem}" for r in waiting if r.problem)  # not what waits for others
                 answer({"waiting": f"waiting for {what} ({waited_s:.0f} s, {load()})"})
             self._rest(0.05)
 
