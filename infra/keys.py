@@ -6,7 +6,10 @@ from datetime import datetime
 
 from vitline.infra.config import digest_of
 from vitline.infra.night import night_name
-from vitline.infra.result_versions import RESULT_VERSIONS
+
+RESULT_VERSIONS = {"prepare": 4, "pretrain": 1, "finetune": 1, "evaluate": 1, "predict": 1, "pipeline": 1}
+"""One integer per stage, part of every run key. Raise one by hand when a change of the code changes results: older runs then keep
+their keys, and the same request starts a new run."""
 
 
 def run_key(name: str, stage: str, config_digest: str, inputs: Mapping[str, str], night: datetime | None = None) -> str:
@@ -21,7 +24,7 @@ def run_key(name: str, stage: str, config_digest: str, inputs: Mapping[str, str]
             f"{name!r} cannot name a run. Use up to 80 characters of a-z, 0-9, '.', '_' and '-', such as 'vit-b16-i21k'."
         )
     if stage not in RESULT_VERSIONS:
-        raise ValueError(f"{stage!r} is not a stage. infra/result_versions.py lists {', '.join(RESULT_VERSIONS)}.")
+        raise ValueError(f"{stage!r} is not a stage. infra/keys.py lists {', '.join(RESULT_VERSIONS)}.")
     identity = {
         "stage": stage,
         "semantics": RESULT_VERSIONS[stage],

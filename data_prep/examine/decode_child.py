@@ -12,11 +12,9 @@ endless loop does not notice; macOS may not limit its address space. Windows is 
 
 import atexit
 import contextlib
-import json
 import math
 import os
 import select
-import signal
 import subprocess
 import sys
 import threading
@@ -43,6 +41,7 @@ from vitline.data_prep.examine.decode_server import (
 )
 from vitline.data_prep.examine.local_range import LocalRange
 from vitline.data_prep.images import Examined
+from vitline.infra.children import how_it_ended, start_python
 from vitline.infra.settings import inherited_environment
 
 T = TypeVar("T")
@@ -341,12 +340,7 @@ class _Child(Generic[T]):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_EXIT_S)
         status = self._process.poll()
-        if status is None:
-            how = f"no answer within {limit_s:g} s"
-        elif status < 0:
-            how = f"the decoder was ended by {_signal_name(-status)}"
-        else:
-            how = f"the decoder ended with status {status}"
+        how = f"no answer within {limit_s:g} s" if status is None else f"the decoder {how_it_ended(status)}"
         if self._ready:
             return _Died(how)
         self._process.kill()
@@ -359,18 +353,6 @@ class _Child(Generic[T]):
         )
 
 
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-# The import path is passed explicitly: workers may have extended theirs after they were started, which a child does not inherit.
-_PROGRAM = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from vitline.data_prep.examine.decode_server import serve; serve(sys.argv[2], int(sys.argv[3]))"
-)
 # A process that handles untrusted bytes gets no secrets of this process in its environment.
 _INHERITED = {"LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONHOME"}
 # Decoding one image at a time needs no thread per core, whose stacks count as address space. By default glibc would return the
@@ -384,10 +366,11 @@ _TUNED = {
 
 
 def _start(settings: ServerSettings) -> subprocess.Popen[bytes]:
-    paths = json.dumps([path or os.getcwd() for path in sys.path])
     environment = {name: value for name, value in inherited_environment(()).items() if name in _INHERITED}
-    return subprocess.Popen(
-        [sys.executable, "-P", "-c", _PROGRAM, paths, settings.model_dump_json(), str(os.getpid())],
+    return start_python(
+        "vitline.data_prep.examine.decode_server",
+        settings.model_dump_json(),
+        str(os.getpid()),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

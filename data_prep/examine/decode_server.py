@@ -27,6 +27,7 @@ from PIL import Image
 from vitline.data_prep.decode import DecodePolicy, DecodeReason, ImageRejected
 from vitline.data_prep.examine.sandbox import enter_sandbox
 from vitline.data_prep.images import Examined
+from vitline.infra.children import end_with_parent
 from vitline.infra.config import FrozenConfig
 
 REQUEST = struct.Struct("<Q")
@@ -38,7 +39,6 @@ _EXAMINED = struct.Struct("<32s32s32s32sII")
 _HEIGHT_WIDTH = struct.Struct("<II")
 _MAX_TEXT = 4_000
 _LEAST_FREE_BYTES = 64 * 1024 * 1024
-_PR_SET_PDEATHSIG = 1
 # Modules that Pillow, numpy and Python import inside of functions.
 _LOADED_LATE = (
     *(f"PIL.{name}" for name in ("ImageCms", "ImageColor", "ImageFilter", "ImageOps", "ImagePalette", "ImageSequence")),
@@ -86,7 +86,9 @@ def serve(settings_json: str, parent: int) -> None:
     """Answer requests until the input ends. `parent` is the id of the process that started this one."""
     for number in (signal.SIGINT, signal.SIGHUP):  # they reach all processes of a terminal; the parent decides
         signal.signal(number, signal.SIG_IGN)
-    _end_with(parent)
+    # A decoder in an endless loop does not notice that its input has ended.
+    if not end_with_parent(parent, signal.SIGKILL):
+        raise SystemExit("the process that started this one has ended already")
     settings = ServerSettings.model_validate_json(settings_json)
     module, _, name = settings.function.rpartition(".")
     examine: Examine = getattr(importlib.import_module(module), name)
@@ -218,14 +220,6 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text[:_MAX_TEXT])
 
 
-def _end_with(parent: int) -> None:
-    # A decoder in an endless loop does not notice that its input has ended, so the Linux kernel ends the process.
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        raise SystemExit("the process that started this one has ended already")
-
-
 def _limit(memory_bytes: int) -> None:
     import resource  # POSIX only, while this module is also imported elsewhere
 
@@ -239,3 +233,7 @@ def _limit(memory_bytes: int) -> None:
             f"a limit of {memory_bytes:,} bytes of address space leaves less than {_LEAST_FREE_BYTES:,} for decoding; "
             "raise decode_memory_bytes"
         ) from error
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], int(sys.argv[2]))

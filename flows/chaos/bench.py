@@ -13,7 +13,7 @@ from vitline.data_prep.config import CorpusConfig, CorpusRecipe, Digits, Shardin
 from vitline.data_prep.find_corpus import corpus_store
 from vitline.data_prep.prepare import prepare
 from vitline.flows.chaos.promises import require
-from vitline.infra.local.processes import child_environment, end_with_parent
+from vitline.infra.children import child_environment, end_with_parent
 from vitline.infra.runs.claims import read_claim, take_claim
 from vitline.infra.runs.journal import read_journal
 from vitline.infra.runs.run_state import NO_STATE, RunState, read_state

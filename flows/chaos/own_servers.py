@@ -15,8 +15,9 @@ import httpx
 import psutil
 
 from vitline.flows.chaos.promises import NotTried, wait_until
+from vitline.infra.children import child_environment, is_running
 from vitline.infra.local.databases import database_file
-from vitline.infra.local.processes import child_environment, free_ports, is_running, temporary_folder
+from vitline.infra.local.processes import free_ports, temporary_folder
 from vitline.infra.local.service_logs import unexplained_tracebacks
 from vitline.infra.local.stack import check_services, find_stack, stack_environment, start_stack, stop_stack
 from vitline.infra.plain_text import last_words

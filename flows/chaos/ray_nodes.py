@@ -12,7 +12,8 @@ import psutil
 
 from vitline.flows.chaos.promises import NotTried, wait_until
 from vitline.flows.stages.engines import Cluster
-from vitline.infra.local.processes import child_environment, end_with_parent, free_ports, is_running, tail
+from vitline.infra.children import child_environment, end_with_parent, is_running
+from vitline.infra.local.processes import free_ports, tail
 from vitline.infra.local.ray_node import AGENT_PORTS, FOREIGN_TO_RAY, LocalRay, node_command
 from vitline.infra.plain_text import last_words
 from vitline.infra.ray_jobs import RayJobs

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vitline.flows.chaos.promises import NotTried
-from vitline.infra.local.processes import end_with_parent
+from vitline.infra.children import end_with_parent
 from vitline.infra.plain_text import last_words
 
 SIZE_BYTES = 32 << 20

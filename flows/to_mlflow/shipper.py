@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from vitline.flows.records import list_pipeline_keys, list_run_keys
 from vitline.flows.to_mlflow import outbox
 from vitline.flows.to_mlflow.messages import ParentLine, SyncAnswer
 from vitline.flows.to_mlflow.outbox import Kind, OutboxEntry
+from vitline.infra.children import start_python
 from vitline.infra.local.service_logs import open_private, shorten
 from vitline.infra.mlflow.tracking_ids import IDS_KEY, TrackingIds, pipeline_ids_key
 from vitline.infra.names import matching
@@ -198,16 +198,11 @@ def start_child(settings: Settings, arguments: Sequence[str], log_file: Path | N
             with contextlib.suppress(OSError):  # such as a full disk
                 shorten(log_file)
         log = stack.enter_context(open(open_private(log_file), "ab")) if log_file is not None else None
-        return subprocess.Popen(
-            [
-                sys.executable,
-                "-P",
-                "-m",
-                "vitline.flows.to_mlflow.ship_runs",
-                "--root",
-                open_store(settings.root).uri,
-                *arguments,
-            ],
+        return start_python(
+            "vitline.flows.to_mlflow.ship_runs",
+            "--root",
+            open_store(settings.root).uri,
+            *arguments,
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from vitline.infra.local.processes import child_environment, end_with_parent
+from vitline.infra.children import child_environment, end_with_parent
 from vitline.infra.plain_text import plain
 from vitline.infra.ray_jobs import Job, RayJobs
 
@@ -97,9 +97,8 @@ class ChildJobs(RayJobs):
 
 def main() -> None:
     """Runs `python` with all arguments but the first, which is the pid of the parent; ends when that parent is killed."""
-    end_with_parent()
     parent, *arguments = sys.argv[1:]
-    if os.getppid() == int(parent):  # otherwise the parent was killed before `end_with_parent` took effect
+    if end_with_parent(int(parent)):
         os.execv(sys.executable, [sys.executable, *arguments])
 
 

@@ -19,7 +19,8 @@ from importlib.metadata import distribution, version
 from itertools import count
 from pathlib import Path
 
-from vitline.infra.local.processes import child_environment, tail
+from vitline.infra.children import child_environment
+from vitline.infra.local.processes import tail
 from vitline.infra.plain_text import last_words
 from vitline.infra.settings import NO_TELEMETRY
 

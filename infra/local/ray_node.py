@@ -24,21 +24,23 @@ from typing import Any, Self, TypedDict
 
 import psutil
 
-from vitline.infra.local.paths import write_private
-from vitline.infra.local.processes import (
+from vitline.infra.children import (
     KILLED_S,
-    STILL_S,
     TERMINATED_S,
-    Stillness,
     adopt_orphans,
     child_environment,
     end_children,
     end_descendants,
     end_with_parent,
+    reap,
+)
+from vitline.infra.local.paths import write_private
+from vitline.infra.local.processes import (
+    STILL_S,
+    Stillness,
     free_ports,
     is_busy,
     load,
-    reap,
     short_temporary,
     tail,
     temporary_folder,

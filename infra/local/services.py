@@ -11,9 +11,9 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
+from vitline.infra.children import child_environment
 from vitline.infra.local import seaweed
 from vitline.infra.local.databases import database_file, ready_database
-from vitline.infra.local.processes import child_environment
 from vitline.infra.local.ray_node import FOREIGN_TO_RAY, RayHead
 from vitline.infra.local.stack_config import MARK, StackConfig
 from vitline.infra.mlflow.pages import experiments_url

@@ -20,16 +20,10 @@ from typing import NamedTuple
 
 import psutil
 
+from vitline.infra.children import child_environment, end_strangers, find_process, is_running, processes_with
 from vitline.infra.local import databases, seaweed
 from vitline.infra.local.paths import make_private
-from vitline.infra.local.processes import (
-    child_environment,
-    end_strangers,
-    find_process,
-    is_running,
-    processes_with,
-    tail,
-)
+from vitline.infra.local.processes import tail
 from vitline.infra.local.service_logs import open_private, set_aside
 from vitline.infra.local.services import links, programs
 from vitline.infra.local.stack_config import (

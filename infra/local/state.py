@@ -8,9 +8,9 @@ from typing import Literal
 
 import psutil
 
+from vitline.infra.children import birth_of, find_process
 from vitline.infra.config import FrozenConfig, replace
 from vitline.infra.local.paths import write_private
-from vitline.infra.local.processes import birth_of, find_process
 
 
 class Service(FrozenConfig):

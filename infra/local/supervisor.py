@@ -21,21 +21,9 @@ from pathlib import Path
 
 import psutil
 
+from vitline.infra.children import adopt_orphans, birth_of, end_children, end_descendants, end_with_parent, reap
 from vitline.infra.local.paths import write_private
-from vitline.infra.local.processes import (
-    STILL_S,
-    Stillness,
-    adopt_orphans,
-    birth_of,
-    end_children,
-    end_descendants,
-    end_with_parent,
-    is_busy,
-    listening_ports,
-    load,
-    reap,
-    tail,
-)
+from vitline.infra.local.processes import STILL_S, Stillness, is_busy, listening_ports, load, tail
 from vitline.infra.local.service_logs import open_private, shorten
 from vitline.infra.local.services import Program, programs
 from vitline.infra.local.stack_config import MARK, StackConfig, load_stack_config
@@ -163,7 +151,9 @@ class Supervisor:
             waited_s = time.monotonic() - began
             if waited_s > said_s + _SAY_EVERY_S:
                 said_s = waited_s
-                what = "; ".join(f"{r.program.name}: {r.problem}" for r in waiting if r.problem)  # not what waits for others
+                what = "; ".join(
+                    f"{r.program.name}: {r.problem}" for r in waiting if r.problem
+                )  # not what waits for others
                 answer({"waiting": f"waiting for {what} ({waited_s:.0f} s, {load()})"})
             self._rest(0.05)
 

@@ -10,15 +10,14 @@ import json
 import logging
 import os
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final, Self, TypeVar
 
+from vitline.infra.children import start_python
 from vitline.infra.runs.watchdog_process import STACKS_SIGNAL
-from vitline.infra.settings import inherited_environment
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -98,12 +97,11 @@ class Watchdog:
             "fields": self._fields,
             "notes_end": self._notes_end,
         }
-        path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
-        child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "vitline.infra.runs.watchdog_process", json.dumps(job)],
+        child = start_python(
+            "vitline.infra.runs.watchdog_process",
+            json.dumps(job),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            env=inherited_environment((), PYTHONPATH=path),
             start_new_session=True,  # who ends the group of this process must not end its witness
         )
         assert child.stdin is not None

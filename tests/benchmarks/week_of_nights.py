@@ -28,7 +28,7 @@ from vitline.flows.nights.from_records import scores_of
 from vitline.flows.nights.night_record import NightRecord, read_night
 from vitline.flows.on_prefect.deployments import NIGHTLY_CRON
 from vitline.flows.records import read_pipeline
-from vitline.infra.local.processes import child_environment
+from vitline.infra.children import child_environment
 from vitline.infra.local.stack import find_stack
 from vitline.infra.night import night_at, night_text
 from vitline.infra.settings import DEFAULT_PROJECT, changed_environment

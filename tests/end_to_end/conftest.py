@@ -11,7 +11,7 @@ import httpx
 import psutil
 import pytest
 
-from vitline.infra.local.processes import processes_with
+from vitline.infra.children import processes_with
 from vitline.infra.local.service_logs import unexplained_tracebacks
 from vitline.infra.ray_jobs import RayJobs
 from vitline.infra.runs.claims import read_claim

@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 
 from vitline.flows.records import read_pipeline
-from vitline.infra.local.processes import child_environment
+from vitline.infra.children import child_environment
 from vitline.infra.runs.run_state import read_state
 from vitline.vit.training.checkpoints.names import list_checkpoints
 

@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from tests.servers import use_s3
+from vitline.infra.children import processes_with
 from vitline.infra.config import replace
-from vitline.infra.local.processes import processes_with
 from vitline.infra.local.stack import stack_environment, start_stack, stop_stack
 from vitline.infra.storage import open_store
 from vitline.vit.run_spec import make_spec

@@ -14,8 +14,8 @@ import pytest
 
 from vitline.flows.stages.engines import Cluster
 from vitline.flows.stages.stage import run_store
+from vitline.infra.children import processes_with
 from vitline.infra.config import replace
-from vitline.infra.local.processes import processes_with
 from vitline.infra.runs.claims import ClaimHeld, read_claim, take_claim
 from vitline.infra.runs.journal import read_journal
 from vitline.infra.runs.run_state import read_state

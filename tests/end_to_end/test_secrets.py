@@ -9,7 +9,7 @@ import urllib.parse
 import psutil
 import pytest
 
-from vitline.infra.local.processes import processes_with
+from vitline.infra.children import processes_with
 from vitline.infra.local.stack_config import MARK, load_stack_config
 from vitline.infra.ray_jobs import RayJobs
 from vitline.infra.storage import open_store

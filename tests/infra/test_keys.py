@@ -2,8 +2,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from vitline.infra.keys import run_key
-from vitline.infra.result_versions import RESULT_VERSIONS
+from vitline.infra.keys import RESULT_VERSIONS, run_key
 
 
 def test_run_keys_of_known_inputs_are_unchanged():

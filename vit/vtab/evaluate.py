@@ -13,8 +13,8 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from vitline.data_prep.shard_format import Manifest, ShardReader, load_manifest
 from vitline.infra.config import FrozenConfig, digest_of
+from vitline.infra.keys import RESULT_VERSIONS
 from vitline.infra.records import StoredRecord
-from vitline.infra.result_versions import RESULT_VERSIONS
 from vitline.infra.storage import PreconditionFailed, Store, open_store
 from vitline.vit.config import TrainRecipe
 from vitline.vit.model_record import published_record

@@ -66,8 +66,8 @@ class RepeatedNames:
             hashes, places = np.frombuffer(self._hashes, np.uint64), np.frombuffer(self._places, np.uint64)
             order = np.argsort(hashes, kind="stable")
             hashes, places = hashes[order], places[order]
-            equal = hashes[1:] == hashes[:-1]
-            first = np.flatnonzero(equal & ~np.concatenate([[False], equal[:-1]])) if len(equal) else []
+            equal = np.concatenate([[False], hashes[1:] == hashes[:-1], [False]])  # whether each equals the one before
+            first = np.flatnonzero(equal[1:] & ~equal[:-1])
             self._firsts = dict(zip(hashes[first].tolist(), places[first].tolist(), strict=True))
         return self._firsts
 

@@ -21,8 +21,8 @@ from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
+from vitline.infra.children import end_with_parent
 from vitline.infra.local.access.own_pages import foreign_page
-from vitline.infra.local.processes import end_with_parent
 from vitline.infra.settings import Settings, basic_authorization
 
 # Headers of one connection, and what must not pass: the login, and cookies in either direction.

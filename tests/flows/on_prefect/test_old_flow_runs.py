@@ -15,8 +15,9 @@ from vitline.flows.deployed import FLOW_NAMES
 from vitline.flows.on_prefect import old_flow_runs
 from vitline.flows.on_prefect.old_flow_runs import PrefectOldFlowRuns
 from vitline.flows.on_prefect.registration import register
+from vitline.infra.children import child_environment, end_with_parent
 from vitline.infra.local.databases import copy_database
-from vitline.infra.local.processes import child_environment, end_with_parent, free_ports, tail
+from vitline.infra.local.processes import free_ports, tail
 from vitline.infra.settings import DEFAULT_PROJECT, NO_TELEMETRY, Settings
 
 from ...servers import FlowRuns, environment_of

@@ -13,6 +13,7 @@ from importlib.metadata import version
 import httpx
 import pytest
 
+from vitline.infra.children import child_environment
 from vitline.infra.local import databases
 from vitline.infra.local.databases import (
     compact_database,
@@ -21,7 +22,6 @@ from vitline.infra.local.databases import (
     migrate_database,
     prepared_database,
 )
-from vitline.infra.local.processes import child_environment
 from vitline.infra.local.stack import find_stack, restart_service, start_stack, stop_stack
 from vitline.infra.local.stack_config import load_stack_config, settle
 from vitline.infra.local.supervisor import Supervisor

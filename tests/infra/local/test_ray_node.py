@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from vitline.infra.local.processes import processes_with
+from vitline.infra.children import processes_with
 from vitline.infra.local.ray_node import LocalRay
 from vitline.infra.ray_jobs import RayJobs
 
@@ -30,7 +30,7 @@ time.sleep(1000)
 # A shell makes background programs ignore Ctrl-C, and their child processes inherit that.
 OWNER = """
 import json, pathlib, signal, sys, time
-from vitline.infra.local.processes import processes_with
+from vitline.infra.children import processes_with
 from vitline.infra.local.ray_node import LocalRay
 signal.signal(signal.SIGINT, signal.default_int_handler)
 with LocalRay(pathlib.Path(sys.argv[1]), num_cpus=1) as ray:

@@ -8,8 +8,9 @@ import time
 
 import pytest
 
+from vitline.infra.children import child_environment
 from vitline.infra.local import processes
-from vitline.infra.local.processes import child_environment, temporary_folder
+from vitline.infra.local.processes import temporary_folder
 from vitline.infra.local.ray_node import RayHead
 
 SCRIPT = """

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from vitline.infra.children import child_environment
 from vitline.infra.local import seaweed, services
-from vitline.infra.local.processes import child_environment
 
 ROOT = Path(__file__).parents[3]
 RIGHT, OTHER = b"#!/bin/sh\nexit 0\n", b"#!/bin/sh\ntouch $(dirname $0)/ran\n"

@@ -18,7 +18,8 @@ import grpc
 import psutil
 import pytest
 
-from vitline.infra.local.processes import birth_of, free_ports, is_running, processes_with
+from vitline.infra.children import birth_of, is_running, processes_with
+from vitline.infra.local.processes import free_ports
 from vitline.infra.local.stack import (
     check_services,
     find_stack,

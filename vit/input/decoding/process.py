@@ -6,7 +6,6 @@ the numbers of the slots of the next step's micro-batches, with the memory of th
 answers with the bad examples and several labels, or with what it raised. It ends with its parent, however that ends.
 """
 
-import ctypes
 import os
 import pickle
 import queue
@@ -24,13 +23,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitline.infra.children import end_with_parent
 from vitline.vit.input.decoding.several_labels import Arrays
 from vitline.vit.input.decoding.shared_memory import Link, mapped
 from vitline.vit.input.decoding.training import TrainingInput, TrainingRequest
 from vitline.vit.input.prefetch import Effort, Prefetcher, Waits
 from vitline.vit.input.schedule import Part
-
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -151,9 +149,8 @@ def _sendable(error: Exception) -> Exception:
 def main() -> None:
     """`python -m vitline.vit.input.decoding DESCRIPTOR PARENT`: serves the link of that descriptor for the process PARENT."""
     descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        return  # it ended before the kernel knew
+    if not end_with_parent(parent, signal.SIGKILL):
+        return
     torch.set_num_threads(1)
     serve(Link(socket.socket(fileno=descriptor)), parent_is_gone=lambda: os._exit(0))
     os._exit(0)  # threads that wait for a store must not delay the end

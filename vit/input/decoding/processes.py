@@ -8,15 +8,14 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
+from vitline.infra.children import how_it_ended, start_python
 from vitline.infra.settings import inherited_environment
 from vitline.vit.input.decoding.batch import Batch
 from vitline.vit.input.decoding.process import Counters, Filled, Task
@@ -166,13 +165,13 @@ class InputProcesses:
 
     def _ended(self, number: int) -> RuntimeError:
         code = self._running[number].wait(_END_S)
-        how = f"with exit code {code}, and its log above says why"
-        if code < 0:
-            how = f"by {signal.Signals(-code).name}"
+        how = how_it_ended(code)
+        if code >= 0:
+            how += ", and its log above says why"
         if code == -signal.SIGKILL:
             how += ", as the kernel does where memory is lacking (--set execution.decode_processes lowers their number)"
         return RuntimeError(
-            f"Input process {number + 1} of {len(self._running)} (pid {self._running[number].pid}) ended {how}. Batches cannot go on "
+            f"Input process {number + 1} of {len(self._running)} (pid {self._running[number].pid}) {how}. Batches cannot go on "
             "without it; a restart of the workers resumes from the newest checkpoint."
         )
 
@@ -185,14 +184,13 @@ def _send(link: Link, message: object, descriptors: Sequence[int]) -> None:
 
 def _start(others: socket.socket) -> Running:
     """A fresh interpreter at the other end, in a process group of its own, so that Ctrl-C reaches this process only."""
-    # First where this code is, so that the others find the same.
-    path = os.pathsep.join([str(Path(__file__).parents[4]), *(folder or os.getcwd() for folder in sys.path)])
-    # With more threads than its own, libraries of numerics would compete with the other processes.
-    environment = inherited_environment((), PYTHONPATH=path, OMP_NUM_THREADS="1")
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "vitline.vit.input.decoding", str(others.fileno()), str(os.getpid())],
+    return start_python(
+        "vitline.vit.input.decoding",
+        str(others.fileno()),
+        str(os.getpid()),
+        # With more threads than its own, libraries of numerics would compete with the other processes.
+        env=inherited_environment((), OMP_NUM_THREADS="1"),
         stdin=subprocess.DEVNULL,
         pass_fds=[others.fileno()],
         process_group=0,
-        env=environment,
     )

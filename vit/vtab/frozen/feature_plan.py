@@ -13,7 +13,7 @@ from itertools import groupby
 
 from vitline.data_prep.shard_format import Manifest
 from vitline.infra.config import FrozenConfig, digest_of
-from vitline.infra.result_versions import RESULT_VERSIONS
+from vitline.infra.keys import RESULT_VERSIONS
 
 # Large enough that writing a part takes little time compared with computing it, small enough that a kill loses only
 # seconds of GPU time.

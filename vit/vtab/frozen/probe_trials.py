@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from vitline.data_prep.shard_format import Manifest, load_class_names, load_manifest
 from vitline.infra.config import FrozenConfig, digest_of, replace
-from vitline.infra.result_versions import RESULT_VERSIONS
+from vitline.infra.keys import RESULT_VERSIONS
 from vitline.infra.storage import Store, open_store
 from vitline.vit.model_record import published_record, read_classes
 from vitline.vit.vtab.evaluate import EvaluationSpec, Score, TaskRef, again, published_digest
