@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from vitline.flows.catalog import list_work, without_parts
 from vitline.flows.nights.from_records import known_nights
-from vitline.flows.nights.night_page import markdown_table
 from vitline.flows.nights.night_record import NightRecord, last_told, read_champion
 from vitline.flows.nights.trend.trend import night_point
 from vitline.flows.run_standing import progress_text
+from vitline.infra.html.markdown import markdown_table
 from vitline.infra.night import night_text
 from vitline.infra.records import UnreadableRecord
 from vitline.infra.storage import Store

@@ -1,11 +1,11 @@
 """A night as Markdown, for its page in Prefect and MLflow, and as rows for a terminal."""
 
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 from vitline.flows.nights.compare import Difference
 from vitline.flows.nights.judge import Against, other_night, points, short_name
 from vitline.flows.nights.night_record import NightRecord
+from vitline.infra.html.markdown import markdown_table
 from vitline.infra.night import night_name, night_text
 
 COLUMNS = ("", "this night", "before", "difference", "±", "noise: seeds", "noise: images", "verdict")
@@ -100,12 +100,6 @@ def _row(difference: Difference) -> list[str]:
         name, f"{100 * difference.ours:.1f}", f"{100 * difference.theirs:.1f}", points(difference.value),
         half(difference.half_width), half(difference.seeds_se), half(difference.images_se), difference.word,
     ]  # fmt: skip
-
-
-def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; a bar in a cell stays one."""
-    lines = [list(columns), ["---"] * len(columns), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') or ' ' for cell in line)} |" for line in lines)
 
 
 def value_text(value: Any) -> str:

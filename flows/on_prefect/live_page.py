@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vitline.flows.console import duration
+from vitline.infra.html.markdown import markdown_table
 
 Url = Callable[[], str | None]
 """A page, or a link to one, that may not be there yet."""
@@ -37,14 +38,14 @@ class Stage:
     """By run key."""
     reports: dict[str, Url] = field(default_factory=dict)
 
-    def row(self) -> str:
+    def row(self) -> list[str]:
         spent = "" if self.began is None else f"since {time.strftime('%H:%M:%S', time.gmtime(self.began))} UTC"
         if self.took_s is not None:
             spent = duration(self.took_s)
         runs = [f"`{key}` ({', '.join(job.links())})" for key, job in self.jobs.items()]
         reports = [f"{what}: {found}" for what, where in self.reports.items() if (found := where())]
         state = f"{self.state}: {self.now}" if self.now else self.state
-        return f"| {self.name} | {state.replace('|', '/')} | {spent} | {'; '.join([*runs, *reports])} |"
+        return [self.name, state, spent, "; ".join([*runs, *reports])]
 
 
 class LivePage:
@@ -83,8 +84,8 @@ class LivePage:
         if state is not None:
             self._current.state, self._current.now = state, now
         known = {name: found for name, url in self._links.items() if (found := url())}
-        rows = ["| stage | state | time | |", "|---|---|---|---|", *(stage.row() for stage in self._stages)]
-        text = "\n".join([*rows, "", *(f"- {name}: {target}" for name, target in known.items())])
+        table = markdown_table(("stage", "state", "time", ""), (stage.row() for stage in self._stages))
+        text = "\n".join([table, "", *(f"- {name}: {target}" for name, target in known.items())])
         if text != self._sent:
             self._sent = text
             self._send(text)

@@ -39,6 +39,7 @@ from vitline.flows.console import line, position
 from vitline.flows.on_prefect.flow_states import state_of, word_of
 from vitline.flows.on_prefect.live_page import LivePage, Url
 from vitline.flows.stages.engines import Show, StopRequested, Suspended
+from vitline.infra.html.markdown import markdown_table
 from vitline.infra.ray_jobs import AWAY_S
 from vitline.infra.redact import cleaned
 from vitline.infra.runs.progress import RunProgress
@@ -386,7 +387,7 @@ def is_waiting(progress: RunProgress | None) -> bool:
 
 def links_text(links: Mapping[str, str]) -> str:
     """Links as a table of two columns."""
-    return "| | |\n|---|---|\n" + "".join(f"| {name} | {target} |\n" for name, target in links.items())
+    return markdown_table(("", ""), links.items())
 
 
 def suspended_state(until: datetime | None = None) -> State:

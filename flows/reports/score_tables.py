@@ -10,6 +10,7 @@ from vitline.flows import console
 from vitline.flows.reports.score_lines import TextTable, is_number, text_tables
 from vitline.flows.reports.score_page import page_html
 from vitline.flows.reports.score_report import ScoreReport, as_data, read_report
+from vitline.infra.html.markdown import markdown_table
 from vitline.infra.settings import Settings
 from vitline.vit.vtab.evaluate import Score
 
@@ -104,8 +105,7 @@ def markdown(table: TextTable) -> str:
         kept = [row for row, line in zip(rows, table.lines, strict=True) if line.kind != "heading"]
         head, *rows = zip(("", *table.full_names), *kept, strict=True)
         right = [True] * len(kept)
-    lines = [head, ("---", *("---:" if number else "---" for number in right)), *rows]
-    body = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    body = markdown_table(head, rows, [index for index, number in enumerate(right, start=1) if number])
     return f"### {table.title}\n\n{body}\n\n" + "  \n".join(table.notes)
 
 

@@ -20,6 +20,7 @@ from vitline.flows.to_mlflow.run_snapshot import (
     stored_manifest,
 )
 from vitline.infra.config import digest_of
+from vitline.infra.html.markdown import markdown_table
 from vitline.infra.runs.run_state import RunStateRecord
 from vitline.infra.storage import Store, json_bytes
 from vitline.vit.model_record import model_record
@@ -211,8 +212,7 @@ def settings_table(label: str, score: Score) -> str:
         [f"**{cell}**" for cell in row] if tried == score.chosen else row
         for row, tried in zip(rows, score.tried, strict=True)
     ]
-    lines = [names, ["---"] * len(names), *rows]
-    return f"{title}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"{title}\n\n{markdown_table(names, rows)}"
 
 
 def _shown(name: str, value: Any) -> str:

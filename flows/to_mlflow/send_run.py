@@ -20,6 +20,7 @@ from vitline.flows.to_mlflow.outbox import Kind, OutboxEntry
 from vitline.flows.to_mlflow.run_snapshot import Child, Published, RunSnapshot
 from vitline.flows.to_mlflow.stage_snapshots import pipeline_snapshot, stage_snapshot
 from vitline.infra.config import digest_of
+from vitline.infra.html.markdown import markdown_table
 from vitline.infra.mlflow.pages import version_url
 from vitline.infra.mlflow.tracking import DataUse, Model, Point, TrackedRun, Tracking, thinned
 from vitline.infra.mlflow.tracking_ids import RUN, TrackingIds, child_ids_key, pipeline_ids_key
@@ -176,15 +177,17 @@ class Sender:
         self.tracking.put_data(run, [DataUse(**vars(corpus)) for corpus in snapshot.corpora])
         self.tracking.put_files(run, snapshot.files)
         self._send_values(run, snapshot, [])
-        table = ["| stage | run | what | |", "|---|---|---|---|"]
+        rows = []
         for stage in record.stages:
             url = links.get(stage.run_key, {}).get("url")
             name = f"[{stage.run_key}]({url})" if url else stage.run_key or ""
             time_spent = "reused" if stage.reused else f"{stage.wall_s:,.0f} s"
-            table.append(f"| {stage.stage} | {name} | {stage.what} | {time_spent} |")
+            rows.append([stage.stage, name, stage.what, time_spent])
         facts = [*snapshot.facts, *(link for _, link in self._models(snapshot.model_inputs))]
         self._offer_columns(run, snapshot)
-        self._finish(run, snapshot, facts, digest, None, "\n".join(table) if record.stages else "")
+        self._finish(
+            run, snapshot, facts, digest, None, markdown_table(("stage", "run", "what", ""), rows) if rows else ""
+        )
         return "sent"
 
     def _send_champion(self, record: PipelineRecord) -> None:
@@ -302,12 +305,12 @@ def registered_name(model: str) -> str:
 
 def children_table(snapshot: RunSnapshot, pages: Sequence[str | None]) -> str:
     """The children of a run with their headline metrics and pages, as Markdown; empty if it has none."""
-    lines = ["| part | |", "|---|---|"]
+    rows = []
     for child, page in zip(snapshot.children, pages, strict=True):
         values = {name: value for name, (value, _) in child.values.items() if name.endswith("/top1")}
         shown = ", ".join(f"`{name}` {percent(value)}" for name, value in values.items())
-        lines.append(f"| {f'[{child.name}]({page})' if page else child.name} | {shown} |")
-    return "\n".join(lines) if snapshot.children else ""
+        rows.append([f"[{child.name}]({page})" if page else child.name, shown])
+    return markdown_table(("part", ""), rows) if rows else ""
 
 
 def choose_points(store: Store, segments: list[Segment], curves: Curves, total_steps: int) -> list[Point]:

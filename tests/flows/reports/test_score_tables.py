@@ -198,7 +198,7 @@ def test_brackets_in_names_are_shown_literally(vitline, scored):
 def test_bars_in_names_do_not_break_a_markdown_table(scored):
     scored.add(scored.model("a|b"), "digits", 0.9)
     own = text_tables(read_report(scored.root), "compared")[0]
-    assert "a\\|b/1" in markdown(own)
+    assert "a&#124;b/1" in markdown(own)
 
 
 def test_the_cost_of_a_model_includes_the_models_it_was_fine_tuned_from(scored):
