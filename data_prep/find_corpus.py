@@ -51,14 +51,21 @@ def find_corpus(root: Store, config: CorpusConfig) -> Manifest | None:
     return load_manifest(corpus) if corpus.exists(MANIFEST_KEY) else None
 
 
-def prepared_corpora(root: Store, report: Callable[[UnreadableRecord], None]) -> list[tuple[Store, Manifest]]:
-    """Every finished corpus below a root, sorted by name, then from old to new. One that cannot be read is reported."""
+def prepared_corpora(
+    root: Store, report: Callable[[UnreadableRecord], None], name: str = ""
+) -> list[tuple[Store, Manifest]]:
+    """Every finished corpus below a root, or in the folder of a name, sorted by name, then from old to new. One that cannot be read
+    is reported."""
 
     def read(key: str) -> tuple[Store, Manifest]:
         corpus = root.child(key.removesuffix(f"/{MANIFEST_KEY}"))
         return corpus, load_manifest(corpus)
 
-    keys = [key for key in root.list("corpora/") if key.endswith(f"/{MANIFEST_KEY}") and key.count("/") == 3]
+    keys = [
+        key
+        for key in root.list(f"corpora/{name}/" if name else "corpora/")
+        if key.endswith(f"/{MANIFEST_KEY}") and key.count("/") == 3
+    ]
     found = readable(keys, read, report)
     return sorted(found, key=lambda each: (each[1].name, str(each[1].provenance.get("created_at", ""))))
 
@@ -67,15 +74,16 @@ def prepared_corpus(root: Store, name: str) -> Store:
     """The finished corpus NAME (its newest version that is not a subset) or NAME/VERSION. Raises ValueError that lists the
     existing corpora."""
     odd = list[UnreadableRecord]()
-    every = prepared_corpora(root, odd.append)
-    found = [
-        corpus
-        for corpus, manifest in every
-        if (name == manifest.name and manifest.view_of is None) or name == f"{manifest.name}/{manifest.version}"
-    ]
-    if not found:
-        known = there_are(name, {manifest.name for _, manifest in every})
-        raise ValueError(
-            f"There is no corpus {name!r} below {root.uri}; {known} Prepare it first.{and_unreadable(odd)}"
-        )
-    return found[-1]
+    own = name.partition("/")[0]
+    # All corpora are read only to find one that was copied to a folder of another name, and for the error.
+    for folder in (own, "") if own.strip(".") else ("",):
+        odd.clear()
+        every = prepared_corpora(root, odd.append, folder)
+        for corpus, manifest in reversed(every):
+            of_that_name = name == manifest.name and manifest.view_of is None
+            if of_that_name or name == f"{manifest.name}/{manifest.version}":
+                return corpus
+    known = there_are(name, {manifest.name for _, manifest in every})
+    raise ValueError(
+        f"There is no corpus {name!r} below {root.uri}; {known} `vitline data prep` prepares one.{and_unreadable(odd)}"
+    )

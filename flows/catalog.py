@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 
-from vitline.data_prep.find_corpus import prepared_corpora
+from vitline.data_prep.find_corpus import prepared_corpora, prepared_corpus
 from vitline.data_prep.shard_format import (
     MANIFEST_KEY,
     Manifest,
@@ -16,8 +16,8 @@ from vitline.flows import console
 from vitline.flows.records import PipelineRecord, list_pipeline_keys, list_run_keys, read_pipeline
 from vitline.flows.run_standing import AT_WORK, PROGRESS, WorkDetail, WorkRow, attempts_of, standing
 from vitline.flows.stored_configs import RunFile, stage_of
-from vitline.infra.names import matching, there_are
-from vitline.infra.records import UnreadableRecord, and_unreadable, read_each, readable, reading
+from vitline.infra.names import matching
+from vitline.infra.records import UnreadableRecord, read_each, readable, reading
 from vitline.infra.runs.journal import read_journal
 from vitline.infra.runs.run_state import NO_STATE, read_state
 from vitline.infra.settings import Settings
@@ -121,16 +121,7 @@ def find_corpus(root: str, name: str) -> Store:
                 f"There is no corpus at {store.uri}: {MANIFEST_KEY} is missing. `vitline data prep` prepares one."
             )
         return store
-    odd = list[UnreadableRecord]()
-    every = prepared_corpora(open_store(root), odd.append)
-    for corpus, manifest in reversed(every):
-        of_that_name = name == manifest.name and manifest.view_of is None
-        if of_that_name or name == f"{manifest.name}/{manifest.version}":
-            return corpus
-    known = there_are(name, {manifest.name for _, manifest in every})
-    raise ValueError(
-        f"There is no corpus {name!r} below {root}; {known} `vitline data prep` prepares one.{and_unreadable(odd)}"
-    )
+    return prepared_corpus(open_store(root), name)
 
 
 def show_corpus(corpus: Store) -> dict[str, Any]:

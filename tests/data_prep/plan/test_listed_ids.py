@@ -1,7 +1,6 @@
 """Repeated ids are found in the listing, before an image is read and by a dry run; equal rows are merged."""
 
 import json
-import unicodedata
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -69,15 +68,6 @@ def test_rows_that_are_equal_in_every_field_are_merged_and_counted(table, memory
     assert manifest.digest == alone.digest
     counts = manifest.counts
     assert (counts.num_found, counts.num_accepted, counts.num_refused, counts.num_merged) == (35, 30, 0, 5)
-
-
-def test_two_spellings_of_one_name_are_reported_before_reading(
-    fill_folder, picture, request_for, tmp_path, memory_root
-):
-    folder = fill_folder(tmp_path / "p", per_class=5)
-    for form in ("NFC", "NFD"):
-        (folder / "cat" / unicodedata.normalize(form, "\u00e9.jpg")).write_bytes(picture(5))
-    not_examined(request_for(folder), memory_root, "two examples have the id")
 
 
 def test_an_id_column_of_parquet_is_checked_without_reading_images(tmp_path, picture, memory_root):

@@ -11,10 +11,16 @@ from vitline.data_prep.corpus_stats import Findings, Leak
 from vitline.data_prep.find_corpus import corpus_store
 from vitline.data_prep.prepare import PrepareSpec, prepare
 from vitline.data_prep.progress import Progress, preparation_progress, remaining_s
+from vitline.data_prep.shard_format import load_manifest
 from vitline.flows.commands.groups.data import number_of
 from vitline.flows.console import line
-from vitline.flows.deployed import corpus_links
-from vitline.flows.stages.prepare_corpus import PreparedCorpus, leak_lines, source_request
+from vitline.flows.stages.prepare_corpus import (
+    PreparedCorpus,
+    corpus_links,
+    leak_lines,
+    preparation_key,
+    source_request,
+)
 from vitline.flows.to_mlflow.stage_snapshots import stage_snapshot
 from vitline.infra.runs.run_state import write_state
 from vitline.infra.storage import open_store
@@ -384,8 +390,11 @@ def test_a_preparation_shows_report_and_counts_in_mlflow_and_links_in_prefect(co
     assert snapshot.values["data/images_leaked"][0] == 2
     assert snapshot.values["data/images_accepted"][0] == 40
     assert snapshot.tags["vitline.corpus_digest"] == manifest["digest"]
-    prepared = PreparedCorpus(corpus.uri, None, reused=True)
-    links = corpus_links(prepared, "http://mlflow/#/experiments/1/runs/ab?workflow=x")
+    prepared = PreparedCorpus(corpus.uri, load_manifest(corpus), reused=True)
+    urls = {preparation_key(["birds"], [corpus], root): "http://mlflow/#/experiments/1/runs/ab?workflow=x"}
+    engines = SimpleNamespace(root=root, shipper=SimpleNamespace(run_url=urls.get))
+    links = corpus_links(prepared, engines)
     assert links["report page"] == "[in MLflow](http://mlflow/#/experiments/1/runs/ab/artifacts/report.html)"
     assert links["report"] == f"`{corpus.uri}/report.html`"
-    assert corpus_links(prepared, None).keys() == {"corpus", "report"}
+    urls.clear()
+    assert corpus_links(prepared, engines).keys() == {"corpus", "report"}

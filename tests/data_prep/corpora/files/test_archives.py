@@ -246,7 +246,6 @@ def test_paths_that_could_leave_the_folder_are_refused_and_not_read(writer, path
 
 @pytest.mark.parametrize("writer", [tar_of, zip_of])
 def test_a_second_name_that_is_equal_in_nfc_is_refused(writer):
-    """An id is the name in NFC, and an id that repeats ends the job."""
     name = "a.tar" if writer is tar_of else "a.zip"
     files = [("a/\u00fc.jpg", b"1"), ("a/u\u0308.jpg", b"2"), ("a/u.jpg", b"3")]
     found = read_members(stored(writer(files), name), name, MAX_BYTES)
