@@ -1,7 +1,7 @@
 """Locates the corpus of a request before any work is done: the same request finds the corpus that is already finished."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from vitline.data_prep.config import CorpusConfig, LabelTable, Source
 from vitline.data_prep.corpora.open_source import open_source
@@ -12,6 +12,13 @@ from vitline.infra.keys import run_key
 from vitline.infra.names import there_are
 from vitline.infra.records import UnreadableRecord, and_unreadable, readable
 from vitline.infra.storage import Store
+
+
+class FoundCorpus(NamedTuple):
+    """A finished corpus with its manifest, read once."""
+
+    store: Store
+    manifest: Manifest
 
 
 def corpus_version(root: Store, config: CorpusConfig) -> str:
@@ -25,7 +32,7 @@ def corpus_version(root: Store, config: CorpusConfig) -> str:
     if config.recipe.class_map:
         inputs["class_map"] = load_class_map(config.recipe.class_map).digest
     named = [*config.recipe.decontaminate, *([config.add_to] if config.add_to else [])]
-    inputs |= {name: load_manifest(prepared_corpus(root, name)).digest for name in named}
+    inputs |= {name: prepared_corpus(root, name).manifest.digest for name in named}
     return run_key(config.name, "prepare", digest_of(identity), inputs).rpartition("-")[2]
 
 
@@ -51,15 +58,13 @@ def find_corpus(root: Store, config: CorpusConfig) -> Manifest | None:
     return load_manifest(corpus) if corpus.exists(MANIFEST_KEY) else None
 
 
-def prepared_corpora(
-    root: Store, report: Callable[[UnreadableRecord], None], name: str = ""
-) -> list[tuple[Store, Manifest]]:
+def prepared_corpora(root: Store, report: Callable[[UnreadableRecord], None], name: str = "") -> list[FoundCorpus]:
     """Every finished corpus below a root, or in the folder of a name, sorted by name, then from old to new. One that cannot be read
     is reported."""
 
-    def read(key: str) -> tuple[Store, Manifest]:
+    def read(key: str) -> FoundCorpus:
         corpus = root.child(key.removesuffix(f"/{MANIFEST_KEY}"))
-        return corpus, load_manifest(corpus)
+        return FoundCorpus(corpus, load_manifest(corpus))
 
     keys = [
         key
@@ -67,10 +72,10 @@ def prepared_corpora(
         if key.endswith(f"/{MANIFEST_KEY}") and key.count("/") == 3
     ]
     found = readable(keys, read, report)
-    return sorted(found, key=lambda each: (each[1].name, str(each[1].provenance.get("created_at", ""))))
+    return sorted(found, key=lambda each: (each.manifest.name, str(each.manifest.provenance.get("created_at", ""))))
 
 
-def prepared_corpus(root: Store, name: str) -> Store:
+def prepared_corpus(root: Store, name: str) -> FoundCorpus:
     """The finished corpus NAME (its newest version that is not a subset) or NAME/VERSION. Raises ValueError that lists the
     existing corpora."""
     odd = list[UnreadableRecord]()
@@ -79,10 +84,11 @@ def prepared_corpus(root: Store, name: str) -> Store:
     for folder in (own, "") if own.strip(".") else ("",):
         odd.clear()
         every = prepared_corpora(root, odd.append, folder)
-        for corpus, manifest in reversed(every):
+        for found in reversed(every):
+            manifest = found.manifest
             of_that_name = name == manifest.name and manifest.view_of is None
             if of_that_name or name == f"{manifest.name}/{manifest.version}":
-                return corpus
+                return found
     known = there_are(name, {manifest.name for _, manifest in every})
     raise ValueError(
         f"There is no corpus {name!r} below {root.uri}; {known} `vitline data prep` prepares one.{and_unreadable(odd)}"

@@ -150,11 +150,10 @@ def _list(config: CorpusConfig, root: Store, store: Store, executor: Executor) -
     Progress(store, "list", 0, "files")
     base = None
     if config.add_to:
-        corpus = prepared_corpus(root, config.add_to)
-        base = Base(corpus, load_manifest(corpus))
+        base = Base(*prepared_corpus(root, config.add_to))
         base.check(config)
         for split in base.manifest.splits:  # its shard list becomes part of this corpus
-            listed_shards(corpus, base.manifest, split)
+            listed_shards(base.corpus, base.manifest, split)
     listing = list_source(config, root, store)
     check_ids(config, store, root, base.shards() if base else (), executor)
     return _Preparation(config, store, base, listing, {"list": time.monotonic() - start})

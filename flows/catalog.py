@@ -3,9 +3,8 @@
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 
-from vitline.data_prep.find_corpus import prepared_corpora, prepared_corpus
+from vitline.data_prep.find_corpus import FoundCorpus, prepared_corpora, prepared_corpus
 from vitline.data_prep.shard_format import (
-    MANIFEST_KEY,
     Manifest,
     SegmentInfo,
     ViewOrigin,
@@ -108,25 +107,22 @@ def made_of(manifest: Manifest) -> str:
     return ""
 
 
-def find_corpus(root: str, name: str) -> Store:
+def find_corpus(root: str, name: str) -> FoundCorpus:
     """The corpus of a `NAME`, `NAME/VERSION` or URI. A `NAME` means the newest version that is not a subset; a subset is
     named by its version.
 
     Raises ValueError that lists the corpora.
     """
     if is_location(name):
-        store = open_store(name)
-        if not store.exists(MANIFEST_KEY):
-            raise ValueError(
-                f"There is no corpus at {store.uri}: {MANIFEST_KEY} is missing. `vitline data prep` prepares one."
-            )
-        return store
+        try:
+            return FoundCorpus(store := open_store(name), load_manifest(store))
+        except UnreadableRecord as error:
+            raise ValueError(str(error)) from error
     return prepared_corpus(open_store(root), name)
 
 
-def show_corpus(corpus: Store) -> dict[str, Any]:
+def show_corpus(corpus: Store, manifest: Manifest) -> dict[str, Any]:
     """The manifest of a corpus with its class names."""
-    manifest = load_manifest(corpus)
     return {
         "uri": corpus.uri,
         **manifest.model_dump(mode="json"),

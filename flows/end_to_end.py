@@ -183,7 +183,7 @@ def pretrain_stage(
     plan: PipelinePlan, nth_seed: int, corpora: Sequence[PreparedCorpus], engines: Engines, recorder: "PipelineRecorder"
 ) -> str:
     """URI of the published model of the n-th seed. The record names that of the first."""
-    training = on_corpora(plan.training, plan.request, [corpus.uri for corpus in corpora])
+    training = on_corpora(plan.training, plan.request, [(corpus.uri, corpus.manifest) for corpus in corpora])
     training = replace(training, **{"recipe.seed": training.recipe.seed + nth_seed})
     if plan.nights.advance_images is not None:
         spec, trained = go_on(plan.nights, training, engines, recorder)

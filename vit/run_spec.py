@@ -13,7 +13,7 @@ from vitline.infra.runs.progress import RunProgress
 from vitline.infra.storage import Store, open_store
 from vitline.vit.branch import check_branch
 from vitline.vit.config import ParentCheckpoint, TrainConfig
-from vitline.vit.corpora.training_corpora import open_corpora
+from vitline.vit.corpora.training_corpora import TrainingCorpora, open_corpora
 from vitline.vit.model_record import published_record
 
 # Ray Train tries to place the worker group for so long before it reports that there is no room, and tries again.
@@ -42,13 +42,16 @@ class RunSpec(FrozenConfig):
     """Unix seconds at which this attempt pauses likewise; None for no such time."""
 
 
-def make_spec(config: TrainConfig, root: str, night: datetime | None = None) -> RunSpec:
+def make_spec(
+    config: TrainConfig, root: str, night: datetime | None = None, corpora: TrainingCorpora | None = None
+) -> RunSpec:
     """The spec of a run. Its key covers config, corpus, and initial model or parent; FileNotFoundError if one of them is missing.
+    `corpora`: those of the config, if they are open.
 
     Raises ValueError for a branch that changes what its parent does not allow.
     """
     # The corpus digest does not cover the names of the splits, but the results of the run depend on them.
-    inputs = {"split": config.split, "val_split": config.val_split or "", **open_corpora(config).inputs()}
+    inputs = {"split": config.split, "val_split": config.val_split or "", **(corpora or open_corpora(config)).inputs()}
     if config.parent is not None:
         parent = parent_spec(config.parent)
         if "init_model" in parent.inputs:  # the weights come from it by way of the parent, even if it was deleted since

@@ -44,7 +44,7 @@ def check_reused(config: CorpusConfig, corpus: Store, root: Store) -> None:
     manifest = load_manifest(corpus)
     refused, num_accepted = dict(manifest.counts.refused), manifest.counts.num_accepted
     if config.add_to:  # the base corpus was checked when it was prepared
-        base = load_manifest(prepared_corpus(root, config.add_to)).counts
+        base = prepared_corpus(root, config.add_to).manifest.counts
         refused = {reason: count - base.refused.get(reason, 0) for reason, count in refused.items()}
         num_accepted -= base.num_accepted
     here = f"{manifest.name}/{manifest.version} is prepared already"

@@ -32,7 +32,7 @@ from vitline.data_prep.plan.leak_pairs import (
 from vitline.data_prep.plan.locate_pictures import SHARD_TYPE, PictureReader, listed_as_cell
 from vitline.data_prep.progress import Show
 from vitline.data_prep.records import PLAN, REQUEST_KEY, read_table, write_table
-from vitline.data_prep.shard_format import Manifest, known_shards, load_manifest, open_shard
+from vitline.data_prep.shard_format import Manifest, known_shards, open_shard
 from vitline.data_prep.similarity.dedup import LOCATOR_SCHEMA, drops_table
 from vitline.data_prep.splits import hashed_split, unit_key
 from vitline.infra.config import FrozenConfig
@@ -394,8 +394,7 @@ def save_decontamination(config: CorpusConfig, corpus: Store, root: Store) -> No
     """List the test and val images of the corpora in `decontaminate`, for `leaked_rows`."""
     tables = [EVALUATION_SCHEMA.empty_table()]
     for name in config.recipe.decontaminate:
-        store = prepared_corpus(root, name)
-        manifest = load_manifest(store)
+        store, manifest = prepared_corpus(root, name)
         tables += published_rows(store, manifest, splits_to_keep_out(name, manifest))
     write_table(corpus, DECONTAMINATE_KEY, pa.concat_tables(tables))
 

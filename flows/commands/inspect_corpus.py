@@ -17,7 +17,7 @@ from vitline.data_prep.inspect.dry_run_report import Cores
 from vitline.data_prep.labels.classes import ClassMap
 from vitline.data_prep.plan.leakage import own_splits_text
 from vitline.data_prep.plan.plan_shards import Base
-from vitline.data_prep.shard_format import Manifest, load_manifest
+from vitline.data_prep.shard_format import Manifest
 from vitline.data_prep.shards.subsets import check_take
 from vitline.flows import console
 from vitline.flows.catalog import find_corpus
@@ -42,7 +42,7 @@ _CHANGES: dict[ChangeKind, str] = {
 
 def show_stats(settings: Settings, name: str, *, as_json: bool) -> None:
     """Prints the statistics of a corpus as a table, or stats.json as JSON."""
-    corpus = find_corpus(settings.root, name)
+    corpus = find_corpus(settings.root, name).store
     facts, of = facts_of(corpus)
     title = f"{facts.manifest.name}/{facts.manifest.version}"
     if as_json:
@@ -94,7 +94,7 @@ def _counted(counts: Mapping[str, int]) -> str:
 
 def show_diff(settings: Settings, first: str, second: str, *, as_json: bool) -> None:
     """Prints the differences of two corpora: their properties, and the examples."""
-    a, b = (find_corpus(settings.root, name) for name in (first, second))
+    a, b = (find_corpus(settings.root, name).store for name in (first, second))
     (facts_a, of_a), (facts_b, of_b) = facts_of(a), facts_of(b)
     titles = [_title(facts.manifest) for facts in (facts_a, facts_b)]
     corpora, examples = diff_stats(facts_a, facts_b), diff_examples(a, b)
@@ -141,8 +141,7 @@ def show_dry_run(settings: Settings, request: CorpusConfig, *, take_rows: int | 
     """
     base = None
     if request.add_to:
-        corpus = prepared_corpus(open_store(settings.root), request.add_to)
-        base = Base(corpus, load_manifest(corpus))
+        base = Base(*prepared_corpus(open_store(settings.root), request.add_to))
     with console.progress(f"dry run of {request.name}"):
         found, page = dry_run(request, cores_of(settings), base)
     if not as_json:

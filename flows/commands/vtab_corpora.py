@@ -12,7 +12,7 @@ from vitline.data_prep.corpora.official.official_files import OfficialFiles
 from vitline.data_prep.corpora.transfer import transfer_corpus
 from vitline.data_prep.corpora.vtab import vtab_corpus
 from vitline.data_prep.find_corpus import corpus_store
-from vitline.data_prep.shard_format import MANIFEST_KEY, ShardReader, load_manifest
+from vitline.data_prep.shard_format import MANIFEST_KEY, ShardReader
 from vitline.flows import console
 from vitline.infra.csv_text import csv_text
 from vitline.infra.settings import Settings
@@ -179,8 +179,7 @@ def export_splits(settings: Settings, task: str, out: Path) -> dict[str, str | d
     of its keys in order, without such apostrophes, joined by newlines."""
     from vitline.flows.catalog import find_corpus
 
-    corpus = find_corpus(settings.root, task)
-    manifest = load_manifest(corpus)
+    corpus, manifest = find_corpus(settings.root, task)
     digests, lines = {}, list[tuple[str, str, str]]()
     for split in (name for name in _SPLITS if name in manifest.splits):
         with ShardReader(corpus, manifest, split) as reader:

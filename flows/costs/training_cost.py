@@ -79,7 +79,9 @@ class TrainingCost(TypedDict):
     """The corpora of a mixture by name."""
 
 
-def training_cost(config: TrainConfig, *, gpu: str = GPU, mfu: float = TRAINING_MFU) -> TrainingCost:
+def training_cost(
+    config: TrainConfig, corpora: "TrainingCorpora | None" = None, *, gpu: str = GPU, mfu: float = TRAINING_MFU
+) -> TrainingCost:
     """Steps, epochs, compute, reading and memory of a training, before it starts, on GPUs of a kind at a share of their peak FLOP/s.
 
     Raises ValueError for a GPU whose peak is not known, and for lanes, workers or batch that do not fit the corpus.
@@ -87,7 +89,7 @@ def training_cost(config: TrainConfig, *, gpu: str = GPU, mfu: float = TRAINING_
     from vitline.vit.corpora.training_corpora import open_corpora
     from vitline.vit.models.flops import forward_flops
 
-    recipe, corpora = config.recipe, open_corpora(config)
+    recipe, corpora = config.recipe, corpora or open_corpora(config)
     reading = reading_plan(config, corpora)
     rows = [part.num_rows(config.split) for part in corpora.parts]
     images = recipe.total_steps * recipe.input.global_batch_size

@@ -1,6 +1,5 @@
 """A form for an evaluation, or a batch prediction, -> what it will compute, or a refusal in one sentence (ValueError). Starts nothing."""
 
-from vitline.data_prep.shard_format import load_manifest
 from vitline.flows.catalog import find_corpus, find_model
 from vitline.flows.requests.forms import EvaluateRequest, PredictRequest
 from vitline.flows.requests.named_corpora import named_tasks
@@ -39,7 +38,7 @@ def resolve_evaluate(root: str, request: EvaluateRequest) -> EvaluationPlan:
     return EvaluationPlan(
         models=(uri, None) if request.from_scratch else (uri,),
         tasks=tuple(
-            TaskRef(name=load_manifest(corpus).name, corpus=corpus.uri)
+            TaskRef(name=corpus.manifest.name, corpus=corpus.store.uri)
             for corpus in (find_corpus(root, task) for task in tasks.names)
         ),
         architecture=published_network(uri),
@@ -57,8 +56,8 @@ WHOLE = ("train", "val", "test")
 
 def resolve_predict(root: str, request: PredictRequest) -> PredictionSpec:
     """The spec of a prediction whose model, corpus and splits exist."""
-    uri, corpus = find_model(root, request.model), find_corpus(root, request.corpus)
-    record, manifest = published_record(open_store(uri)), load_manifest(corpus)
+    uri, (corpus, manifest) = find_model(root, request.model), find_corpus(root, request.corpus)
+    record = published_record(open_store(uri))
     for split in request.splits:
         if split not in manifest.splits:
             raise ValueError(

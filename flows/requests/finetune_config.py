@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vitline.data_prep.shard_format import Manifest, load_manifest
+from vitline.data_prep.shard_format import Manifest
 from vitline.flows.catalog import find_corpus, find_model
 from vitline.flows.requests.forms import FinetuneRequest
 from vitline.flows.requests.own_code import with_own_code
@@ -28,8 +28,7 @@ def resolve_finetune(root: str, request: FinetuneRequest) -> TrainConfig:
     published = published_record(open_store(model))
     contract = ImageContract.model_validate(read_contract(open_store(model), published))
     architecture = network_of(open_store(model), published)
-    store = find_corpus(root, request.corpus)
-    manifest = load_manifest(store)
+    store, manifest = find_corpus(root, request.corpus)
     if request.protocol is None:
         recipe = _finetune_recipe(request, architecture, contract.evaluation, manifest)
     else:

@@ -51,7 +51,7 @@ def choose_corpus(root: str, name: str) -> CorpusChoice:
     if name in PRESETS:
         return PRESETS[name]()
     try:
-        return find_corpus(root, name).uri
+        return find_corpus(root, name).store.uri
     except ValueError as error:
         if is_location(name):
             raise

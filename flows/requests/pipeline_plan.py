@@ -148,5 +148,5 @@ def _check_mixture(training: TrainConfig, request: PipelineRequest, sources: Seq
     rows = [row[1:] for row in read_class_table(table).rows] if table else None  # without its place
     prepared = [source for source in sources if isinstance(source, str)]
     if len(prepared) == len(sources):
-        on_corpora(training, request, prepared)
+        on_corpora(training, request, [(uri, load_manifest(open_store(uri))) for uri in prepared])
     return {"weights": weights.tolist(), "class_map": rows or request.class_map}

@@ -33,10 +33,9 @@ def resolve_prepare(root: str, request: PrepareRequest) -> CorpusConfig:
     store = open_store(root)
     corpus_version(store, config)  # raises if the source, the class map or a named corpus does not exist
     for name in config.recipe.decontaminate:
-        splits_to_keep_out(name, load_manifest(prepared_corpus(store, name)))  # raises if it has no such splits
+        splits_to_keep_out(name, prepared_corpus(store, name).manifest)  # raises if it has no such splits
     if config.add_to:
-        corpus = prepared_corpus(store, config.add_to)
-        Base(corpus, load_manifest(corpus)).check(config)
+        Base(*prepared_corpus(store, config.add_to)).check(config)
     return config
 
 

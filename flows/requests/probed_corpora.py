@@ -12,7 +12,7 @@ def with_probed_corpora(config: TrainConfig, root: str) -> TrainConfig:
     """The config with the URIs of these corpora. Raises ValueError for one that is missing or cannot be probed on."""
     if not config.execution.probes.every_steps:
         return config
-    uris = tuple(find_corpus(root, name).uri for name in config.execution.probes.corpora)
+    uris = tuple(find_corpus(root, name).store.uri for name in config.execution.probes.corpora)
     found = replace(config, **{"execution.probes.corpora": uris})
     probed_corpora(found)
     return found

@@ -39,9 +39,9 @@ def resolve_self_train(root: str, request: SelfTrainRequest) -> SelfTrainingPlan
     """The plan of a self-training whose teacher and corpora exist and fit together."""
     fields = {"model": request.teacher, "corpus": request.unlabelled, "splits": request.splits, "top_k": request.top_k}
     prediction = resolve_predict(root, PredictRequest.model_validate(fields))
-    labelled, unlabelled = find_corpus(root, request.corpus), open_store(prediction.corpus)
-    manifest, found = load_manifest(labelled), load_manifest(unlabelled)
-    check_same_decoding(found, manifest)
+    labelled, manifest = find_corpus(root, request.corpus)
+    unlabelled = load_manifest(open_store(prediction.corpus))
+    check_same_decoding(unlabelled, manifest)
     model = open_store(prediction.model)
     teacher = read_classes(model, published_record(model))
     if not set(teacher) & set(load_class_names(labelled)):
@@ -59,7 +59,7 @@ def resolve_self_train(root: str, request: SelfTrainRequest) -> SelfTrainingPlan
         overrides=request.overrides,
     )
     check_loss(draft_training(str(training.name), training), labelled.uri, manifest)
-    return SelfTrainingPlan(prediction, _labelling(request, prediction, found), training, request.predicted_weight)
+    return SelfTrainingPlan(prediction, _labelling(request, prediction, unlabelled), training, request.predicted_weight)
 
 
 def _labelling(request: SelfTrainRequest, prediction: PredictionSpec, unlabelled: Manifest) -> CorpusConfig:

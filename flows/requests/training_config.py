@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vitline.data_prep.shard_format import Manifest, load_manifest
+from vitline.data_prep.shard_format import Manifest
 from vitline.flows.catalog import find_corpus, find_model, find_run
 from vitline.flows.records import list_run_keys
 from vitline.flows.requests.forms import BranchRequest, PipelineRequest, PretrainRequest
@@ -51,11 +51,9 @@ def initial_model(root: str, reference: str) -> str:
 
 def _from_random_weights(root: str, request: PretrainRequest) -> TrainConfig:
     check_mixture_fields(request)
-    uris = [find_corpus(root, name).uri for name in (request.corpus, *(each.corpus for each in request.mix_with))]
-    name = request.name or training_name(
-        _together([load_manifest(open_store(uri)) for uri in uris]), recipe_title(recipe_of(request))
-    )
-    return on_corpora(draft_training(name, request), request, uris)
+    found = [find_corpus(root, name) for name in (request.corpus, *(each.corpus for each in request.mix_with))]
+    name = request.name or training_name(_together([each.manifest for each in found]), recipe_title(recipe_of(request)))
+    return on_corpora(draft_training(name, request), request, [(each.store.uri, each.manifest) for each in found])
 
 
 def check_mixture_fields(request: PretrainRequest | PipelineRequest) -> None:
@@ -68,13 +66,15 @@ def check_mixture_fields(request: PretrainRequest | PipelineRequest) -> None:
         )
 
 
-def on_corpora(config: TrainConfig, request: PretrainRequest | PipelineRequest, uris: Sequence[str]) -> TrainConfig:
-    """A draft with its prepared corpora: `corpus` of the form, then those of `mix_with`. Refuses a loss that does not suit the labels,
-    and a mixture whose classes do not fit together."""
-    manifests = [load_manifest(open_store(uri)) for uri in uris]
-    for uri, manifest in zip(uris, manifests, strict=True):
+def on_corpora(
+    config: TrainConfig, request: PretrainRequest | PipelineRequest, corpora: Sequence[tuple[str, Manifest]]
+) -> TrainConfig:
+    """A draft with its prepared corpora, by URI: `corpus` of the form, then those of `mix_with`. Refuses a loss that does not suit the
+    labels, and a mixture whose classes do not fit together."""
+    for uri, manifest in corpora:
         check_loss(config, uri, manifest)
-    val = config.val_split if any(config.val_split in manifest.splits for manifest in manifests) else None
+    val = config.val_split if any(config.val_split in manifest.splits for _, manifest in corpora) else None
+    uris = [uri for uri, _ in corpora]
     config = replace(config, corpus=uris[0], mixture=_mixture(request, uris), val_split=val)
     if config.mixture is not None:
         open_corpora(config)  # raises for what does not fit together

@@ -199,7 +199,7 @@ def prepare_and_show(
 
 def take_and_show(settings: Settings, name: str, num_rows: int, split: str, *, as_json: bool) -> None:
     """Makes a subset of a corpus, or finds it again, and prints it."""
-    corpus = find_corpus(settings.root, name)
+    corpus = find_corpus(settings.root, name).store
     subset = take(corpus, num_rows, split)
     if as_json:
         console.emit({"uri": f"{corpus.uri.rpartition('/')[0]}/{subset.version}", **subset.model_dump(mode="json")})
@@ -303,7 +303,7 @@ def leak_lines(stats: CorpusStats) -> list[str]:
 
 def verify_and_show(settings: Settings, name: str, *, pixels: bool, as_json: bool) -> None:
     """Reads every shard back, with `pixels` decodes every image, and prints the problems. Raises RuntimeError if there are any."""
-    corpus = find_corpus(settings.root, name)
+    corpus = find_corpus(settings.root, name).store
     report = verify_corpus(corpus, in_threads, pixels=pixels)
     if as_json:
         console.emit(report.model_dump(mode="json"))

@@ -15,6 +15,7 @@ from vitline.infra.runs.run_state import NO_STATE, read_state
 from vitline.infra.storage import open_store
 from vitline.vit.branch import pin_parent
 from vitline.vit.config import TrainConfig
+from vitline.vit.corpora.training_corpora import open_corpora
 from vitline.vit.run_spec import START_TRY_S, RunSpec, make_spec, read_progress
 from vitline.vit.training.checkpoints.names import newest_step
 
@@ -32,7 +33,8 @@ def train_model(
     Raises ValueError for a config that does not fit its corpus or parent, before a job is submitted; StageFailed, Skipped.
     """
     config = with_probed_corpora(config, engines.root)
-    spec = replace(make_spec(config, engines.root, night), pause_at_step=pause_at_step, pause_at=pause_at)
+    corpora = open_corpora(config)
+    spec = replace(make_spec(config, engines.root, night, corpora), pause_at_step=pause_at_step, pause_at=pause_at)
     run = run_store(engines.root, spec.run_key)
     if config.mixture is not None and read_state(run) is None:  # a run that has begun has said it
         engines.observer.say("looking for leakage in the corpora of the mixture")
@@ -43,7 +45,7 @@ def train_model(
         engines.observer.say(
             f"step {config.parent.step:,} of {spec.inputs['parent'].partition('@')[0]} is kept for {spec.run_key}"
         )
-    execution, cost = config.execution, training_cost(config)
+    execution, cost = config.execution, training_cost(config, corpora)
     if (read_state(run) or NO_STATE)["state"] != "finished":
         engines.observer.say(
             f"{cost['images']:,} images in {cost['steps']:,} steps, {cost['epochs']:.1f} epochs; {cost['loss']}"

@@ -21,10 +21,10 @@ def read(monkeypatch):
 
 def test_a_corpus_is_found_by_name_and_version_without_reading_others(two_corpora, read):
     root = open_store(two_corpora)
-    city = find_corpus.prepared_corpus(root, "city")
+    city = find_corpus.prepared_corpus(root, "city").store
     name, version = city.uri.split("/")[-2:]
     assert name == "city"
-    assert find_corpus.prepared_corpus(root, f"city/{version}").uri == city.uri
+    assert find_corpus.prepared_corpus(root, f"city/{version}").store.uri == city.uri
     assert read == ["city", "city"]
 
 

@@ -255,7 +255,7 @@ def test_a_pre_training_from_weights_begins_with_them(start, train_config, pretr
     assert not state.optimizer.state
     for found in (state.model.state_dict(), state.average):
         assert all(torch.equal(found[name], value) for name, value in weights.items())
-    birds = find_corpus(two_corpora, "birds").uri
+    birds = find_corpus(two_corpora, "birds").store.uri
     other = replace(config, corpus=birds, **{"recipe.input.num_lanes": 1, "recipe.seed": 3})
     found = initial(start, other).model.state_dict()
     assert found["head.weight"].shape[0] == 2

@@ -461,7 +461,7 @@ def test_changed_published_model_is_refused_by_name(start, train_config):
 
 def mixture_of(two_corpora, train_config, **changes):
     """A training on three parts of `birds` to one part of `city`, whose classes bus and tram are one, and whose owls are dropped."""
-    birds, city = (find_corpus(two_corpora, name).uri for name in ("birds", "city"))
+    birds, city = (find_corpus(two_corpora, name).store.uri for name in ("birds", "city"))
     mixture = {"corpora": [{"corpus": birds, "weight": 3}, {"corpus": city, "weight": 1}], **changes}
     return replace(train_config("mix", steps=12, save_every_steps=5), corpus=birds, mixture=mixture)
 

@@ -102,7 +102,7 @@ def data_show(name: Corpus, root: Root = None, json: Json = False) -> None:
     from vitline.data_prep.shard_format import SegmentInfo
     from vitline.flows.catalog import find_corpus, segment_text, show_corpus
 
-    shown = show_corpus(find_corpus(settings(root).root, name))
+    shown = show_corpus(*find_corpus(settings(root).root, name))
     if not json:
         for split in shown["splits"].values():
             split["segments"] = [segment_text(SegmentInfo.model_validate(segment)) for segment in split["segments"]]

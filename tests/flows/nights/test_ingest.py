@@ -63,7 +63,7 @@ def test_a_night_trains_on_the_images_that_came_since(root, folder):
         assert "5 new images" in row[4]
         assert row[1].startswith("prepare-birds")
         assert row[2] is False
-        assert find_corpus(root, "birds").uri.endswith(second.version)
+        assert find_corpus(root, "birds").store.uri.endswith(second.version)
         row, third = night(25)
         assert third.version == second.version
         assert "0 new images" in row[4]

@@ -47,7 +47,7 @@ def test_a_small_corpus_is_prepared_without_ray_with_the_same_digest(vitline, fo
     assert code == 0, err
     assert "40 of 40 in 2 classes" in " ".join(out.split())
     (manifest,) = prepare([request_for(folder)], str(tmp_path / "other"))
-    assert find_corpus(root, "birds").read_json("manifest.json")["digest"] == manifest.digest
+    assert find_corpus(root, "birds").store.read_json("manifest.json")["digest"] == manifest.digest
 
 
 @pytest.mark.slow

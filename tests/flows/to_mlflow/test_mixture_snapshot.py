@@ -10,7 +10,7 @@ from vitline.vit.run_spec import make_spec
 
 
 def test_all_corpora_of_a_mixture_are_params_data_sets_and_a_file(train_config, two_corpora, root):
-    uris = [find_corpus(two_corpora, name).uri for name in ("birds", "city")]
+    uris = [find_corpus(two_corpora, name).store.uri for name in ("birds", "city")]
     mixture = {"corpora": [{"corpus": uris[0], "weight": 3}, {"corpus": uris[1], "weight": 1}]}
     config = replace(train_config("mix"), corpus=uris[0], mixture=mixture)
     spec = make_spec(config, root)
