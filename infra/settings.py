@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 _SECRET_NAME = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|AUTH|CREDENTIAL")
-_FOLDERS = {"root", "home", "tensorboard", "ray_auth_token_path", "job_python"}
+_FOLDERS = {"root", "home", "ray_auth_token_path", "job_python"}
 """Settings that name a folder or file."""
 _ADDRESSES = {
     "s3_endpoint_url": "http://HOST:9000",
@@ -94,10 +94,6 @@ class Settings(BaseModel):
         default=None, validation_alias=AliasChoices("MLFLOW_TRACKING_TOKEN")
     )
     """A token in place of user and password."""
-    tensorboard: Path | None = Field(default=None, validation_alias=AliasChoices("VITLINE_TENSORBOARD"))
-    """Folder into which flows and commands also write the curves of their runs, as TensorBoard's event files."""
-    wandb: str | None = Field(default=None, validation_alias=AliasChoices("VITLINE_WANDB"))
-    """Project of Weights & Biases, `PROJECT` or `ENTITY/PROJECT`, to which flows and commands also send the curves of their runs."""
     recipe_packages: frozenset[str] = Field(
         default=frozenset(), validation_alias=AliasChoices("VITLINE_RECIPE_PACKAGES")
     )

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from vitline.flows import console
-from vitline.flows.curves.curve_writer import CurveWriter, readers
 from vitline.flows.records import Origin
 from vitline.flows.to_mlflow.shipper import Shipper
 from vitline.infra.local.child_jobs import ChildJobs
@@ -206,13 +205,10 @@ class Engines:
     shipper: Shipper
     origin: Origin = field(default_factory=Origin)
     """The command or flow run that requested the work."""
-    curves: CurveWriter | None = None
 
     def follow(self, run_key: str) -> None:
-        """Sends a started or finished run, and what it adds later, to the readers of its journal."""
+        """Sends a started or finished run, and what it adds later, to MLflow."""
         self.shipper.follow(run_key)
-        if self.curves is not None:
-            self.curves.follow(run_key)
 
     @property
     def root(self) -> str:
@@ -237,10 +233,9 @@ def open_engines(
     with (
         Cluster(settings, logs, observer.say, observer.check) as cluster,
         Shipper(settings, logs) as shipper,
-        CurveWriter(settings.root, readers(settings)) as curves,
     ):
         try:
-            yield Engines(settings, cluster, observer, shipper, origin or Origin(), curves)
+            yield Engines(settings, cluster, observer, shipper, origin or Origin())
         except BaseException:
             shipper.close(HURRY_S)
             raise

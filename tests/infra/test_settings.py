@@ -29,7 +29,7 @@ def test_only_documented_environment_variables_are_read(monkeypatch: pytest.Monk
     assert read.mlflow_tracking_uri == "http://given"
 
 
-PATHS = {"VITLINE_ROOT": "root", "VITLINE_HOME": "home", "VITLINE_TENSORBOARD": "tensorboard"}
+PATHS = {"VITLINE_ROOT": "root", "VITLINE_HOME": "home"}
 PATHS |= {"RAY_AUTH_TOKEN_PATH": "ray_auth_token_path", "VITLINE_JOB_PYTHON": "job_python"}
 
 

@@ -1,4 +1,4 @@
-"""`vitline runs`: lists, shows and compares runs, sends them to MLflow, and writes their curves for TensorBoard."""
+"""`vitline runs`: lists, shows and compares runs, and sends them to MLflow."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -100,24 +100,3 @@ def runs_sync(
             console.say(f"not sent: {', '.join(key for key, reason in report.left.items() if reason == why)}: {why}")
     if report.left:
         raise typer.Exit(1)
-
-
-@app.command("tensorboard")
-def runs_tensorboard(
-    folder: Annotated[Path, typer.Argument(help="Folder for the event files, with a folder in it for each run.")],
-    keys: Annotated[
-        list[str] | None, typer.Argument(help="Keys of runs, or their first characters. Default: all below the root.")
-    ] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Go on with what running and, without keys, new runs add; Ctrl-C ends it.")
-    ] = False,
-    root: Root = None,
-) -> None:
-    """Write the curves of runs as event files, which `tensorboard --logdir FOLDER` shows. Safe to repeat: it adds what is new.
-
-    Example: `vitline runs tensorboard curves --follow`
-    """
-    from vitline.flows.curves.event_files import write_curves
-    from vitline.infra.storage import open_store
-
-    write_curves(open_store(settings(root).root), folder, keys or [], follow=follow, report=console.say)
