@@ -27,7 +27,6 @@ from vitline.flows.requests.finetune_config import resolve_finetune
 from vitline.flows.requests.forms import (
     BranchRequest,
     CollectGarbageRequest,
-    CompareRequest,
     EvaluateRequest,
     FinetuneRequest,
     PipelineRequest,
@@ -249,20 +248,6 @@ def pretrain_then_transfer_flow(request: PipelineRequest) -> State:
         return State(type=StateType.COMPLETED, name=name, message=f"{verdict.sentence} ({scores})")
 
     return run(PipelineRequest, request, body)
-
-
-@vitline_flow("compare-runs")
-def compare_runs(request: CompareRequest) -> State:
-    """Compares pipelines or runs with each other and with the published rows."""
-
-    def body(request: CompareRequest, engines: Engines, this: FlowRun) -> str:
-        from vitline.flows.reports.compare_runs import compare_newest, comparison_rows
-
-        columns, rows = comparison_rows(compare_newest(engines.root, request.runs, request.newest))
-        show(engines, "comparison", "Differences and metrics", columns, rows)
-        return f"{len(columns) - 1} runs compared"
-
-    return run(CompareRequest, request, body)
 
 
 @vitline_flow("reconcile")

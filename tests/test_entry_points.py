@@ -74,7 +74,7 @@ def test_the_command_and_the_plugin_are_registered():
 def test_flows_keep_the_entrypoints_of_registered_deployments():
     from vitline.flows import deployed
 
-    names = ("prepare_corpus", "pretrain_flow", "finetune", "evaluate", "pretrain_then_transfer_flow", "compare_runs")
+    names = ("prepare_corpus", "pretrain_flow", "finetune", "evaluate", "pretrain_then_transfer_flow")
     assert all(callable(getattr(deployed, name)) for name in names)
 
 

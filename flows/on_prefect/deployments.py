@@ -6,7 +6,6 @@ from typing import Any
 from vitline.flows.requests.forms import (
     BranchRequest,
     CollectGarbageRequest,
-    CompareRequest,
     EvaluateRequest,
     FinetuneRequest,
     PipelineRequest,
@@ -105,7 +104,6 @@ DEPLOYMENTS = (
         PIPELINE, "nightly", PipelineRequest, NIGHT, "pipeline", NIGHTLY_CRON,
         purpose="Every night at 02:00 UTC once its schedule is active, with a fixed budget and a deadline.",
     ),
-    Deployment("compare_runs", "default", CompareRequest, {}, "compare"),
     Deployment("reconcile_flow", "default", ReconcileRequest, {}, "ops", RECONCILE_CRON, always_active=True),
     Deployment(
         "collect_garbage_flow", "default", CollectGarbageRequest, COLLECT, "ops", COLLECT_CRON, always_active=True,

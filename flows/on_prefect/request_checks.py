@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vitline.flows.reports.compare_runs import compare_newest
 from vitline.flows.requests import forms
 from vitline.flows.requests.evaluation_plan import resolve_evaluate, resolve_predict
 from vitline.flows.requests.finetune_config import resolve_finetune
@@ -24,5 +23,4 @@ REQUEST_CHECKS: Checks = {
     "evaluate": (forms.EvaluateRequest, resolve_evaluate),
     "predict": (forms.PredictRequest, resolve_predict),
     "pretrain-then-transfer": (forms.PipelineRequest, resolve_pipeline),
-    "compare-runs": (forms.CompareRequest, lambda root, request: compare_newest(root, request.runs, request.newest)),
 }

@@ -4,7 +4,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypedDict
 
 from vitline.flows.catalog import find_run, list_pipelines, show_run
-from vitline.flows.console import field
 from vitline.flows.records import PipelineRecord
 from vitline.flows.stored_configs import RunFile
 from vitline.infra.config import flatten
@@ -123,15 +122,6 @@ def side_by_side(
         "differences": differences,
         "metrics": {metric: [row.get(metric) for row in metrics] for metric in every},
     }
-
-
-def comparison_rows(compared: Comparison) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows of one table: states, differences, metrics."""
-
-    rows = [["state", *compared["states"]]]
-    for part in (compared["differences"], compared["metrics"]):
-        rows += [[name, *(field(name, value) for value in values)] for name, values in part.items()]
-    return ["", *compared["runs"]], rows
 
 
 def recipe_of(config: RunFile) -> dict[str, Any]:

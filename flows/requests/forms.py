@@ -311,15 +311,6 @@ class PipelineRequest(FrozenConfig):
     writes a checkpoint, unless {"execution.on_cancel": "discard"} is set. The deployment's description lists the fields."""
 
 
-class CompareRequest(FrozenConfig):
-    """Compares pipelines or runs with each other and with the published rows."""
-
-    runs: tuple[Reference, ...] = Field((), max_length=20)
-    """Keys of pipelines or runs, or their first characters. Empty: the newest pipelines."""
-    newest: int = Field(7, ge=2, le=50)
-    """Number of newest pipelines to compare if no keys are given."""
-
-
 class ReconcileRequest(FrozenConfig):
     """Brings flow runs, Ray jobs, runs and pipelines left by killed processes to an end state; sends MLflow what it lacks."""
 

@@ -1,11 +1,11 @@
 """Schedules that a user activates on the deployment's page, and the runs that they start."""
 
-import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from vitline.flows.catalog import list_pipelines
+from vitline.flows.reports.compare_runs import compare_newest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("quiet_logs")]
 
@@ -87,10 +87,9 @@ def test_schedules_start_reconcile_and_a_night_which_the_comparison_shows(work, 
 
     day = work.start("pretrain-then-transfer/tiny", name="day")
     assert work.flows.wait(day)["state"]["message"].startswith("val/top1 "), "only a night has a verdict"
-    morning = work.start("compare-runs/default", newest=2)
-    assert work.flows.wait(morning)["state_name"] == "Completed"
-    rows = json.loads(work.flows.artifacts(morning)["comparison"]["data"])
-    assert [row for row in rows if "tasks/digits-5-to-9/top1" in row.values() and record.key in row], rows
+    compared = compare_newest(in_stack.root, [], 2)
+    assert record.key in compared["runs"]
+    assert "tasks/digits-5-to-9/top1" in compared["metrics"]
 
 
 def check_reconcile(work, page):

@@ -32,7 +32,7 @@ OURS = ("runs/", "pipelines/", "claims/", "corpora/", "models/")
         (DEMO, {"seeed": 1}, "'request'. Failure reason: Additional properties are not allowed ('seeed' was unexpected)"),
         ("prepare-corpus/default", {"kind": "folder"}, "'request.kind'. Failure reason: 'folder' is not one of ['class_folders'"),
         ("prepare-corpus/default", {"val_fraction": 1}, "'request.val_fraction'. Failure reason: 1 is greater than or equal"),
-        ("compare-runs/default", {"newest": 51}, "'request.newest'. Failure reason: 51 is greater than the maximum of 50"),
+        ("reconcile/default", {"quiet_minutes": -1}, "'request.quiet_minutes'. Failure reason: -1 is less than the minimum of 0"),
         ("pretrain/default", {"seed": 1}, "'request'. Failure reason: 'corpus' is a required property"),
     ],
 )  # fmt: skip
@@ -95,7 +95,6 @@ REFUSED = [
     ("pretrain_flow", {"corpus": "brids"}, "There is no corpus 'brids'"),
     ("finetune", {"model": "no-such", "corpus": "digits-0-to-4"}, "'no-such' is not a published model"),
     ("evaluate", {"model": "no-such", "tasks": ["digits-5-to-9"]}, "'no-such' is not a published model"),
-    ("compare_runs", {"runs": ["no-such", "neither"]}, "'no-such'"),
 ]  # fmt: skip
 
 

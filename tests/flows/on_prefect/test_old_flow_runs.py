@@ -153,8 +153,8 @@ def test_a_collection_that_meets_very_many_flow_runs_comes_to_an_end(prefect, ru
     monkeypatch.setattr(old_flow_runs, "_PAGE", 2)
     monkeypatch.setattr(old_flow_runs, "MOST", 4)
     for _ in range(5):
-        run("compare-runs/default", DONE)
-    subject = "deployment compare-runs/default"
+        run("evaluate/default", DONE)
+    subject = "deployment evaluate/default"
     assert collect(1) == {subject: "deleted, 4 flow runs; the next collection deletes more"}
     assert collect(1) == {subject: "deleted, 1 flow runs"}
     assert left() == set()
@@ -162,7 +162,7 @@ def test_a_collection_that_meets_very_many_flow_runs_comes_to_an_end(prefect, ru
 
 def test_a_server_that_is_busy_is_named_and_the_next_collection_goes_on(prefect, run, monkeypatch):
     for _ in range(2):
-        run("compare-runs/default", DONE)
+        run("evaluate/default", DONE)
     run("pretrain/default", DONE)
     real = old_flow_runs.delete_with_parts
 
@@ -172,9 +172,9 @@ def test_a_server_that_is_busy_is_named_and_the_next_collection_goes_on(prefect,
 
     monkeypatch.setattr(old_flow_runs, "delete_with_parts", busy)
     found = collect(1)
-    assert found["deployment compare-runs/default"].startswith("not all deleted: Client error '404 Not Found' for url")
+    assert found["deployment evaluate/default"].startswith("not all deleted: Client error '404 Not Found' for url")
     assert found["deployment pretrain/default"] == "deleted, 1 flow runs"
-    assert collect(1) == {"deployment compare-runs/default": "deleted, 2 flow runs"}
+    assert collect(1) == {"deployment evaluate/default": "deleted, 2 flow runs"}
 
 
 def test_a_server_that_deletes_only_one_at_a_time_is_asked_so(prefect, run, left, monkeypatch):
@@ -185,6 +185,6 @@ def test_a_server_that_deletes_only_one_at_a_time_is_asked_so(prefect, run, left
 
     monkeypatch.setattr(SyncPrefectClient, "request", older)
     for _ in range(2):
-        run("compare-runs/default", DONE)
-    assert collect(1) == {"deployment compare-runs/default": "deleted, 2 flow runs"}
+        run("evaluate/default", DONE)
+    assert collect(1) == {"deployment evaluate/default": "deleted, 2 flow runs"}
     assert left() == set()

@@ -9,7 +9,7 @@ from vitline.flows.ops.schedule_checks import check_logs, check_schedules, sched
 from vitline.infra.local.stack import find_stack
 from vitline.infra.settings import Settings
 
-NAME = "compare-runs/default"
+NAME = "evaluate/default"
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_an_active_schedule_without_upcoming_runs_is_named_with_its_page(flows, 
         flows.api.delete(f"/flow_runs/{run}").raise_for_status()
     later = datetime.now(UTC) + timedelta(minutes=3)  # at present, the scheduler may not have run yet
     (problem,) = schedule_problems(settings, later)
-    assert "deployment 'compare-runs/default' has an active schedule and no upcoming run" in problem
+    assert "deployment 'evaluate/default' has an active schedule and no upcoming run" in problem
     assert f"/deployments/deployment/{scheduled}" in problem
     found = check_schedules(settings, later)
     assert (found.ok, found.found) == (False, problem)
