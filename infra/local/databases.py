@@ -1,4 +1,4 @@
-"""The databases of MLflow and Prefect in a local stack: prepared empty, copied, migrated to the installed version, compacted.
+"""The databases of MLflow and Prefect in a local stack: prepared empty, copied, migrated to the installed version.
 
 Creating the tables delays the first start of a server by 3 to 40 s; copying a prepared database takes no time. This prepares
 them, once per installation:
@@ -29,7 +29,6 @@ _REVISIONS = {  # the folder of each package with one file per revision of its t
     "prefect": "server/database/_migrations/versions/sqlite",
 }
 _IN_WORK = ".migrating-"
-_WORTH_BYTES = 64_000_000  # a smaller gain is not worth writing the whole database anew
 _BUSY_S = 5.0  # how long a database may be locked, as by a server that is ending
 
 
@@ -88,28 +87,6 @@ def migrate_database(directory: Path, package: str, announce: Callable[[str], No
             "the file away to start with an empty database."
         ) from error
     announce(f"migrated it; the database as it was is {kept}, which you may delete when you do not need it any more")
-
-
-def compact_database(directory: Path, package: str, announce: Callable[[str], None]) -> None:
-    """Gives back to the disk what deletions left empty in the database of `package`, where that is a quarter of it and 64 MB.
-
-    What prevents it, such as a full disk, is announced; the database stays as it is.
-    """
-    path = database_file(directory, package)
-    if not path.exists() or path.stat().st_size < _WORTH_BYTES:
-        return
-    try:
-        with closing(sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)) as connection:
-            size, pages, free = (
-                connection.execute(f"PRAGMA {name}").fetchone()[0]
-                for name in ("page_size", "page_count", "freelist_count")
-            )
-            if free * size < _WORTH_BYTES or free * 4 < pages:
-                return
-            announce(f"taking {free * size / 1e6:,.0f} MB that are not used any more out of the database {path}")
-            connection.execute("VACUUM")
-    except sqlite3.Error as error:
-        announce(f"could not make the database {path} smaller ({error}); it is used as it is")
 
 
 def prepared_database(package: str) -> Path:

@@ -115,7 +115,6 @@ def start_stack(
         for name in ("mlflow", "prefect"):
             if name in wanted:
                 databases.migrate_database(directory, name, announce)
-                databases.compact_database(directory, name, announce)
         try:
             _run_supervisor(config, log_dir, wanted, num_cpus, ends_with_caller, announce)
             state = find_stack(directory)

@@ -16,7 +16,6 @@ import pytest
 from vitline.infra.children import child_environment
 from vitline.infra.local import databases
 from vitline.infra.local.databases import (
-    compact_database,
     database_file,
     make_empty_databases,
     migrate_database,
@@ -236,25 +235,6 @@ def test_the_stack_serves_what_the_older_database_holds(stack_folder, package):
         stop_stack(stack_folder)
 
 
-def grown(directory, kept, deleted):
-    """A database with a table of this many rows of 1 MB, of which some were deleted."""
-    path = database_file(directory, "prefect")
-    path.parent.mkdir(parents=True)
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("CREATE TABLE log (id INTEGER PRIMARY KEY, message BLOB)")
-        for number in range(kept + deleted):
-            connection.execute("INSERT INTO log VALUES (?, randomblob(1000000))", (number,))
-        connection.execute("DELETE FROM log WHERE id >= ?", (kept,))
-        connection.commit()
-    return path
-
-
-def rows_in(path):
-    with closing(sqlite3.connect(path)) as connection:
-        return connection.execute("SELECT count(*), sum(length(message)) FROM log").fetchone()
-
-
 def test_a_database_is_copied_where_a_file_has_one_name_only(tmp_path, monkeypatch):
     def refuse(*_):
         raise PermissionError(1, "Operation not permitted")
@@ -268,35 +248,3 @@ def test_a_database_is_copied_where_a_file_has_one_name_only(tmp_path, monkeypat
         assert kept.name == ("mlflow.db.before-3", "mlflow.db.before-3-2")[number]
         assert kept.read_bytes() == content
     assert not list(work.iterdir())
-
-
-def test_a_database_that_has_become_empty_becomes_small(tmp_path):
-    path, said = grown(tmp_path, kept=5, deleted=75), []
-    path.chmod(0o600)
-    compact_database(tmp_path, "prefect", said.append)
-    assert path.stat().st_size < 6_000_000
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert rows_in(path) == (5, 5_000_000)
-    assert said == [f"taking 75 MB that are not used any more out of the database {path}"]
-    compact_database(tmp_path, "prefect", said.append)
-    compact_database(tmp_path, "mlflow", said.append)  # there is none
-    assert len(said) == 1
-
-
-@pytest.mark.slow
-def test_a_database_stays_as_it_is_where_it_cannot_be_made_smaller(tmp_path, full_disk):
-    path, said = grown(tmp_path, kept=5, deleted=75), []
-    with full_disk(1_000_000):
-        compact_database(tmp_path, "prefect", said.append)
-    with closing(sqlite3.connect(path)) as server:
-        server.execute("BEGIN IMMEDIATE")
-        compact_database(tmp_path, "prefect", said.append)
-    assert [line.partition(" (")[0] for line in said[1::2]] == [f"could not make the database {path} smaller"] * 2
-    assert path.stat().st_size > 75_000_000
-    assert rows_in(path) == (5, 5_000_000)
-
-
-def test_a_database_with_little_to_gain_is_not_written_anew(tmp_path):
-    path, said = grown(tmp_path, kept=40, deleted=35), []
-    compact_database(tmp_path, "prefect", said.append)
-    assert (said, path.stat().st_size > 75_000_000) == ([], True)
