@@ -1,4 +1,4 @@
-"""What a weak shuffle costs in accuracy: the floor of `vitline data shuffle-report`. Command:
+"""What a weak shuffle costs in accuracy: the floor of `shuffle_report.py`. Command:
 python tests/benchmarks/shuffle_floor.py [--seeds 8]
 
 20,000 points of 100 overlapping Gaussian classes in row groups of 20 rows, in random order or sorted by class. A network of
@@ -8,6 +8,8 @@ entropy as a fraction of a perfect shuffle's and the accuracy on 4,000 other poi
 
 import argparse
 import math
+import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +17,9 @@ import torch
 
 from vitline.data_prep.shard_format import SegmentInfo, SplitInfo
 from vitline.vit.input.order import Ints, Order
-from vitline.vit.input.shuffle_report import SmallColumns, shuffle_report
+
+sys.path.insert(0, str(Path(__file__).parent))
+from shuffle_report import SmallColumns, shuffle_report
 
 CLASSES, WIDTH, ROWS, GROUP, BATCH, EPOCHS, PEAK_LR = 100, 48, 20_000, 20, 256, 6, 0.1
 SORTED = ((128, 4), (128, 2), (64, 4), (32, 8), (64, 3), (128, 1), (64, 2), (32, 4), (64, 1), (32, 2), (32, 1))

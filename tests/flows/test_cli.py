@@ -19,7 +19,7 @@ from vitline.infra.settings import inherited_environment
 from vitline.infra.storage import open_store
 from vitline.vit.run_spec import make_spec
 
-COMMANDS = """demo, run, data prep, data ls, data show, data verify, data stats, data diff, data take, data shuffle-report,
+COMMANDS = """demo, run, data prep, data ls, data show, data verify, data stats, data diff, data take,
 data bench, pretrain run, pretrain plan, pretrain branch, finetune run, vtab run, vtab report, runs ls, runs show, runs compare, runs sync,
 model ls, model show, model variants,
 model convert, model forward, model predict, model verify, model inspect, model bench, ops doctor, ops reconcile,

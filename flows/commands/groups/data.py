@@ -175,27 +175,6 @@ def data_verify(
     verify_and_show(settings(root), name, pixels=pixels, as_json=json)
 
 
-@app.command("shuffle-report")
-def data_shuffle_report(
-    name: Corpus,
-    recipe: Recipe,
-    set_: Set = None,
-    batches: Annotated[int, typer.Option(min=1, help="Batches to look at, spread over an epoch.")] = 64,
-    root: Root = None,
-    json: Json = False,
-) -> None:
-    """Compare the batches of a training with those of a perfect shuffle: classes, repeats, neighbours of the source. Reads no
-    images. Fails, with the shuffle window that is needed, if batches lack too many classes.
-
-    Example: `vitline data shuffle-report birds --recipe icons`
-    """
-    from vitline.flows.commands.training import requested_training
-    from vitline.flows.reports.shuffle import show_shuffle
-
-    config = requested_training(settings(root).root, [name], recipe, set_ or [])
-    show_shuffle(config, num_batches=batches, as_json=json)
-
-
 @app.command("views")
 def data_views(
     names: Corpora,

@@ -1,19 +1,27 @@
 """How well a reading order shuffles: figures of its batches, and the same figures of perfect shuffles. No image is read.
 
+    .venv/bin/python tests/benchmarks/shuffle_report.py CORPUS --recipe NAME [--root ROOT] [--batches 64]
+
+Prints each figure of the batches of such a training beside its mean and range over perfect shuffles. `shuffle_floor.py` measures
+what a low class entropy costs.
+
 A perfect shuffle is a random order of all rows, drawn anew for every epoch. Order inside a batch has no effect on an update,
 so a batch counts as a set.
 """
 
-from collections.abc import Callable, Iterator
+import argparse
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vitline.data_prep.shard_format import Manifest, ShardReader
-from vitline.infra.storage import Store
+from vitline.data_prep.shard_format import Manifest, ShardReader, load_manifest
+from vitline.flows.commands.training import requested_training
+from vitline.infra.settings import Settings
+from vitline.infra.storage import Store, open_store
 from vitline.vit.input.keyed import KeyedPermutation, derive_key, hash64
 from vitline.vit.input.order import Ints, Order, Rows
 
@@ -120,23 +128,6 @@ def shuffle_report(
     return ShuffleReport(len(rows.row), pool.num_rows, len(pool.row_groups), pool.num_sources, **figures)
 
 
-def window_needed(
-    order_of: Callable[[int], Order], window: int, columns: SmallColumns, *, num_batches: int = 64
-) -> int | None:
-    """The least power of two above `window` whose order `order_of(w)` is good enough; None if no window is.
-
-    A lane shuffles all its rows together once the window is as long as the lane, so no longer one is tried.
-    """
-    order = order_of(window)
-    longest = -(-order.groups.num_groups // order.num_lanes)
-    wider = 1 << window.bit_length()
-    while wider < 2 * longest:
-        if not shuffle_report(order_of(wider), columns, num_batches=num_batches).too_low:
-            return wider
-        wider *= 2
-    return None
-
-
 class _Pool:
     """Rows that were read, in arrays by index: those of the first row group, of the second, ..."""
 
@@ -241,3 +232,30 @@ def _counts(batch: Ints, values: Ints) -> tuple[Ints, Ints]:
 
 def _figure(value: float, perfect: list[float]) -> Figure:
     return Figure(value, float(np.mean(perfect)), min(perfect), max(perfect))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("corpus")
+    parser.add_argument("--recipe", required=True)
+    parser.add_argument("--root", default=Settings().root)
+    parser.add_argument("--batches", type=int, default=64)
+    asked = parser.parse_args()
+    config = requested_training(asked.root, [asked.corpus], asked.recipe, [])
+    store = open_store(config.corpus)
+    manifest = load_manifest(store)
+    order = Order.of(manifest, config.split, config.recipe.input, seed=config.recipe.seed)
+    report = shuffle_report(order, SmallColumns(store, manifest, config.split), num_batches=asked.batches)
+    for field in fields(report):
+        value = getattr(report, field.name)
+        if isinstance(value, Figure):
+            print(
+                f"{field.name}: {value.value:,.3f}; perfect {value.perfect:,.3f}, {value.low:,.3f} to {value.high:,.3f}"
+            )
+        else:
+            print(f"{field.name}: {value:,}")
+    print(f"class entropy: {report.entropy_fraction:.1%} of a perfect shuffle{', too low' if report.too_low else ''}")
+
+
+if __name__ == "__main__":
+    main()
