@@ -15,9 +15,7 @@ from vitline.data_prep.corpora.raw import FetchUnavailable
 from vitline.flows import console
 from vitline.flows.catalog import list_corpora
 from vitline.flows.home.address import home_url
-from vitline.flows.on_prefect.deployments import DEMO
 from vitline.flows.records import PipelineRecord, read_pipeline
-from vitline.flows.reports.recorded_scores import outside
 from vitline.flows.reports.report import SCORE_COLUMNS, score_rows, stage_time, standard_error
 from vitline.flows.requests.forms import PipelineRequest
 from vitline.flows.requests.pipeline_plan import resolve_pipeline
@@ -116,11 +114,6 @@ def show(settings: Settings, record: PipelineRecord, scores: list[Score], page: 
     console.table("Scores: top-1 on test, read once", list(SCORE_COLUMNS), score_rows(scores), right=tuple(range(1, 8)))
     if note:
         console.print_result(note)
-    elif record.request.get("overrides") == DEMO["overrides"]:  # the pipeline that was recorded
-        for sentence in outside(scores):
-            console.print_result(
-                f"warning: {sentence} Please report the processor and the versions of torch and vitline."
-            )
     errors = max(standard_error(score) for score in scores)
     console.print_result(
         f"One run: a score's standard error is up to {100 * errors:.1f} points; further seeds are in the README."

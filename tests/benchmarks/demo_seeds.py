@@ -4,7 +4,7 @@
 
 Settings are chosen on validation, for every seed and init anew. Prints a table with every run, the paired difference with its
 standard error over seeds, and a logistic regression on 16 x 16 pixels, which needs no network. Adds what it measured to
-flows/reports/demo_scores.json, from which `figures.py` writes the tables of the documents. Takes about five minutes a seed on two
+tests/benchmarks/demo_scores.json, from which `figures.py` writes the tables of the documents. Takes about five minutes a seed on two
 cores; finished stages are reused, those of `make demo` too where its stack is up.
 """
 
@@ -26,7 +26,6 @@ from vitline.flows.commands.groups.stack import join_stack
 from vitline.flows.console import init_text
 from vitline.flows.end_to_end import pretrain_then_transfer
 from vitline.flows.on_prefect.deployments import DEMO
-from vitline.flows.reports.recorded_scores import RECORDS, Measurement, RecordedScore, measurements
 from vitline.flows.requests.forms import PipelineRequest
 from vitline.flows.requests.pipeline_plan import resolve_pipeline
 from vitline.flows.stages.engines import open_engines
@@ -40,6 +39,7 @@ from vitline.vit.vtab.tasks import find_task_splits
 
 sys.path.insert(0, str(Path(__file__).parent))
 from figures import tables
+from recorded_scores import RECORDS, Measurement, RecordedScore, measurements
 
 
 def pixels_of(corpus_uri: str, split: str) -> tuple[np.ndarray, np.ndarray]:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from vitline.flows.reports.recorded_scores import Measurement, measurements
+from recorded_scores import Measurement, measurements
 
 ROOT = Path(__file__).parents[2]
 _BLOCK = re.compile(r"(?<=<!-- figures: )([a-z-]+) -->\n(.*?)(?=<!-- end figures -->)", re.DOTALL)
