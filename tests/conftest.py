@@ -271,7 +271,7 @@ def stack(planted, hostile_folder):
     from vitline.infra.local.processes import free_ports
     from vitline.infra.local.stack import stack_environment, start_stack, stop_stack
 
-    from .servers import RunningStack
+    from .servers.stack import RunningStack
 
     folder = Path(tempfile.mkdtemp(prefix="vl-t-"))
     directory, log_dir = folder / "stack", folder / "logs"
@@ -298,7 +298,7 @@ def s3_uri(request, monkeypatch) -> str:
     VITLINE_TEST_S3_URI, with the AWS variables, where a service is to be tested; else in the stack's SeaweedFS."""
     uri = os.environ.get("VITLINE_TEST_S3_URI")
     if uri is None:
-        from .servers import use_s3
+        from .servers.stack import use_s3
 
         uri = use_s3(request.getfixturevalue("stack").env, monkeypatch)
     return f"{uri}/{uuid.uuid4().hex}"
@@ -327,7 +327,7 @@ def flows(stack):
     """The flows, registered with the stack's Prefect, and `pretrain-then-transfer/tiny` beside them: `FlowRuns`."""
     from vitline.infra.settings import Settings
 
-    from .servers import TINY, FlowRuns, environment_of
+    from .servers.stack import TINY, FlowRuns, environment_of
 
     with environment_of(stack):
         from vitline.flows.on_prefect.deployments import PIPELINE, Deployment
@@ -350,7 +350,7 @@ def in_stack(stack, flows):
     """This process, like the flow processes and commands of the stack, uses its servers."""
     from vitline.infra.settings import Settings
 
-    from .servers import environment_of
+    from .servers.stack import environment_of
 
     with environment_of(stack):
         yield Settings()
@@ -362,7 +362,7 @@ def pipelines(flows, stack):
     from vitline.flows.catalog import list_pipelines
     from vitline.infra.settings import Settings
 
-    from .servers import Pipelines, environment_of
+    from .servers.stack import Pipelines, environment_of
 
     asked = ("pretrain-then-transfer/tiny", {"request": {"name": "twice"}})
     runs = [flows.post(*asked, name="Both at once").raise_for_status().json()["id"] for _ in range(2)]

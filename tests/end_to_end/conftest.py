@@ -19,7 +19,7 @@ from vitline.infra.runs.run_state import read_state
 from vitline.infra.storage import Store, open_store
 from vitline.vit.run_spec import read_progress
 
-from ..servers import TINY
+from ..servers.stack import TINY
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from vitline.infra.children import child_environment
 from vitline.infra.runs.run_state import read_state
 from vitline.vit.training.checkpoints.names import list_checkpoints
 
-from ..servers import TINY
+from ..servers.stack import TINY
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 LONG = 100_000  # steps: hours

@@ -18,7 +18,7 @@ from vitline.infra.runs.run_state import read_state
 from vitline.vit.published import load_model
 from vitline.vit.run_spec import RunSpec
 
-from ..servers import TINY
+from ..servers.stack import TINY
 from .undisturbed import train_undisturbed
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]

@@ -9,7 +9,7 @@ import re
 import psutil
 import pytest
 
-from tests.servers import use_s3
+from tests.servers.stack import use_s3
 from vitline.data_prep.config import CorpusConfig, Digits
 from vitline.data_prep.corpora import presets
 from vitline.data_prep.find_corpus import corpus_store

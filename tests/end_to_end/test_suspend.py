@@ -9,7 +9,7 @@ from vitline.infra.runs.claims import read_claim
 from vitline.infra.runs.run_state import read_state
 from vitline.vit.training.checkpoints.names import list_checkpoints
 
-from ..servers import TINY
+from ..servers.stack import TINY
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800), pytest.mark.usefixtures("quiet_logs")]
 STEPS = 300

@@ -6,7 +6,7 @@ from vitline.flows.ops.preempt import preempt
 from vitline.infra.runs.claims import job_id_of, read_claim
 from vitline.infra.runs.run_state import read_state
 
-from ..servers import TINY
+from ..servers.stack import TINY
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 LONG = 1_000_000  # steps: hours

@@ -14,7 +14,7 @@ from vitline.flows.alerts.automations import ALERTS, created_variable
 from vitline.flows.alerts.problems import SEEN
 from vitline.infra.storage import open_store
 
-from ...servers import eventually
+from ...servers.stack import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 DISK, FAILED = "vitline: the disk is nearly full", "vitline: a run failed"

@@ -11,7 +11,7 @@ import pytest
 
 from vitline.infra.local.stack_config import ALL, settle
 
-from ...servers import eventually
+from ...servers.stack import eventually
 
 ROOT = Path(__file__).parents[3]
 OURS = ("AWS_", "RAY_", "VITLINE_", "MLFLOW_", "PREFECT_")

@@ -20,7 +20,7 @@ from vitline.infra.local.databases import copy_database
 from vitline.infra.local.processes import free_ports, tail
 from vitline.infra.settings import DEFAULT_PROJECT, NO_TELEMETRY, Settings
 
-from ...servers import FlowRuns, environment_of
+from ...servers.stack import FlowRuns, environment_of
 
 pytestmark = pytest.mark.servers
 DAY_S = 86_400

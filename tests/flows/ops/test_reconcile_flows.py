@@ -22,7 +22,7 @@ from vitline.infra.storage import open_store
 from vitline.vit.run_spec import read_progress
 from vitline.vit.training.checkpoints.names import list_checkpoints
 
-from ...servers import eventually
+from ...servers.stack import eventually
 
 pytestmark = pytest.mark.slow
 TINY = {
