@@ -52,7 +52,7 @@ test-rest:  ## both
 	@$(INSTALL) dev
 	$(BESIDE) stack slow servers $(ALSO)
 
-test-long:  ## what takes tens of seconds: kills in whole flows, suspends, fuzzing, the rest of `vitline ops chaos`
+test-long:  ## what takes tens of seconds: kills in whole flows, suspends, fuzzing, faults under Ray and under servers
 	@$(INSTALL) dev
 	$(BESIDE) stack-long servers-long long
 

@@ -307,7 +307,7 @@ def s3_uri(request, monkeypatch) -> str:
 @pytest.fixture
 def proxy(s3_uri):
     """A proxy with faults in front of the service behind `s3_uri`."""
-    from vitline.flows.chaos.faulty_proxy import proxy_before
+    from .servers.faulty_s3 import proxy_before
 
     with proxy_before() as server:
         yield server

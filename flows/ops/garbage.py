@@ -26,7 +26,7 @@ from vitline.vit.model_record import CONFIG, PUBLISHING, WEIGHTS, file_key, publ
 from vitline.vit.training.checkpoints.names import find_checkpoints, kept_checkpoints, pin_key
 
 FOLDERS = (
-    "champions", "chaos", "claims", "corpora", "doctor", "features", "flow-runs", "mlflow-artifacts", "models", "nights",
+    "champions", "claims", "corpora", "doctor", "features", "flow-runs", "mlflow-artifacts", "models", "nights",
     "ops", "pipelines", "reports", "runs", "scores", "sources", "tracking", "trials",
 )  # fmt: skip
 """The folders of vitline below a root (docs/design.md, "Store layout"). What lies beside them belongs to others."""

@@ -5,15 +5,18 @@ import contextlib
 import itertools
 import multiprocessing
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from vitline.flows.chaos.faulty_proxy import proxy_before
 from vitline.infra.local.stack import stack_environment, start_stack, stop_stack
 from vitline.infra.settings import changed_environment
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from servers.faulty_s3 import proxy_before
 
 
 class DistantProxy:

@@ -22,8 +22,6 @@ import psutil
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from vitline.flows.chaos.faults.server_faults import AWAY
-from vitline.flows.chaos.own_servers import OwnServers, own_servers
 from vitline.flows.nights.from_records import scores_of
 from vitline.flows.nights.night_record import NightRecord, read_night
 from vitline.flows.on_prefect.deployments import NIGHTLY_CRON
@@ -33,6 +31,8 @@ from vitline.infra.local.stack import find_stack
 from vitline.infra.night import night_at, night_text
 from vitline.infra.settings import DEFAULT_PROJECT, changed_environment
 from vitline.infra.storage import open_store
+
+from ..servers.own_servers import AWAY, OwnServers, own_servers
 
 SERIES, DEPLOYMENT = "week", "pretrain-then-transfer/nightly"
 PER_CLASS, NEW_PER_CLASS, NUM_LEAKING = 80, 60, 5

@@ -9,13 +9,11 @@ import re
 import psutil
 import pytest
 
-from tests.servers.stack import use_s3
 from vitline.data_prep.config import CorpusConfig, Digits
 from vitline.data_prep.corpora import presets
 from vitline.data_prep.find_corpus import corpus_store
 from vitline.data_prep.prepare import prepare
 from vitline.data_prep.shards.verify_shards import verify_corpus
-from vitline.flows.chaos.faulty_proxy import FAULTS
 from vitline.infra.local.stack import find_stack, stack_environment, start_stack, stop_stack
 from vitline.infra.runs.claims import ClaimHolder, read_claim, take_claim
 from vitline.infra.runs.journal import read_journal
@@ -30,6 +28,9 @@ from vitline.vit.run_spec import make_spec
 from vitline.vit.training.checkpoints.names import list_checkpoints
 from vitline.vit.training.checkpoints.search import newest_checkpoint
 from vitline.vit.training.world import World
+
+from ..servers.faulty_s3 import FAULTS
+from ..servers.stack import use_s3
 
 pytestmark = pytest.mark.s3
 STEPS = 20

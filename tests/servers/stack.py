@@ -36,11 +36,11 @@ def use_s3(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
     return env["VITLINE_ROOT"]
 
 
-def eventually(what: Callable[[], T], timeout_s: float = 240) -> T:
-    """The first true answer of `what()`."""
+def eventually(what: Callable[[], T], timeout_s: float = 240, awaited: str = "an answer") -> T:
+    """The first true answer of `what()`; `awaited` says what is missing if there is none in time."""
     deadline = time.monotonic() + timeout_s
     while not (found := what()):
-        assert time.monotonic() < deadline, "it did not happen"
+        assert time.monotonic() < deadline, f"{awaited}: not within {timeout_s:g} s"
         time.sleep(0.25)
     return found
 

@@ -5,7 +5,6 @@ import time
 
 import pytest
 
-from vitline.flows.chaos.ray_nodes import three_nodes
 from vitline.infra.config import replace
 from vitline.infra.runs.claims import take_claim
 from vitline.infra.runs.journal import read_journal
@@ -15,6 +14,8 @@ from vitline.infra.storage import open_store
 from vitline.vit.run_spec import make_spec, read_starts
 from vitline.vit.training.checkpoints.names import newest_step
 from vitline.vit.worker_group import elastic
+
+from ..servers.ray_nodes import three_nodes
 
 
 class Group:

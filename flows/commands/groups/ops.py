@@ -1,4 +1,4 @@
-"""`vitline ops`: checks, repairs, garbage, preemption, faults."""
+"""`vitline ops`: checks, repairs, garbage, preemption."""
 
 from typing import Annotated
 
@@ -6,14 +6,12 @@ import typer
 
 from vitline.flows import console
 from vitline.flows.commands.command_line import Json, Root, settings, show_one, show_rows
-from vitline.flows.commands.groups import chaos
 
 app = typer.Typer(
-    help="Operations: check this machine and its services, reconcile, collect garbage, preempt, inject faults.",
+    help="Operations: check this machine and its services, reconcile, collect garbage, preempt.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-app.add_typer(chaos.app, name="chaos")
 
 
 @app.command("doctor")

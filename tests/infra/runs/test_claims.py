@@ -7,12 +7,14 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import patch
 
 import pytest
 
 from vitline.infra.runs.claims import ClaimHeld, ClaimHolder, ClaimLost, job_id_of, read_claim, take_claim
 from vitline.infra.runs.watching import Watch
 from vitline.infra.storage import PreconditionFailed, open_store
+from vitline.infra.stores.file_store import FileStore
 
 
 @pytest.fixture
@@ -146,6 +148,22 @@ def test_exactly_one_of_concurrent_claims_succeeds(run, before):
     winners = [result for result in results if not isinstance(result, str)]
     assert winners == [read_claim(run)]
     assert {result for result in results if isinstance(result, str)} == {winners[0].owner}
+
+
+@pytest.mark.s3
+@pytest.mark.slow
+def test_exactly_one_of_concurrent_claims_succeeds_on_s3(s3_uri):
+    test_exactly_one_of_concurrent_claims_succeeds(open_store(s3_uri), None)
+
+
+def test_a_store_that_creates_an_object_twice_is_noticed(run):
+    def plain_create(store, key, data):
+        time.sleep(0.1)  # all have seen that there is no claim
+        store.write(key, data)
+        return store.read_tagged(key)[1]
+
+    with patch.object(FileStore, "create", plain_create), pytest.raises(AssertionError):
+        test_exactly_one_of_concurrent_claims_succeeds(run, None)
 
 
 def test_attempt_that_lost_its_claim_fails_to_check_and_to_send_heartbeats(run):

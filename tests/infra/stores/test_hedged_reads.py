@@ -8,10 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from vitline.flows.chaos import faulty_proxy
 from vitline.infra.storage import open_store
 from vitline.infra.stores import hedged_reads, s3_store
 from vitline.infra.stores.hedged_reads import HedgedReads
+
+from ...servers import faulty_s3
 
 
 @pytest.fixture
@@ -101,7 +102,7 @@ def test_a_read_is_late_after_95_percent_of_the_others_within_bounds(seconds, pa
 @pytest.mark.s3
 @pytest.mark.parametrize("fault", ["slow bytes", "503", "reset", "reply lost", "reply cut"])
 def test_bytes_are_right_and_further_requests_are_few_whatever_the_fault(s3_uri, proxy, monkeypatch, caplog, fault):
-    monkeypatch.setattr(faulty_proxy, "_SLOW_BYTES_S", 20.0)  # less than the silence after which a read fails
+    monkeypatch.setattr(faulty_s3, "_SLOW_BYTES_S", 20.0)  # less than the silence after which a read fails
     store, data = open_store(s3_uri), os.urandom(400_000)
     store.write("shard", data)
     spans = [(start, start + 1000) for start in range(0, len(data), 1000)]

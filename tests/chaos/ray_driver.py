@@ -1,6 +1,6 @@
 """The Ray job driver of a training whose rank 0 suffers a fault at its first start: `chaos.json` of the run says which one.
 
-python -m vitline.flows.chaos.ray_driver --run URI --attempt N
+python -m tests.chaos.ray_driver --run URI --attempt N
 """
 
 import itertools
@@ -44,7 +44,7 @@ def train_worker(job: dict[str, Any]) -> None:
 
 
 def wait(run: Store, poller: StopPoller) -> None:
-    """Says which node this process is on, for the scenario to harm it, and waits for a stop request."""
+    """Says which node this process is on, for the test to harm it, and waits for a stop request."""
     run.write_json(REACHED, {"pid": os.getpid(), "node": ray_train.node_id()})
     until = time.monotonic() + WAIT_S
     while poller.asked() is None and time.monotonic() < until:

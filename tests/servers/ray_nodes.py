@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 
 import psutil
+import pytest
 
-from vitline.flows.chaos.promises import NotTried, wait_until
 from vitline.flows.stages.engines import Cluster
 from vitline.infra.children import child_environment, end_with_parent, is_running
 from vitline.infra.local.processes import free_ports, tail
@@ -18,6 +18,8 @@ from vitline.infra.local.ray_node import AGENT_PORTS, FOREIGN_TO_RAY, LocalRay, 
 from vitline.infra.plain_text import last_words
 from vitline.infra.ray_jobs import RayJobs
 from vitline.infra.settings import Settings
+
+from .stack import eventually
 
 OBJECT_STORE_BYTES = 100_000_000
 JOIN_TIMEOUT_S = 120.0
@@ -39,7 +41,7 @@ class ThreeNodes(Cluster):
     def gcs(self) -> str:
         """The address at which nodes join. The head may write it a little later than its job server answers."""
         file = Path(self.ray.env["RAY_AUTH_TOKEN_PATH"]).parent / "ray" / "ray_current_cluster"
-        wait_until(lambda: file.exists() and bool(file.read_text().strip()), f"the address of Ray in {file}")
+        eventually(lambda: file.exists() and file.read_text().strip(), awaited=f"the address of Ray in {file}")
         return file.read_text().strip()
 
     @property
@@ -52,7 +54,7 @@ class ThreeNodes(Cluster):
         """A further node with one CPU, which takes part once `ray start` has said so."""
         options = {"address": self.gcs, "num-cpus": 1, "object-store-memory": OBJECT_STORE_BYTES}
         command = node_command(options, free_ports(AGENT_PORTS))
-        log = self.log_dir / f"chaos-node-{len(self.nodes) + 1}.log"
+        log = self.log_dir / f"node-{len(self.nodes) + 1}.log"
         with open(log, "wb") as output:
             node = subprocess.Popen(
                 command,
@@ -66,7 +68,7 @@ class ThreeNodes(Cluster):
         deadline = time.monotonic() + JOIN_TIMEOUT_S
         while "Ray runtime started" not in tail(log):
             if node.poll() is not None or time.monotonic() > deadline:
-                raise NotTried(f"a second Ray node does not start on this machine: {last_words(tail(log))}")
+                pytest.skip(f"a second Ray node does not start on this machine: {last_words(tail(log))}")
             time.sleep(0.1)
 
     def kill_node_of(self, pid: int) -> None:
@@ -78,11 +80,11 @@ class ThreeNodes(Cluster):
     def drain(self, node_id: str, within_s: int) -> None:
         """What an autoscaler does before a cloud takes a node away: Ray places nothing on it any more, and tells its workers."""
         command = [sys.executable, "-P", "-m", "ray.scripts.scripts", "drain-node", f"--address={self.gcs}"]
-        command += [f"--node-id={node_id}", "--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=chaos"]
+        command += [f"--node-id={node_id}", "--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=test"]
         command += [f"--deadline-remaining-seconds={within_s}"]
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True)
         if done.returncode:
-            raise NotTried(f"Ray does not drain a node: {last_words(done.stderr)}")
+            pytest.skip(f"Ray does not drain a node: {last_words(done.stderr)}")
 
     def close(self) -> None:
         for node in self.nodes:
@@ -104,14 +106,14 @@ def end_at_once(node: "subprocess.Popen[bytes]") -> None:
 
 @contextlib.contextmanager
 def three_nodes(settings: Settings, log_dir: Path) -> Iterator[ThreeNodes]:
-    """The cluster, until the context ends. Raises NotTried where it does not start."""
+    """The cluster, until the context ends. Skips the test where it does not start."""
     with contextlib.ExitStack() as stack:
         try:
             ray = stack.enter_context(
                 LocalRay(log_dir, num_cpus=0, object_store_bytes=OBJECT_STORE_BYTES, more_nodes=True)
             )
         except RuntimeError as error:
-            raise NotTried(str(error)) from error
+            pytest.skip(str(error))
         cluster = ThreeNodes(settings, ray, log_dir)
         stack.callback(cluster.close)
         cluster.add_node()

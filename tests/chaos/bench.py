@@ -1,18 +1,18 @@
-"""What scenarios work with: a folder of their own below the root, a tiny corpus, and trainings that take seconds."""
+"""What faults befall: a place with a tiny corpus, and trainings that take seconds."""
 
 import contextlib
 import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 
 from vitline.data_prep.config import CorpusConfig, CorpusRecipe, Digits, ShardingConfig
 from vitline.data_prep.find_corpus import corpus_store
 from vitline.data_prep.prepare import prepare
-from vitline.flows.chaos.promises import require
 from vitline.infra.children import child_environment, end_with_parent
 from vitline.infra.runs.claims import read_claim, take_claim
 from vitline.infra.runs.journal import read_journal
@@ -26,9 +26,6 @@ from vitline.vit.published import load_model
 from vitline.vit.run import TrainingRun
 from vitline.vit.run_spec import make_spec
 from vitline.vit.training.world import World
-
-if TYPE_CHECKING:
-    from vitline.flows.chaos.own_servers import OwnServers
 
 STEPS, SAVE_EVERY = 20, 5
 CORPUS = CorpusConfig(
@@ -81,7 +78,7 @@ class Training:
     @contextlib.contextmanager
     def child(self, fault: str, at: int = 0) -> Iterator["subprocess.Popen[str]"]:
         """The attempt in a process of its own, which brings `fault` upon itself after step `at`; see `child_attempt`."""
-        command = [sys.executable, "-P", "-m", "vitline.flows.chaos.child_attempt", "--run", self.run.uri]
+        command = [sys.executable, "-P", "-m", "tests.chaos.child_attempt", "--run", self.run.uri]
         command += ["--attempt", str(self.attempt), "--fault", fault, "--at", str(at)]
         with child_process(command) as child:
             yield child
@@ -97,9 +94,9 @@ class Training:
 
     @property
     def outcome(self) -> Outcome:
-        """Raises PromiseBroken unless the run is finished."""
+        """Fails unless the run is finished."""
         state = read_state(self.run) or NO_STATE
-        require(state["state"] == "finished", f"{self.key} is {state['state']}: {state.get('reason', 'no reason')}")
+        assert state["state"] == "finished", f"{self.key} is {state['state']}: {state.get('reason', 'no reason')}"
         return Outcome(self.losses, state["val_top1"], load_model(state["model"]).digest)
 
     def objects(self) -> dict[str, bytes]:
@@ -108,15 +105,10 @@ class Training:
 
 
 class Bench:
-    """The place of one chaos run. Nothing is written outside of it."""
+    """A store and the tiny corpus in it. Nothing is written outside of it."""
 
     def __init__(self, settings: Settings, place: Store) -> None:
         self.settings, self.place = settings, place
-        self._open = contextlib.ExitStack()
-
-    def close(self) -> None:
-        """Ends the servers, if a scenario has needed them."""
-        self._open.close()
 
     @property
     def on_s3(self) -> bool:
@@ -127,13 +119,6 @@ class Bench:
         """Two digits in several shards, prepared once."""
         prepare([CORPUS], self.place.uri)
         return corpus_store(self.place, CORPUS)
-
-    @cached_property
-    def servers(self) -> "OwnServers":
-        """A Prefect, an MLflow and a Ray that work on this place, started once. Raises NotTried where they do not start."""
-        from vitline.flows.chaos.own_servers import own_servers
-
-        return self._open.enter_context(own_servers(self.place.uri))
 
     def copied_corpus(self, name: str) -> Store:
         """A copy of the corpus to damage."""
@@ -171,15 +156,15 @@ class Bench:
         return training.outcome
 
     def require_undisturbed(self, training: Training) -> None:
-        """Raises PromiseBroken unless a training has ended bit for bit as the undisturbed one."""
+        """Fails unless a training has ended bit for bit as the undisturbed one."""
         found, expected = training.outcome, self.undisturbed
         differ = sorted(
             step
             for step in found.losses.keys() | expected.losses.keys()
             if found.losses.get(step) != expected.losses.get(step)
         )
-        require(not differ, f"{training.key} has other losses than an undisturbed training at the steps {differ}")
-        require(found == expected, f"{training.key} has another score or other weights than an undisturbed training")
+        assert not differ, f"{training.key} has other losses than an undisturbed training at the steps {differ}"
+        assert found == expected, f"{training.key} has another score or other weights than an undisturbed training"
 
 
 @contextlib.contextmanager
@@ -205,3 +190,9 @@ def holder(run: Store) -> int:
     """The attempt that holds the claim of a run; 0 without one."""
     claim = read_claim(run)
     return claim.attempt if claim else 0
+
+
+def from_the_first_batch() -> Any:
+    """A product that is broken on purpose: while it is open, a resumed training starts with the batches of step 1."""
+    real = TrainingRun._train_batches
+    return patch.object(TrainingRun, "_train_batches", lambda run, step: real(run, 0))

@@ -1,42 +1,46 @@
 """Damaged checkpoints, and numbers that are none."""
 
+import hashlib
 import itertools
 import math
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import pytest
+
 import vitline.vit.training.train as loop
-from vitline.flows.chaos.bench import Bench, Training
-from vitline.flows.chaos.promises import require
-from vitline.flows.chaos.scenario import scenario
 from vitline.infra.runs.journal import read_journal
 from vitline.infra.runs.run_state import StopReason
 from vitline.infra.runs.stopping import StopPoller
+from vitline.vit import run as vit_run
+from vitline.vit.training import tensor_file
 from vitline.vit.training.checkpoints.names import list_checkpoints
 from vitline.vit.training.checkpoints.search import newest_checkpoint
+
+from .bench import Training
+
+pytestmark = pytest.mark.slow
 
 STOP_AT = 12
 
 
-@scenario("one bit of the newest checkpoint flips", "the store", about_s=4)
-def damaged_checkpoint(bench: Bench) -> str:
+def test_damaged_checkpoint(bench):
     """A damaged checkpoint is marked by name and kept; the run resumes from an older one and ends bit for bit as without the
     fault."""
     run = stopped(bench.training("bit-rot", keep_checkpoints=3))
-    newest, older, *_ = list_checkpoints(run.run)
+    newest, *_ = list_checkpoints(run.run)
     flip_bit(run, newest)
     before = run.run.list(newest)
     run.claim()
     run.train()
     bench.require_undisturbed(run)
-    require(run.run.exists(f"{newest}/rejected.json"), f"{newest} is damaged, but was not marked")
+    assert run.run.exists(f"{newest}/rejected.json"), f"{newest} is damaged, but was not marked"
     lost = set(before) - set(run.run.list(newest))
-    require(not lost, f"{', '.join(lost)} of the damaged checkpoint was deleted")
-    return f"{newest} marked, resumed from {older}"
+    assert not lost, f"{', '.join(lost)} of the damaged checkpoint was deleted"
 
 
-@scenario("a bit flips in every checkpoint of a run", "the store", about_s=4)
-def no_whole_checkpoint(bench: Bench) -> str:
+def test_no_whole_checkpoint(bench):
     """A run whose checkpoints are all damaged stops with their list; it neither starts anew nor deletes one."""
     run = stopped(bench.training("all-rejected"))
     checkpoints = list_checkpoints(run.run)
@@ -45,13 +49,12 @@ def no_whole_checkpoint(bench: Bench) -> str:
     before, losses = {key: run.run.read(key) for key in run.run.list("checkpoints/")}, run.losses
     run.claim()
     ended = run.train()
-    require(ended == "failed", f"the run went on and ended as {ended}")
-    require(run.losses == losses, "the run computed further steps")
+    assert ended == "failed", f"the run went on and ended as {ended}"
+    assert run.losses == losses, "the run computed further steps"
     unnamed = [prefix for prefix in checkpoints if prefix not in run.reason]
-    require(not unnamed, f"the reason does not name {', '.join(unnamed)}: {run.reason}")
+    assert not unnamed, f"the reason does not name {', '.join(unnamed)}: {run.reason}"
     gone = [key for key, data in before.items() if not run.run.exists(key) or run.run.read(key) != data]
-    require(not gone, f"changed or deleted: {', '.join(gone)}")
-    return f"failed, and named {len(checkpoints)} checkpoints"
+    assert not gone, f"changed or deleted: {', '.join(gone)}"
 
 
 def stopped(run: Training, at: int = STOP_AT) -> Training:
@@ -63,7 +66,7 @@ def stopped(run: Training, at: int = STOP_AT) -> Training:
 
     with patch.object(StopPoller, "asked", asked):
         ended = run.train()
-    require(ended == "preempted", f"the attempt that was asked to stop ended as {ended}")
+    assert ended == "preempted", f"the attempt that was asked to stop ended as {ended}"
     return run
 
 
@@ -75,28 +78,24 @@ def flip_bit(run: Training, prefix: str) -> None:
     run.run.write(key, bytes(data))
 
 
-@scenario("the gradient of one step is not a number", "the store", about_s=3)
-def nan_in_one_step(bench: Bench) -> str:
+def test_nan_in_one_step(bench):
     """A gradient that is not finite is never applied: the step is skipped and noted in the journal, and the run goes on."""
     run = bench.training("nan")
     with nan_in_steps({7}):
         ended = run.train()
-    require(ended == "finished", f"the run ended as {ended}")
+    assert ended == "finished", f"the run ended as {ended}"
     require_finite(run)
     skipped = {r.step for r in read_journal(run.run) if r.key == "guard/nonfinite_steps" and r.value}
-    require(skipped == {7}, f"the journal has the skipped steps {sorted(skipped)}, not 7")
-    return "step 7 skipped and noted"
+    assert skipped == {7}, f"the journal has the skipped steps {sorted(skipped)}, not 7"
 
 
-@scenario("every gradient from step 7 on is not a number", "the store", about_s=3)
-def nan_for_good(bench: Bench) -> str:
+def test_nan_for_good(bench):
     """A training whose gradients stay without a number ends as diverged, and its checkpoints hold finite numbers only."""
     run = bench.training("diverging", max_nonfinite_steps=2)
     with nan_in_steps(range(7, 1000)):
         ended = run.train()
-    require(ended == "diverged", f"the run ended as {ended}")
+    assert ended == "diverged", f"the run ended as {ended}"
     require_finite(run)
-    return f"diverged after {len(run.losses)} steps"
 
 
 def nan_in_steps(steps: "set[int] | range") -> Any:
@@ -112,10 +111,48 @@ def nan_in_steps(steps: "set[int] | range") -> Any:
 
 def require_finite(run: Training) -> None:
     def rejected(prefix: str, error: Exception) -> None:
-        require(False, f"{prefix} is damaged: {error}")
+        raise AssertionError(f"{prefix} is damaged: {error}")
 
     newest = newest_checkpoint(run.run, rejected)
-    require(newest is not None, "there is no checkpoint")
+    assert newest is not None, "there is no checkpoint"
     assert newest is not None
     bad = [name for name, tensor in newest[1].items() if tensor.is_floating_point() and not tensor.isfinite().all()]
-    require(not bad, f"{newest[0].prefix} holds numbers that are not finite in {', '.join(bad[:3])}")
+    assert not bad, f"{newest[0].prefix} holds numbers that are not finite in {', '.join(bad[:3])}"
+
+
+def every_gradient_is_applied() -> Any:
+    return patch.object(loop, "step_where_finite", lambda optimizer, finite: optimizer.step())
+
+
+def unchecked_tensors() -> Any:
+    """Tensors are read without comparing their sha256."""
+
+    class Equal(str):
+        def __ne__(self, other):
+            return False
+
+        __hash__ = str.__hash__
+
+    class Sha256:
+        def __init__(self, data=b""):
+            self.real = hashlib.sha256(data)
+            self.update, self.digest = self.real.update, self.real.digest
+
+        def hexdigest(self):
+            return Equal(self.real.hexdigest())
+
+    return patch.object(tensor_file, "hashlib", SimpleNamespace(sha256=Sha256))
+
+
+BREAKS = {
+    test_damaged_checkpoint: unchecked_tensors,
+    test_no_whole_checkpoint: lambda: patch.object(vit_run, "resume", lambda *_: None),
+    test_nan_in_one_step: every_gradient_is_applied,
+    test_nan_for_good: lambda: patch.object(loop.NonfiniteSteps, "read", lambda *_: 0),
+}
+
+
+@pytest.mark.parametrize("scenario", BREAKS)
+def test_a_broken_promise_is_noticed(scenario, fresh):
+    with BREAKS[scenario](), pytest.raises(AssertionError):
+        scenario(fresh)

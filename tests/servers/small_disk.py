@@ -7,25 +7,26 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from vitline.flows.chaos.promises import NotTried
+import pytest
+
 from vitline.infra.children import end_with_parent
 from vitline.infra.plain_text import last_words
 
 SIZE_BYTES = 32 << 20
 PAGE_BYTES = 4096
 _BALLAST = ".ballast"
-_MOUNT = 'mount -t tmpfs -o size="$1" chaos "$0" && echo mounted && exec cat'
+_MOUNT = 'mount -t tmpfs -o size="$1" small "$0" && echo mounted && exec cat'
 
 
 @contextlib.contextmanager
 def small_disk() -> Iterator[Path]:
-    """Its folder, until the context ends. Raises NotTried where the kernel does not let this user mount one.
+    """Its folder, until the context ends. Skips the test where the kernel does not let this user mount one.
 
     It is mounted in a mount namespace of a process of its own, through which this process reaches it, so no other process
     sees it, and it is gone with that process. Neither root nor a change of the system is needed: `unshare -rm`.
     """
     if shutil.which("unshare") is None:
-        raise NotTried("the program unshare (util-linux) is missing, which mounts a file system without root")
+        pytest.skip("the program unshare (util-linux) is missing, which mounts a file system without root")
     with tempfile.TemporaryDirectory(prefix="vl-") as folder:
         holder = subprocess.Popen(
             ["unshare", "-rm", "sh", "-c", _MOUNT, folder, str(SIZE_BYTES)],
@@ -39,7 +40,7 @@ def small_disk() -> Iterator[Path]:
             assert holder.stdout is not None
             if holder.stdout.readline() != "mounted\n":
                 _, said = holder.communicate()
-                raise NotTried(f"the kernel refuses a small file system to this user: {last_words(said)}")
+                pytest.skip(f"the kernel refuses a small file system to this user: {last_words(said)}")
             yield Path(f"/proc/{holder.pid}/root{folder}")
         finally:
             holder.kill()

@@ -1,45 +1,49 @@
 """Damaged corpora, odd pictures and wrong parameters: named and refused before they are trained on."""
 
+import contextlib
 import io
+import re
 import struct
-import tempfile
 import zlib
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
+import pytest
 from PIL import Image
-from pydantic import ValidationError
 
+from vitline.data_prep import parquet_files
 from vitline.data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe, PrepareExecution
 from vitline.data_prep.find_corpus import corpus_store
+from vitline.data_prep.plan import check_refused
 from vitline.data_prep.prepare import prepare
 from vitline.data_prep.records import read_table
-from vitline.data_prep.shard_format import REJECTS_KEY, ShardError, load_manifest, segment_keys
-from vitline.flows.chaos.bench import Bench
-from vitline.flows.chaos.promises import PromiseBroken, require
-from vitline.flows.chaos.scenario import scenario
+from vitline.data_prep.shard_format import REJECTS_KEY, ShardError, load_manifest, open_checked, segment_keys
 from vitline.flows.requests.forms import PretrainRequest
 from vitline.flows.requests.training_config import resolve_pretrain
 from vitline.infra.storage import Store
 
+from .bench import Bench
+
+pytestmark = pytest.mark.slow
+
 NUM_GOOD = 30
+FAILED = (AssertionError, pytest.fail.Exception)
 LOOP = "loop.png"  # a link to itself
 
 
-@scenario("two shards of a corpus change places", "the store", about_s=4)
-def swapped_shards(bench: Bench) -> str:
+def test_swapped_shards(bench):
     """A training names a shard that stands in the place of another one, and trains on none of its rows."""
     corpus = bench.copied_corpus("swapped")
     first, second, *_ = train_shards(corpus)
     one, two = corpus.read(first), corpus.read(second)
     corpus.write(first, two)
     corpus.write(second, one)
-    return require_named(bench, corpus, "swapped", (first, second))
+    require_named(bench, corpus, "swapped", (first, second))
 
 
-@scenario("one bit of an image in a shard flips", "the store", about_s=4)
-def damaged_shard(bench: Bench) -> str:
+def test_damaged_shard(bench):
     """A training names a shard in which a bit has flipped, and trains on none of the damaged rows."""
     corpus = bench.copied_corpus("damaged")
     keys = train_shards(corpus)
@@ -47,58 +51,45 @@ def damaged_shard(bench: Bench) -> str:
         data = bytearray(corpus.read(key))
         data[data.index(b"IDAT") + 10] ^= 1
         corpus.write(key, bytes(data))
-    return require_named(bench, corpus, "damaged", keys)
+    require_named(bench, corpus, "damaged", keys)
 
 
 def train_shards(corpus: Store) -> list[str]:
     return [key for segment in load_manifest(corpus).splits["train"].segments for key in segment_keys(segment)]
 
 
-def require_named(bench: Bench, corpus: Store, name: str, keys: "tuple[str, ...] | list[str]") -> str:
-    """Raises PromiseBroken unless a training on a damaged corpus ends with an error that names one of the shards."""
+def require_named(bench: Bench, corpus: Store, name: str, keys: "tuple[str, ...] | list[str]") -> None:
+    """Fails unless a training on a damaged corpus ends with an error that names one of the shards."""
     training = bench.training(name, corpus)
-    try:
-        ended = training.train()
-    except ShardError as error:
-        require(any(key in str(error) for key in keys), f"the error names none of the damaged shards: {error}")
-        found = {step: loss for step, loss in training.losses.items() if loss != bench.undisturbed.losses[step]}
-        require(not found, f"the steps {sorted(found)} were trained on other rows before the shard was refused")
-        return str(error)
-    raise PromiseBroken(f"the training ended as {ended} after {len(training.losses)} steps on the damaged corpus")
+    with pytest.raises(ShardError, match="|".join(map(re.escape, keys))):
+        training.train()
+    found = {step: loss for step, loss in training.losses.items() if loss != bench.undisturbed.losses[step]}
+    assert not found, f"the steps {sorted(found)} were trained on other rows before the shard was refused"
 
 
-@scenario("a source holds broken, empty and huge pictures, a text and a link to itself", "the store", about_s=5)
-def odd_pictures(bench: Bench) -> str:
+def test_odd_pictures(bench, tmp_path):
     """Each odd picture of a source is refused with its reason and counted, and the others are prepared."""
     odd = odd_files()
-    with tempfile.TemporaryDirectory(prefix="vitline-chaos-") as folder:
-        request = request_of(Path(folder), "chaos-odd", odd, allowed_fraction=0.5)
-        (manifest,) = prepare([request], bench.place.uri)
-        corpus = corpus_store(bench.place, request)
+    request = request_of(tmp_path, "chaos-odd", odd, allowed_fraction=0.5)
+    (manifest,) = prepare([request], bench.place.uri)
+    corpus = corpus_store(bench.place, request)
     refused = {row["example_id"]: row["reason"] for row in read_table(corpus, REJECTS_KEY).to_pylist()}
     missing = {f"odd/{name}" for name in (*odd, LOOP)} ^ refused.keys()
-    require(not missing, f"these are refused and should not be, or the other way round: {', '.join(sorted(missing))}")
-    require(all(refused.values()), f"a refusal has no reason: {refused}")
+    assert not missing, f"these are refused and should not be, or the other way round: {', '.join(sorted(missing))}"
+    assert all(refused.values()), f"a refusal has no reason: {refused}"
     accepted = manifest.counts.num_accepted
-    require(accepted == NUM_GOOD, f"{accepted} of {NUM_GOOD} good pictures were prepared")
+    assert accepted == NUM_GOOD, f"{accepted} of {NUM_GOOD} good pictures were prepared"
     counted = manifest.counts.num_refused
-    require(counted == len(refused), f"the manifest counts {counted} refused examples, not {len(refused)}")
-    return ", ".join(f"{name.removeprefix('odd/')}: {reason}" for name, reason in sorted(refused.items()))
+    assert counted == len(refused), f"the manifest counts {counted} refused examples, not {len(refused)}"
 
 
-@scenario("more pictures of a source are broken than the request allows", "the store", about_s=3)
-def too_many_odd_pictures(bench: Bench) -> str:
+def test_too_many_odd_pictures(bench, tmp_path):
     """A corpus of which more examples are refused than allowed is not published."""
-    with tempfile.TemporaryDirectory(prefix="vitline-chaos-") as folder:
-        request = request_of(Path(folder), "chaos-too-odd", odd_files(), allowed_fraction=0.01)
-        corpus = corpus_store(bench.place, request)
-        try:
-            prepare([request], bench.place.uri)
-        except (RuntimeError, ValueError) as error:
-            require("max_refused_fraction" in str(error), f"the error does not name the limit: {error}")
-            require(not corpus.exists("manifest.json"), f"{corpus.uri} was published all the same")
-            return str(error)
-    raise PromiseBroken(f"{corpus.uri} was published with {len(odd_files())} refused examples")
+    request = request_of(tmp_path, "chaos-too-odd", odd_files(), allowed_fraction=0.01)
+    corpus = corpus_store(bench.place, request)
+    with pytest.raises(ValueError, match="max_refused_fraction"):
+        prepare([request], bench.place.uri)
+    assert not corpus.exists("manifest.json"), f"{corpus.uri} was published all the same"
 
 
 def odd_files() -> dict[str, bytes]:
@@ -146,17 +137,54 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
 )
 
 
-@scenario("requests with a wrong recipe, seed, field, corpus, override and combination", "the store", about_s=1)
-def wrong_parameters(bench: Bench) -> str:
+def test_wrong_parameters(bench):
     """A wrong parameter is refused by its name before anything is written or started."""
     uri = bench.corpus.uri
     before = bench.place.list()
     for wrong, name in WRONG:
-        try:
+        with pytest.raises(ValueError, match=name):
             resolve_pretrain(bench.place.uri, PretrainRequest.model_validate({"corpus": uri, **wrong}))
-        except (ValidationError, ValueError) as error:
-            require(name in str(error), f"the refusal of {wrong} does not name {name}: {error}")
-        else:
-            require(False, f"{wrong} was accepted")
-    require(bench.place.list() == before, "a refused request has written to the store")
-    return f"{len(WRONG)} requests refused by name"
+    assert bench.place.list() == before, "a refused request has written to the store"
+
+
+@contextlib.contextmanager
+def unchecked_shards():
+    with (
+        patch.object(open_checked, "check_identity", lambda *_: None),
+        patch.object(open_checked, "check_key", lambda *_: None),
+    ):
+        yield
+
+
+def unverified_pages():
+    real = parquet_files.pq.ParquetFile
+    unchecked = {"page_checksum_verification": False}
+    return patch.object(parquet_files.pq, "ParquetFile", lambda file, **options: real(file, **options | unchecked))
+
+
+def limit_of_refusals(found):
+    return patch.object(check_refused, "_too_many", lambda *_: found)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "broken"), [(test_swapped_shards, unchecked_shards), (test_damaged_shard, unverified_pages)]
+)
+def test_a_shard_that_is_not_checked_is_noticed(scenario, broken, fresh):
+    with broken(), pytest.raises(FAILED):
+        scenario(fresh)
+
+
+def test_a_limit_of_refusals_that_is_not_kept_is_noticed(fresh, tmp_path):
+    with limit_of_refusals(""), pytest.raises(FAILED, match="DID NOT RAISE"):
+        test_too_many_odd_pictures(fresh, tmp_path)
+
+
+def test_odd_pictures_that_stop_a_preparation_are_noticed(fresh, tmp_path):
+    with limit_of_refusals("too many"), pytest.raises(ValueError, match="too many"):
+        test_odd_pictures(fresh, tmp_path)
+
+
+def test_a_wrong_parameter_that_is_accepted_is_noticed(fresh, monkeypatch):
+    monkeypatch.setitem(globals(), "resolve_pretrain", lambda root, request: None)
+    with pytest.raises(FAILED, match="DID NOT RAISE"):
+        test_wrong_parameters(fresh)

@@ -1,6 +1,6 @@
 """One attempt of a tiny training in a process of its own, which brings a fault upon itself.
 
-    python -m vitline.flows.chaos.child_attempt --run URI --attempt N --fault kill|stop|full-disk|none|hold --at STEP
+    python -m tests.chaos.child_attempt --run URI --attempt N --fault kill|stop|full-disk|none|hold --at STEP
 
 `hold` trains nothing: it only holds the claim, until its standard input is closed. The exit code is 0 if the run finished.
 """
