@@ -24,7 +24,6 @@ IMPORTERS = {
         "infra/local/ray_node.py",
         "data_prep/prepare.py",
         "vit/ray_train.py",
-        "vit/ray_input.py",
         "vit/ray_probes.py",
         "vit/ray_workers.py",
         "vit/worker_group/",

@@ -256,10 +256,6 @@ class ExecutionConfig(FrozenConfig):
     """Processes per worker in which these threads decode the batches of a training, because those of one process wait for Python's
     interpreter lock; 0 for the worker's own. `auto`: one for every four threads, where there are more than four. `vitline data bench`
     measures what they feed, and advises a number where threads wait for the lock."""
-    decode_on: Literal["worker", "cluster"] = added("worker")
-    """Where the batches of a training are decoded: on the machine of each `worker`, or in actors anywhere on the `cluster`, for nodes
-    that have too few cores for their GPUs. Each of `decode_processes` (at least one) is an actor that asks Ray for as many CPUs as it
-    has threads; Ray prefers nodes without GPUs."""
     decoded_cache_bytes: NonNegativeInt = 256 * 2**20
     """Memory per worker that caches decoded images, in bytes; speeds up small corpora."""
     read_ahead_bytes: NonNegativeInt = 2**31

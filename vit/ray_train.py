@@ -25,7 +25,6 @@ from vitline.infra.runs.stopping import StopPoller, joining_ray
 from vitline.infra.settings import Settings
 from vitline.infra.storage import Store, open_store
 from vitline.vit.config import TrainConfig
-from vitline.vit.ray_input import decoded_on_ray
 from vitline.vit.ray_probes import checkpoints_probed
 from vitline.vit.run import TrainingRun
 from vitline.vit.run_spec import START_TRY_S, RunSpec
@@ -253,7 +252,7 @@ def train_worker(job: dict[str, Any]) -> None:
         require_same_versions()
         world = World.current(context.get_node_rank(), context.get_local_rank(), job["device"])
         with drain_followed(run, job["attempt"]):
-            TrainingRun(run, job["attempt"], world, decoded_on_ray).execute()
+            TrainingRun(run, job["attempt"], world).execute()
     except ClaimLost:
         raise
     except Exception as error:

@@ -23,7 +23,7 @@ from vitline.infra.storage import Store, open_store
 from vitline.vit.branch import unpin_parent
 from vitline.vit.corpora.training_corpora import TrainingCorpora, TrainingCorpus, open_corpora
 from vitline.vit.corpora.training_sources import sources_of
-from vitline.vit.input.batches import Batch, Decoded, Loading, eval_batches, source_batches
+from vitline.vit.input.batches import Batch, Loading, eval_batches, source_batches
 from vitline.vit.input.decoding.how_many import decode_processes
 from vitline.vit.input.image_contract import ImageContract
 from vitline.vit.input.prefetch import Prefetcher
@@ -64,8 +64,6 @@ class TrainingRun:
     run: Store
     attempt: int
     world: World
-    decoded_on_cluster: Decoded | None = None
-    """Decodes batches on other nodes, for trainings that want it (`execution.decode_on`)."""
 
     def __post_init__(self) -> None:
         self.spec = RunSpec.model_validate(self.run.read_json("config.json"))
@@ -327,12 +325,6 @@ class TrainingRun:
             lanes=self.recipe.input.num_lanes // self.world.size,
             in_memory=any(part.store.uri.startswith("memory://") for part in self.corpora.parts),
         )
-        on_cluster = execution.decode_on == "cluster"
-        if on_cluster and self.decoded_on_cluster is None:
-            raise ValueError(
-                "execution.decode_on=cluster needs a training on Ray workers, but this one runs in one process. Set "
-                "execution.decode_on=worker."
-            )
         return source_batches(
             sources_of(self.corpora, self.config.split),
             self.recipe.input,
@@ -343,11 +335,10 @@ class TrainingRun:
             mask_bad=True,
             loading=replace(
                 self.loading,
-                processes=max(1, processes) if on_cluster else processes,
+                processes=processes,
                 decoded_cache_bytes=execution.decoded_cache_bytes,
                 read_ahead_bytes=execution.read_ahead_bytes,
             ),
-            decoded=self.decoded_on_cluster if on_cluster else None,
         )
 
     def _eval_batches(self, part: TrainingCorpus, split: str, batch_size: int, loading: Loading) -> Prefetcher[Batch]:

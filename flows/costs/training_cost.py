@@ -228,9 +228,6 @@ def loading_text(config: TrainConfig, *, reads_wait: bool, open_bytes: int) -> s
     execution = config.execution
     lanes = config.recipe.input.num_lanes // execution.num_workers
     processes = decode_processes(execution.decode_processes, threads=execution.decode_threads, lanes=lanes)
-    on_cluster = execution.decode_on == "cluster"
-    if on_cluster:
-        processes = max(1, processes)
     if processes > lanes:
         raise ValueError(
             f"execution.decode_processes={processes} must be at most {lanes}, the lanes of each of {execution.num_workers} workers, "
@@ -251,13 +248,11 @@ def loading_text(config: TrainConfig, *, reads_wait: bool, open_bytes: int) -> s
     return (
         f"a worker reads {num_bytes(ahead)} ahead at most ({origin('read_ahead_bytes')}; {enough}), in as many threads as it needs up to "
         f"{most_loads(reads_wait)} ({'a remote store' if reads_wait else 'files'}), and decodes in {execution.decode_threads} "
-        f"({origin('decode_threads')}) of {_processes(processes, on_cluster)} ({origin('decode_processes')}{why})"
+        f"({origin('decode_threads')}) of {_processes(processes)} ({origin('decode_processes')}{why})"
     )
 
 
-def _processes(number: int, on_cluster: bool) -> str:
-    if on_cluster:
-        return f"{number} {'actor' if number == 1 else 'actors'} anywhere on the cluster, each of which asks for a CPU per thread"
+def _processes(number: int) -> str:
     if number == 0:
         return "its own process"
     return "1 input process" if number == 1 else f"{number} input processes"

@@ -29,12 +29,6 @@ def show_bench(
     as_json: bool,
 ) -> None:
     """Measures and prints. Raises ValueError before anything is measured for what does not fit together."""
-    if config.execution.decode_on != "worker":
-        raise ValueError(
-            f"not supported: a bench with execution.decode_on={config.execution.decode_on}. It measures the cores of the machine that runs "
-            "it. Run it on a node that is to decode, with execution.decode_on=worker; where cores are missing, it says how many CPUs "
-            "of other nodes decode enough."
-        )
     corpora, split = open_corpora(config), config.split
     needed = demand_of(config.recipe, corpora.num_classes, gpu=gpu, mfu=mfu, images_per_s=images_per_s)
     if not 1 <= workers <= config.execution.num_workers:
@@ -61,7 +55,6 @@ def show_bench(
         read_ahead_bytes=config.execution.read_ahead_bytes,
         open_bytes=plan["open_memory_bytes"],
         split_bytes=sum(size * order.groups.num_groups for size, order in zip(sizes, orders, strict=True)),
-        pixel_bytes=3 * config.recipe.input.augment.image_size_px**2,
         can_cache=reads_wait and config.execution.shard_cache_dir is None,
     )
     name = " and ".join(f"{part.manifest.name}/{part.manifest.version}" for part in corpora.parts)

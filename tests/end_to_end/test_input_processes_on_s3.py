@@ -1,4 +1,4 @@
-"""A training on Ray whose input processes, or input actors, read shards from S3: kills of them and of the worker change no loss.
+"""A training on Ray whose input processes read shards from S3: kills of them and of the worker change no loss.
 
 CPU float32, compared bit for bit with a training that reads files and has no input processes.
 """
@@ -67,26 +67,6 @@ class ReadingProcesses(KilledTraining):
         return before
 
 
-class ReadingActor(KilledTraining):
-    """A training of one worker with an input actor."""
-
-    def input_actors(self):
-        found = []
-        for process in processes_with("RAY_AUTH_TOKEN_PATH", self.session.tokens[-1]):
-            with contextlib.suppress(psutil.Error):
-                if "_InputActor" in " ".join(process.cmdline()):
-                    found.append(process)
-        return found
-
-    def kill_input_actor(self):
-        (actor,) = before = self.input_actors()
-        actor.kill()
-        self.wait_for_checkpoint(after="the kill of the input actor")
-        (error,) = (self.run.read_json(key) for key in self.run.list("errors/"))
-        assert "Input actor 1 of 1 has ended" in str(error)
-        return before
-
-
 @pytest.fixture
 def alone(slow_config):  # noqa: F811
     return replace(slow_config, **{"execution.num_workers": 1})
@@ -117,15 +97,4 @@ def test_kills_of_input_processes_and_worker_change_no_loss(on_s3, alone, corpus
     killed = [*training.kill_input_process(), *training.kill_worker(), *training.input_processes()]
     assert training.finish() == expected
     assert len(training.run.list("starts/")) == 3
-    wait_until(lambda: have_ended(killed), "their end")
-
-
-def test_the_kill_of_an_input_actor_on_the_cluster_changes_no_loss(on_s3, alone, corpus_on_s3, expected):
-    config = replace(alone, name="actors", corpus=corpus_on_s3, **{"execution.decode_on": "cluster"})
-    training = ReadingActor(on_s3, config, expected.losses)
-    training.start_attempt(1)
-    training.wait_for_checkpoint(after="nothing")
-    killed = [*training.kill_input_actor(), *training.input_actors()]
-    assert len(killed) == 2
-    assert training.finish() == expected
     wait_until(lambda: have_ended(killed), "their end")

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 
 from vitline.data_prep.prepare import _run_task
-from vitline.vit.ray_input import _InputActor
 from vitline.vit.ray_probes import score_in_task
 from vitline.vit.ray_workers import PartWorker, watched_probe
 from vitline.vit.vtab.trained.run_trial import ensure_trial
@@ -30,7 +29,6 @@ WORK = {
     "trial": lambda: ensure_trial("", None),
     "probe trial": lambda: watched_probe("", None, None),
     "checkpoint probe": lambda: score_in_task("", "", None),
-    "input actor": lambda: next(_InputActor().steps(None, (0, 1))),
 }
 
 

@@ -1,6 +1,6 @@
 """Batches for training and evaluation: uint8 pixels and labels, decoded and augmented ahead of the consumer by threads or processes."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
 
@@ -44,9 +44,6 @@ __all__ = [
     "source_batches",
     "train_batches",
 ]
-
-Decoded = Callable[[TrainingRequest], Prefetcher[list[Batch]]]
-"""Makes the batches of a training."""
 
 
 def train_batches(
@@ -92,17 +89,13 @@ def source_batches(
     num_steps: int | None = None,
     mask_bad: bool = False,
     loading: Loading = ONE_PROCESS,
-    decoded: Decoded | None = None,
 ) -> Prefetcher[list[Batch]]:
     """Like `train_batches`, but from one corpus or several, by weight and with labels in the classes of the mixture.
-    `decoded` decodes them elsewhere, in `loading.processes` processes.
 
     Every corpus has its exact share (`Mixture`) and follows its own order, epoch after epoch. Labels are class ids if all
     corpora are single-label. Raises ValueError naming the corpus that does not fit lanes and batch.
     """
     asked = TrainingRequest(tuple(sources), config, seed, micro_batch_size, start_step, num_steps, mask_bad, loading)
-    if decoded is not None:
-        return decoded(asked)
     return decoded_in_processes(asked) if loading.processes else TrainingInput(asked).prefetched()
 
 

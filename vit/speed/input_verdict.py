@@ -10,7 +10,6 @@ from statistics import fmean
 from typing import Literal, get_args
 
 from vitline.infra.html.page import num_bytes
-from vitline.vit.input.decoding.how_many import THREADS_PER_PROCESS
 from vitline.vit.speed.input_speed import WorkerSpeed
 
 Stage = Literal["store", "network", "decode", "hand-over"]
@@ -38,8 +37,6 @@ class Setting:
     """Encoded bytes of the row groups that a worker keeps open."""
     split_bytes: int
     """Encoded bytes of the split."""
-    pixel_bytes: int
-    """Bytes of an image as it is given to the network."""
     can_cache: bool
     """Whether a shard cache would help: the store is remote, and there is none."""
 
@@ -176,15 +173,6 @@ class InputVerdict:
                 f"cores: {node:,.0f} images/s take {ceil(self.cores_needed)} cores, at {self.images_per_core_s:,.0f} images/s a core; "
                 f"this node has {setting.cores}, enough for {setting.cores * self.images_per_core_s:,.0f} images/s: {enough}"
             )
-            yield self._other_nodes(ceil(self.needed * each), node)
-
-    def _other_nodes(self, threads: int, node: float) -> str:
-        processes = min(ceil(threads / THREADS_PER_PROCESS), self.setting.lanes)
-        return (
-            f"or other nodes: --set execution.decode_on=cluster --set execution.decode_threads={threads} --set "
-            f"execution.decode_processes={processes}; Ray must have {threads * self.workers} CPUs for them, and this node takes "
-            f"{num_bytes(node * self.setting.pixel_bytes)}/s of pixels"
-        )
 
     def _more_bytes(self, node: float, network: float) -> Iterator[str]:
         setting = self.setting

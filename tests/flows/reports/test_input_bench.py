@@ -21,7 +21,6 @@ def test_mistakes_are_one_sentence(refused, digits_root):
     assert "--images-per-s -1 must be more than 0" in bench("--images-per-s", "-1")
     assert "--workers 3 of a node must be 1 to execution.num_workers=2" in bench("--workers", "3")
     assert "no recipe" in bench("--recipe", "digitz")
-    assert "not supported: a bench with execution.decode_on=cluster" in bench("--set", "execution.decode_on=cluster")
     assert "num_lanes" in bench("--set", "recipe.input.num_lanes=512", "--set", "recipe.input.global_batch_size=1024")
 
 

@@ -32,7 +32,7 @@ def decoded_in_processes(asked: TrainingRequest) -> Prefetcher[list[Batch]]:
 
     Iteration also raises RuntimeError naming a process that has ended. All have ended when the iterator is closed.
     """
-    check_parts(asked)
+    _check_parts(asked)
     inputs, processes = TrainingInput(asked), InputProcesses(asked)
 
     def work() -> Iterator[Work[list[Batch]]]:
@@ -51,7 +51,7 @@ def decoded_in_processes(asked: TrainingRequest) -> Prefetcher[list[Batch]]:
     return Prefetcher(work(), threads=1, depth=PREFETCH, on_close=processes.end, processes=processes)
 
 
-def check_parts(asked: TrainingRequest) -> None:
+def _check_parts(asked: TrainingRequest) -> None:
     """Raises ValueError where the input cannot be divided among `loading.processes` processes, or they could not read it."""
     loading, lanes = asked.loading, asked.config.num_lanes
     least = lanes // max(1, loading.world_size)

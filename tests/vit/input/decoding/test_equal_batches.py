@@ -2,7 +2,6 @@
 
 import errno
 import os
-import pickle
 import socket
 from dataclasses import fields, replace
 from itertools import chain
@@ -19,11 +18,9 @@ from vitline.infra.stores.disk_cache import disk_cache
 from vitline.vit.input.batches import Batch, Loading, SeveralLabels, Source, source_batches, train_batches
 from vitline.vit.input.config import AugmentConfig, InputConfig
 from vitline.vit.input.decoded_cache import DecodedCache
-from vitline.vit.input.decoding.parts import assembled, filled_parts
-from vitline.vit.input.decoding.processes import check_parts
 from vitline.vit.input.decoding.shared_memory import Link, Slots, new_memory
 from vitline.vit.input.mapped_labels import MappedLabels, find_kept_rows
-from vitline.vit.input.prefetch import Prefetcher, Waits
+from vitline.vit.input.prefetch import Waits
 
 from ..conftest import make_corpus
 from ..test_shard_cache import DistantStore
@@ -60,9 +57,8 @@ def corpora(tmp_path_factory):
 
 def steps_of(sources, config=CONFIG, **changes):
     loading = Loading(**{f.name: changes.pop(f.name) for f in fields(Loading) if f.name in changes})
-    decoded = changes.pop("decoded", None)
     asked = {"seed": 11, "num_steps": 9, "micro_batch_size": 5, "mask_bad": True} | changes
-    with source_batches(sources, config, **asked, loading=loading, decoded=decoded) as batches:
+    with source_batches(sources, config, **asked, loading=loading) as batches:
         return list(batches)  # which keeps them all while later ones are made
 
 
@@ -105,21 +101,6 @@ def test_batches_do_not_depend_on_processes(corpora, data):
     }
     expected = steps_of(sources, config, **asked)
     assert_equal(steps_of(sources, config, **asked, **resources), expected)
-    assert_equal(steps_of(sources, config, **asked, **resources, decoded=in_sent_parts), expected)
-
-
-def in_sent_parts(asked):
-    """As actors on other machines decode: parts that are pickled, and put together where the training is."""
-    check_parts(asked)
-    count = asked.loading.processes
-    streams = [filled_parts(replace(asked, loading=asked.loading.of_process(n)), (n, count)) for n in range(count)]
-
-    def collect():
-        return [pickle.loads(pickle.dumps(next(stream))) for stream in streams]
-
-    return Prefetcher(
-        assembled(asked, collect), threads=1, depth=1, on_close=lambda: [stream.close() for stream in streams]
-    )
 
 
 def input_config(lanes, augment):
