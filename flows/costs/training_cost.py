@@ -68,7 +68,7 @@ class TrainingCost(TypedDict):
     reading: dict[str, Any]
     """The fields of `vitline.vit.input.plan.OrderPlan`."""
     loading: str
-    """What a worker reads ahead, and in how many threads it reads and decodes."""
+    """What a worker reads ahead, in how many threads it reads and decodes, and whether this machine has the native decoder."""
     spike_guard: NotRequired[str]
     """What the training does at a spike, where its recipe has a guard."""
     bandwidth: str
@@ -221,8 +221,9 @@ def _bytes_per_image(split: str, corpora: "TrainingCorpora") -> float:
 
 
 def loading_text(config: TrainConfig, *, reads_wait: bool, open_bytes: int) -> str:
-    """How a worker loads: memory of what it reads ahead, and threads, with the origin of each."""
+    """How a worker loads: memory of what it reads ahead, and threads, with the origin of each, and the decoder of this machine."""
     from vitline.vit.input.decoding.how_many import THREADS_PER_PROCESS, decode_processes
+    from vitline.vit.input.decoding.which_decoder import native_is_installed
     from vitline.vit.input.load_queue import most_loads
 
     execution = config.execution
@@ -248,7 +249,8 @@ def loading_text(config: TrainConfig, *, reads_wait: bool, open_bytes: int) -> s
     return (
         f"a worker reads {num_bytes(ahead)} ahead at most ({origin('read_ahead_bytes')}; {enough}), in as many threads as it needs up to "
         f"{most_loads(reads_wait)} ({'a remote store' if reads_wait else 'files'}), and decodes in {execution.decode_threads} "
-        f"({origin('decode_threads')}) of {_processes(processes)} ({origin('decode_processes')}{why})"
+        f"({origin('decode_threads')}) of {_processes(processes)} ({origin('decode_processes')}{why}); "
+        f"the native decoder is {'' if native_is_installed() else 'not '}installed on this machine"
     )
 
 

@@ -29,6 +29,7 @@ from vitline.infra.local.processes import MAX_BASE_LENGTH, is_busy, is_free, loa
 from vitline.infra.local.stack import find_stack, listeners, reached_ports
 from vitline.infra.local.stack_config import WELL_KNOWN, weed
 from vitline.infra.settings import Settings
+from vitline.vit.input.decoding.which_decoder import HOW_TO_GET_IT, native_is_installed
 
 MIN_FREE_DISK_BYTES = 5 * 10**9
 MIN_MEMORY_BYTES = 6 * 10**9
@@ -56,6 +57,7 @@ def examine(settings: Settings) -> list[Check]:
         ("logs", lambda: schedule_checks.check_logs(find_stack(local_dir(settings) / "stack"))),
         ("accelerator", check_accelerator),
         ("decoder", check_decoder),
+        ("native decoder", check_native_decoder),
     ]
     found: dict[str, Check] = {}
     threads = [
@@ -219,3 +221,19 @@ def check_decoder() -> Check:
         "Prepare images of people you do not trust on Linux 5.13 or newer (x86-64, aarch64), with Landlock and seccomp."
     )
     return Check("decoder", not any(text.startswith("seccomp") for text in examiner.lacking), found, advice)
+
+
+def check_native_decoder() -> Check:
+    """Which decoder trainings use here. Only where the native one is installed is torch imported, to compare their pixels."""
+    name = "native decoder"
+    if not native_is_installed():
+        return Check(
+            name, True, f"not installed: trainings decode whole images, with the same results; {HOW_TO_GET_IT}"
+        )
+    from vitline.vit.input.decoding.native_view import native_decoder
+
+    if native_decoder() is None:
+        found = "installed, but not used here, for the reason in the log; trainings decode whole images, with the same results"
+        advice = "Delete `.venv/native-decoder` and run `make install`: it builds the decoder with the libraries of this machine."
+        return Check(name, False, found, advice)
+    return Check(name, True, "installed; its pixels are equal to those of whole images")

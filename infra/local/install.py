@@ -1,5 +1,5 @@
-"""Creates `.venv` and installs this project with the files of requirements.lock, after printing download and disk sizes. Uses only
-the standard library.
+"""Creates `.venv` and installs this project with the files of requirements.lock, after printing download and disk sizes, and builds the
+native decoder where it can. Uses only the standard library.
 
 python3 infra/local/install.py EXTRA               as `make install` does; EXTRA is prep, train, flows, local, dev, ...
 python3 infra/local/install.py --hashes=no EXTRA   by version alone, whatever files the index has
@@ -15,13 +15,15 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv"
+NATIVE = ROOT / "vit" / "native"
 LOCK = ROOT / "requirements.lock"
 # Measured on Linux x86-64 with the CPU build of torch; see README, "What it takes".
 DOWNLOAD, DISK = "about 0.5 GB", "2.2 GB"
@@ -60,8 +62,14 @@ def main() -> int:
     if problem := unfit(sys.version_info[:3], hashes):
         print(problem)
         return 1
+    # -qq hides warnings, such as those about this machine's pip settings, but not errors.
+    pip = in_venv("pip", "--disable-pip-version-check", "install", "-qq", "--no-compile")
+    alone = ["--no-deps", "--no-build-isolation"] if hashes else ["--no-deps"]
+    trains = any(pin.name == "torch" for pin in chosen)
     stamp, wanted = VENV / f"installed-{extra}", fingerprint()
     if stamp.exists() and stamp.read_text() == wanted:
+        if trains:
+            build_decoder([*pip, *alone], explain=False)
         return 0
     print(
         f"Installing into .venv: downloads {DOWNLOAD}, takes {DISK} of disk, 1 to 5 minutes; nothing outside this folder."
@@ -73,16 +81,16 @@ def main() -> int:
         return 1
     if not (VENV / "bin" / "python").exists() and work("making .venv", [sys.executable, "-P", "-m", "venv", str(VENV)]):
         return 1
-    # -qq hides warnings, such as those about this machine's pip settings, but not errors.
-    pip = in_venv("pip", "--disable-pip-version-check", "install", "-qq", "--no-compile")
     if hashes:
-        itself = ["--no-deps", "--no-build-isolation", "--editable", str(ROOT)]
-        installed = install_hashed(pip, chosen, VENV) and not work("installing vitline itself", [*pip, *itself])
+        itself = [*pip, *alone, "--editable", str(ROOT)]
+        installed = install_hashed(pip, chosen, VENV) and not work("installing vitline itself", itself)
     else:
         installed = install_versions(pip, chosen, VENV, "--editable", f"{ROOT}[{extra}]")
     if not installed:
         print("The installation failed; pip's message is above. Next: fix the cause and run the same command again.")
         return 1
+    if trains:
+        build_decoder([*pip, *alone], explain=True)
     compile_modules()
     if not prepare_databases():
         return 1
@@ -164,6 +172,31 @@ def install_versions(pip: list[str], chosen: Iterable[Pin], folder: Path, *wante
     return not work(f"pip downloads and installs {wanted[-1]}", [*pip, "--constraint", str(constraints), *wanted])
 
 
+def build_decoder(pip: list[str], *, explain: bool) -> None:
+    """Builds and installs vit/native, unless that is done. Says in one line why not where it fails, and if asked to `explain` also where
+    the compiler or headers are missing: those can be installed later, so each call looks for them."""
+    stamp, log = VENV / "native-decoder", VENV / "native-decoder.log"
+    wanted = digest(*sorted(path for path in NATIVE.iterdir() if path.suffix in (".c", ".py", ".toml")))
+    if stamp.exists() and stamp.read_text() == wanted:
+        return
+    missing = subprocess.run(
+        [str(VENV / "bin" / "python"), "-P", str(NATIVE / "needs.py")], capture_output=True, text=True
+    )
+    if missing.returncode:
+        if explain:
+            print(missing.stdout.strip() + " `make install` builds it once they are there.")
+        return
+    with tempfile.TemporaryDirectory() as folder, log.open("w") as file:
+        source = shutil.copytree(NATIVE, Path(folder) / "native")
+        failed = work("building the native decoder", [*pip, "--force-reinstall", str(source)], file)
+    if failed:
+        print(
+            f"The native decoder could not be built, so trainings decode whole images, with the same results. Log: {log}"
+        )
+    else:
+        stamp.write_text(wanted)
+
+
 def compile_modules() -> None:
     """Compiles the installed modules on all processors. pip would take one, for nearly half of the installation. Some packages hold
     templates of modules that do not compile: they are left out."""
@@ -180,11 +213,11 @@ def prepare_databases() -> bool:
     return not failed
 
 
-def work(what: str, command: list[str]) -> int:
-    """Runs a command in the folder of the project and returns its exit code. Says what it does every SAY_EVERY_S, because pip says
-    nothing for minutes."""
+def work(what: str, command: list[str], log: IO[str] | None = None) -> int:
+    """Runs a command in the folder of the project and returns its exit code; its output goes into `log` if given. Says what it does every
+    SAY_EVERY_S, because pip says nothing for minutes."""
     began = time.monotonic()
-    with subprocess.Popen(command, cwd=ROOT) as process:
+    with subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log) as process:
         while True:
             try:
                 return process.wait(SAY_EVERY_S)
@@ -194,7 +227,10 @@ def work(what: str, command: list[str]) -> int:
 
 
 def fingerprint() -> str:
-    files = (ROOT / "pyproject.toml", LOCK, ROOT / "infra" / "local" / "databases.py")
+    return digest(ROOT / "pyproject.toml", LOCK, ROOT / "infra" / "local" / "databases.py")
+
+
+def digest(*files: Path) -> str:
     return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()
 
 

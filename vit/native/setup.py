@@ -1,16 +1,14 @@
-"""Builds the extension. Says in one sentence what is missing where that fails."""
+"""Builds the extension. Says in one sentence what is missing where that is why it fails."""
 
 import sys
+from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CCompilerError, ExecError, PlatformError
 
-NEEDED = (
-    "vitline-native could not be built; the compiler's message is above. It needs a C compiler and the headers of Python and of "
-    "libjpeg-turbo 2.0 or newer (Debian: gcc python3-dev libjpeg62-turbo-dev; Ubuntu: gcc python3-dev libjpeg-turbo8-dev; Fedora: "
-    "gcc python3-devel libjpeg-turbo-devel; macOS: brew install jpeg-turbo). vitline works without it, more slowly."
-)
+sys.path.insert(0, str(Path(__file__).parent))
+from needs import NEEDED, can_build
 
 
 class Build(build_ext):
@@ -18,6 +16,8 @@ class Build(build_ext):
         try:
             super().build_extension(ext)
         except (CCompilerError, ExecError, PlatformError) as error:
+            if can_build():
+                raise
             print(NEEDED, file=sys.stderr)
             raise SystemExit(1) from error
 

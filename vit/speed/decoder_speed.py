@@ -1,4 +1,4 @@
-"""How fast each of the two decoders makes training views of the images of a corpus: the optional native one, which decodes only what a
+"""How fast each of the two decoders makes training views of the images of a corpus: the native one, which decodes only what a
 view shows, and the one that decodes whole images."""
 
 import time
@@ -12,6 +12,7 @@ from vitline.vit.input.augment import train_draws
 from vitline.vit.input.batches import Source
 from vitline.vit.input.decoded_cache import DecodedCache
 from vitline.vit.input.decoding.native_view import TrainingView, native_decoder
+from vitline.vit.input.decoding.which_decoder import HOW_TO_GET_IT
 from vitline.vit.input.read_shards import SplitReader
 
 _MOST_IMAGES = 256
@@ -31,8 +32,8 @@ class DecoderSpeed:
         """Which decoder trainings use here, and what the other would give."""
         if self.native is None:
             return (
-                f"Decoder: whole images, {self.whole:,.0f} images/s a core. The native one (`pip install ./vit/native`) is not installed "
-                "or cannot be used here, so what it would give was not measured."
+                f"Decoder: whole images, {self.whole:,.0f} images/s a core. The native one is not installed or cannot be used here, so "
+                f"what it would give was not measured; {HOW_TO_GET_IT}."
             )
         return (
             f"Decoder: vitline-native for {self.native_fraction:.0%} of the images, {self.native:,.0f} images/s a core; without it, "

@@ -11,14 +11,20 @@ from vitline.flows.costs.training_cost import bandwidth_text, loading_text, trai
 from vitline.flows.costs.training_plan import plan_rows
 from vitline.infra.config import replace
 from vitline.infra.runs.run_state import NO_STATE
+from vitline.vit.input.decoding import which_decoder
 
 
-def test_loading_names_each_setting_and_its_origin(train_config):
+def test_loading_names_each_setting_and_its_origin(train_config, monkeypatch):
+    monkeypatch.setattr(which_decoder, "native_is_installed", lambda: False)
     config = train_config("plan", decode_threads=3)
     assert loading_text(config, reads_wait=True, open_bytes=10**9) == (
         "a worker reads 2.15 GB ahead at most (execution.read_ahead_bytes, its default; a steady stream needs 1 GB), in as many "
         "threads as it needs up to 32 (a remote store), and decodes in 3 (execution.decode_threads, as the recipe or --set has it) of "
-        "its own process (execution.decode_processes, its default)"
+        "its own process (execution.decode_processes, its default); the native decoder is not installed on this machine"
+    )
+    monkeypatch.setattr(which_decoder, "native_is_installed", lambda: True)
+    assert loading_text(config, reads_wait=True, open_bytes=1).endswith(
+        "the native decoder is installed on this machine"
     )
     little = replace(config, **{"execution.read_ahead_bytes": 10**6})
     text = loading_text(little, reads_wait=False, open_bytes=10**9)

@@ -23,6 +23,7 @@ from vitline.infra.local.stack_config import ALL
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
 from vitline.infra.stores import s3_store
+from vitline.vit.input.decoding import native_view
 
 NAMES = [
     "python",
@@ -40,6 +41,7 @@ NAMES = [
     "logs",
     "accelerator",
     "decoder",
+    "native decoder",
 ]
 
 
@@ -457,3 +459,21 @@ def test_what_the_decoding_process_lacks_is_said(monkeypatch):
     assert doctor.check_decoder().ok  # the filter alone is enough
     without = ("seccomp: Invalid argument",)
     failure(doctor.check_decoder(), "seccomp", "Linux 5.13")
+
+
+def test_which_decoder_trainings_use_is_said(monkeypatch):
+    monkeypatch.setattr(doctor, "native_is_installed", lambda: False)
+    absent = doctor.check_native_decoder()
+    assert absent.ok
+    assert "not installed" in absent.found
+    assert "make install" in absent.found
+    monkeypatch.setattr(doctor, "native_is_installed", lambda: True)
+    monkeypatch.setattr(native_view, "native_decoder", lambda: object())
+    assert doctor.check_native_decoder() == (
+        "native decoder",
+        True,
+        "installed; its pixels are equal to those of whole images",
+        "",
+    )
+    monkeypatch.setattr(native_view, "native_decoder", lambda: None)
+    failure(doctor.check_native_decoder(), "installed, but not used here", "make install")

@@ -1,7 +1,10 @@
 """Installations take only files that requirements.lock knows: a file of another byte is refused by name, and nothing is installed."""
 
 import hashlib
+import os
 import re
+import shutil
+import subprocess
 import sys
 import zipfile
 
@@ -134,3 +137,56 @@ def test_another_system_than_that_of_the_lock_needs_the_way_out(monkeypatch):
     monkeypatch.setattr(install.platform, "machine", lambda: "aarch64")
     assert "aarch64. Next: " + WAY_OUT in unfit((3, 12, 0), True)
     assert not unfit((3, 12, 0), False)
+
+
+@pytest.fixture
+def decoder(tmp_path, monkeypatch, capfd):
+    """decoder(): what an installation says of the native decoder, whose sources here may be changed."""
+    (tmp_path / "bin").mkdir()
+    python = tmp_path / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(install, "VENV", tmp_path)
+    monkeypatch.setattr(install, "NATIVE", shutil.copytree(install.NATIVE, tmp_path / "native"))
+    pip = [
+        *install.in_venv("pip", "--disable-pip-version-check", "install", "-qq", "--no-deps", "--no-build-isolation")
+    ]
+
+    def said(explain=True):
+        install.build_decoder([*pip, "--target", str(tmp_path / "site")], explain=explain)
+        return "".join(capfd.readouterr())
+
+    return said
+
+
+@pytest.mark.parametrize("without", ["absent", "cc -nostdinc"])
+def test_without_compiler_or_headers_one_line_says_what_to_install_and_what_for(
+    without, decoder, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("CC", without)
+    (line,) = decoder().splitlines()
+    for words in ("2.55 times", "tests/benchmarks/README.md", "C compiler", "libjpeg62-turbo-dev", "`make install`"):
+        assert words in line
+    assert decoder(explain=False) == ""  # where everything else is installed already
+    assert not (tmp_path / "site").exists()
+
+
+def test_a_failed_build_is_one_line_with_its_log_and_is_tried_again(decoder, tmp_path, monkeypatch):
+    needs = [sys.executable, str(install.NATIVE / "needs.py")]
+    if subprocess.run(needs, capture_output=True).returncode:
+        pytest.skip("no C compiler, or no headers of Python or of libjpeg-turbo")
+    source = install.NATIVE / "vitline_native.c"
+    right = source.read_text()
+    source.write_text(right + "\n#error here\n")
+    (line,) = decoder().splitlines()
+    assert line.endswith(f"Log: {tmp_path / 'native-decoder.log'}")
+    assert "#error here" in (tmp_path / "native-decoder.log").read_text()
+
+    source.write_text(right)
+    assert decoder(explain=False) == ""
+    code = "import vitline_native; print(vitline_native.size(b'no picture'))"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
+    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "None"
+    monkeypatch.setattr(install, "work", lambda *args: pytest.fail("it is built"))
+    assert decoder() == ""

@@ -1,4 +1,4 @@
-"""The training view of a JPEG by the optional extension `vitline-native`, which decodes only what the view shows.
+"""The training view of a JPEG by the extension `vitline-native`, which decodes only what the view shows.
 
 Its pixels are those of `decode` and `train_pixels`, bit for bit. It is used once it has shown that on this machine, and only for
 training: for everything else, and for every file that is unusual or damaged, images are decoded whole.
