@@ -9,7 +9,6 @@ import psutil
 import pytest
 
 from tests.servers.stack import use_s3
-from vitline.infra.children import processes_with
 from vitline.infra.config import replace
 from vitline.infra.local.stack import stack_environment, start_stack, stop_stack
 from vitline.infra.storage import open_store
