@@ -30,6 +30,7 @@ from vitline.vit.run import TrainingRun
 from vitline.vit.run_spec import START_TRY_S, RunSpec
 from vitline.vit.training.world import World
 from vitline.vit.worker_group.devices import choose_devices, devices_text, most_of
+from vitline.vit.worker_group.ray_private import declared_resources, draining_nodes, starts_callback, trainer_class
 from vitline.vit.worker_group.worker_starts import NoRoom, StartsFailed, WorkerStarts, report_waiting, waits
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,6 @@ BACKENDS = {True: "nccl", False: "gloo"}
 COLLECTIVE_MARGIN_S = 120
 DRAIN_LOOK_S = 5.0
 DEFAULT_COLLECTIVE_TIMEOUT_S = 1800  # that of Ray Train
-UNUSED_CALLBACKS = {"PlacementGroupCleanerCallback", "DatasetsCallback"}
 
 
 def drive(run: Store, attempt: int) -> int:
@@ -106,7 +106,7 @@ def fit(
     failures = execution.max_restarts_without_progress
     starts = WorkerStarts(run_uri, attempt, steps, f"{fewest} workers", queue_s, failures)
     elastic = (fewest, run_uri, steps) if fewest < workers else None
-    trainer = trainer_class(elastic)(
+    trainer = trainer_class(scaling_policy(elastic))(
         train_worker,
         train_loop_config={"run": run_uri, "attempt": attempt, "device": "cuda" if gpus else "cpu"},
         torch_config=TorchConfig(BACKENDS[gpus], timeout_s=collective_timeout_s(execution.progress_timeout_s)),
@@ -136,64 +136,16 @@ def collective_timeout_s(progress_timeout_s: float | None) -> int:
     return DEFAULT_COLLECTIVE_TIMEOUT_S if progress_timeout_s is None else int(progress_timeout_s) + COLLECTIVE_MARGIN_S
 
 
-def declared_resources() -> dict[str, float] | None:
-    """The resources of all nodes that the cluster's autoscaler may start; None if no autoscaler has declared them to Ray."""
-    from ray._private.state import state
-
-    # Ray has no public API for this; Ray Data uses the same function. If it is missing, the limit is unknown.
-    ask = getattr(state, "get_max_resources_from_cluster_config", None)
-    return ask() if ask else None
-
-
-def starts_callback(starts: WorkerStarts) -> Any:
-    """Tells `starts`, in Ray Train's controller, what becomes of each start. What it raises ends `fit`."""
-    from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
-    from ray.train.v2._internal.execution.callback import ControllerCallback
-    from ray.train.v2._internal.execution.controller.state import ReschedulingState, RunningState, SchedulingState
-
-    class Starts(ControllerCallback):
-        def after_controller_state_update(self, previous_state: Any, current_state: Any) -> None:
-            if isinstance(current_state, SchedulingState):
-                starts.begin()
-            elif isinstance(current_state, RunningState):
-                starts.placed()
-            elif isinstance(current_state, ReschedulingState):
-                error = current_state.training_failed_error
-                cause = getattr(error, "controller_failure", error)
-                if isinstance(cause, WorkerGroupStartupTimeoutError):
-                    starts.unplaced()
-                else:
-                    starts.failed(cause)
-
-    return Starts()
-
-
-def trainer_class(elastic: tuple[int, str, int] | None = None) -> type[Any]:
-    """Ray Train's trainer without callbacks that start a process of their own for something that vitline does not use. `elastic`:
-    the fewest workers, the URI of the run and its number of steps.
-
-    `PlacementGroupCleaner` is a detached process of each run that watches the controller from its start on. If a run is stopped
-    earlier, the process stays until the cluster ends. It is not needed, as Ray removes a placement group with its job.
-    `DatasetManager` serves Ray Datasets to workers, which read shards from the store.
-    """
-    from ray.train.torch import TorchTrainer
-
+def scaling_policy(elastic: tuple[int, str, int] | None = None) -> Callable[[Any], Any] | None:
+    """What decides how many workers there are, from Ray Train's scaling config; None for Ray's own. `elastic`: the fewest workers, the
+    URI of the run and its number of steps."""
     from vitline.vit.worker_group.elastic import Elastic, OneNode, OneNodeElastic
 
-    class Trainer(TorchTrainer):
-        def _create_default_callbacks(self) -> list[Any]:
-            callbacks = super()._create_default_callbacks()  # type: ignore[misc]
-            return [each for each in callbacks if type(each).__name__ not in UNUSED_CALLBACKS]
-
-        def _initialize_and_run_controller(self, **given: Any) -> Any:
-            one_node, config = Settings().one_node_ray, self.scaling_config
-            if elastic:
-                given["scaling_policy"] = (OneNodeElastic if one_node else Elastic)(config, *elastic)
-            elif one_node:
-                given["scaling_policy"] = OneNode(config)  # type: ignore[arg-type]  # annotated as that of Train v1
-            return super()._initialize_and_run_controller(**given)  # type: ignore[misc]
-
-    return Trainer
+    one_node = Settings().one_node_ray
+    if elastic is None:
+        return OneNode if one_node else None
+    policy = OneNodeElastic if one_node else Elastic
+    return lambda scaling_config: policy(scaling_config, *elastic)
 
 
 def resources() -> str:
@@ -228,12 +180,8 @@ def drain_followed(run: Store, attempt: int) -> Iterator[None]:
 
 
 def node_drains() -> bool:
-    """Whether the cluster is going to take the node of this process away, as a cloud does with spot machines."""
-    from ray._private.state import state
-
-    # Ray Train's public function for this is a barrier over all ranks. If this one is missing, a drain is the loss of a node.
-    ask = getattr(state, "get_draining_nodes", dict)
-    return node_id() in ask()
+    """Whether the cluster is going to take the node of this process away."""
+    return node_id() in draining_nodes()
 
 
 def node_id() -> str:

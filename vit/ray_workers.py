@@ -23,7 +23,6 @@ from vitline.infra.runs.watchdog import Watchdog
 from vitline.infra.storage import Store, open_store
 from vitline.vit.batch_prediction.plan import PredictionSpec
 from vitline.vit.batch_prediction.predict import Predictor, predict
-from vitline.vit.ray_train import declared_resources
 from vitline.vit.vtab.evaluate import (
     EvaluationSpec,
     NoSettingLeft,
@@ -43,6 +42,7 @@ from vitline.vit.vtab.probes import Probe
 from vitline.vit.vtab.trained.packing import trial_resources
 from vitline.vit.vtab.trained.run_trial import ensure_trial
 from vitline.vit.vtab.trained.trials import Trial
+from vitline.vit.worker_group.ray_private import declared_resources
 
 log = logging.getLogger(__name__)
 MAX_RETRIES = 3

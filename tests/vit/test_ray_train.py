@@ -9,7 +9,8 @@ import pytest
 from vitline.infra.runs.run_state import read_stop
 from vitline.infra.storage import open_store
 from vitline.vit import ray_train
-from vitline.vit.ray_train import UNUSED_CALLBACKS, drain_followed, trainer_class
+from vitline.vit.ray_train import drain_followed, scaling_policy
+from vitline.vit.worker_group.ray_private import UNUSED_CALLBACKS, trainer_class
 
 
 def test_trainer_omits_only_unused_callbacks():
@@ -28,10 +29,14 @@ def test_on_a_ray_of_one_node_a_training_asks_nobody_for_further_nodes(monkeypat
     from ray.train.torch import TorchTrainer
 
     monkeypatch.setattr(TorchTrainer, "_initialize_and_run_controller", lambda self, **given: given["scaling_policy"])
-    trainer = trainer_class()(print, scaling_config=ScalingConfig(num_workers=2))
-    assert trainer._initialize_and_run_controller(scaling_policy="Ray's own") == "Ray's own"
+
+    def policy_used():
+        trainer = trainer_class(scaling_policy())(print, scaling_config=ScalingConfig(num_workers=2))
+        return trainer._initialize_and_run_controller(scaling_policy="Ray's own")
+
+    assert policy_used() == "Ray's own"
     monkeypatch.setenv("VITLINE_ONE_NODE_RAY", "1")
-    policy = trainer._initialize_and_run_controller(scaling_policy="Ray's own")
+    policy = policy_used()
     policy.after_controller_start(SimpleNamespace(run_id="run"))
     assert policy.make_decision_for_non_running_worker_group().num_workers == 2
     policy.make_decision_for_running_worker_group(None, None)

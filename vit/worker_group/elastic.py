@@ -9,17 +9,13 @@ import time
 from typing import Any
 
 import ray
-from ray.train.v2._internal.execution.scaling_policy import (
-    FixedScalingPolicy,
-    NoopDecision,
-    ResizeDecision,
-    ScalingDecision,
-)
 
 from vitline.infra.storage import open_store
 from vitline.vit.training.checkpoints.names import newest_step
+from vitline.vit.worker_group.ray_private import resources_per_worker, scaling_policies
 
 log = logging.getLogger(__name__)
+_ray_train = scaling_policies()
 
 SETTLE_S = 15.0
 """Seconds for which a start waits for all workers before it takes fewer: so long may a cluster know of nodes and places too late."""
@@ -27,7 +23,7 @@ LOOK_S = 10.0
 """Seconds between two looks for further room."""
 
 
-class OneNode(FixedScalingPolicy):
+class OneNode(_ray_train.FixedScalingPolicy):
     """The number of workers that was asked for. Asks nobody for further nodes: `AutoscalingCoordinator` is a process that stays until
     the cluster ends."""
 
@@ -38,7 +34,7 @@ class OneNode(FixedScalingPolicy):
         pass
 
 
-class Elastic(FixedScalingPolicy):
+class Elastic(_ray_train.FixedScalingPolicy):
     """Between `fewest` and the number that was asked for, for which an autoscaler is asked all the time."""
 
     def __init__(self, scaling_config: Any, fewest: int, run_uri: str, total_steps: int) -> None:
@@ -49,12 +45,12 @@ class Elastic(FixedScalingPolicy):
         self._looked_at = time.monotonic()
         self._grows_after: int | None = None
 
-    def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
-        self._maybe_send_resource_request()  # type: ignore[no-untyped-call]
+    def make_decision_for_non_running_worker_group(self) -> Any:
+        self._maybe_send_resource_request()
         now, free = time.monotonic(), self._free()
         self._waits_since = now if self._waits_since is None else self._waits_since
         if free < self._most and now - self._waits_since < SETTLE_S:
-            return NoopDecision()
+            return _ray_train.NoopDecision()
         number = max(self._fewest, min(free, self._most))
         if number < self._most:
             log.warning(
@@ -62,27 +58,25 @@ class Elastic(FixedScalingPolicy):
             )
         return self._resized(number)
 
-    def make_decision_for_running_worker_group(
-        self, worker_group_state: Any, worker_group_status: Any
-    ) -> ScalingDecision:
-        self._maybe_send_resource_request()  # type: ignore[no-untyped-call]
+    def make_decision_for_running_worker_group(self, worker_group_state: Any, worker_group_status: Any) -> Any:
+        self._maybe_send_resource_request()
         self._waits_since, now = None, time.monotonic()
         running = worker_group_state.num_workers
         if running == self._most or now - self._looked_at < LOOK_S:
-            return NoopDecision()
+            return _ray_train.NoopDecision()
         self._looked_at = now
         free = self._free()
         newest = self._newest_step() if free else None
         before, self._grows_after = self._grows_after, newest
         if newest is None or before is None or not before < newest < self._total_steps:
-            return NoopDecision()
+            return _ray_train.NoopDecision()
         number = min(running + free, self._most)
         log.warning("going on with %d workers instead of %d from the checkpoint of step %d", number, running, newest)
         self._grows_after = None
         return self._resized(number)
 
-    def _resized(self, number: int) -> ResizeDecision:
-        return ResizeDecision(number, self.scaling_config._resources_per_worker_not_none)
+    def _resized(self, number: int) -> Any:
+        return _ray_train.ResizeDecision(number, resources_per_worker(self.scaling_config))
 
     def _free(self) -> int:
         """Further workers for which there is room now; each takes one GPU or one CPU."""
