@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from vitline.data_prep.decode import DecodePolicy
-from vitline.infra.config import FrozenConfig, added
+from vitline.infra.config import FrozenConfig, omitted_at_default
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 SplitName = Literal["train", "val", "test"]
@@ -44,7 +44,7 @@ class ClassFolders(FrozenConfig):
     """How to treat folders whose names are those of splits, at the top or below folders that surround everything. auto: they are splits
     if all folders there are, a lone train beside others is a class, and what is not certain is an error. splits: folders with such
     names are always splits, and images outside of them are left out. classes: the names have no special meaning."""
-    splits: SplitPatterns = added({})
+    splits: SplitPatterns = omitted_at_default({})
     """Split of each folder by its path, such as {"pets/training": "train", "*/held_out": "test"}: `*` is any folder, and part of the
     class. Images outside of these folders are left out. Empty: as `top_folders` says."""
 
@@ -110,9 +110,9 @@ class WebDataset(FrozenConfig):
     """File extension of the label: a number or text (cls, txt), or json."""
     label_field: str = "label"
     """Field of a json label: a number, a text or a list of these."""
-    allowed_roots: tuple[Root, ...] = added(())
+    allowed_roots: tuple[Root, ...] = omitted_at_default(())
     """Absolute paths of folders outside of `path` that links may lead to. Other links that leave `path` are an error."""
-    splits: SplitPatterns = added({})
+    splits: SplitPatterns = omitted_at_default({})
     """Split of each file by a pattern of its path or folder, such as {"train-*": "train", "lab/2024": "test"}; other files are left
     out. {"*": "train"}: no name says a split. Empty: by the names, if all of them say it. A dry run shows what was understood."""
     single_label: bool = True
@@ -131,9 +131,9 @@ class ParquetImages(FrozenConfig):
     """A number, a text or a list of these. Numbers get their names from a declared ClassLabel."""
     id_column: str = ""
     """Column with the example id. Empty: file name and row number."""
-    allowed_roots: tuple[Root, ...] = added(())
+    allowed_roots: tuple[Root, ...] = omitted_at_default(())
     """Absolute paths of folders outside of `path` that links may lead to. Other links that leave `path` are an error."""
-    splits: SplitPatterns = added({})
+    splits: SplitPatterns = omitted_at_default({})
     """Split of each file by a pattern of its path or folder, such as {"train-*": "train", "lab/2024": "test"}; other files are left
     out. {"*": "train"}: no name says a split. Empty: by the names, if all of them say it. A dry run shows what was understood."""
     single_label: bool = True
@@ -329,7 +329,7 @@ class CorpusRecipe(FrozenConfig):
     decontaminate: tuple[str, ...] = ()
     """Prepared corpora, NAME or NAME/VERSION. Images that equal or resemble their test and val images are left out."""
     sharding: ShardingConfig = ShardingConfig()
-    known_ids: Literal["refuse", "skip"] = added("refuse")
+    known_ids: Literal["refuse", "skip"] = omitted_at_default("refuse")
     """With `add_to`, examples whose ids the corpus has already. refuse: they are an error. skip: they are left out, so that a source
     that has grown can be given again. An id stands for its first image: one that was changed since is not read again."""
 

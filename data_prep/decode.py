@@ -21,7 +21,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from pydantic import Field, PositiveInt
 
 from vitline.data_prep.png_chunks import without_texts
-from vitline.infra.config import FrozenConfig, added
+from vitline.infra.config import FrozenConfig, omitted_at_default
 
 DecodeReason = Literal[
     "empty",
@@ -72,7 +72,7 @@ class DecodePolicy(FrozenConfig):
     """Largest file size in bytes."""
     max_pixels: Annotated[int, Field(gt=0, le=_PILLOW_PIXEL_CEILING)] = 89_000_000
     """Largest width x height, checked in the header before anything is decoded, so a decompression bomb costs nothing."""
-    max_jpeg2000_pixels: PositiveInt | None = added(None)
+    max_jpeg2000_pixels: PositiveInt | None = omitted_at_default(None)
     """The same for JPEG 2000, of which even a picture of one colour, in a file of 2 kB, takes many times as long per pixel as a
     JPEG, in each epoch. None: `max_pixels`. A limit of time would depend on the machine, and so would the corpus."""
     min_side_px: PositiveInt = 1

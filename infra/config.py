@@ -25,19 +25,13 @@ class FrozenConfig(BaseModel):
     )
 
 
-_NEW_NAMES: dict[str, str] = {"falls_at": "milestones"}
+def digested_as(name: str, default: Any, *, field: str) -> Any:
+    """The field `field`, which dumps and digests call `name`. A dump is read back by that name."""
+    return Field(default, validation_alias=AliasChoices(field, name), serialization_alias=name)
 
 
-def renamed(stored_as: str, default: Any) -> Any:
-    """A field with a new name. Stored configs and digests keep `stored_as`, and both names are read."""
-    return Field(
-        default, validation_alias=AliasChoices(_NEW_NAMES[stored_as], stored_as), serialization_alias=stored_as
-    )
-
-
-def added(default: Any, **constraints: Any) -> Any:
-    """A field that was added after configs had been stored. At its default it is left out of dumps, so that equal configs keep
-    their digests, and older versions of vitline read what this one stores. `constraints` are those of pydantic's `Field`."""
+def omitted_at_default(default: Any, **constraints: Any) -> Any:
+    """A field that dumps, and so digests, leave out at its default. `constraints` are those of pydantic's `Field`."""
     return Field(default, exclude_if=lambda value: bool(value == default), **constraints)
 
 
@@ -60,7 +54,7 @@ def replace(config: C, /, **changes: Any) -> C:
     """
     tree = tree_of(config)
     for path, value in changes.items():
-        *parents, leaf = (_NEW_NAMES.get(name, name) for name in path.split("."))
+        *parents, leaf = path.split(".")
         node = tree
         for depth, parent in enumerate(parents):
             if not isinstance(node, dict) or not isinstance(node.get(parent), dict):

@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from vitline.infra.config import FrozenConfig, added, digest_of, renamed
+from vitline.infra.config import FrozenConfig, digest_of, digested_as, omitted_at_default
 from vitline.vit.input.config import InputConfig
 from vitline.vit.models.config import ActivationCheckpointing, AnyNetworkConfig, PatchTarget, ViTConfig
 from vitline.vit.own_code import is_reference
@@ -48,13 +48,13 @@ class OptimConfig(FrozenConfig):
     schedule: Literal["cosine", "linear", "staircase"] = "cosine"
     """Shape of the decay after warmup: cosine or linear from the peak to `end_lr`, or a staircase that divides the learning
     rate by ten at each of `milestones`."""
-    milestones: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = renamed("falls_at", ())
+    milestones: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = digested_as("falls_at", (), field="milestones")
     """Fractions of the training after which the staircase schedule falls (BiT: 0.3, 0.6, 0.9)."""
     end_lr: NonNegativeFloat = 0.0
     """Learning rate at the last step of a cosine or linear schedule (1e-5 in the paper's code for linear)."""
-    decay_steps: PositiveInt | None = added(None)
+    decay_steps: PositiveInt | None = omitted_at_default(None)
     """Steps that the schedule is made for, where the training has another length. None: `total_steps`."""
-    cooldown_steps: NonNegativeInt = added(0)
+    cooldown_steps: NonNegativeInt = omitted_at_default(0)
     """Last steps of the training, in which the learning rate falls linearly to zero from where the schedule has it when they begin.
     0: the schedule goes on to the end."""
     beta1: float = Field(0.9, ge=0, lt=1)
@@ -143,7 +143,7 @@ class TrainRecipe(FrozenConfig):
     loss: str = "softmax"
     """Softmax cross-entropy, sigmoid cross-entropy summed over classes (for several labels per image), or a function of others as
     PACKAGE.MODULE:NAME: logits (B, K), targets (B, K) -> losses (B,)."""
-    loss_source: str = added("")
+    loss_source: str = omitted_at_default("")
     """Digest of the Python files of the package of such a function. It is filled in when a training is planned."""
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     """Share of the target that is spread evenly over all classes."""
@@ -156,9 +156,9 @@ class TrainRecipe(FrozenConfig):
     with `float32` for nothing."""
     average_decay: float | None = Field(None, gt=0, lt=1)
     """Decay of the Polyak average of the weights (0.9999 in the paper). If set, the average is scored and published."""
-    spike_guard: SpikeGuardConfig = added(SpikeGuardConfig())
+    spike_guard: SpikeGuardConfig = omitted_at_default(SpikeGuardConfig())
     """What happens at a spike of the loss or the gradient norm."""
-    masked_patches: MaskedPatchConfig | None = added(None)
+    masked_patches: MaskedPatchConfig | None = omitted_at_default(None)
     """Pre-training without labels, in place of the loss of classes. The published network is to be fine-tuned: its head is not trained."""
 
     @field_validator("loss")
@@ -241,7 +241,7 @@ class ExecutionConfig(FrozenConfig):
 
     num_workers: PositiveInt = 1
     """Number of Ray Train workers, each with one GPU or one CPU."""
-    min_workers: PositiveInt | None = added(None)
+    min_workers: PositiveInt | None = None
     """Fewest workers to train with: the training starts with what the cluster has free, goes on with fewer after the loss of a machine,
     and grows to `num_workers` after a checkpoint, once there is room. None: exactly `num_workers`."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
@@ -268,27 +268,27 @@ class ExecutionConfig(FrozenConfig):
     """Most bytes in that folder, for all workers of a machine together."""
     compile: bool = False
     """Compile the model with torch.compile. Worth it on GPUs only."""
-    activation_checkpointing: ActivationCheckpointing = added("none")
+    activation_checkpointing: ActivationCheckpointing = "none"
     """What is computed again in the backward pass to save memory: nothing, all of each block but its input (`full`), or what costs
     little, all but matrix products, convolutions and attention (`selective`). For networks or micro-batches that do not fit."""
-    sharding: Literal["none", "fsdp", "hsdp"] = added("none")
+    sharding: Literal["none", "fsdp", "hsdp"] = "none"
     """Split weights, gradients and moments over all workers (`fsdp`), or over those of each machine (`hsdp`), for networks that one GPU
     cannot hold; `none`: each worker holds them whole. Checkpoints are the same, so a run may change it."""
     log_every_steps: PositiveInt = 10
     """Steps between two reports of metrics."""
     save_every_steps: PositiveInt = 1_000
     """Steps between two checkpoints."""
-    evaluate_every_steps: NonNegativeInt = added(0)
+    evaluate_every_steps: NonNegativeInt = 0
     """Steps between two scores of the validation split during the training, on all workers; they change nothing in the training. 0:
     only at its end."""
-    probes: CheckpointProbeConfig = added(CheckpointProbeConfig())
+    probes: CheckpointProbeConfig = CheckpointProbeConfig()
     """Scores of committed checkpoints during the training; they change nothing in it."""
     keep_checkpoints: PositiveInt = 2
     """Number of newest checkpoints to keep."""
-    keep_every_images: PositiveInt | None = added(None)
+    keep_every_images: PositiveInt | None = None
     """Besides the newest, keep for ever the first regular checkpoint after each so many images seen, such as 100000000. None: only
     the newest."""
-    keep_best: bool = added(False)
+    keep_best: bool = False
     """Besides the newest, keep the checkpoint with the best top-1 of the validation split (of several labels the mean average precision,
     of masked patches their accuracy). Needs `evaluate_every_steps`, at steps that are saved."""
     inspect_images: NonNegativeInt = 64
@@ -386,7 +386,7 @@ class TrainConfig(FrozenConfig):
     """Split that is scored at the end, and every `execution.evaluate_every_steps`, in all corpora that have it; None scores nothing."""
     init_model: str | None = None
     """URI of the published model to start from; None starts from random weights."""
-    parent: ParentCheckpoint | None = added(None)
+    parent: ParentCheckpoint | None = None
     """The checkpoint of another run to go on from; None starts at step 0."""
     recipe: TrainRecipe
     """Settings that results depend on."""

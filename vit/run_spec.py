@@ -5,7 +5,7 @@ from typing import NotRequired, TypedDict
 
 from pydantic import PositiveFloat, PositiveInt
 
-from vitline.infra.config import FrozenConfig, added
+from vitline.infra.config import FrozenConfig
 from vitline.infra.keys import run_key
 from vitline.infra.night import Night
 from vitline.infra.records import UnreadableRecord, reading
@@ -38,7 +38,7 @@ class RunSpec(FrozenConfig):
     """The scheduled start of a nightly run."""
     pause_at_step: PositiveInt | None = None
     """The step at which this attempt pauses with a checkpoint, from which a later one goes on; None trains to the end."""
-    pause_at: PositiveFloat | None = added(None)
+    pause_at: PositiveFloat | None = None
     """Unix seconds at which this attempt pauses likewise; None for no such time."""
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import PositiveInt
 
-from vitline.infra.config import FrozenConfig, added, canonical_json, digest_of, replace
+from vitline.infra.config import FrozenConfig, canonical_json, digest_of, omitted_at_default, replace
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -54,14 +54,14 @@ def test_nan_and_infinity_are_refused(value):
 
 
 class Grown(Inner):
-    later: int | None = added(None, ge=1)
+    later: int | None = omitted_at_default(None, ge=1)
 
 
 class GrownOuter(Outer):
     inner: Grown = Grown()
 
 
-def test_an_added_field_changes_a_digest_only_where_it_is_set():
+def test_a_field_omitted_at_its_default_changes_a_digest_only_where_it_is_set():
     assert digest_of(GrownOuter()) == digest_of(Outer())
     changed = replace(GrownOuter(), **{"inner.later": 2})
     assert changed.inner.later == 2

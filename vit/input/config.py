@@ -4,7 +4,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from vitline.infra.config import FrozenConfig, added, replace
+from vitline.infra.config import FrozenConfig, omitted_at_default, replace
 
 
 class AugmentConfig(FrozenConfig):
@@ -28,15 +28,15 @@ class AugmentConfig(FrozenConfig):
     side to `eval_resize_px`, then the central crop."""
     eval_resize_px: PositiveInt | None = None
     """Length of the shorter side before the central crop (256 for an input of 224); only for `shorter_side`."""
-    randaugment_layers: NonNegativeInt = added(0)
+    randaugment_layers: NonNegativeInt = omitted_at_default(0)
     """RandAugment after crop and flip: number of operations, drawn from 16, that each training image goes through. 0: none."""
-    randaugment_magnitude: float | None = added(None, ge=0, le=30)
+    randaugment_magnitude: float | None = omitted_at_default(None, ge=0, le=30)
     """Strength of these operations on the scale of AugReg and big_vision (10, 15, 20); only with `randaugment_layers`. At 0 they
     change images, too."""
-    mixup_alpha: float | None = added(None, gt=0, le=100)
+    mixup_alpha: float | None = omitted_at_default(None, gt=0, le=100)
     """MixUp of each training image with another of its lane: the share is drawn from Beta(alpha, alpha) for each step, and
     images and labels are mixed by it. None: no MixUp."""
-    cutmix_alpha: float | None = added(None, gt=0, le=100)
+    cutmix_alpha: float | None = omitted_at_default(None, gt=0, le=100)
     """CutMix: a box of another image of the lane replaces a part of 1 - Beta(alpha, alpha). With `mixup_alpha` as well, each step
     does one of the two, with probability 0.5. None: no CutMix."""
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from vitline.infra.config import FrozenConfig, added, digest_of, renamed, replace
+from vitline.infra.config import FrozenConfig, digest_of, digested_as, omitted_at_default, replace
 from vitline.infra.names import did_you_mean
 from vitline.vit.config import OptimConfig, TrainRecipe, head_bias_for, loss_for
 from vitline.vit.input.config import AugmentConfig, InputConfig
@@ -56,9 +56,9 @@ class LargerTask(FrozenConfig):
     """Numbers of steps to choose from."""
     warmup_steps: NonNegativeInt
     """Steps of linear warmup."""
-    milestones: tuple[float, ...] | None = added(None)
+    milestones: tuple[float, ...] | None = omitted_at_default(None)
     """Fractions of the training after which the staircase schedule falls. None: those of the protocol."""
-    mixup_alpha: PositiveFloat | None = added(None)
+    mixup_alpha: PositiveFloat | None = omitted_at_default(None)
     """MixUp of training images with shares from Beta(alpha, alpha). None: as `augment` of the protocol says."""
 
     @model_validator(mode="after")
@@ -105,7 +105,7 @@ class Protocol(FrozenConfig):
     """Number of training examples from which the protocol has no settings. None: any number."""
     schedule: Literal["cosine", "staircase"] = "cosine"
     """Half a cosine to zero, or division by ten at each of `milestones`."""
-    milestones: tuple[float, ...] = renamed("falls_at", ())
+    milestones: tuple[float, ...] = digested_as("falls_at", (), field="milestones")
     """Fractions of the training after which the staircase schedule falls."""
     clip_norm: PositiveFloat | None = 1.0
     """Largest global gradient norm; None turns clipping off."""
