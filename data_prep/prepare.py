@@ -170,8 +170,6 @@ def _examine(preparations: Sequence[_Preparation], root: Store, executor: Execut
         uri, num_chunks = work.store.uri, work.listing.num_chunks
         chunks = Chunks(work.store, work.config)
         chunks.forget_denied()
-        if allowed := open_source(work.config).allowed_roots():
-            chunks.forget_outside(allowed)
         finished = chunks.finished()
         todo = [chunk for chunk in range(num_chunks) if chunk not in finished]
         progress[uri] = work.progress("examine", num_chunks, "parts", done=num_chunks - len(todo))

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vitline.data_prep.config import CorpusConfig
-from vitline.data_prep.corpora.allowed_roots import AllowedRoots, location
 from vitline.data_prep.corpora.raw import EXAMPLE_SCHEMA, Part, WorkFolder
 from vitline.data_prep.decode import DecodeReason
 from vitline.data_prep.parquet_files import read_parquet
@@ -204,22 +203,6 @@ class Chunks:
             chunk = int(listed.rpartition("-")[2])
             self._corpus.discard(self.records_key(chunk))
             self._corpus.discard(self._denied_key(chunk))
-
-    def forget_outside(self, allowed: AllowedRoots) -> None:
-        """Remove the records of chunks that have examples outside of where the source may read.
-
-        Only a version of vitline without this rule wrote such records, so a preparation is looked at once.
-        """
-        looked_at = f"{self._prefix}/locations.json"
-        if self._corpus.exists(looked_at):
-            return
-        for chunk in self.finished():
-            records = self.found_records(chunk, ["base", "key", "reason"])
-            rows = records.to_pylist() if records else []
-            if any(row["reason"] is None and not allowed.allows(location(row["base"], row["key"])) for row in rows):
-                log.warning("%s holds examples outside of %s: it is examined again", self.records_key(chunk), allowed)
-                self._corpus.discard(self.records_key(chunk))
-        self._corpus.write_json(looked_at, {"allowed_roots": str(allowed)})
 
     def _denied_key(self, chunk: int) -> str:
         return f"{self._prefix}/denied-{chunk:07d}"

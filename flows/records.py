@@ -85,7 +85,7 @@ class PipelineRecord(StoredRecord):
     corpora: dict[str, str] = Field(default_factory=dict)
     """Digests of the corpora by name."""
     images: dict[str, int] = Field(default_factory=dict)
-    """Images of the corpora by name; empty in records of older versions."""
+    """Images of the corpora by name."""
     model: str | None = None
     """URI of the published model."""
     model_digest: str | None = None

@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 from pydantic import Field, JsonValue, NonNegativeInt
 
 from vitline.data_prep.config import CorpusRecipe
-from vitline.data_prep.corpora.allowed_roots import AllowedRoots
 from vitline.data_prep.labels.classes import ClassInfo
 from vitline.data_prep.parquet_files import read_parquet
 from vitline.data_prep.splits import DrawnSplit
@@ -127,10 +126,6 @@ class RawCorpus(ABC):
         """The examples of a part as EXAMPLE_SCHEMA, in the order of `examples`, as far as they are known without reading images.
         Raises as `examples`, and ValueError for a source without `lists_ids`."""
         raise ValueError(f"not supported: the ids of {type(self).__name__} are known only once its images are read")
-
-    def allowed_roots(self) -> AllowedRoots | None:
-        """Where examples may lie, if others may name any place, and `fingerprint` does not cover which places are refused."""
-        return None
 
     def structure(self, work: WorkFolder) -> str:
         """How names of folders and files were understood, for people, once `parts` is exhausted. Empty: nothing had to be."""

@@ -19,7 +19,7 @@ class TaskScore:
     majority_fraction: float
     """Share of the majority class: what always predicting it scores."""
     split_digest: str
-    """Identifies the test images and their order; empty in records of older versions."""
+    """Identifies the test images and their order."""
     right: Bool[np.ndarray, " n"] | None = None
     """Per test image, in the order of the split, whether the model is right; None for probes."""
 

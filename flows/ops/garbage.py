@@ -357,7 +357,7 @@ def features(root: Store, ages: Ages, kept: Kept) -> Iterator[Heap]:
 
 def publications(root: Store, ages: Ages, kept: Kept) -> Iterator[Heap]:
     """Weights of publications that were begun before then and never committed, where their run has been silent since. Of a
-    committed one, what its killed writer left beside it. Those of older versions have no marker and stay."""
+    committed one, what its killed writer left beside it. What has no marker stays."""
     models: dict[str, dict[str, Keys]] = {}
     there = dict.fromkeys(root.list("models/"))
     for match in filter(None, map(_PUBLICATION.fullmatch, there)):

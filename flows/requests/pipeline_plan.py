@@ -71,7 +71,7 @@ def resolve_pipeline(root: str, request: PipelineRequest, night: datetime | None
     if nights.cooldown_at_hours is not None:
         _check_cooldown(training.recipe, nights, request.deadline_hours)
         identity.append({"cooldown_at_hours": nights.cooldown_at_hours, "cooldown_images": nights.cooldown_images})
-    if nights.num_seeds > 1:  # with one seed, keys are those of versions that knew no more
+    if nights.num_seeds > 1:  # one seed is no part of the key
         identity.append(nights.num_seeds)
     key = run_key(request.name, "pipeline", digest_of(identity), inputs, night)
     return PipelinePlan(key, request, tuple(sources), tuple(tasks), training, protocol, nights, night, note)

@@ -116,7 +116,7 @@ class StackConfig(FrozenConfig):
         return self.open_environment() | self.credentials() | self.prefect_login() | self.mlflow_login()
 
     def prefect_login(self) -> dict[str, str]:
-        """PREFECT_API_AUTH_STRING; empty if no stack was started yet by a version that has logins."""
+        """PREFECT_API_AUTH_STRING; empty before the first start."""
         return {"PREFECT_API_AUTH_STRING": self.user_and_password()} if self.login.exists() else {}
 
     def mlflow_login(self) -> dict[str, str]:

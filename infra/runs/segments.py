@@ -10,20 +10,17 @@ at the same number. Merged journals never change: a later merge writes one with 
 
 import contextlib
 import json
-import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from vitline.infra.storage import Keys, Store
 
-log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _SEGMENT = re.compile(r"journal/a(\d+)/(?:([a-z0-9-]+)/)?segment-(\d+)\.jsonl")
 _MERGED = re.compile(r"journal/merged-(\d{6})\.jsonl")
-_DECODER, _START = json.JSONDecoder(), '{"seq": '
 _READERS = 16  # each segment costs a round trip, and three days of 30 s segments are 8,640 small objects
 _HEADER_BYTES = 1 << 16
 _TRIES = 3
@@ -184,32 +181,11 @@ def _merged_key(number: int) -> str:
 
 
 def _parse(text: bytes, uri: str) -> Iterator[JournalRecord]:
-    """The records of a segment. One that a full disk cut short, under an early version, is left out with a warning."""
-    num_cut = 0
+    """The records of a segment."""
     try:
         for line in text.splitlines():
-            for fields in _objects(line.decode()):
-                if fields is None:
-                    num_cut += 1
-                else:
-                    known = {name: fields[name] for name in JournalRecord._fields}  # a newer version may write more
-                    yield JournalRecord(**{**known, "value": float(known["value"])})
+            fields = json.loads(line)
+            known = {name: fields[name] for name in JournalRecord._fields}  # a newer version may write more
+            yield JournalRecord(**{**known, "value": float(known["value"])})
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{uri} is not a valid journal segment: {error!r}. Move it away and retry.") from error
-    if num_cut:
-        log.warning("%s holds %d record%s cut short by a full disk: left out", uri, num_cut, "s"[: num_cut > 1])
-
-
-def _objects(line: str) -> Iterator[dict[str, Any] | None]:
-    """The JSON objects of a line, which is one. None stands for a record that was cut short; the next one follows it at once."""
-    at = 0
-    while at < len(line):
-        try:
-            fields, at = _DECODER.raw_decode(line, at)
-        except json.JSONDecodeError:
-            following = line.find(_START, at + 1)
-            end = following if following > 0 else len(line)
-            if not _START.startswith(line[at:end][: len(_START)]):
-                raise
-            at, fields = end, None
-        yield fields

@@ -185,7 +185,7 @@ class SplitReader:
 
 
 _ADVICE = (
-    "Either the shard was changed, or an older version of vitline stored a corrupt image. "
+    "The shard was changed since it was written. "
     "`vitline data verify NAME --pixels` lists all such images; prepare the corpus again to leave them out."
 )
 

@@ -96,7 +96,8 @@ class LabelTableCorpus(RawCorpus):
     def examples(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
         where = cast(dict[str, Any], part.where)
         store, present = self._files.store, frozenset(where["present"])
-        rows = _Rows(self._source, self._recipe, store, where["key"], present, self.allowed_roots())
+        allowed = AllowedRoots([_images_of(self._source, self._files.store), *self._source.allowed_roots])
+        rows = _Rows(self._source, self._recipe, store, where["key"], present, allowed)
         try:
             if "damaged" in where:
                 raise Refusal(*where["damaged"])
@@ -109,9 +110,6 @@ class LabelTableCorpus(RawCorpus):
 
     def listed(self, part: Part, work: WorkFolder) -> pa.Table:
         return table_of(self.examples(part, work))
-
-    def allowed_roots(self) -> AllowedRoots:
-        return AllowedRoots([_images_of(self._source, self._files.store), *self._source.allowed_roots])
 
     def _tables(self) -> Iterator[Listed]:
         first = None

@@ -267,22 +267,6 @@ def lines(*steps):
     return [b'{"seq": %d, "key": "a", "value": %d.0, "step": %d, "timestamp_ms": 5}\n' % (n, n, n) for n in steps]
 
 
-@pytest.mark.parametrize("missing", [1, 2, 20, len(lines(2)[0]) - 1])
-@pytest.mark.parametrize("goes_on", [True, False])
-def test_record_that_a_full_disk_cut_short_is_left_out_and_the_run_goes_on(run, missing, goes_on, caplog):
-    """An early version sealed what a short write had left of a line, and the next record behind it."""
-    first, cut, third = lines(1, 2, 3)
-    cut = cut[:-missing]
-    run.write("journal/a1/segment-000000.jsonl", first + cut + (third if goes_on else b""))
-    whole = [1.0, *([2.0] if missing == 1 else []), *([3.0] if goes_on else [])]
-    assert [record.value for record in read_journal(run)] == whole
-    assert ("segment-000000.jsonl holds 1 record cut short by a full disk" in caplog.text) == (missing > 1)
-    journal = Journal(run, 2)
-    journal.record({"a": 4.0}, 4)
-    journal.close()
-    assert [record.value for record in read_journal(run)] == [*whole, 4.0]
-
-
 def test_fields_that_a_newer_version_wrote_are_ignored(run):
     run.write("journal/a1/segment-000000.jsonl", lines(1)[0].replace(b"}", b', "unit": "s"}'))
     assert [record.value for record in read_journal(run)] == [1.0]

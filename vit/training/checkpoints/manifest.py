@@ -50,7 +50,7 @@ class PendingManifest(SaveIdentity):
     step: int
     attempt: int
     guard: GuardRecord | None
-    """The spike guard, where the recipe has one. Manifests of earlier versions lack it."""
+    """The spike guard, where the recipe has one."""
 
 
 class CheckpointFile(TypedDict):

@@ -8,15 +8,11 @@ import uuid
 
 import pytest
 
-import vitline.data_prep.prepare as preparing
 from vitline.data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe, LabelTable
-from vitline.data_prep.corpora.allowed_roots import AllowedRoots
-from vitline.data_prep.corpora.sources import label_table
 from vitline.data_prep.corpora.sources.label_table import LabelTableCorpus
 from vitline.data_prep.find_corpus import corpus_store, corpus_version
 from vitline.data_prep.parquet_files import read_parquet
 from vitline.data_prep.prepare import prepare
-from vitline.data_prep.records import Chunks
 from vitline.data_prep.shard_format import REJECTS_KEY
 from vitline.infra.config import digest_of
 from vitline.infra.keys import run_key
@@ -156,52 +152,6 @@ def test_versions_of_corpora_depend_on_the_roots_of_a_table_only_where_they_are_
 
 def killed(*_):
     raise InterruptedError
-
-
-@pytest.mark.parametrize("until", ["_plan", "_publish"])
-def test_what_an_older_version_did_not_refuse_is_refused_when_its_preparation_goes_on(
-    place, picture, monkeypatch, until
-):
-    """That version examined rows, and wrote shards, with images of any folder."""
-    (place / "private").mkdir()
-    for number in range(2):
-        (place / f"private/{number}.jpg").write_bytes(picture(100 + number))
-    root, outside = f"memory://{uuid.uuid4().hex}", [f"{place}/private/{number}.jpg" for number in range(2)]
-    execution, examined = {"examples_per_chunk": 5}, []
-    with monkeypatch.context() as older:
-        older.setattr(label_table._Rows, "_check_allowed", lambda *_: None)
-        older.setattr(Chunks, "forget_outside", lambda *_: None)
-        older.setattr(preparing, until, killed)
-        with pytest.raises(InterruptedError):
-            prepared(place, outside, root, execution=execution)
-    assert len([key for key in open_store(root).list() if "/records-" in key]) == 6
-    monkeypatch.setattr(Chunks, "records_writer", counted(Chunks.records_writer, examined))
-    num_accepted, refused = prepared(place, outside, root, execution=execution)
-    assert (num_accepted, {name: reason for name, (reason, _) in refused.items()}) == (
-        len(PICTURES),
-        dict.fromkeys(outside, "unsafe_path"),
-    )
-    assert examined == [4, 5]  # the others stay
-
-
-def counted(writer, chunks):
-    def call(self, chunk):
-        chunks.append(chunk)
-        return writer(self, chunk)
-
-    return call
-
-
-def test_records_are_compared_with_the_allowed_roots_once(place, monkeypatch):
-    """Those that this version writes need it never: a preparation of 300 million rows has 100,000 chunks."""
-    root, read = f"memory://{uuid.uuid4().hex}", []
-    with monkeypatch.context() as patch:
-        patch.setattr(preparing, "_plan", killed)
-        with pytest.raises(InterruptedError):
-            prepared(place, [], root)
-    monkeypatch.setattr(AllowedRoots, "allows", lambda *location: bool(read.append(location)) or True)
-    prepared(place, [], root)
-    assert read == []
 
 
 def test_a_relative_root_is_an_error():
