@@ -25,11 +25,10 @@ def find_published(root: str, name: str) -> str:
         raise ValueError(f"{name!r} is not a published model below {root}; {known}")
 
     def creation(model_version: tuple[str, ...]) -> tuple[float, str]:
-        # Models without a time were published by older versions of vitline, so they count as the oldest.
-        # So does one whose record cannot be read: loading it by its version says what is wrong.
+        # One whose record cannot be read counts as the oldest: loading it by its version says what is wrong.
         key = f"models/{'/'.join(model_version)}/config.json"
         with contextlib.suppress(UnreadableRecord), reading(store.uri_of(key)):
-            return float(store.read_json(key).get("created_at", 0.0)), model_version[1]
+            return float(store.read_json(key)["created_at"]), model_version[1]
         return -1.0, model_version[1]
 
     newest = max(found, key=creation) if len(found) > 1 else found[0]

@@ -73,15 +73,15 @@ class ModelRecord(TypedDict):
     tensors: "list[TensorPiece]"
     """The tensors of the weights file."""
     weights: NotRequired[str]
-    """Key of the weights file, `<12 hex of the content>/model.safetensors`. Copies for MLflow, and some models of version 1,
-    have `model.safetensors` and no such field."""
-    probe: NotRequired[list[float]]
-    """The first logits of a synthetic image; models of older versions have none."""
+    """Key of the weights file, `<12 hex of the content>/model.safetensors`. Copies for MLflow have
+    `model.safetensors` and no such field."""
+    probe: list[float]
+    """The first logits of a synthetic image."""
     provenance: ModelProvenance
-    created_at: NotRequired[float]
-    """Unix seconds; models of older versions have none."""
-    vitline_version: NotRequired[str]
-    """The version of vitline that published it; models of older versions have none."""
+    created_at: float
+    """Unix seconds."""
+    vitline_version: str
+    """The version of vitline that published it."""
     digest: str
     files: NotRequired[dict[str, str]]
     """Digests of the image contract and of the classes, so that an error can name the file that was changed."""
@@ -89,10 +89,7 @@ class ModelRecord(TypedDict):
 
 def file_key(record: ModelRecord, name: str) -> str:
     """Key of a file (WEIGHTS, CLASSES, CONTRACT or CARD) below the folder of a published model."""
-    weights = record.get("weights", WEIGHTS)
-    if name == WEIGHTS or record["schema_version"] == 1:
-        return weights if name == WEIGHTS else name
-    return weights.removesuffix(WEIGHTS) + name
+    return record.get("weights", WEIGHTS).removesuffix(WEIGHTS) + name
 
 
 def read_classes(store: Store, record: ModelRecord) -> list[str]:
@@ -113,11 +110,11 @@ def published_record(store: Store) -> ModelRecord:
     UnreadableRecord, with what reads it, for a schema version that this code does not know."""
     record: ModelRecord = store.read_json(CONFIG)
     version = record.get("schema_version") if isinstance(record, dict) else None
-    if version not in range(1, SCHEMA_VERSION + 1):
+    if version != SCHEMA_VERSION:
         by = record.get("vitline_version") if isinstance(record, dict) else None
         reader = f"vitline {by}, which published it, or a later version" if by else "the vitline that published it"
         raise UnreadableRecord(
-            f"{store.uri_of(CONFIG)} has schema_version {version}, but this vitline reads 1 to {SCHEMA_VERSION}. Use {reader}, "
+            f"{store.uri_of(CONFIG)} has schema_version {version}, but this vitline reads {SCHEMA_VERSION}. Use {reader}, "
             f"or {ANEW}."
         )
     return record
@@ -151,8 +148,8 @@ class ModelCheck(TypedDict):
     digest: str
     tensors: int
     bytes: int
-    probe_difference: float | None
-    """Largest difference of the probe's logits, relative to the largest logit; None if the model has no probe."""
+    probe_difference: float
+    """Largest difference of the probe's logits, relative to the largest logit."""
 
 
 class Prediction(TypedDict):

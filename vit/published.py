@@ -247,11 +247,9 @@ def verify_model(uri: str) -> ModelCheck:
     """
     model = load_model(uri)
     config = published_record(open_store(uri))
-    difference = None
-    if "probe" in config:
-        expected, found = torch.tensor(config["probe"]), torch.tensor(probe(model.network))
-        difference = float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-12))
-    if difference is not None and not difference <= PROBE_TOLERANCE:
+    expected, found = torch.tensor(config["probe"]), torch.tensor(probe(model.network))
+    difference = float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-12))
+    if not difference <= PROBE_TOLERANCE:
         raise CheckpointError(
             f"{uri}: the weights are unchanged, but the logits of the probe image differ from those at publishing by "
             f"{difference:.1e} of the largest logit; rounding explains up to {PROBE_TOLERANCE:g}. Compare the torch "

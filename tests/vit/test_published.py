@@ -26,7 +26,7 @@ from vitline.vit.input.config import AugmentConfig
 from vitline.vit.input.image_contract import ImageContract
 from vitline.vit.models.config import ViTConfig
 from vitline.vit.models.vit import VisionTransformer
-from vitline.vit.published import adapt, load_model, publish, verify_model
+from vitline.vit.published import adapt, load_model, publish
 from vitline.vit.training.checkpoints.manifest import CheckpointError
 from vitline.vit.training.train import forward
 from vitline.vit.vtab.evaluate import published_digest
@@ -291,29 +291,12 @@ def test_version_is_not_published_again_with_other_classes(network, published, r
     assert load_model(published).classes == tuple(CLASSES)
 
 
-@pytest.mark.parametrize("weights_below", [True, False])
-def test_model_of_schema_version_1_is_read(published, weights_below):
-    store = open_store(published)
-    config = store.read_json("config.json")
-    assert config["schema_version"] == 2
-    del config["vitline_version"]
-    for name in ("classes.json", "image_contract.json", "card.md", "model.safetensors"):
-        if name != "model.safetensors" or not weights_below:
-            store.write(name, store.read(key_of(store, name)))
-            store.delete(key_of(store, name))
-    if not weights_below:
-        del config["weights"]
-    store.write_json("config.json", config | {"schema_version": 1})
-    assert load_model(published).digest == config["digest"]
-    assert verify_model(published)["digest"] == config["digest"]
-
-
 @pytest.mark.parametrize(("version", "by"), [(3, "9.1"), (3, ""), (None, "9.1"), ("2", "9.1")])
 def test_model_of_a_newer_schema_version_is_refused_with_what_reads_it(network, published, root, version, by):
     store = open_store(published)
     store.write_json("config.json", store.read_json("config.json") | {"schema_version": version, "vitline_version": by})
     reads_it = r"Use vitline 9\.1, .* or a later version" if by else "Use the vitline that published it"
-    refusal = rf"birds/1/config\.json has schema_version {version}, but this vitline reads 1 to 2\. {reads_it}"
+    refusal = rf"birds/1/config\.json has schema_version {version}, but this vitline reads 2\. {reads_it}"
     with pytest.raises(CheckpointError, match=refusal):
         load_model(published)
     for use in (

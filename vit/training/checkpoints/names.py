@@ -40,7 +40,7 @@ class Found(NamedTuple):
     committed: list[CheckpointName]
     """Those that have a manifest."""
     marked: list[CheckpointName]
-    """Those that were found to be damaged. Earlier versions of vitline deleted their manifests."""
+    """Those that were found to be damaged."""
     lasting: list[CheckpointName]
     """Those that are never deleted, while nobody deletes their mark; the best one among them."""
     best: list[CheckpointName]

@@ -27,10 +27,7 @@ def newest_of_all(run: Store, rejected: Callable[[str, CheckpointError], None]) 
     as damaged are read, too: the fault may have been on the way."""
     found = find_checkpoints(run.list(FOLDER))
     reasons: list[str] = []
-    for name in sorted({*found.committed, *found.marked}, reverse=True):
-        if name not in found.committed:
-            reasons.append(f"{name.prefix}: an earlier version of vitline found it damaged and deleted its manifest")
-            continue
+    for name in found.committed:
         error = yield from _tried(run, name, tries=1 if name in found.marked else 2)
         rejected(name.prefix, error)
         reasons.append(f"{name.prefix}: {error}")
