@@ -24,7 +24,7 @@ from vitline.flows.records import PipelineRecord, StageRecord, read_pipeline, wr
 from vitline.flows.reports.pipeline_report import write_report
 from vitline.flows.requests.evaluation_plan import EvaluationPlan
 from vitline.flows.requests.named_corpora import CorpusChoice
-from vitline.flows.requests.pipeline_plan import PipelinePlan, recorded_request
+from vitline.flows.requests.pipeline_plan import PipelinePlan
 from vitline.flows.requests.prepare_config import growth_request
 from vitline.flows.requests.training_config import on_corpora
 from vitline.flows.stages.engines import Engines
@@ -308,7 +308,7 @@ class PipelineRecorder:
         self.record = PipelineRecord(
             key=plan.key,
             name=plan.request.name,
-            request=recorded_request(plan.request),
+            request=plan.request.model_dump(mode="json"),
             night=plan.night,
             origin=engines.origin,
             started_at=now,

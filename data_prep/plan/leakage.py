@@ -53,7 +53,7 @@ EVALUATION_SCHEMA = pa.schema(
         pa.field("shard", SHARD_TYPE),  # what is listed about that shard
     ]
 )
-_SPLIT_COLUMNS = ["example_id", "group", "pixel_sha256"]
+_SPLIT_COLUMNS = ["group", "pixel_sha256"]
 _ROW_COLUMNS = ["example_id", "labels", "split", "order_key", "phash", "phash_mirror", *LOCATOR_SCHEMA.names]
 LEAKAGE_SCHEMA = pa.schema(
     [
@@ -284,15 +284,13 @@ def _planned_splits(corpus: PlannedCorpus) -> tuple[str, ...]:
 
 def _is_made_here(rows: pa.Table | pa.RecordBatch, request: Mapping[str, Any]) -> bool:
     """Whether the rows of a val split were put there by the recipe (or by the icons source for pre-training) rather than by the
-    source. A drawn split is recognised by drawing it again: from the pixels, or from the id as older versions did."""
+    source. A drawn split is recognised by drawing it again."""
     recipe = request.get("recipe", {})
     if recipe.get("val_per_class") or request.get("source", {}).get("role") == "pretrain":
         return True
     fractions = recipe.get("val_fraction", 0.0), recipe.get("test_fraction", 0.0)
-    ids, groups, pixels = (rows[name].to_pylist() for name in _SPLIT_COLUMNS)
-    by_unit = (unit_key(*unit) for unit in zip(groups, pixels, strict=True))
-    by_id = (group or example_id for group, example_id in zip(groups, ids, strict=True))
-    return any(all(hashed_split(key, *fractions) == "val" for key in keys) for keys in (by_unit, by_id))
+    units = zip(*(rows[name].to_pylist() for name in _SPLIT_COLUMNS), strict=True)
+    return all(hashed_split(unit_key(*unit), *fractions) == "val" for unit in units)
 
 
 def _planned_evaluation(corpus: PlannedCorpus, splits: Collection[str]) -> Iterator[pa.Table]:

@@ -32,7 +32,7 @@ class MeasuredSpeed:
     """Median over all workers."""
     workers: int
     hardware: str
-    """The device of a worker, as in `StartRecord`; empty in runs of versions that did not record it."""
+    """The device of a worker, as in `StartRecord`; empty before the first start."""
     memory: tuple[int, int] | None = None
     """On GPUs: most bytes that a worker has had, and what a plan says."""
 
@@ -73,7 +73,7 @@ def measured_speed(run: Store, config: TrainConfig) -> MeasuredSpeed | None:
         return None
     if len(rates) < MIN_RECORDS:
         return None
-    workers, hardware = (last["world_size"], last.get("hardware", "")) if last else (config.execution.num_workers, "")
+    workers, hardware = (last["world_size"], last["hardware"]) if last else (config.execution.num_workers, "")
     key = run.uri.rstrip("/").rpartition("/")[2]
     return MeasuredSpeed(key, config, statistics.median(rates), workers, hardware, _memory(state))
 

@@ -77,12 +77,6 @@ def resolve_pipeline(root: str, request: PipelineRequest, night: datetime | None
     return PipelinePlan(key, request, tuple(sources), tuple(tasks), training, protocol, nights, night, note)
 
 
-def recorded_request(request: PipelineRequest) -> dict[str, Any]:
-    """The form as JSON, for records. Without a mixture its fields are left out, as in older records, which have none."""
-    mixture = {"mix_with", "corpus_weight", "class_map"}
-    return request.model_dump(mode="json", exclude=None if request.mix_with else mixture)
-
-
 def _check_growing(source: CorpusChoice, name: str) -> None:
     """Refuses a corpus that cannot grow."""
     if not isinstance(source, str):

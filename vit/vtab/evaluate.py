@@ -82,7 +82,7 @@ class Score(StoredRecord):
     num_classes: int
     corpus_digest: str
     split_digest: str = ""
-    """Digest of the test split; empty in records of older versions."""
+    """Digest of the test split."""
     wall_s: float
     cpu_s: float
     trials: tuple[str, ...]
@@ -177,7 +177,7 @@ class TaskSweep(FrozenConfig):
         model = self.model_digest[:12] if self.model_digest else f"scratch-{digest_of(self.settings[0].model)[:12]}"
         versions = [RESULT_VERSIONS[stage] for stage in ("finetune", "evaluate")]
         depends_on = [self.protocol, self.corpus_digest, self.decode_digest, self.settings[0].model, versions]
-        # Scores of tasks with several labels that were trained with softmax, as earlier versions did, are not taken for these.
+        # Scores of tasks with several labels that were trained with softmax are not taken for these.
         if (loss := self.settings[0].loss) != "softmax":
             depends_on.append(loss)
         identity = digest_of(depends_on)[:6]

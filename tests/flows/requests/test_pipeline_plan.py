@@ -7,7 +7,7 @@ import pytest
 from vitline.data_prep.config import CorpusConfig
 from vitline.flows.end_to_end import to_prepare
 from vitline.flows.requests.forms import PipelineRequest, PretrainRequest
-from vitline.flows.requests.pipeline_plan import recorded_request, resolve_pipeline
+from vitline.flows.requests.pipeline_plan import resolve_pipeline
 from vitline.flows.requests.training_config import resolve_pretrain
 from vitline.infra.storage import open_store
 from vitline.vit.run_spec import make_spec
@@ -106,14 +106,6 @@ def test_a_corpus_that_is_trained_on_and_is_a_task_is_prepared_once(digits_root)
     mixture = {"corpus": "digits-0-to-4", "mix_with": [{"corpus": "digits-5-to-9"}], "tasks": ["digits-5-to-9"]}
     plan = resolve_pipeline(digits_root, PipelineRequest.model_validate(mixture | {"recipe": "digits"}))
     assert [request.name for request in to_prepare((*plan.sources, *plan.tasks))] == ["digits-0-to-4", "digits-5-to-9"]
-
-
-def test_the_record_of_a_pipeline_without_a_mixture_says_nothing_of_one():
-    alone = PipelineRequest(**DIGITS)
-    assert recorded_request(alone).keys() == alone.model_dump().keys() - {"mix_with", "corpus_weight", "class_map"}
-    assert PipelineRequest.model_validate(recorded_request(alone)) == alone
-    together = PipelineRequest.model_validate(MIXED | {"class_map": "names"})
-    assert recorded_request(together) == together.model_dump(mode="json")
 
 
 @pytest.mark.parametrize(
