@@ -95,7 +95,7 @@ class StartRecord(TypedDict):
     host: NotRequired[str]
     versions: NotRequired[dict[str, str]]
     """Versions of packages, and `commit` if the code is a git checkout."""
-    hardware: NotRequired[str]
+    hardware: str
     """Kind of the device of rank 0, without names of machines: `NVIDIA H100 80GB HBM3`, or the model of the CPU."""
 
 
