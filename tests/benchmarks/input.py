@@ -127,7 +127,7 @@ def compare_jpeg(rounds: int, num_images: int) -> None:
     }
     if native_decoder() is None:
         del sides["vitline, vitline-native"]
-        print("vitline-native is not installed: pip install ./vit/native")
+        print("vitline-native is not installed: make install builds it")
     for side, out in sides.values():
         side(files[:8], draws[:8], config, out[:8])
     speeds: dict[str, list[float]] = {name: [] for name in sides}
