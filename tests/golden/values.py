@@ -36,8 +36,10 @@ from vitline.vit.input.image_contract import ImageContract
 from vitline.vit.models.build import build_network
 from vitline.vit.models.config import ViTConfig
 from vitline.vit.published import publish
+from vitline.vit.recipes import RECIPES
 from vitline.vit.run_spec import make_spec
 from vitline.vit.vtab.evaluate import plan_task_sweeps
+from vitline.vit.vtab.protocols import known_protocols
 from vitline.vit.vtab.trained.trials import TrialResult
 
 VALUES = Path(__file__).with_name("values.json")
@@ -60,6 +62,8 @@ def found(folder: Path) -> JSON:
         "corpora": {name: [manifest.version, manifest.digest] for name, manifest in corpora.items()},
         "splits": {name: split.digest for name, split in corpora["vtab-dtd"].splits.items()},
         "official splits of VTAB": digest_of({name: list(splits) for name, splits in OFFICIAL_SPLITS.items()}),
+        "recipes": {name: [digest_of(config) for config in recipe.make()] for name, recipe in RECIPES.items()},
+        "protocols": {name: digest_of(protocol) for name, protocol in known_protocols().items()},
         "run keys": run_keys(root, folder / "sources"),
         "model": open_store(model).read_json("config.json")["digest"],
         "score": score_record(root),
