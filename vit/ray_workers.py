@@ -305,7 +305,7 @@ def start_ray() -> dict[str, float]:
     with joining_ray():
         ray.init(ignore_reinit_error=True, logging_level=logging.WARNING)
     alive: dict[str, float] = ray.cluster_resources()
-    most = declared_resources() or {}
+    most = dict(declared_resources() or {})
     return alive | {name: max(alive.get(name, 0), most.get(name, 0)) for name in ("CPU", "GPU") if name in alive | most}
 
 

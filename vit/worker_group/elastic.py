@@ -16,6 +16,7 @@ from vitline.vit.worker_group.ray_private import resources_per_worker, scaling_p
 
 log = logging.getLogger(__name__)
 _ray_train = scaling_policies()
+FixedScalingPolicy: Any = _ray_train.FixedScalingPolicy
 
 SETTLE_S = 15.0
 """Seconds for which a start waits for all workers before it takes fewer: so long may a cluster know of nodes and places too late."""
@@ -23,7 +24,7 @@ LOOK_S = 10.0
 """Seconds between two looks for further room."""
 
 
-class OneNode(_ray_train.FixedScalingPolicy):
+class OneNode(FixedScalingPolicy):  # type: ignore[misc]
     """The number of workers that was asked for. Asks nobody for further nodes: `AutoscalingCoordinator` is a process that stays until
     the cluster ends."""
 
@@ -34,7 +35,7 @@ class OneNode(_ray_train.FixedScalingPolicy):
         pass
 
 
-class Elastic(_ray_train.FixedScalingPolicy):
+class Elastic(FixedScalingPolicy):  # type: ignore[misc]
     """Between `fewest` and the number that was asked for, for which an autoscaler is asked all the time."""
 
     def __init__(self, scaling_config: Any, fewest: int, run_uri: str, total_steps: int) -> None:

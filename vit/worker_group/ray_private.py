@@ -5,7 +5,7 @@ pyproject.toml bounds the versions, and tests/vit/test_ray_private.py names what
 evaluations need no more of it than `declared_resources`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from vitline.vit.worker_group.worker_starts import WorkerStarts
@@ -13,12 +13,12 @@ from vitline.vit.worker_group.worker_starts import WorkerStarts
 UNUSED_CALLBACKS = {"PlacementGroupCleanerCallback", "DatasetsCallback"}
 
 
-def declared_resources() -> dict[str, float] | None:
+def declared_resources() -> Mapping[str, float] | None:
     """The resources of all nodes that the cluster's autoscaler may start; None if no autoscaler has declared them to Ray."""
     from ray._private.state import state
 
     # Ray Data uses the same function.
-    return state.get_max_resources_from_cluster_config()  # type: ignore[no-any-return]
+    return state.get_max_resources_from_cluster_config()
 
 
 def draining_nodes() -> dict[str, Any]:
@@ -26,7 +26,7 @@ def draining_nodes() -> dict[str, Any]:
     from ray._private.state import state
 
     # Ray Train's public function for this is a barrier over all ranks.
-    return state.get_draining_nodes()  # type: ignore[no-any-return]
+    return state.get_draining_nodes()
 
 
 def scaling_policies() -> Any:
