@@ -5,6 +5,7 @@ import functools
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -32,6 +33,14 @@ IMPORTERS = {
     "mlflow": {"infra/local/access/mlflow_server.py", "infra/mlflow/tracking.py"},
     "s3fs": {"infra/stores/s3_store.py"},
     "boto3": set(),
+}
+# What computes with networks in the process of a command, which imports these inside of functions.
+COMPUTE_IN_FLOWS = {
+    "flows/commands/evaluation.py",
+    "flows/commands/models.py",
+    "flows/costs/evaluation_cost.py",
+    "flows/reports/input_bench.py",
+    "flows/reports/views.py",
 }
 MAX_FILES_PER_FOLDER = 15
 """A reader can survey this many modules at once."""
@@ -119,6 +128,43 @@ def test_folder_is_small_and_has_a_short_readme(folder):
     readme = folder / "README.md"
     assert readme.exists(), f"{folder.relative_to(ROOT)} has no README.md"
     assert len(readme.read_text().splitlines()) <= 80, f"{readme.relative_to(ROOT)} is longer than a page"
+
+
+def runs_at_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements of a module that its import executes: neither those of functions nor those for type checkers."""
+    for node in body:
+        yield node
+        if isinstance(node, ast.ClassDef | ast.Try) or (
+            isinstance(node, ast.If) and "TYPE_CHECKING" not in ast.dump(node.test)
+        ):
+            yield from runs_at_import(node.body)
+
+
+@functools.cache
+def loaded(module: str) -> set[str]:
+    """What the import of a module imports, and the packages above it."""
+    names: set[str] = set()
+    for node in runs_at_import(ast.parse(MODULES[module].read_text()).body):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return {name[:end] for name in names for end in (*(found.start() for found in re.finditer(r"\.", name)), len(name))}
+
+
+def test_what_flows_import_imports_neither_torch_nor_ray():
+    """By the text of all modules; the test below also sees what other packages import."""
+    for start in (name for name in MODULES if room_of(name) == "flows"):
+        if str(MODULES[start].relative_to(ROOT)) in COMPUTE_IN_FLOWS:
+            continue
+        seen, left = {start}, [start]
+        while left:
+            module = left.pop()
+            heavy = loaded(module) & {"torch", "ray"}
+            assert not heavy, f"{start} imports {heavy} by way of {module}"
+            new = (loaded(module) & MODULES.keys()) - seen
+            seen |= new
+            left += new
 
 
 @pytest.mark.slow
