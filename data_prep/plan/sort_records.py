@@ -170,7 +170,8 @@ def partition_records(task: SortTask) -> PartitionedRecords:
 def _one_for_each(drops: pa.Table) -> pa.Table:
     """Only the first reason of every example."""
     ids = drops["example_id"].to_pylist()
-    return drops.take(pa.array(sorted({example_id: i for i, example_id in reversed([*enumerate(ids)])}.values())))
+    first = {example_id: i for i, example_id in reversed([*enumerate(ids)])}
+    return drops.take(pa.array(sorted(first.values()), pa.int64()))
 
 
 def _known_rows(task: SortTask, seed: int) -> pa.Table:
