@@ -13,7 +13,6 @@ from typing import Any
 
 import httpx
 import psutil
-import pytest
 
 from vitline.infra.children import child_environment, is_running
 from vitline.infra.local.databases import database_file
@@ -59,8 +58,7 @@ class OwnServers:
         """Registers the flows. The reconciler is paused: it must not repair what a test finds."""
         command = [sys.executable, "-P", "-m", "vitline.flows.cli", "flows", "deploy"]
         done = subprocess.run(command, env=child_environment(self.env), capture_output=True, text=True)
-        if done.returncode:
-            pytest.skip(f"the flows cannot be registered: {last_words(done.stderr)}")
+        assert done.returncode == 0, f"the flows cannot be registered: {last_words(done.stderr)}"
         reconcile = self.ask("prefect", "/deployments/name/reconcile/default")["id"]
         self.ask("prefect", f"/deployments/{reconcile}", {"paused": True}, method="PATCH")
 
@@ -153,24 +151,21 @@ def answer_of(request: Callable[[], httpx.Response]) -> httpx.Response:
 @contextlib.contextmanager
 def own_servers(root: str | None) -> Iterator[OwnServers]:
     """The servers, with the flows registered, until the context ends. They use the store at `root`; None: an S3 server of their own,
-    which can be taken away as well. Skips the test where they do not start."""
+    which can be taken away as well."""
     s3 = () if root else ("s3",)
     ports = (*s3, *PORTS)
     with temporary_folder() as folder:
         directory, logs = folder / "stack", folder / "logs"
-        try:
-            start_stack(
-                directory,
-                log_dir=logs,
-                services=(*s3, *SERVICES),
-                ports=dict(zip(ports, free_ports(len(ports)), strict=True)),
-                root=root,
-                num_cpus=1,
-                ends_with_caller=True,
-                announce=lambda text: None,
-            )
-        except (RuntimeError, ValueError) as error:
-            pytest.skip(f"the servers do not start here: {error}")
+        start_stack(
+            directory,
+            log_dir=logs,
+            services=(*s3, *SERVICES),
+            ports=dict(zip(ports, free_ports(len(ports)), strict=True)),
+            root=root,
+            num_cpus=1,
+            ends_with_caller=True,
+            announce=lambda text: None,
+        )
         try:
             servers = OwnServers(directory, logs)
             servers.deploy()
