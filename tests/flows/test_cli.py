@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -256,9 +257,9 @@ def test_runs_are_compared_by_their_differences(vitline, refused, root, two_runs
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_command_in_order_and_it_says_how_to_resume(vitline, monkeypatch, request, number):
-    # A shell makes background programs ignore Ctrl-C, this test run among them.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
+    # A shell makes background programs ignore Ctrl-C, and nohup the end of the terminal, for this test run as well.
+    for ignored, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        request.addfinalizer(partial(signal.signal, ignored, signal.signal(ignored, usual)))
     stopped = []
 
     def interrupted(root):
