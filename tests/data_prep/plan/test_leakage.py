@@ -156,6 +156,15 @@ def test_leaks_are_left_out_on_request(corpora, memory_root):
     assert all("of split test of pets/" in row["detail"] for row in rejects)
 
 
+def test_a_corpus_without_leaks_is_decontaminated(corpora, tmp_path, memory_root):
+    pets, web = corpora
+    prepared(pets, memory_root)
+    for name in CHANGES:
+        next(tmp_path.glob(f"web/*/{name}.jpg")).unlink()
+    manifest = load_manifest(prepared(replace(web, **{"recipe.decontaminate": ("pets",)}), memory_root))
+    assert (manifest.counts.num_accepted, manifest.counts.refused) == (20, {})
+
+
 def test_val_split_of_the_source_is_compared_if_there_is_no_test(corpora, tmp_path, memory_root):
     pets, web = corpora
     (tmp_path / "pets/test").rename(tmp_path / "pets/val/moved")
