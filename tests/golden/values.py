@@ -19,17 +19,19 @@ import torch
 from vitline.data_prep.config import CorpusConfig, Vtab
 from vitline.data_prep.corpora.official.official_splits import OFFICIAL_SPLITS
 from vitline.data_prep.decode import DecodePolicy
-from vitline.data_prep.prepare import prepare
+from vitline.data_prep.prepare import PrepareSpec, prepare
 from vitline.data_prep.shard_format import Manifest, shard_schema
 from vitline.flows.on_prefect.deployments import DEPLOYMENTS
 from vitline.flows.requests import forms
-from vitline.flows.requests.evaluation_plan import resolve_evaluate
+from vitline.flows.requests.evaluation_plan import resolve_evaluate, resolve_predict
 from vitline.flows.requests.finetune_config import resolve_finetune
 from vitline.flows.requests.pipeline_plan import resolve_pipeline
 from vitline.flows.requests.training_config import resolve_pretrain
 from vitline.flows.stages.evaluate_tasks import evaluation_spec
 from vitline.flows.stages.prepare_corpus import preparation_key, source_request
+from vitline.flows.to_mlflow.stage_snapshots import stage_snapshot
 from vitline.infra.config import digest_of
+from vitline.infra.runs.run_state import StateDetail, write_state
 from vitline.infra.storage import open_store
 from vitline.vit.input.config import AugmentConfig
 from vitline.vit.input.image_contract import ImageContract
@@ -70,6 +72,7 @@ def found(folder: Path) -> JSON:
         "schema of shards": [schema_text(single_label=s, has_weights=not s) for s in (True, False)],
         "forms": {each.flow: digest_of(without_words(each.model.model_json_schema())) for each in DEPLOYMENTS},
         "deployments": {each.full_name: digest_of(each.request) for each in DEPLOYMENTS},
+        "MLflow": shown_in_mlflow(root, folder / "sources", corpora),
     }
 
 
@@ -192,6 +195,40 @@ def made_up(key: str, number: int) -> TrialResult:
         key=key, top1=0.5 + number / 64, loss=1.0, num_examples=1880, majority_fraction=0.025, train_losses=((1, 2.0),),
         wall_s=1.0, cpu_s=2.0, diverged=False,
     )  # fmt: skip
+
+
+def shown_in_mlflow(root: str, folder: Path, corpora: Mapping[str, Manifest]) -> JSON:
+    """What MLflow gets of a finished run of each stage: tags, params, and the names of metrics and files."""
+    store = open_store(root)
+    score = score_record(root)["record"] | {"model": store.uri + score_record(root)["record"]["model"]}
+    evaluation = forms.EvaluateRequest(model="birds", tasks=("vtab-dtd",), protocol="vit-paper")
+    training = make_spec(resolve_pretrain(root, forms.PretrainRequest(corpus="birds", recipe="digits")), root)
+    made = {"birds": {"version": corpora["birds"].version, "digest": corpora["birds"].digest}}
+    model = store.uri_of("models/birds/1")
+    runs: list[tuple[Any, StateDetail]] = [
+        (training, {"step": 100, "images_seen": 12_800, "val_top1": 0.5, "val_examples": 4, "model": model}),
+        (evaluation_spec("birds-vtab", resolve_evaluate(root, evaluation), root), {"scores": [score]}),
+        (
+            resolve_predict(root, forms.PredictRequest(model="birds", corpus="birds")),
+            {"predicted": {"images": 4, "known": 4, "hits": 2}},
+        ),
+        (
+            PrepareSpec(run_key="prepare-birds-0", root=root, requests=tuple(corpus_requests(root, folder)[:1])),
+            {"corpora": made},
+        ),
+    ]
+    shown = {}
+    for spec, detail in runs:
+        run = store.child(f"runs/{spec.run_key}")
+        run.write_json("config.json", spec.model_dump(mode="json"))
+        write_state(run, "finished", 1, **detail)
+        view = stage_snapshot(store, spec.run_key)
+        assert view is not None
+        found = {"tags": view.tags, "params": view.params, "metrics": sorted(view.values), "files": sorted(view.files)}
+        found |= {"children": [[child.name, child.params, sorted(child.values)] for child in view.children]}
+        found |= {"model": view.model and [view.model.tags, view.model.params, sorted(view.model.files)]}
+        shown[view.stage] = json.loads(json.dumps(found, default=str).replace(store.uri, "ROOT"))
+    return shown
 
 
 if __name__ == "__main__":
