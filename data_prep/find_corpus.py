@@ -91,5 +91,5 @@ def prepared_corpus(root: Store, name: str) -> FoundCorpus:
                 return found
     known = there_are(name, {manifest.name for _, manifest in every})
     raise ValueError(
-        f"There is no corpus {name!r} below {root.uri}; {known} `vitline data prep` prepares one.{and_unreadable(odd)}"
+        f"There is no corpus {name!r} below {root.uri.removeprefix('file://')}; {known} `vitline data prep` prepares one.{and_unreadable(odd)}"
     )

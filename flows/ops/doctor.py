@@ -24,6 +24,7 @@ from vitline.data_prep.examine.decode_child import Examiner
 from vitline.flows.ops import schedule_checks, service_checks
 from vitline.flows.ops.check import Check
 from vitline.flows.ops.service_checks import BUSY_ADVICE, installed, patience
+from vitline.infra.children import child_environment
 from vitline.infra.local.paths import local_dir
 from vitline.infra.local.processes import MAX_BASE_LENGTH, is_busy, is_free, load, short_base
 from vitline.infra.local.stack import find_stack, listeners, reached_ports
@@ -224,16 +225,23 @@ def check_decoder() -> Check:
 
 
 def check_native_decoder() -> Check:
-    """Which decoder trainings use here. Only where the native one is installed is torch imported, to compare their pixels."""
+    """Which decoder trainings use here."""
     name = "native decoder"
     if not native_is_installed():
         return Check(
             name, True, f"not installed: trainings decode whole images, with the same results; {HOW_TO_GET_IT}"
         )
-    from vitline.vit.input.decoding.native_view import native_decoder
-
-    if native_decoder() is None:
+    if not native_pixels_are_equal():
         found = "installed, but not used here, for the reason in the log; trainings decode whole images, with the same results"
         advice = "Delete `.venv/native-decoder` and run `make install`: it builds the decoder with the libraries of this machine."
         return Check(name, False, found, advice)
     return Check(name, True, "installed; its pixels are equal to those of whole images")
+
+
+def native_pixels_are_equal() -> bool:
+    """Whether a training would use the native decoder; in a process of its own, because comparing pixels takes torch."""
+    program = (
+        "from vitline.vit.input.decoding.native_view import native_decoder; raise SystemExit(native_decoder() is None)"
+    )
+    command = [sys.executable, "-P", "-c", program]
+    return subprocess.run(command, env=child_environment(), capture_output=True, check=False).returncode == 0

@@ -180,7 +180,7 @@ def test_a_crash_costs_one_image(hostile, sent):
     """Whatever crashes, hangs or deceives the child, all other images keep verdict and position."""
     deaths = {
         7: (f"kill:{int(signal.SIGSEGV)}", "SIGSEGV"),
-        8: ("exit:", "status 3"),
+        8: ("exit:", "exit code 3"),
         30: (f"memory:{MEMORY}", f"{MEMORY:,} bytes of address space"),
         31: ("hang:", "no answer within 1 s"),
         59: ("bug:", "KeyError"),

@@ -23,7 +23,6 @@ from vitline.infra.local.stack_config import ALL
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
 from vitline.infra.stores import s3_store
-from vitline.vit.input.decoding import native_view
 
 NAMES = [
     "python",
@@ -468,12 +467,12 @@ def test_which_decoder_trainings_use_is_said(monkeypatch):
     assert "not installed" in absent.found
     assert "make install" in absent.found
     monkeypatch.setattr(doctor, "native_is_installed", lambda: True)
-    monkeypatch.setattr(native_view, "native_decoder", lambda: object())
+    monkeypatch.setattr(doctor, "native_pixels_are_equal", lambda: True)
     assert doctor.check_native_decoder() == (
         "native decoder",
         True,
         "installed; its pixels are equal to those of whole images",
         "",
     )
-    monkeypatch.setattr(native_view, "native_decoder", lambda: None)
+    monkeypatch.setattr(doctor, "native_pixels_are_equal", lambda: False)
     failure(doctor.check_native_decoder(), "installed, but not used here", "make install")
