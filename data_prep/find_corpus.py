@@ -90,6 +90,7 @@ def prepared_corpus(root: Store, name: str) -> FoundCorpus:
             if of_that_name or name == f"{manifest.name}/{manifest.version}":
                 return found
     known = there_are(name, {manifest.name for _, manifest in every})
+    below = root.uri.removeprefix("file://")
     raise ValueError(
-        f"There is no corpus {name!r} below {root.uri.removeprefix('file://')}; {known} `vitline data prep` prepares one.{and_unreadable(odd)}"
+        f"There is no corpus {name!r} below {below}; {known} `vitline data prep` prepares one.{and_unreadable(odd)}"
     )
