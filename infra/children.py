@@ -1,6 +1,6 @@
 """Child processes: a fresh interpreter, its end with that of its parent, and the end of all descendants.
 
-Whoever runs untrusted bytes imports this, too, so psutil is imported where it is used.
+psutil is imported inside functions, because the sandboxed decoder imports this module and should load as little as possible.
 """
 
 import contextlib

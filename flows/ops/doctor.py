@@ -29,6 +29,7 @@ from vitline.infra.local.paths import local_dir
 from vitline.infra.local.processes import MAX_BASE_LENGTH, is_busy, is_free, load, short_base
 from vitline.infra.local.stack import find_stack, listeners, reached_ports
 from vitline.infra.local.stack_config import WELL_KNOWN, weed
+from vitline.infra.plain_text import last_words
 from vitline.infra.settings import Settings
 from vitline.vit.input.decoding.which_decoder import HOW_TO_GET_IT, native_is_installed
 
@@ -231,17 +232,19 @@ def check_native_decoder() -> Check:
         return Check(
             name, True, f"not installed: trainings decode whole images, with the same results; {HOW_TO_GET_IT}"
         )
-    if not native_pixels_are_equal():
-        found = "installed, but not used here, for the reason in the log; trainings decode whole images, with the same results"
+    if problem := native_problem():
+        found = f"installed, but not used here: {problem}; trainings decode whole images, with the same results"
         advice = "Delete `.venv/native-decoder` and run `make install`: it builds the decoder with the libraries of this machine."
         return Check(name, False, found, advice)
     return Check(name, True, "installed; its pixels are equal to those of whole images")
 
 
-def native_pixels_are_equal() -> bool:
-    """Whether a training would use the native decoder; in a process of its own, because comparing pixels takes torch."""
+def native_problem() -> str:
+    """Why a training would not use the native decoder; empty if it would. Asked in a process of its own, because comparing pixels
+    takes torch."""
     program = (
         "from vitline.vit.input.decoding.native_view import native_decoder; raise SystemExit(native_decoder() is None)"
     )
     command = [sys.executable, "-P", "-c", program]
-    return subprocess.run(command, env=child_environment(), capture_output=True, check=False).returncode == 0
+    done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, check=False)
+    return last_words(done.stderr) if done.returncode else ""

@@ -102,6 +102,6 @@ def is_stopped(child: "subprocess.Popen[str]") -> bool:
 
 
 def stepping_clock() -> Callable[[], float]:
-    """A clock of which every look takes 4 s: nobody has to wait for the time-out of a claim."""
+    """A clock that advances by 4 s at each reading, so that a claim times out without a wait."""
     now = iter(range(0, 1_000_000, 4))
     return lambda: float(next(now))

@@ -467,12 +467,12 @@ def test_which_decoder_trainings_use_is_said(monkeypatch):
     assert "not installed" in absent.found
     assert "make install" in absent.found
     monkeypatch.setattr(doctor, "native_is_installed", lambda: True)
-    monkeypatch.setattr(doctor, "native_pixels_are_equal", lambda: True)
+    monkeypatch.setattr(doctor, "native_problem", lambda: "")
     assert doctor.check_native_decoder() == (
         "native decoder",
         True,
         "installed; its pixels are equal to those of whole images",
         "",
     )
-    monkeypatch.setattr(doctor, "native_pixels_are_equal", lambda: False)
-    failure(doctor.check_native_decoder(), "installed, but not used here", "make install")
+    monkeypatch.setattr(doctor, "native_problem", lambda: "other pixels")
+    failure(doctor.check_native_decoder(), "not used here: other pixels", "make install")
