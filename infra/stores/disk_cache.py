@@ -25,6 +25,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from vitline.infra.stores.file_lock import lock
 from vitline.infra.stores.store import TEMPORARY
 
 log = logging.getLogger(__name__)
@@ -244,11 +245,8 @@ class _Entries:
         if not self._mutex.acquire(timeout=_WAIT_S):
             raise _Busy
         try:
-            give_up = time.monotonic() + _WAIT_S
-            while not _lock(self._file):
-                if time.monotonic() > give_up:
-                    raise _Busy
-                time.sleep(0.001)
+            if not lock(self._file, _WAIT_S):
+                raise _Busy
             try:
                 yield
             finally:
@@ -264,20 +262,11 @@ class _Entries:
         os.pwrite(self._file, _COUNT.pack(num_bytes), 0)
 
 
-def _lock(file: int) -> bool:
-    """Takes the lock of a file if it is free."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _abandoned(path: str) -> bool:
     """True if nobody writes a temporary file any more: its writer would hold its lock."""
     file = _no_follow(path, os.O_RDWR)
     try:
-        return _lock(file)
+        return lock(file)
     finally:
         os.close(file)
 

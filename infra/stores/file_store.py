@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import io
 import math
@@ -14,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Self, cast
 
+from vitline.infra.stores.file_lock import lock
 from vitline.infra.stores.store import (
     LOCK,
     TEMPORARY,
@@ -21,9 +21,12 @@ from vitline.infra.stores.store import (
     Listed,
     PreconditionFailed,
     Store,
+    StoreFailed,
     checked_key,
     raising_unwritable,
 )
+
+_LOCK_WAIT_S = 60.0
 
 
 class FileStore(Store):
@@ -85,10 +88,13 @@ class FileStore(Store):
         path = self._path(key)
         if not path.parent.is_dir():
             raise PreconditionFailed(f"{self.uri_of(key)} does not exist.")
-        with open(
-            path.with_name(LOCK + path.name), "ab"
-        ) as lock:  # never unlinked, as another process may have it open
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        locked = path.with_name(LOCK + path.name)
+        with open(locked, "ab") as file:  # never unlinked, as another process may have it open
+            if not lock(file.fileno(), _LOCK_WAIT_S):
+                raise StoreFailed(
+                    f"{self.uri_of(key)} cannot be replaced: another process has held {locked} for {_LOCK_WAIT_S:g} s. It stands "
+                    f"still, or its disk does. Find it with `fuser {locked}`; resume it (`kill -CONT`), or end it."
+                )
             try:
                 found = self.read_tagged(key)[1]
             except FileNotFoundError as error:

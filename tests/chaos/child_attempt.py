@@ -2,7 +2,8 @@
 
     python -m tests.chaos.child_attempt --run URI --attempt N --fault kill|stop|full-disk|none|hold --at STEP
 
-`hold` trains nothing: it only holds the claim, until its standard input is closed. The exit code is 0 if the run finished.
+`hold` trains nothing: it only holds the claim, until its standard input is closed. SIGUSR1 makes the process stand still, as
+`stop` does. The exit code is 0 if the run finished.
 """
 
 import argparse
@@ -17,12 +18,18 @@ from collections.abc import Callable
 from unittest.mock import patch
 
 from vitline.infra.redact import log_to_stderr
-from vitline.infra.runs.claims import ClaimHolder, ClaimLost
+from vitline.infra.runs.claims import Claim, ClaimHolder, ClaimLost
 from vitline.infra.runs.run_state import CLAIM_LOST_EXIT_CODE, StopReason
 from vitline.infra.runs.stopping import StopPoller
 from vitline.infra.storage import Store, open_store
 
 HEARTBEAT_S, IN_FLIGHT_S = 0.1, 1.0
+BEATING = threading.Lock()
+
+
+def beat(holder: ClaimHolder, real: Callable[[ClaimHolder], Claim] = ClaimHolder.beat) -> Claim:
+    with BEATING:
+        return real(holder)
 
 
 def fill_disk() -> None:
@@ -37,7 +44,8 @@ def stand_still() -> None:
         if thread.name == "checkpoint-saver":
             thread.join()
     time.sleep(IN_FLIGHT_S)
-    os.kill(os.getpid(), signal.SIGSTOP)
+    with BEATING:  # whoever stands still in the middle of a swap keeps its lock, and with it everyone else
+        os.kill(os.getpid(), signal.SIGSTOP)
 
 
 FAULTS: dict[str, Callable[[], None]] = {
@@ -76,8 +84,9 @@ def main() -> int:
     options = parser.parse_args()
     log_to_stderr()
     run = open_store(options.run)
+    signal.signal(signal.SIGUSR1, lambda *_: stand_still())
     try:
-        with ClaimHolder(run, options.attempt, every_s=HEARTBEAT_S):
+        with patch.object(ClaimHolder, "beat", beat), ClaimHolder(run, options.attempt, every_s=HEARTBEAT_S):
             if options.fault == "hold":
                 sys.stdin.read()
                 return 0

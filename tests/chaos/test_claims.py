@@ -30,7 +30,7 @@ def test_suspended_machine(bench):
     with run.child("hold") as child:
         after_a_heartbeat(run, child)
         require_refused(run, watch)
-        os.kill(child.pid, signal.SIGSTOP)
+        os.kill(child.pid, signal.SIGUSR1)
         eventually(lambda: is_stopped(child), awaited="the holder stands still")
         slept_s = 3600.0
         require_refused(run, watch)

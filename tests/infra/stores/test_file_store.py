@@ -1,11 +1,13 @@
 """What a path below a file store may lead to besides a file; test_storage.py tests what all stores promise."""
 
+import fcntl
 import os
 import socket
 
 import pytest
 
-from vitline.infra.storage import open_store
+from vitline.infra.storage import StoreFailed, open_store
+from vitline.infra.stores import file_store
 
 
 @pytest.fixture
@@ -58,3 +60,14 @@ def test_a_path_that_leads_to_no_file_is_a_missing_object_with_a_reason(store, k
 def test_scan_returns_the_files_among_other_entries(store):
     assert {(found.key, found.size) for found in store.scan()} == {("object", 5), ("to object", 5)}
     assert store.read("to object", 1, 3) == b"23"
+
+
+def test_a_lock_that_another_process_keeps_is_named_and_nothing_is_changed(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(file_store, "_LOCK_WAIT_S", 0.05)
+    tag = store.create("claim", b"mine")
+    with open(tmp_path / ".lock-claim", "ab") as kept:
+        fcntl.flock(kept, fcntl.LOCK_EX)  # as a process does that was stopped in the middle of a swap
+        with pytest.raises(StoreFailed, match=r"claim cannot be replaced: .*\.lock-claim for 0.05 s.*kill -CONT"):
+            store.compare_and_swap("claim", b"other", tag)
+        assert store.read("claim") == b"mine"
+    store.compare_and_swap("claim", b"other", tag)
