@@ -13,7 +13,7 @@ BY_FILE := -n 2 --dist loadfile
 QUEUES := stack servers slow stack-long servers-long long
 test test-portable $(QUEUES): export OMP_NUM_THREADS := 1
 # The tests that compute with networks; what else there is has no kernels to choose.
-COMPUTES := $(addprefix tests/vit/,test_published.py test_run.py convert inspection models training vtab)
+COMPUTES := $(addprefix tests/vit/,test_published.py test_run.py convert pages models training vtab)
 test-portable: export ONEDNN_MAX_CPU_ISA := AVX2
 test-portable: export ATEN_CPU_CAPABILITY := avx2
 

@@ -20,7 +20,7 @@ from PIL import Image, PngImagePlugin, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 from pydantic import Field, PositiveInt
 
-from vitline.data_prep.png_chunks import without_texts
+from vitline.data_prep.archives.png_chunks import without_texts
 from vitline.infra.config import FrozenConfig, omitted_at_default
 
 DecodeReason = Literal[

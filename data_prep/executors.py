@@ -1,4 +1,4 @@
-"""Executors run the tasks of a stage: in this process, in threads, or (in `prepare.py`) by Ray Data on many machines."""
+"""Executors run the tasks of a stage: in this process, in threads, or (in `prepare/job.py`) by Ray Data on many machines."""
 
 import contextlib
 import math

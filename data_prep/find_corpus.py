@@ -4,9 +4,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from vitline.data_prep.config import CorpusConfig, LabelTable, Source
-from vitline.data_prep.corpora.open_source import open_source
 from vitline.data_prep.labels.class_maps import load_class_map
 from vitline.data_prep.shard_format import MANIFEST_KEY, Manifest, load_manifest
+from vitline.data_prep.sources.open_source import open_source
 from vitline.infra.config import digest_of
 from vitline.infra.keys import run_key
 from vitline.infra.names import there_are

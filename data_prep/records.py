@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vitline.data_prep.config import CorpusConfig
-from vitline.data_prep.corpora.raw import EXAMPLE_SCHEMA, Part, WorkFolder
 from vitline.data_prep.decode import DecodeReason
 from vitline.data_prep.parquet_files import read_parquet
 from vitline.data_prep.partitions import read_partition, write_partitions
+from vitline.data_prep.sources.raw import EXAMPLE_SCHEMA, Part, WorkFolder
 from vitline.infra.config import FrozenConfig
 from vitline.infra.runs.watchdog import note_progress
 from vitline.infra.storage import Store

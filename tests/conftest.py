@@ -80,8 +80,8 @@ def full_disk():
 @pytest.fixture(scope="session")
 def digits_root(tmp_path_factory) -> str:
     """A root that holds the scikit-learn digits as a task corpus; read only."""
-    from vitline.data_prep.corpora import presets
-    from vitline.data_prep.prepare import prepare
+    from vitline.data_prep.examples import presets
+    from vitline.data_prep.prepare.job import prepare
 
     root = str(tmp_path_factory.mktemp("digits"))
     prepare([presets.digits()], root)
@@ -91,7 +91,7 @@ def digits_root(tmp_path_factory) -> str:
 @pytest.fixture(scope="session")
 def digits(digits_root):
     """The store of the digits corpus."""
-    from vitline.data_prep.corpora import presets
+    from vitline.data_prep.examples import presets
     from vitline.data_prep.find_corpus import corpus_store
     from vitline.infra.storage import open_store
 
@@ -104,8 +104,8 @@ def two_corpora(tmp_path_factory) -> str:
     import numpy as np
     from PIL import Image
 
-    from vitline.data_prep.prepare import prepare
-    from vitline.flows.stages.prepare_corpus import source_request
+    from vitline.data_prep.prepare.job import prepare
+    from vitline.flows.runs.prepare_corpus import source_request
 
     folder = tmp_path_factory.mktemp("mixture")
     root, rng, requests = str(folder / "store"), np.random.default_rng(0), []
@@ -129,7 +129,7 @@ def tagged(tmp_path_factory):
 
     from vitline.data_prep.config import CorpusConfig, LabelTable
     from vitline.data_prep.find_corpus import corpus_store
-    from vitline.data_prep.prepare import prepare
+    from vitline.data_prep.prepare.job import prepare
     from vitline.infra.storage import open_store
 
     folder, rng = tmp_path_factory.mktemp("tagged"), np.random.default_rng(0)
@@ -330,10 +330,10 @@ def flows(stack):
     from .servers.stack import TINY, FlowRuns, environment_of
 
     with environment_of(stack):
+        from vitline.flows.forms.forms import PipelineRequest
         from vitline.flows.on_prefect.deployments import PIPELINE, Deployment
         from vitline.flows.on_prefect.prefect_observer import client
         from vitline.flows.on_prefect.registration import PoolSettings, create, register
-        from vitline.flows.requests.forms import PipelineRequest
 
         register(Settings())
         with client() as api:
@@ -359,7 +359,7 @@ def in_stack(stack, flows):
 @pytest.fixture(scope="session")
 def pipelines(flows, stack):
     """Two flow runs of the tiny pipeline that were started at once: `Pipelines`."""
-    from vitline.flows.catalog import list_pipelines
+    from vitline.flows.catalog.lists import list_pipelines
     from vitline.infra.settings import Settings
 
     from .servers.stack import Pipelines, environment_of

@@ -5,7 +5,7 @@ import hashlib
 import pyarrow as pa
 
 from vitline.data_prep.parquet_files import read_parquet
-from vitline.data_prep.publish import SHARDS_SCHEMA
+from vitline.data_prep.prepare.publish import SHARDS_SCHEMA
 from vitline.data_prep.records import write_table
 from vitline.data_prep.shard_format import SHARDS_KEY, Manifest
 from vitline.data_prep.shards.content_digest import table_content_digest

@@ -60,9 +60,9 @@ def test_example_source_prepares_a_corpus(changed):
     for name in [f"{bird}_{i}.png" for bird in ("crow", "jay") for i in range(6)] + ["nameless.png"]:
         Image.fromarray(levels.integers(0, 256, (8, 8, 3), np.uint8)).save(pictures / name)
     code = """
-from vitline.data_prep.prepare import prepare
+from vitline.data_prep.prepare.job import prepare
 from vitline.data_prep.shard_format import load_class_names
-from vitline.flows.stages.prepare_corpus import source_request
+from vitline.flows.runs.prepare_corpus import source_request
 from vitline.infra.storage import open_store
 request = source_request("store", "pictures", "birds", kind="named_files", val_fraction=0.0, test_fraction=0.0)
 (manifest,) = prepare([request], "store")
@@ -75,9 +75,9 @@ print(load_class_names(open_store(f"store/corpora/birds/{manifest.version}")))
 def test_example_recipe_and_protocol_are_registered_and_offered_in_forms(changed):
     code = """
 from typing import get_args
-from vitline.flows.requests.forms import EvaluateRequest, FinetuningName, PipelineRequest, ProtocolName, RecipeName
+from vitline.flows.forms.forms import EvaluateRequest, FinetuningName, PipelineRequest, ProtocolName, RecipeName
 from vitline.vit.recipes import RECIPES, recipe_named
-from vitline.vit.vtab.protocols import known_protocols, protocol_named
+from vitline.vit.evaluation.protocols import known_protocols, protocol_named
 print(recipe_named("birds").make()[0].total_steps, protocol_named("vit-paper-short").total_steps)
 assert set(get_args(RecipeName)) == set(RECIPES) and get_args(ProtocolName) == tuple(known_protocols())
 PipelineRequest(recipe="birds", protocol="vit-paper-short")
@@ -89,12 +89,12 @@ assert "vit-paper-short" in get_args(FinetuningName)
 @pytest.mark.slow
 def test_example_flow_has_a_deployment_with_its_form(changed):
     code = """
-from vitline.flows import deployed
+from vitline.flows.on_prefect import flows
 from vitline.flows.on_prefect.deployments import deployment_named
 from vitline.flows.on_prefect.registration import form_schema
 from vitline.infra.settings import Settings
 deployment = deployment_named("count-images/default")
-assert getattr(deployed, deployment.function).name == deployment.flow
+assert getattr(flows, deployment.function).name == deployment.flow
 print(deployment.form(), "CountRequest" in form_schema(deployment, Settings())["definitions"])
 """
     assert python(changed, code) == "{'corpus': 'digits'} True\n"

@@ -23,12 +23,12 @@ ROOMS = ("infra", "data_prep", "vit", "flows")
 @pytest.mark.parametrize(
     "module",
     [
-        "vitline.data_prep.prepare",
-        "vitline.vit.ray_train",
-        "vitline.vit.ray_workers",
-        "vitline.flows.worker",
+        "vitline.data_prep.prepare.job",
+        "vitline.vit.ray_jobs.train_driver",
+        "vitline.vit.ray_jobs.task_driver",
+        "vitline.flows.on_prefect.worker",
         "vitline.flows.to_mlflow.ship_left",
-        "vitline.flows.cli",
+        "vitline.flows.cli.main",
     ],
 )
 def test_module_that_is_started_by_name_runs(module, hostile_folder):
@@ -72,10 +72,10 @@ def test_the_command_and_the_plugin_are_registered():
 
 
 def test_flows_keep_the_entrypoints_of_registered_deployments():
-    from vitline.flows import deployed
+    from vitline.flows.on_prefect import flows
 
     names = ("prepare_corpus", "pretrain_flow", "finetune", "evaluate", "pretrain_then_transfer_flow")
-    assert all(callable(getattr(deployed, name)) for name in names)
+    assert all(callable(getattr(flows, name)) for name in names)
 
 
 def test_a_field_that_is_digested_under_another_name_is_read_back_from_it():
@@ -110,6 +110,6 @@ def test_wheel_installs_one_package_that_needs_no_folder_beside_it(tmp_path):
     for room in ROOMS:
         (installed / room).mkdir()
         (installed / room / "__init__.py").write_text("raise RuntimeError('a package of somebody else')")
-    code = f"import sys; sys.path.insert(0, {str(installed)!r}); import vitline.flows.cli as c; print(c.__file__); c.main()"
+    code = f"import sys; sys.path.insert(0, {str(installed)!r}); import vitline.flows.cli.main as c; print(c.__file__); c.main()"
     done = subprocess.run([sys.executable, "-P", "-c", code, "--version"], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, str(installed / "vitline") in done.stdout) == (0, True), done.stderr

@@ -23,11 +23,11 @@ VIT_MAY_IMPORT = {
 IMPORTERS = {
     "ray": {
         "infra/local/ray_node.py",
-        "data_prep/prepare.py",
-        "vit/ray_train.py",
-        "vit/ray_probes.py",
-        "vit/ray_workers.py",
-        "vit/worker_group/",
+        "data_prep/prepare/job.py",
+        "vit/ray_jobs/train_driver.py",
+        "vit/ray_jobs/probe_tasks.py",
+        "vit/ray_jobs/task_driver.py",
+        "vit/ray_jobs/",
     },
     "prefect": {"flows/"},
     "mlflow": {"infra/local/access/mlflow_server.py", "infra/mlflow/tracking.py"},
@@ -36,11 +36,22 @@ IMPORTERS = {
 }
 # What computes with networks in the process of a command, which imports these inside of functions.
 COMPUTE_IN_FLOWS = {
-    "flows/commands/evaluation.py",
-    "flows/commands/models.py",
-    "flows/costs/evaluation_cost.py",
+    "flows/cli/evaluation.py",
+    "flows/cli/models.py",
+    "flows/plans/evaluation_cost.py",
     "flows/reports/input_bench.py",
     "flows/reports/views.py",
+}
+# Within a room of the top level, each file or folder imports only what stands to its left.
+ORDER = {
+    "data_prep": (
+        "parquet_files labels archives decode config source_kinds shard_format sources find_corpus partitions records progress "
+        "executors examine plan shards pages prepare benchmarks examples"
+    ),
+    "vit": (
+        "models input config recipes training checkpoints published corpora cost pages run evaluation features ray_jobs convert"
+    ),
+    "flows": "console catalog forms nights plans to_mlflow reports runs ops on_prefect cli",
 }
 MAX_FILES_PER_FOLDER = 15
 """A reader can survey this many modules at once."""
@@ -95,15 +106,26 @@ def test_imports_point_left_and_services_are_imported_only_by_their_modules(room
             assert room != "data_prep" or top != "torch", f"{file} imports torch, which preparation workers do not have"
 
 
+@pytest.mark.parametrize("room", ORDER)
+def test_imports_within_a_room_point_left(room):
+    order = ORDER[room].split()
+    prefix = f"vitline.{room}."
+    below = {name: name.removeprefix(prefix).split(".")[0] for name in MODULES if name.startswith(prefix)}
+    assert set(below.values()) - {"native"} == set(order), "each file and folder has its place in ORDER"
+    for name, here in below.items():
+        for there in {below[other] for other in imports(name) if other in below} - {here}:
+            assert order.index(there) < order.index(here), f"{name} imports {there}, which is to its right"
+
+
 def test_images_of_others_are_decoded_in_the_decoding_process_only():
     """These read images that it has accepted, or published files (docs/design.md, "Secrets and trust")."""
     decoders = re.compile(
         r"from vitline\.data_prep\.decode import [^\n]*\b(decode|decode_image)\b|\bImage\.open\(|\bimdecode\(|simplejpeg\.decode"
     )
     found = {str(path.relative_to(ROOT)) for path in MODULES.values() if decoders.search(path.read_text())}
-    vtab = {f"data_prep/corpora/vtab/{name}.py" for name in ("caltech101", "sun397", "diabetic_retinopathy")}
+    vtab = {f"data_prep/benchmarks/vtab/{name}.py" for name in ("caltech101", "sun397", "diabetic_retinopathy")}
     training = {"vit/input/read_shards.py", "vit/input/decoding/native_view.py"}
-    assert found == {"data_prep/decode.py", "data_prep/images.py"} | training | vtab
+    assert found == {"data_prep/decode.py", "data_prep/examine/images.py"} | training | vtab
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(ROOT)))
@@ -170,7 +192,13 @@ def test_what_flows_import_imports_neither_torch_nor_ray():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["data_prep/config.py", "vit/config.py", "vit/input/config.py", "flows/deployed.py", "flows/commands/trigger.py"],
+    [
+        "data_prep/config.py",
+        "vit/config.py",
+        "vit/input/config.py",
+        "flows/on_prefect/flows.py",
+        "flows/cli/trigger.py",
+    ],
 )
 def test_configs_and_flows_import_neither_torch_nor_ray(name):
     """Imported in a new process, because imports may be indirect. Each flow run is a process of its own."""

@@ -21,8 +21,8 @@ from PIL import Image
 
 from vitline.data_prep.config import ClassFolders, CorpusConfig
 from vitline.data_prep.decode import DecodePolicy
-from vitline.data_prep.prepare import prepare
-from vitline.flows.cli import app
+from vitline.data_prep.prepare.job import prepare
+from vitline.flows.cli.main import app
 from vitline.infra.runs.journal import Journal
 from vitline.infra.storage import open_store
 from vitline.vit.convert.timm import write_timm
@@ -30,7 +30,7 @@ from vitline.vit.input.config import AugmentConfig
 from vitline.vit.input.image_contract import ImageContract
 from vitline.vit.models.build import build_network
 from vitline.vit.models.config import ViTConfig
-from vitline.vit.published import publish
+from vitline.vit.published.models import publish
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("infra", "data_prep", "vit", "flows", "tests")

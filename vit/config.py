@@ -19,7 +19,7 @@ from pydantic import (
 from vitline.infra.config import FrozenConfig, digest_of, digested_as, omitted_at_default
 from vitline.vit.input.config import InputConfig
 from vitline.vit.models.config import ActivationCheckpointing, AnyNetworkConfig, PatchTarget, ViTConfig
-from vitline.vit.own_code import is_reference
+from vitline.vit.models.own_code import is_reference
 
 Loss = Literal["softmax", "sigmoid"]
 

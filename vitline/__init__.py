@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from vitline.vit.published import load_model
+    from vitline.vit.published.models import load_model
 
 __all__ = ["load_model"]
 
@@ -11,7 +11,7 @@ __all__ = ["load_model"]
 def __getattr__(name: str) -> object:
     # Imported on use: torch takes a second, and preparation workers do not have it.
     if name == "load_model":
-        from vitline.vit.published import load_model
+        from vitline.vit.published.models import load_model
 
         return load_model
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

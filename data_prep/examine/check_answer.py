@@ -5,8 +5,8 @@ import re
 
 from vitline.data_prep.decode import DecodePolicy, ImageRejected, check_size
 from vitline.data_prep.examine.image_header import read_header
+from vitline.data_prep.examine.images import Examined
 from vitline.data_prep.examine.local_range import LocalRange
-from vitline.data_prep.images import Examined
 
 _MODE = re.compile(r"[A-Za-z0-9;]{1,8}")
 _BLOCK_BYTES = 1 << 20

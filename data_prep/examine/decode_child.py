@@ -39,8 +39,8 @@ from vitline.data_prep.examine.decode_server import (
     ServerSettings,
     decode_answer,
 )
+from vitline.data_prep.examine.images import Examined
 from vitline.data_prep.examine.local_range import LocalRange
-from vitline.data_prep.images import Examined
 from vitline.infra.children import how_it_ended, start_python
 from vitline.infra.settings import inherited_environment
 
@@ -71,7 +71,7 @@ class Examiner:
         *,
         timeout_s: float,
         memory_bytes: int,
-        function: str = "vitline.data_prep.images.examine_image",
+        function: str = "vitline.data_prep.examine.images.examine_image",
     ) -> None:
         cpu_s = math.ceil(_CPU_S + 2 * _MAX_IN_FLIGHT * timeout_s)
         self._settings = ServerSettings(policy=policy, memory_bytes=memory_bytes, cpu_s=cpu_s, function=function)

@@ -25,8 +25,8 @@ import numpy as np
 from PIL import Image
 
 from vitline.data_prep.decode import DecodePolicy, DecodeReason, ImageRejected
+from vitline.data_prep.examine.images import Examined
 from vitline.data_prep.examine.sandbox import enter_sandbox
-from vitline.data_prep.images import Examined
 from vitline.infra.children import end_with_parent
 from vitline.infra.config import FrozenConfig
 

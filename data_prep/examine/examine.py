@@ -9,15 +9,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from vitline.data_prep.config import CorpusConfig
-from vitline.data_prep.corpora.open_source import open_source
-from vitline.data_prep.corpora.raw import ExampleRow, RawExample, row_of
 from vitline.data_prep.decode import ImageRejected
 from vitline.data_prep.examine.decode_child import Examiner
+from vitline.data_prep.examine.images import Examined
 from vitline.data_prep.examine.local_range import LocalRange
 from vitline.data_prep.examine.range_reads import ByteRange, Data, Read, read_ahead
-from vitline.data_prep.images import Examined
 from vitline.data_prep.records import DENIED, RECORD_SCHEMA, REQUEST_KEY, Chunks, Listing
-from vitline.data_prep.splits import hashed_split, order_key, unit_key
+from vitline.data_prep.sources.open_source import open_source
+from vitline.data_prep.sources.raw import ExampleRow, RawExample, row_of
+from vitline.data_prep.sources.splits import hashed_split, order_key, unit_key
 from vitline.infra.config import FrozenConfig
 from vitline.infra.runs.watchdog import note_progress
 from vitline.infra.storage import Store, StoreRefused, open_store

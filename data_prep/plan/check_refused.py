@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitline.data_prep.config import CorpusConfig, PredictedClasses
-from vitline.data_prep.corpora.open_source import open_source
-from vitline.data_prep.corpora.raw import RawCorpus
-from vitline.data_prep.corpus_stats import Findings
 from vitline.data_prep.find_corpus import prepared_corpus
 from vitline.data_prep.labels.class_maps import load_class_map
 from vitline.data_prep.labels.label_texts import distinguishable
+from vitline.data_prep.plan.corpus_stats import Findings
 from vitline.data_prep.records import DENIED, NOT_COUNTED, PLAN, UNCOUNTED
 from vitline.data_prep.shard_format import REJECTS_KEY, Manifest, load_manifest
+from vitline.data_prep.sources.open_source import open_source
+from vitline.data_prep.sources.raw import RawCorpus
 from vitline.infra.storage import Store
 
 _EXAMPLES_NAMED = 5

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 from vitline.data_prep.decode import DecodePolicy
 from vitline.data_prep.parquet_files import open_parquet
 from vitline.data_prep.plan.locate_pictures import SHARD_TYPE, PictureReader, PictureRow, picture_row
-from vitline.data_prep.similarity.dedup import LOCATOR_SCHEMA
-from vitline.data_prep.similarity.near_duplicates import HashIndex, as_words
+from vitline.data_prep.plan.similarity.dedup import LOCATOR_SCHEMA
+from vitline.data_prep.plan.similarity.near_duplicates import HashIndex, as_words
 from vitline.infra.storage import Store
 
 NEAREST = 16

@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vitline.data_prep.config import CorpusConfig
-from vitline.data_prep.corpus_stats import CorpusStats, SampleRule, merged
 from vitline.data_prep.executors import Executor, for_pictures, in_process
 from vitline.data_prep.find_corpus import prepared_corpora, prepared_corpus
 from vitline.data_prep.parquet_files import read_parquet
+from vitline.data_prep.plan.corpus_stats import CorpusStats, SampleRule, merged
 from vitline.data_prep.plan.leak_pairs import (
     MAX_PAIRS,
     PAIRS_PER_TASK,
@@ -30,11 +30,11 @@ from vitline.data_prep.plan.leak_pairs import (
     save_pairs,
 )
 from vitline.data_prep.plan.locate_pictures import SHARD_TYPE, PictureReader, listed_as_cell
+from vitline.data_prep.plan.similarity.dedup import LOCATOR_SCHEMA, drops_table
 from vitline.data_prep.progress import Show
 from vitline.data_prep.records import PLAN, REQUEST_KEY, read_table, write_table
 from vitline.data_prep.shard_format import Manifest, known_shards, open_shard
-from vitline.data_prep.similarity.dedup import LOCATOR_SCHEMA, drops_table
-from vitline.data_prep.splits import hashed_split, unit_key
+from vitline.data_prep.sources.splits import hashed_split, unit_key
 from vitline.infra.config import FrozenConfig
 from vitline.infra.records import UnreadableRecord
 from vitline.infra.storage import Store, open_store

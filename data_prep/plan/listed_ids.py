@@ -15,13 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vitline.data_prep.config import CorpusConfig
-from vitline.data_prep.corpora.open_source import open_source
-from vitline.data_prep.corpora.raw import ExampleRow, Part, RawCorpus, WorkFolder
 from vitline.data_prep.executors import Executor, in_process
 from vitline.data_prep.partitions import bucket_of, hash_prefixes, in_groups, read_partition, write_partitions
 from vitline.data_prep.plan.check_refused import SHOWN, ids_there_error, repeated_ids_error
 from vitline.data_prep.records import MERGED_SCHEMA, PLAN, REQUEST_KEY, Chunks
 from vitline.data_prep.shard_format import KnownShard, open_shard
+from vitline.data_prep.sources.open_source import open_source
+from vitline.data_prep.sources.raw import ExampleRow, Part, RawCorpus, WorkFolder
 from vitline.infra.config import FrozenConfig
 from vitline.infra.storage import Store, open_store
 

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 from vitline.data_prep.decode import DecodePolicy, ImageRejected
 from vitline.data_prep.examine.decode_apart import decode_all_apart
 from vitline.data_prep.examine.range_reads import ByteRange, Data, read_ahead
+from vitline.data_prep.examine.thumbnails import same_picture, same_pictures, thumbnail
 from vitline.data_prep.shard_format import ListedShard, open_shard
-from vitline.data_prep.similarity.thumbnails import same_picture, same_pictures, thumbnail
 from vitline.infra.storage import Store, open_store
 
 _THUMBNAILS_KEPT = 10_000  # 3 KB each

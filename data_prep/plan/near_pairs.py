@@ -14,11 +14,11 @@ from vitline.data_prep.executors import Executor, for_pictures
 from vitline.data_prep.partitions import in_groups, read_partition, write_partitions
 from vitline.data_prep.plan.locate_pictures import PictureReader, PictureRow, picture_row
 from vitline.data_prep.plan.near_records import PAIR_SCHEMA, NearPairs, NearTask, once, ranked
+from vitline.data_prep.plan.similarity.dedup import LOCATOR_SCHEMA, drops_table
+from vitline.data_prep.plan.similarity.near_duplicates import resolve
 from vitline.data_prep.plan.sort_records import Dropped, save_drops, survivors
 from vitline.data_prep.progress import Show
 from vitline.data_prep.records import PLAN, REQUEST_KEY, read_table, write_table
-from vitline.data_prep.similarity.dedup import LOCATOR_SCHEMA, drops_table
-from vitline.data_prep.similarity.near_duplicates import resolve
 from vitline.infra.config import FrozenConfig
 from vitline.infra.storage import Store, open_store
 

@@ -5,10 +5,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vitline.data_prep.partitions import bucket_of, read_partition, write_partitions
+from vitline.data_prep.plan.similarity.dedup import split_ranks
+from vitline.data_prep.plan.similarity.near_duplicates import as_words, band_keys, distances, num_beyond, pairs_within
 from vitline.data_prep.plan.sort_records import SortTask, survivors
 from vitline.data_prep.records import PLAN, write_table
-from vitline.data_prep.similarity.dedup import split_ranks
-from vitline.data_prep.similarity.near_duplicates import as_words, band_keys, distances, num_beyond, pairs_within
 from vitline.infra.config import FrozenConfig
 from vitline.infra.storage import open_store
 

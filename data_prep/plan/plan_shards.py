@@ -10,17 +10,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from vitline.data_prep.config import CorpusConfig, ShardingConfig
-from vitline.data_prep.corpora.open_source import open_source
-from vitline.data_prep.corpora.raw import FirstRows, RawCorpus
-from vitline.data_prep.corpus_stats import CorpusStats, merged
 from vitline.data_prep.executors import Executor, for_records
 from vitline.data_prep.labels.class_maps import applied, extended, load_class_map
 from vitline.data_prep.labels.classes import ClassMap
 from vitline.data_prep.partitions import in_groups
 from vitline.data_prep.plan.check_refused import check_left, check_refused
+from vitline.data_prep.plan.corpus_stats import CorpusStats, merged
 from vitline.data_prep.plan.leakage import save_decontamination
 from vitline.data_prep.plan.near_pairs import judge_near
 from vitline.data_prep.plan.near_records import NearTask, deal_bands, find_near
+from vitline.data_prep.plan.similarity.near_duplicates import band_bits
 from vitline.data_prep.plan.sort_records import (
     CLASSES_FILE,
     VAL_FILE,
@@ -44,7 +43,8 @@ from vitline.data_prep.shard_format import (
     load_manifest,
     segment_keys,
 )
-from vitline.data_prep.similarity.near_duplicates import band_bits
+from vitline.data_prep.sources.open_source import open_source
+from vitline.data_prep.sources.raw import FirstRows, RawCorpus
 from vitline.infra.storage import Store, open_store
 
 SPLIT_ORDER = ("train", "val", "test")

@@ -17,15 +17,12 @@ import pyarrow.parquet as pq
 from pydantic import Field
 
 from vitline.data_prep.config import CorpusConfig
-from vitline.data_prep.corpora.open_source import open_source
-from vitline.data_prep.corpus_stats import CorpusStats, SampleRule
 from vitline.data_prep.labels.classes import ClassMap
 from vitline.data_prep.partitions import bucket_of, hash_prefixes, read_partition, write_partitions
 from vitline.data_prep.plan.check_refused import ids_there_error, repeated_ids_error
+from vitline.data_prep.plan.corpus_stats import CorpusStats, SampleRule
 from vitline.data_prep.plan.leakage import leaked_rows
-from vitline.data_prep.records import NOT_COUNTED, PLAN, RECORD_SCHEMA, REQUEST_KEY, Chunks, write_table
-from vitline.data_prep.shard_format import KnownShard, open_shard
-from vitline.data_prep.similarity.dedup import (
+from vitline.data_prep.plan.similarity.dedup import (
     DROPS_SCHEMA,
     GAINS_SCHEMA,
     LOCATOR_SCHEMA,
@@ -33,7 +30,10 @@ from vitline.data_prep.similarity.dedup import (
     exact_duplicates,
     gained_labels,
 )
-from vitline.data_prep.splits import order_key, split_hash, unit_key
+from vitline.data_prep.records import NOT_COUNTED, PLAN, RECORD_SCHEMA, REQUEST_KEY, Chunks, write_table
+from vitline.data_prep.shard_format import KnownShard, open_shard
+from vitline.data_prep.sources.open_source import open_source
+from vitline.data_prep.sources.splits import order_key, split_hash, unit_key
 from vitline.infra.config import FrozenConfig
 from vitline.infra.storage import Store, open_store
 

@@ -10,12 +10,12 @@ import pyarrow as pa
 from pydantic import Field
 
 from vitline.data_prep.config import PrepareExecution
-from vitline.data_prep.corpus_stats import STATS_KEY, CorpusStats
 from vitline.data_prep.decode import DecodePolicy, ImageRejected
 from vitline.data_prep.examine.decode_child import Examiner
 from vitline.data_prep.executors import Executor, in_process
 from vitline.data_prep.labels.classes import ClassMap
 from vitline.data_prep.parquet_files import RowGroupFile
+from vitline.data_prep.plan.corpus_stats import STATS_KEY, CorpusStats
 from vitline.data_prep.records import WORK, read_table
 from vitline.data_prep.shard_format import (
     CLASSES_KEY,

@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import typer.main
 
-from vitline.flows.cli import app
+from vitline.flows.cli.main import app
 
 from .markdown import joined, table, text
 from .types_in_words import choices_text

@@ -7,12 +7,12 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from vitline.data_prep.config import CorpusConfig
-from vitline.flows.nights.settings import NightSettings
+from vitline.flows.forms.nights import NightSettings
+from vitline.flows.forms.prepare_config import SOURCES
 from vitline.flows.on_prefect.deployments import DEPLOYMENTS, Deployment
-from vitline.flows.requests.prepare_config import SOURCES
 from vitline.vit.config import TrainConfig
+from vitline.vit.evaluation.protocols import Protocol
 from vitline.vit.models.config import AnyNetworkConfig
-from vitline.vit.vtab.protocols import Protocol
 
 from .markdown import joined, table, text
 from .types_in_words import NAMED_CHOICES, choices_text, described

@@ -15,10 +15,10 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from vitline.data_prep.corpora.sources.digits import DigitsCorpus
-from vitline.data_prep.corpora.sources.drawn.icons import icon_sets
-from vitline.data_prep.corpora.sources.drawn.letters import font_files
-from vitline.flows.commands.vtab_corpora import official_files
+from vitline.data_prep.examples.digits import DigitsCorpus
+from vitline.data_prep.examples.icons import icon_sets
+from vitline.data_prep.examples.letters import font_files
+from vitline.flows.cli.vtab_corpora import official_files
 from vitline.infra.local.install import pins
 
 from .markdown import joined, table, text

@@ -2,12 +2,12 @@
 
 from pydantic import AliasChoices
 
-from vitline.data_prep.corpora.presets import PRESETS
+from vitline.data_prep.examples.presets import PRESETS
 from vitline.flows.reports.protocol_rows import protocol_rows
 from vitline.infra.settings import Settings
+from vitline.vit.evaluation.tasks import VTAB_TASKS
 from vitline.vit.models.variants import REGISTERED, network_variant
 from vitline.vit.recipes import RECIPES
-from vitline.vit.vtab.tasks import VTAB_TASKS
 
 from .markdown import joined, table, text
 

@@ -11,8 +11,8 @@ from pydantic import BaseModel
 import vitline.data_prep.decode
 import vitline.data_prep.shard_format
 import vitline.infra.stores.store
-import vitline.vit.published
-import vitline.vit.vtab.protocols
+import vitline.vit.evaluation.protocols
+import vitline.vit.published.models
 from vitline.infra.storage import open_store
 from vitline.vit.models.config import network_config
 from vitline.vit.models.variants import network_variant
@@ -22,10 +22,10 @@ from .types_in_words import described
 
 API: dict[str, Sequence[Any]] = {
     "Published models": (
-        vitline.vit.published.load_model,
-        vitline.vit.published.PublishedModel,
-        vitline.vit.published.verify_model,
-        vitline.vit.published.publish,
+        vitline.vit.published.models.load_model,
+        vitline.vit.published.models.PublishedModel,
+        vitline.vit.published.models.verify_model,
+        vitline.vit.published.models.publish,
     ),
     "Corpora": (
         open_store,
@@ -41,7 +41,7 @@ API: dict[str, Sequence[Any]] = {
         network_config,
         network_variant,
         vitline.vit.recipes.recipe_named,
-        vitline.vit.vtab.protocols.protocol_named,
+        vitline.vit.evaluation.protocols.protocol_named,
     ),
 }
 
@@ -113,7 +113,7 @@ def annotation_text(annotation: Any) -> str:
 
 
 def plain_names(code: str) -> str:
-    """`vitline.vit.published.PublishedModel` -> `PublishedModel`."""
+    """`vitline.vit.published.models.PublishedModel` -> `PublishedModel`."""
     unquoted = re.sub(r"'([A-Za-z_][\w.]*)'", r"\1", code).replace("numpy.", "np.")
     return re.sub(r"\b(?:[a-z_]\w*\.)+([A-Z]\w*)", r"\1", unquoted)
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from vitline.flows.requests import forms
+from vitline.flows.forms import forms
 
 from .markdown import text
 

@@ -10,7 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any
 
-from vitline.flows.catalog import list_pipelines
+from vitline.flows.catalog.lists import list_pipelines
+from vitline.flows.catalog.records import PipelineRecord, read_pipeline
+from vitline.flows.forms.nights import night_settings
 from vitline.flows.nights.gate import gate
 from vitline.flows.nights.judge import Verdict, judge, not_whole
 from vitline.flows.nights.night_record import (
@@ -22,16 +24,14 @@ from vitline.flows.nights.night_record import (
     read_champion,
 )
 from vitline.flows.nights.night_scores import NightScores, TaskScore
-from vitline.flows.nights.settings import night_settings
-from vitline.flows.records import PipelineRecord, read_pipeline
 from vitline.infra.config import flatten
 from vitline.infra.records import UnreadableRecord, readable, reading
 from vitline.infra.runs.run_state import RunState
 from vitline.infra.storage import Store
-from vitline.vit.run_spec import read_starts
+from vitline.vit.evaluation.evaluate import Score
+from vitline.vit.evaluation.trials import TrialResult
+from vitline.vit.run.run_spec import read_starts
 from vitline.vit.training.predictions import Predictions
-from vitline.vit.vtab.evaluate import Score
-from vitline.vit.vtab.trained.trials import TrialResult
 
 NOISE_NIGHTS = 30
 """The noise of seeds is estimated from so many earlier nights at most."""

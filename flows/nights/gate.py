@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from vitline.flows.catalog import corpus_stats
+from vitline.flows.catalog.lists import corpus_stats
+from vitline.flows.catalog.records import PipelineRecord, read_pipeline
 from vitline.flows.nights.judge import Verdict, and_list, short_name
 from vitline.flows.nights.night_record import ChampionRecord, GateResult
-from vitline.flows.records import PipelineRecord, read_pipeline
 from vitline.infra.storage import Store, open_store
-from vitline.vit.model_record import published_record, read_contract
+from vitline.vit.published.model_record import published_record, read_contract
 
 
 def gate(root: Store, record: PipelineRecord, verdict: Verdict, champion: ChampionRecord | None) -> GateResult:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Literal
 
+from vitline.flows.catalog.records import Origin
 from vitline.flows.nights.judge import Verdict
-from vitline.flows.records import Origin
 from vitline.infra.night import Night, named_night, night_name
 from vitline.infra.records import StoredRecord, reading
 from vitline.infra.runs.run_state import RunState

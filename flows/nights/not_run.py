@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
-from vitline.flows.catalog import list_pipelines
+from vitline.flows.catalog.lists import list_pipelines
+from vitline.flows.catalog.records import Origin
 from vitline.flows.nights.judge import not_whole
 from vitline.flows.nights.night_record import NightRecord, nights_on_record, note_night
-from vitline.flows.records import Origin
 from vitline.infra.redact import cleaned
 from vitline.infra.storage import Store
 

@@ -2,10 +2,10 @@
 
 from datetime import datetime
 
+from vitline.flows.forms.nights import NightSettings
 from vitline.flows.nights.compare import visible_difference
 from vitline.flows.nights.from_records import NOISE_NIGHTS, earlier_nights, scores_of
 from vitline.flows.nights.judge import FALSE_ALARMS
-from vitline.flows.nights.settings import NightSettings
 from vitline.infra.storage import Store
 
 MOST_SEEDS = 20

@@ -2,10 +2,10 @@
 
 import time
 
-from vitline.flows.catalog import list_pipelines
+from vitline.flows.catalog.lists import list_pipelines
+from vitline.flows.catalog.records import PipelineRecord
 from vitline.flows.nights.night_record import CHAMPIONS, ChampionRecord, read_champion
 from vitline.flows.nights.show import chosen_night
-from vitline.flows.records import PipelineRecord
 from vitline.infra.names import matching, there_are
 from vitline.infra.night import night_text
 from vitline.infra.records import reading

@@ -4,7 +4,7 @@ import contextlib
 from datetime import UTC, date, datetime
 
 from vitline.flows import console
-from vitline.flows.catalog import say_unreadable
+from vitline.flows.catalog.lists import say_unreadable
 from vitline.flows.nights.from_records import judge_again, known_nights
 from vitline.flows.nights.night_page import COLUMNS, change_rows, difference_rows, footnote, notes, title
 from vitline.flows.nights.night_record import NightRecord, last_told

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from vitline.flows.requests.forms import (
+from vitline.flows.forms.forms import (
     BranchRequest,
     CollectGarbageRequest,
     EvaluateRequest,
@@ -30,7 +30,7 @@ class Deployment:
     """One deployment of a flow. `request` fills the form; other fields keep the defaults of the model."""
 
     function: str
-    """Function in `flows/deployed.py`; the flow has its name, with dashes."""
+    """Function in `flows/on_prefect/flows.py`; the flow has its name, with dashes."""
     name: str
     model: type[FrozenConfig]
     request: dict[str, Any]
@@ -48,7 +48,7 @@ class Deployment:
     @property
     def entrypoint(self) -> str:
         """Import path of the flow."""
-        return f"vitline.flows.deployed.{self.function}"
+        return f"vitline.flows.on_prefect.flows.{self.function}"
 
     @property
     def full_name(self) -> str:

@@ -17,16 +17,16 @@ from prefect.client.schemas.objects import StateType
 from prefect.utilities.asyncutils import run_coro_as_sync
 from pydantic import TypeAdapter, ValidationError
 
+from vitline.flows.catalog.records import Origin
+from vitline.flows.forms.refusals import problem_text
+from vitline.flows.forms.training_draft import recipe_function
 from vitline.flows.on_prefect.prefect_observer import client
 from vitline.flows.on_prefect.run_names import given_name
 from vitline.flows.ops.prefect_http import flow_run_page
-from vitline.flows.records import Origin
-from vitline.flows.requests.refusals import problem_text
-from vitline.flows.requests.training_draft import recipe_function
 from vitline.infra.config import FrozenConfig
 from vitline.infra.night import night_at
 from vitline.infra.settings import Settings
-from vitline.vit.own_code import check_allowed
+from vitline.vit.models.own_code import check_allowed
 
 R = TypeVar("R", bound=FrozenConfig)
 MOST_MISSED = 60

@@ -9,9 +9,9 @@ from prefect.exceptions import CancelledRun, CrashedRun, FailedRun
 from pydantic import ValidationError
 from rich.console import Console
 
-from vitline.flows.requests.refusals import problem_text
-from vitline.flows.stages.engines import StopRequested
-from vitline.flows.stages.stage import Skipped, StageFailed
+from vitline.flows.forms.refusals import problem_text
+from vitline.flows.runs.engines import StopRequested
+from vitline.flows.runs.stage import Skipped, StageFailed
 from vitline.infra.redact import cleaned
 from vitline.infra.runs.run_state import OUTCOMES, RunState
 

@@ -29,10 +29,10 @@ from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound
 
+from vitline.flows.catalog.registered_by import is_of_project
 from vitline.flows.console import utc
 from vitline.flows.on_prefect.prefect_observer import client
 from vitline.flows.ops.reconcile import Inconsistency
-from vitline.flows.registered_by import is_of_project
 
 NOTHING_TO_DO = {"reconcile": "no inconsistencies", "collect-garbage": "no garbage"}
 """The message of a flow run that had nothing to do, by flow."""
@@ -42,7 +42,7 @@ Wanted = Callable[[FlowRun], bool]
 _PAGE = 100
 _BULK = 50
 """As many as the server deletes in one request."""
-_ENTRYPOINT = "vitline.flows.deployed."
+_ENTRYPOINT = "vitline.flows.on_prefect.flows."
 
 
 class PrefectOldFlowRuns:

@@ -38,7 +38,7 @@ from prefect.states import Pending
 from vitline.flows.console import line, position
 from vitline.flows.on_prefect.flow_states import state_of, word_of
 from vitline.flows.on_prefect.live_page import LivePage, Url
-from vitline.flows.stages.engines import Show, StopRequested, Suspended
+from vitline.flows.runs.engines import Show, StopRequested, Suspended
 from vitline.infra.html.markdown import markdown_table
 from vitline.infra.ray_jobs import AWAY_S
 from vitline.infra.redact import cleaned

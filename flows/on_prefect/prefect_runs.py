@@ -20,10 +20,10 @@ from prefect.client.schemas.responses import SetStateStatus
 from prefect.client.schemas.sorting import LogSort
 from prefect.exceptions import ObjectNotFound
 
+from vitline.flows.catalog.registered_by import is_of_project
 from vitline.flows.on_prefect.flow_states import prefect_state
 from vitline.flows.on_prefect.prefect_observer import client
 from vitline.flows.ops.flow_runs import SeenFlowRun
-from vitline.flows.registered_by import is_of_project
 from vitline.infra.runs.run_state import RunState
 
 _PAGE = 200

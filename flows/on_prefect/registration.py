@@ -22,11 +22,11 @@ from prefect.utilities.callables import parameter_schema
 from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
+from vitline.flows.catalog.registered_by import REMEMBERED
+from vitline.flows.forms.overrides import override_paths
+from vitline.flows.forms.refusals import problem_text
 from vitline.flows.on_prefect.deployments import DEPLOYMENTS, Deployment
 from vitline.flows.on_prefect.prefect_observer import client
-from vitline.flows.registered_by import REMEMBERED
-from vitline.flows.requests.overrides import override_paths
-from vitline.flows.requests.refusals import problem_text
 from vitline.infra.config import FrozenConfig
 from vitline.infra.names import there_are
 from vitline.infra.settings import DEFAULT_PROJECT, Settings

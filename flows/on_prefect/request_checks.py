@@ -3,13 +3,13 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vitline.flows.requests import forms
-from vitline.flows.requests.evaluation_plan import resolve_evaluate, resolve_predict
-from vitline.flows.requests.finetune_config import resolve_finetune
-from vitline.flows.requests.pipeline_plan import resolve_pipeline
-from vitline.flows.requests.prepare_config import resolve_prepare
-from vitline.flows.requests.self_training_plan import resolve_self_train
-from vitline.flows.requests.training_config import resolve_branch, resolve_pretrain
+from vitline.flows.forms import forms
+from vitline.flows.forms.evaluation_plan import resolve_evaluate, resolve_predict
+from vitline.flows.forms.finetune_config import resolve_finetune
+from vitline.flows.forms.pipeline_plan import resolve_pipeline
+from vitline.flows.forms.prepare_config import resolve_prepare
+from vitline.flows.forms.self_training_plan import resolve_self_train
+from vitline.flows.forms.training_config import resolve_branch, resolve_pretrain
 from vitline.infra.config import FrozenConfig
 
 Checks = Mapping[str, tuple[type[FrozenConfig], Callable[[str, Any], object]]]

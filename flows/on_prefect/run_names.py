@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from vitline.flows.requests.training_draft import recipe_title
+from vitline.flows.forms.training_draft import recipe_title
 
 _OURS = re.compile(r".+-\d{4}-\d{6}")
 

@@ -15,15 +15,15 @@ from vitline.data_prep.progress import PROGRESS_KEY
 from vitline.data_prep.records import WORK
 from vitline.data_prep.shard_format import MANIFEST_KEY, load_manifest
 from vitline.flows.console import utc
-from vitline.flows.stages.heartbeat import PREFIX, beats
+from vitline.flows.runs.heartbeat import PREFIX, beats
 from vitline.flows.to_mlflow.outbox import entries
 from vitline.infra.records import UnreadableRecord, reading
 from vitline.infra.runs.claims import Claim, read_claim
 from vitline.infra.runs.run_state import NO_STATE, RunStateRecord, read_state
 from vitline.infra.runs.segments import journal_keys, merge_journal
 from vitline.infra.storage import Keys, Store, open_store
-from vitline.vit.model_record import CONFIG, PUBLISHING, WEIGHTS, file_key, published_record
-from vitline.vit.training.checkpoints.names import find_checkpoints, kept_checkpoints, pin_key
+from vitline.vit.checkpoints.names import find_checkpoints, kept_checkpoints, pin_key
+from vitline.vit.published.model_record import CONFIG, PUBLISHING, WEIGHTS, file_key, published_record
 
 FOLDERS = (
     "champions", "claims", "corpora", "doctor", "features", "flow-runs", "mlflow-artifacts", "models", "nights",

@@ -3,7 +3,7 @@
 import time
 from functools import partial
 
-from vitline.flows.catalog import find_run
+from vitline.flows.catalog.lists import find_run
 from vitline.flows.ops import reconcile
 from vitline.infra.runs.claims import life_of, read_claim
 from vitline.infra.runs.run_state import NO_STATE, read_state, request_stop

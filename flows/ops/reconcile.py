@@ -15,10 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from vitline.flows.console import first_of, utc
-from vitline.flows.ops.flow_runs import FlowRuns, NoFlowRuns, SeenFlowRun
-from vitline.flows.ops.seen_runs import SeenRun, has_ended, last_attempt_of, read_run, reconciled_state, updated_at
-from vitline.flows.records import (
+from vitline.flows.catalog.records import (
     AttemptRecord,
     PipelineRecord,
     list_pipeline_keys,
@@ -26,10 +23,13 @@ from vitline.flows.records import (
     read_pipeline,
     write_pipeline,
 )
-from vitline.flows.requests.forms import ReconcileRequest
-from vitline.flows.stages.engines import Engines
-from vitline.flows.stages.heartbeat import beat_of, beats, forget
-from vitline.flows.stages.stage import (
+from vitline.flows.console import first_of, utc
+from vitline.flows.forms.forms import ReconcileRequest
+from vitline.flows.ops.flow_runs import FlowRuns, NoFlowRuns, SeenFlowRun
+from vitline.flows.ops.seen_runs import SeenRun, has_ended, last_attempt_of, read_run, reconciled_state, updated_at
+from vitline.flows.runs.engines import Engines
+from vitline.flows.runs.heartbeat import beat_of, beats, forget
+from vitline.flows.runs.stage import (
     DRIVER_FROZEN,
     FLOW_CLAIM_S,
     exclusively,

@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TypedDict
 
+from vitline.flows.catalog.registered_by import is_of_project
 from vitline.flows.ops.check import Check
 from vitline.flows.ops.prefect_http import pages_url, post
-from vitline.flows.registered_by import is_of_project
 from vitline.infra.local.service_logs import repeated_errors
 from vitline.infra.local.state import StackState
 from vitline.infra.settings import Settings

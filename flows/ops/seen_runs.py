@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from vitline.flows.records import AttemptRecord, attempt_records
+from vitline.flows.catalog.records import AttemptRecord, attempt_records
 from vitline.infra.ray_jobs import Job
 from vitline.infra.runs.claims import Claim, read_claim
 from vitline.infra.runs.run_state import NO_STATE, OUTCOMES, RunState, RunStateRecord, read_state, read_stop

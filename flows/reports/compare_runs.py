@@ -3,16 +3,16 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypedDict
 
-from vitline.flows.catalog import find_run, list_pipelines, show_run
-from vitline.flows.records import PipelineRecord
-from vitline.flows.stored_configs import RunFile
+from vitline.flows.catalog.lists import find_run, list_pipelines, show_run
+from vitline.flows.catalog.records import PipelineRecord
+from vitline.flows.catalog.stored_configs import RunFile
 from vitline.infra.config import flatten
 from vitline.infra.names import matching
 from vitline.infra.night import night_text
 from vitline.infra.storage import Store
-from vitline.vit.vtab.published.published_scores import ROWS
-from vitline.vit.vtab.published.report import published_mean, published_metrics
-from vitline.vit.vtab.tasks import GROUPS, VTAB_TASKS
+from vitline.vit.evaluation.reference.published_scores import ROWS
+from vitline.vit.evaluation.reference.report import published_mean, published_metrics
+from vitline.vit.evaluation.tasks import GROUPS, VTAB_TASKS
 
 
 class Comparison(TypedDict):

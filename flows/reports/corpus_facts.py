@@ -1,9 +1,9 @@
 """What a corpus is compared by: manifest, class map, statistics."""
 
-from vitline.data_prep.inspect.diff_stats import CorpusFacts
 from vitline.data_prep.labels.classes import ClassMap
+from vitline.data_prep.pages.diff_stats import CorpusFacts
 from vitline.data_prep.shard_format import CLASSES_KEY, load_manifest
-from vitline.flows.catalog import corpus_stats
+from vitline.flows.catalog.lists import corpus_stats
 from vitline.infra.storage import Store
 
 

@@ -5,17 +5,17 @@ from dataclasses import asdict
 from typing import Any
 
 from vitline.flows import console
-from vitline.flows.costs.training_cost import reading_plan
+from vitline.flows.plans.training_cost import reading_plan
 from vitline.infra.html.page import num_bytes
 from vitline.vit.config import TrainConfig
 from vitline.vit.corpora.training_corpora import open_corpora
 from vitline.vit.corpora.training_sources import sources_of
+from vitline.vit.cost.decoder_speed import DecoderSpeed, decoder_speed
+from vitline.vit.cost.demand import Demand, demand_of
+from vitline.vit.cost.input_speed import node_speed
+from vitline.vit.cost.input_verdict import STAGES, InputVerdict, Setting
 from vitline.vit.input.decoding.how_many import decode_processes
 from vitline.vit.input.load_queue import most_loads
-from vitline.vit.speed.decoder_speed import DecoderSpeed, decoder_speed
-from vitline.vit.speed.demand import Demand, demand_of
-from vitline.vit.speed.input_speed import node_speed
-from vitline.vit.speed.input_verdict import STAGES, InputVerdict, Setting
 
 
 def show_bench(

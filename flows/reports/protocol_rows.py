@@ -1,7 +1,7 @@
 """The protocols as rows of a table. Imports none of the code that evaluates."""
 
-from vitline.vit.vtab.probes import Probe
-from vitline.vit.vtab.protocols import known_protocols
+from vitline.vit.evaluation.probes import Probe
+from vitline.vit.evaluation.protocols import known_protocols
 
 
 def protocol_rows() -> list[dict[str, str]]:

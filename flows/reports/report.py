@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from vitline.flows.catalog.records import StageRecord
 from vitline.flows.console import duration, init_text, percent, setting
-from vitline.flows.records import StageRecord
 from vitline.infra.html.page import render as render_page
 from vitline.infra.html.plots import Plot
-from vitline.vit.vtab.evaluate import Score
-from vitline.vit.vtab.protocols import over_seeds
+from vitline.vit.evaluation.evaluate import Score
+from vitline.vit.evaluation.protocols import over_seeds
 
 
 @dataclass(frozen=True)

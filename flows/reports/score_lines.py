@@ -6,9 +6,9 @@ from typing import Literal
 
 from vitline.flows.console import duration
 from vitline.flows.reports.score_report import Extent, ScoreReport, published_for
-from vitline.vit.vtab.protocols import seed_statistic
-from vitline.vit.vtab.published.published_scores import ROWS, PublishedRow
-from vitline.vit.vtab.published.report import (
+from vitline.vit.evaluation.protocols import seed_statistic
+from vitline.vit.evaluation.reference.published_scores import ROWS, PublishedRow
+from vitline.vit.evaluation.reference.report import (
     TRANSFER_CORPORA,
     Cell,
     Mean,
@@ -19,7 +19,7 @@ from vitline.vit.vtab.published.report import (
     published_mean,
     vtab_means,
 )
-from vitline.vit.vtab.tasks import GROUPS
+from vitline.vit.evaluation.tasks import GROUPS
 
 Cells = Callable[[PublishedRow], Sequence[str]]
 Kind = Literal["ours", "detail", "heading", "published"]

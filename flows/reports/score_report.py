@@ -4,13 +4,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from vitline.flows.catalog import list_corpora, say_unreadable
+from vitline.flows.catalog.lists import list_corpora, say_unreadable
 from vitline.flows.reports.scored_models import ModelFacts, model_facts
 from vitline.infra.storage import open_store
-from vitline.vit.vtab.evaluate import Score
-from vitline.vit.vtab.published.published_checks import PublishedCheck, check_score, matching_row, targets_of
-from vitline.vit.vtab.published.published_scores import GROUP_COLUMNS, ROWS, PublishedRow, published_named
-from vitline.vit.vtab.published.report import (
+from vitline.vit.evaluation.evaluate import Score
+from vitline.vit.evaluation.reference.published_checks import PublishedCheck, check_score, matching_row, targets_of
+from vitline.vit.evaluation.reference.published_scores import GROUP_COLUMNS, ROWS, PublishedRow, published_named
+from vitline.vit.evaluation.reference.report import (
     TRANSFER_CORPORA,
     VTAB_CORPORA,
     ModelScores,

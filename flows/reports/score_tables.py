@@ -12,7 +12,7 @@ from vitline.flows.reports.score_page import page_html
 from vitline.flows.reports.score_report import ScoreReport, as_data, read_report
 from vitline.infra.html.markdown import markdown_table
 from vitline.infra.settings import Settings
-from vitline.vit.vtab.evaluate import Score
+from vitline.vit.evaluation.evaluate import Score
 
 STYLES = {"ours": "bold", "detail": "dim", "heading": "italic dim", "published": ""}
 NO_SCORES = (

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from vitline.flows.stored_configs import RunFile
+from vitline.flows.catalog.stored_configs import RunFile
 from vitline.infra.records import UnreadableRecord
 from vitline.infra.runs.journal import read_journal
 from vitline.infra.runs.run_state import read_state
 from vitline.infra.storage import Store, open_store
-from vitline.vit.model_record import model_record, network_of
+from vitline.vit.evaluation.reference.published_checks import architecture_of, data_of_corpus, data_of_weights
 from vitline.vit.models.flops import forward_flops
-from vitline.vit.run_spec import read_starts
-from vitline.vit.vtab.published.published_checks import architecture_of, data_of_corpus, data_of_weights
+from vitline.vit.published.model_record import model_record, network_of
+from vitline.vit.run.run_spec import read_starts
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from vitline.flows import console
 from vitline.vit.config import TrainConfig
 from vitline.vit.corpora.training_corpora import open_corpora
-from vitline.vit.inspection.views import collect_views, views_html
+from vitline.vit.pages.views import collect_views, views_html
 
 
 def write_views(

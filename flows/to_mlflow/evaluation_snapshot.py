@@ -1,14 +1,14 @@
 """The run snapshot of an evaluation: its scores, and a child run for each task and model.
 
 A child holds what explains the score: the chosen setting and all settings that were tried, the loss of the final trial, and
-the files about its predictions (`vit/vtab/trained/trial_files.py`). Imports no MLflow and no torch.
+the files about its predictions (`vit/evaluation/trial_files.py`). Imports no MLflow and no torch.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from vitline.flows.catalog.stored_configs import JSON, EvaluationFile
 from vitline.flows.console import percent
-from vitline.flows.stored_configs import JSON, EvaluationFile
 from vitline.flows.to_mlflow.run_snapshot import (
     MODEL_PARAMS,
     Child,
@@ -23,12 +23,12 @@ from vitline.infra.config import digest_of
 from vitline.infra.html.markdown import markdown_table
 from vitline.infra.runs.run_state import RunStateRecord
 from vitline.infra.storage import Store, json_bytes
-from vitline.vit.model_record import model_record
-from vitline.vit.vtab.evaluate import Score
-from vitline.vit.vtab.protocols import over_seeds
-from vitline.vit.vtab.published.report import group_means
-from vitline.vit.vtab.tasks import benchmark_name
-from vitline.vit.vtab.trained.trials import TrialResult, model_label
+from vitline.vit.evaluation.evaluate import Score
+from vitline.vit.evaluation.protocols import over_seeds
+from vitline.vit.evaluation.reference.report import group_means
+from vitline.vit.evaluation.tasks import benchmark_name
+from vitline.vit.evaluation.trials import TrialResult, model_label
+from vitline.vit.published.model_record import model_record
 
 PROTOCOL_PARAMS = (
     "kind",

@@ -10,7 +10,7 @@ import time
 import uuid
 from typing import Literal, NamedTuple
 
-from vitline.flows.records import read_pipeline
+from vitline.flows.catalog.records import read_pipeline
 from vitline.infra.records import readable
 from vitline.infra.runs.run_state import read_state
 from vitline.infra.storage import Store, json_bytes

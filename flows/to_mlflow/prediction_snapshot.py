@@ -1,11 +1,11 @@
 """The run snapshot of a batch prediction: where its files are, and how many classes were right. Imports no MLflow and no torch."""
 
-from vitline.flows.stored_configs import PredictionFile
+from vitline.flows.catalog.stored_configs import PredictionFile
 from vitline.flows.to_mlflow.run_snapshot import RunSnapshot, corpus_use, makers, stored_manifest
 from vitline.infra.config import digest_of
 from vitline.infra.runs.run_state import RunStateRecord
-from vitline.vit.batch_prediction.plan import FOLDER
-from vitline.vit.model_record import model_record
+from vitline.vit.features.prediction_plan import FOLDER
+from vitline.vit.published.model_record import model_record
 
 
 def show_prediction(snapshot: RunSnapshot, spec: PredictionFile, state: RunStateRecord) -> None:

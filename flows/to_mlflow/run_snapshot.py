@@ -4,12 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
-from vitline.flows.stored_configs import JSON
+from vitline.flows.catalog.stored_configs import JSON
 from vitline.infra.config import canonical_json, digest_of
 from vitline.infra.runs.run_state import MLFLOW_WAITING, OUTCOMES, WAITING
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
-from vitline.vit.model_record import ModelRecord
+from vitline.vit.published.model_record import ModelRecord
 
 Values = Mapping[str, tuple[float, int]]
 """Value and step by metric."""

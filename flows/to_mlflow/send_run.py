@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypedDict
 
+from vitline.flows.catalog.records import PipelineRecord
 from vitline.flows.console import percent
 from vitline.flows.nights.night_record import read_champion
-from vitline.flows.records import PipelineRecord
 from vitline.flows.to_mlflow import outbox
 from vitline.flows.to_mlflow.outbox import Kind, OutboxEntry
 from vitline.flows.to_mlflow.run_snapshot import Child, Published, RunSnapshot

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vitline.flows.records import list_pipeline_keys, list_run_keys
+from vitline.flows.catalog.records import list_pipeline_keys, list_run_keys
 from vitline.flows.to_mlflow import outbox
 from vitline.flows.to_mlflow.messages import ParentLine, SyncAnswer
 from vitline.flows.to_mlflow.outbox import Kind

@@ -9,11 +9,11 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from vitline.flows.costs.held_out import score_text
+from vitline.flows.catalog.records import AttemptRecord, Origin, PipelineRecord, attempt_records, read_pipeline
+from vitline.flows.catalog.stored_configs import JSON, PreparationFile, RunFile, StoredTraining, TrainingFile, stage_of
 from vitline.flows.nights.night_page import night_markdown
 from vitline.flows.nights.night_record import read_night
-from vitline.flows.records import AttemptRecord, Origin, PipelineRecord, attempt_records, read_pipeline
-from vitline.flows.stored_configs import JSON, PreparationFile, RunFile, StoredTraining, TrainingFile, stage_of
+from vitline.flows.plans.held_out import score_text
 from vitline.flows.to_mlflow.evaluation_snapshot import show_evaluation
 from vitline.flows.to_mlflow.prediction_snapshot import show_prediction
 from vitline.flows.to_mlflow.run_snapshot import (
@@ -31,11 +31,11 @@ from vitline.infra.night import night_text
 from vitline.infra.runs.run_state import NO_STATE, WAITING, RunStateRecord, read_state
 from vitline.infra.runs.segments import list_segments, read_segments
 from vitline.infra.storage import Store, json_bytes, open_store
-from vitline.vit.branch import branches_of
 from vitline.vit.corpora.training_corpora import MixtureRecord
-from vitline.vit.model_record import CARD, CONFIG, file_key, model_record, published_record, read_contract
-from vitline.vit.run_spec import MIXTURE_KEY, StartRecord, read_progress, read_starts
-from vitline.vit.serving.registry_model import registry_files
+from vitline.vit.published.model_record import CARD, CONFIG, file_key, model_record, published_record, read_contract
+from vitline.vit.published.registry_model import registry_files
+from vitline.vit.run.branch import branches_of
+from vitline.vit.run.run_spec import MIXTURE_KEY, StartRecord, read_progress, read_starts
 
 TRAIN_PARAMS = [
     "model.architecture",

@@ -104,7 +104,7 @@ def programs(num_cpus: int | None = None) -> dict[str, Program]:
         ),
         Program(
             "prefect-worker",
-            lambda config: _module("vitline.flows.worker", "--pool", config.project, "--name", WORKER),
+            lambda config: _module("vitline.flows.on_prefect.worker", "--pool", config.project, "--name", WORKER),
             _worker_problem,
             # 10 by default, which is long for somebody who has pressed Run
             lambda config: {"PREFECT_WORKER_QUERY_SECONDS": "2", **_DATED},

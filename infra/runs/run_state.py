@@ -84,9 +84,9 @@ class StateDetail(TypedDict, total=False):
     corpora: dict[str, dict[str, str]]
     """`version` and `digest` of the corpora of a preparation, by name."""
     scores: list[dict[str, Any]]
-    """The scores of an evaluation, each a `vitline.vit.vtab.evaluate.Score` as JSON."""
+    """The scores of an evaluation, each a `vitline.vit.evaluation.evaluate.Score` as JSON."""
     predicted: dict[str, int]
-    """The `vitline.vit.batch_prediction.predict.Counts` of a batch prediction."""
+    """The `vitline.vit.features.predict.Counts` of a batch prediction."""
 
 
 class RunStateRecord(StateDetail):

@@ -25,7 +25,7 @@ COMMANDS = (
 
 def cpu_s(command: str, folder: str) -> float:
     before = os.times()
-    subprocess.run([sys.executable, "-m", "vitline.flows.cli", *command.split()], cwd=folder, capture_output=True)
+    subprocess.run([sys.executable, "-m", "vitline.flows.cli.main", *command.split()], cwd=folder, capture_output=True)
     after = os.times()
     return after.children_user + after.children_system - before.children_user - before.children_system
 

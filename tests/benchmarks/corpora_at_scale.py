@@ -18,8 +18,8 @@ import psutil
 import pyarrow as pa
 
 from vitline.data_prep.config import CorpusConfig, ImageNet21k, LabelTable, PrepareExecution, ShardingConfig
-from vitline.data_prep.corpus_stats import CorpusStats, SampleRule
 from vitline.data_prep.labels.classes import ClassInfo, ClassMap
+from vitline.data_prep.plan.corpus_stats import CorpusStats, SampleRule
 from vitline.data_prep.plan.plan_shards import Selection, plan_corpus
 from vitline.data_prep.plan.sort_records import (
     CLASSES_FILE,
@@ -33,11 +33,11 @@ from vitline.data_prep.plan.sort_records import (
     rows_key,
     select,
 )
-from vitline.data_prep.publish import SHARDS_SCHEMA
+from vitline.data_prep.prepare.publish import SHARDS_SCHEMA
 from vitline.data_prep.records import PLAN, RECORD_SCHEMA, REQUEST_KEY, Chunks
 from vitline.data_prep.shards.verify_shards import ShardSpec
 from vitline.data_prep.shards.write_shards import ShardTask
-from vitline.data_prep.splits import order_key
+from vitline.data_prep.sources.splits import order_key
 from vitline.infra.storage import Store, open_store
 
 MEAN_BYTES = 110_000

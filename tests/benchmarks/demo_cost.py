@@ -44,7 +44,7 @@ def unique_bytes(processes: set[psutil.Process]) -> int:
 def vitline(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
     """The command, run in `folder`, with the code of this checkout."""
     environment = inherited_environment((), PYTHONPATH=str(Path(__file__).parents[2]))
-    return subprocess.Popen([sys.executable, "-m", "vitline.flows.cli", *arguments], cwd=folder, env=environment)
+    return subprocess.Popen([sys.executable, "-m", "vitline.flows.cli.main", *arguments], cwd=folder, env=environment)
 
 
 def run(folder: Path, profile: str) -> tuple[float, int]:

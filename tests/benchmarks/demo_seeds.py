@@ -22,20 +22,20 @@ from sklearn.linear_model import LogisticRegression
 
 from vitline.data_prep.decode import decode
 from vitline.data_prep.shard_format import ShardReader, load_manifest
-from vitline.flows.commands.groups.stack import join_stack
+from vitline.flows.cli.groups.stack import join_stack
 from vitline.flows.console import init_text
-from vitline.flows.end_to_end import pretrain_then_transfer
+from vitline.flows.forms.forms import PipelineRequest
+from vitline.flows.forms.pipeline_plan import resolve_pipeline
 from vitline.flows.on_prefect.deployments import DEMO
-from vitline.flows.requests.forms import PipelineRequest
-from vitline.flows.requests.pipeline_plan import resolve_pipeline
-from vitline.flows.stages.engines import open_engines
+from vitline.flows.runs.end_to_end import pretrain_then_transfer
+from vitline.flows.runs.engines import open_engines
 from vitline.infra.provenance import versions
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
+from vitline.vit.evaluation.evaluate import Score
+from vitline.vit.evaluation.tasks import find_task_splits
 from vitline.vit.input.augment import evaluation_pixels
 from vitline.vit.input.config import AugmentConfig
-from vitline.vit.vtab.evaluate import Score
-from vitline.vit.vtab.tasks import find_task_splits
 
 sys.path.insert(0, str(Path(__file__).parent))
 from figures import tables

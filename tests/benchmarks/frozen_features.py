@@ -25,23 +25,23 @@ from PIL import Image
 from vitline.data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe
 from vitline.data_prep.decode import DecodePolicy
 from vitline.data_prep.find_corpus import corpus_store
-from vitline.data_prep.prepare import prepare
+from vitline.data_prep.prepare.job import prepare
 from vitline.data_prep.shard_format import load_manifest
-from vitline.flows.requests.evaluation_plan import resolve_predict
-from vitline.flows.requests.forms import PredictRequest
+from vitline.flows.forms.evaluation_plan import resolve_predict
+from vitline.flows.forms.forms import PredictRequest
 from vitline.infra.config import digest_of
 from vitline.infra.storage import Store, open_store
-from vitline.vit.batch_prediction.plan import plan_predictions
-from vitline.vit.batch_prediction.predict import Predictor
+from vitline.vit.evaluation.evaluate import published_digest
+from vitline.vit.features.extract_features import Extractor, network_input
+from vitline.vit.features.feature_plan import FeatureSource, plan_parts
+from vitline.vit.features.predict import Predictor
+from vitline.vit.features.prediction_plan import plan_predictions
 from vitline.vit.input.batches import eval_batches
 from vitline.vit.input.config import AugmentConfig
 from vitline.vit.input.image_contract import ImageContract
 from vitline.vit.models.build import build_network
 from vitline.vit.models.variants import network_variant
-from vitline.vit.published import publish
-from vitline.vit.vtab.evaluate import published_digest
-from vitline.vit.vtab.frozen.extract_features import Extractor, network_input
-from vitline.vit.vtab.frozen.feature_plan import FeatureSource, plan_parts
+from vitline.vit.published.models import publish
 
 SPLIT = "train"
 

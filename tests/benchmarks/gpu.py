@@ -34,10 +34,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from models import CLASSES, declare_torchvision, interval, timm_network
 
 from vitline.vit.config import ExecutionConfig
+from vitline.vit.cost.step_time import synthetic_batch
+from vitline.vit.cost.throughput import recipe_of, step_of
 from vitline.vit.models.flops import forward_flops
 from vitline.vit.models.variants import network_variant
-from vitline.vit.speed.step_time import synthetic_batch
-from vitline.vit.speed.throughput import recipe_of, step_of
 from vitline.vit.training.timing.device_peak import peak_flops
 from vitline.vit.training.train import initial_state, set_tf32, wrap
 from vitline.vit.training.world import World

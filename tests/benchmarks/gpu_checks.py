@@ -16,11 +16,11 @@ import torch
 
 from vitline.infra.config import replace
 from vitline.vit.config import ExecutionConfig, MaskedPatchConfig
-from vitline.vit.models.memory import activation_bytes
+from vitline.vit.cost.memory import activation_bytes
+from vitline.vit.cost.micro_batch import memory_bytes, micro_batch_that_fits
+from vitline.vit.cost.step_time import synthetic_batch
+from vitline.vit.cost.throughput import recipe_of
 from vitline.vit.models.variants import network_variant
-from vitline.vit.speed.micro_batch import memory_bytes, micro_batch_that_fits
-from vitline.vit.speed.step_time import synthetic_batch
-from vitline.vit.speed.throughput import recipe_of
 from vitline.vit.training import agreement
 from vitline.vit.training import train as loop
 from vitline.vit.training.train import Hook, initial_state, train, with_optimizer

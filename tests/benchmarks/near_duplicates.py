@@ -26,9 +26,9 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from vitline.data_prep.decode import ImageRejected, decode
-from vitline.data_prep.images import perceptual_hashes, pixel_sha256
-from vitline.data_prep.similarity.near_duplicates import MAX_DISTANCE, HashIndex, band_keys, distances
-from vitline.data_prep.similarity.thumbnails import same_picture, same_pictures, thumbnail
+from vitline.data_prep.examine.images import perceptual_hashes, pixel_sha256
+from vitline.data_prep.examine.thumbnails import same_picture, same_pictures, thumbnail
+from vitline.data_prep.plan.similarity.near_duplicates import MAX_DISTANCE, HashIndex, band_keys, distances
 
 ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif"})
 SIDE_PX, MOST_UNEXPLAINED, MOST_CUT = 128, 0.05, 0.1

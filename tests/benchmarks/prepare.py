@@ -38,9 +38,9 @@ from input import interval, jpeg, photograph
 from PIL import Image
 
 from vitline.data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe, ImageNet21k, ShardingConfig
-from vitline.data_prep.images import perceptual_hashes, pixel_sha256
+from vitline.data_prep.examine.images import perceptual_hashes, pixel_sha256
 from vitline.data_prep.plan.sort_records import ROW_SCHEMA
-from vitline.data_prep.prepare import in_process, prepare, ray_data
+from vitline.data_prep.prepare.job import in_process, prepare, ray_data
 from vitline.data_prep.shard_format import shard_schema
 from vitline.data_prep.shards.write_shards import HashingSink, ensure_shard, shard_table, shard_writer
 from vitline.infra.storage import open_store
@@ -123,7 +123,7 @@ def command(folder: Path, rounds: int, number: int) -> None:
     prep = [
         sys.executable,
         "-m",
-        "vitline.flows.cli",
+        "vitline.flows.cli.main",
         "data",
         "prep",
         "--source",

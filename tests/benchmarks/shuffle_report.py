@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vitline.data_prep.shard_format import Manifest, ShardReader, load_manifest
-from vitline.flows.commands.training import requested_training
+from vitline.flows.cli.training import requested_training
 from vitline.infra.settings import Settings
 from vitline.infra.storage import Store, open_store
 from vitline.vit.input.keyed import KeyedPermutation, derive_key, hash64

@@ -30,16 +30,16 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from vitline.flows.catalog import list_models, list_runs, list_work
+from vitline.flows.catalog.lists import list_models, list_runs, list_work
+from vitline.flows.catalog.records import PipelineRecord, write_pipeline
+from vitline.flows.forms.forms import CollectGarbageRequest, ReconcileRequest
 from vitline.flows.on_prefect.deployments import COLLECT
 from vitline.flows.on_prefect.old_flow_runs import NOTHING_TO_DO, PrefectOldFlowRuns
 from vitline.flows.ops.collect_garbage import DAY_S, collect_garbage
 from vitline.flows.ops.flow_runs import NoFlowRuns
 from vitline.flows.ops.reconcile import reconcile
-from vitline.flows.records import PipelineRecord, write_pipeline
 from vitline.flows.reports.compare_runs import compare_newest
-from vitline.flows.requests.forms import CollectGarbageRequest, ReconcileRequest
-from vitline.flows.stages.engines import Engines, Terminal
+from vitline.flows.runs.engines import Engines, Terminal
 from vitline.flows.to_mlflow.shipper import Shipper
 from vitline.infra.settings import DEFAULT_PROJECT, Settings
 from vitline.infra.storage import open_store
@@ -138,7 +138,7 @@ def copy_flow_runs(database: Path, number: int) -> None:
 
 
 def flow_run_year(num_flow_runs: int, database: Path | None, by_api: int) -> None:
-    from vitline.flows.deployed import FLOW_NAMES
+    from vitline.flows.on_prefect.flows import FLOW_NAMES
     from vitline.flows.on_prefect.prefect_observer import client
     from vitline.flows.on_prefect.prefect_runs import PrefectFlowRuns
 

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 import torch
 
-from vitline.data_prep.corpora.presets import digits
+from vitline.data_prep.examples.presets import digits
 from vitline.data_prep.find_corpus import corpus_store
-from vitline.data_prep.prepare import prepare
+from vitline.data_prep.prepare.job import prepare
 from vitline.data_prep.shard_format import load_manifest
 from vitline.infra.config import replace
 from vitline.infra.storage import Store, open_store

@@ -15,22 +15,22 @@ import ray
 import torch
 from input import interval
 
-from vitline.data_prep.corpora import presets
 from vitline.data_prep.decode import DecodePolicy
+from vitline.data_prep.examples import presets
 from vitline.data_prep.find_corpus import corpus_store
-from vitline.data_prep.prepare import prepare
+from vitline.data_prep.prepare.job import prepare
 from vitline.infra.runs.claims import take_claim
 from vitline.infra.runs.run_state import read_state
 from vitline.infra.storage import open_store
-from vitline.vit import ray_workers
+from vitline.vit.evaluation.evaluate import EvaluationSpec, TaskRef
+from vitline.vit.evaluation.protocols import SMALL_IMAGES, Protocol
+from vitline.vit.evaluation.trials import TrialResult
 from vitline.vit.input.config import AugmentConfig
 from vitline.vit.input.image_contract import ImageContract
 from vitline.vit.models.build import build_network
-from vitline.vit.published import publish
+from vitline.vit.published.models import publish
+from vitline.vit.ray_jobs import task_driver
 from vitline.vit.recipes import digits
-from vitline.vit.vtab.evaluate import EvaluationSpec, TaskRef
-from vitline.vit.vtab.protocols import SMALL_IMAGES, Protocol
-from vitline.vit.vtab.trained.trials import TrialResult
 
 CORES = 2
 
@@ -55,7 +55,7 @@ def measure(root: str, seed: int, rates: int) -> float:
     run.write_json("config.json", spec(root, seed, rates).model_dump(mode="json"))
     claim = take_claim(run, f"sweep-{seed}", job_state=lambda job: "failed", owner="benchmark")
     started = time.perf_counter()
-    code = ray_workers.drive(run, claim.attempt)
+    code = task_driver.drive(run, claim.attempt)
     wall = time.perf_counter() - started
     assert code == 0, read_state(run)
     (score,) = read_state(run)["scores"]

@@ -39,31 +39,31 @@ import psutil
 import torch
 from input import interval
 
-from vitline.data_prep.corpora import presets
+from vitline.data_prep.examples import presets
 from vitline.data_prep.find_corpus import corpus_store
-from vitline.data_prep.prepare import prepare
+from vitline.data_prep.prepare.job import prepare
 from vitline.infra.config import replace
 from vitline.infra.local.stack import processes_of, stack_environment, start_stack, stop_stack
 from vitline.infra.runs.claims import take_claim
 from vitline.infra.runs.journal import Journal, read_journal
 from vitline.infra.settings import inherited_environment
 from vitline.infra.storage import Store, open_store
+from vitline.vit.checkpoints.save import CheckpointSaver
+from vitline.vit.checkpoints.state_tensors import state_tensors
 from vitline.vit.config import ExecutionConfig, OptimConfig, TrainConfig, TrainRecipe
 from vitline.vit.input.batches import Batch
 from vitline.vit.input.config import AugmentConfig, InputConfig
 from vitline.vit.models.variants import vit_config
 from vitline.vit.recipes import digits
-from vitline.vit.run import TrainingRun
-from vitline.vit.run_spec import make_spec, read_starts
-from vitline.vit.training.checkpoints.save import CheckpointSaver
-from vitline.vit.training.checkpoints.state_tensors import state_tensors
+from vitline.vit.run.run_spec import make_spec, read_starts
+from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.train import Hook, initial_state, train
 from vitline.vit.training.world import World
 
 CLASSES = 10
 IDENTITY = {"run_key": "r", "recipe": {}, "config_digest": "", "corpus_digest": "", "class_map_digest": ""}
 PREPARE_DIGITS = (
-    "from vitline.data_prep.corpora import presets; from vitline.data_prep.prepare import prepare; "
+    "from vitline.data_prep.sources import presets; from vitline.data_prep.prepare.job import prepare; "
     "from vitline.infra.settings import Settings;"
     "prepare([presets.digits()], Settings().root)"
 )
@@ -238,9 +238,9 @@ def step_times(run: Store) -> tuple[float, float]:
 def in_process(root: str, config: TrainConfig, by_ray: bool) -> None:
     run, attempt = started(root, config)
     if by_ray:
-        from vitline.vit import ray_train
+        from vitline.vit.ray_jobs import train_driver
 
-        ray_train.drive(run, attempt)
+        train_driver.drive(run, attempt)
     else:
         torch.set_num_threads(1)
         TrainingRun(run, attempt, World()).execute()
@@ -306,7 +306,7 @@ def services_cpu_s(directory: Path) -> Counter[str]:
                 line = " ".join(process.cmdline())
                 # Ray names its agents of this node like its workers.
                 of_ray = line.startswith("ray::") and "Agent" not in line
-                if not of_ray and "vitline.vit.ray_train" not in line and "watchdog" not in line:
+                if not of_ray and "vitline.vit.ray_jobs.train_driver" not in line and "watchdog" not in line:
                     found[name] += sum(process.cpu_times()[:2])
     return found
 
@@ -322,7 +322,7 @@ def servers(settle_s: float = 45.0, seconds: float = 60.0) -> None:
             command = [
                 sys.executable,
                 "-m",
-                "vitline.flows.cli",
+                "vitline.flows.cli.main",
                 "pretrain",
                 "run",
                 "--corpus",

@@ -22,10 +22,10 @@ import psutil
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from vitline.flows.catalog.records import read_pipeline
 from vitline.flows.nights.from_records import scores_of
 from vitline.flows.nights.night_record import NightRecord, read_night
 from vitline.flows.on_prefect.deployments import NIGHTLY_CRON
-from vitline.flows.records import read_pipeline
 from vitline.infra.children import child_environment
 from vitline.infra.local.stack import find_stack
 from vitline.infra.night import night_at, night_text
@@ -176,7 +176,7 @@ class Week:
     def promote(self, to: str, why: str) -> None:
         """As a person does, in a terminal: the model of a night, or of the champion `before`."""
         words = ("model", "promote", SERIES, "--to", to, "--why", why)
-        command = [sys.executable, "-P", "-m", "vitline.flows.cli", *words]
+        command = [sys.executable, "-P", "-m", "vitline.flows.cli.main", *words]
         done = subprocess.run(command, env=child_environment(self.servers.env), capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         print(f"\npromoted: {to} ({why})", flush=True)

@@ -12,7 +12,7 @@ import torch
 
 from vitline.data_prep.config import CorpusConfig, CorpusRecipe, Digits, ShardingConfig
 from vitline.data_prep.find_corpus import corpus_store
-from vitline.data_prep.prepare import prepare
+from vitline.data_prep.prepare.job import prepare
 from vitline.infra.children import child_environment, end_with_parent
 from vitline.infra.runs.claims import read_claim, take_claim
 from vitline.infra.runs.journal import read_journal
@@ -22,9 +22,9 @@ from vitline.infra.storage import Store, open_store
 from vitline.vit.config import ExecutionConfig, OptimConfig, TrainConfig, TrainRecipe
 from vitline.vit.input.config import AugmentConfig, InputConfig
 from vitline.vit.models.config import ViTConfig
-from vitline.vit.published import load_model
-from vitline.vit.run import TrainingRun
-from vitline.vit.run_spec import make_spec
+from vitline.vit.published.models import load_model
+from vitline.vit.run.run_spec import make_spec
+from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.world import World
 
 STEPS, SAVE_EVERY = 20, 5

@@ -60,7 +60,7 @@ def train(run: Store, attempt: int, fault: str, at: int) -> int:
     """Trains, with the fault after step `at` of this attempt; the exit code."""
     import torch
 
-    from vitline.vit.run import TrainingRun
+    from vitline.vit.run.training_run import TrainingRun
     from vitline.vit.training.world import World
 
     torch.set_num_threads(1)

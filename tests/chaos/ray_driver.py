@@ -14,7 +14,7 @@ from vitline.infra.runs.driver import driver_main
 from vitline.infra.runs.run_state import StopReason, request_stop
 from vitline.infra.runs.stopping import StopPoller
 from vitline.infra.storage import Store, open_store
-from vitline.vit import ray_train
+from vitline.vit.ray_jobs import train_driver
 
 FAULT, REACHED = "chaos.json", "chaos-reached.json"
 AT = 12
@@ -25,7 +25,7 @@ def train_worker(job: dict[str, Any]) -> None:
     """What Ray Train calls on each worker, and calls again after the loss of one."""
     run, steps, asked = open_store(job["run"]), itertools.count(1), StopPoller.asked
     if run.list("starts/"):
-        return ray_train.train_worker(job)
+        return train_driver.train_worker(job)
     fault = run.read_json(FAULT)["fault"]
 
     def suffering(poller: StopPoller) -> StopReason | None:
@@ -40,20 +40,20 @@ def train_worker(job: dict[str, Any]) -> None:
         return asked(poller)
 
     with patch.object(StopPoller, "asked", suffering):
-        ray_train.train_worker(job)
+        train_driver.train_worker(job)
 
 
 def wait(run: Store, poller: StopPoller) -> None:
     """Says which node this process is on, for the test to harm it, and waits for a stop request."""
-    run.write_json(REACHED, {"pid": os.getpid(), "node": ray_train.node_id()})
+    run.write_json(REACHED, {"pid": os.getpid(), "node": train_driver.node_id()})
     until = time.monotonic() + WAIT_S
     while poller.asked() is None and time.monotonic() < until:
         time.sleep(0.1)
 
 
 def drive(run: Store, attempt: int) -> int:
-    with patch.object(ray_train, "train_worker", train_worker):
-        return ray_train.drive(run, attempt)
+    with patch.object(train_driver, "train_worker", train_worker):
+        return train_driver.drive(run, attempt)
 
 
 if __name__ == "__main__":

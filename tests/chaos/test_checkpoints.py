@@ -13,10 +13,10 @@ import vitline.vit.training.train as loop
 from vitline.infra.runs.journal import read_journal
 from vitline.infra.runs.run_state import StopReason
 from vitline.infra.runs.stopping import StopPoller
-from vitline.vit import run as vit_run
-from vitline.vit.training import tensor_file
-from vitline.vit.training.checkpoints.names import list_checkpoints
-from vitline.vit.training.checkpoints.search import newest_checkpoint
+from vitline.vit.checkpoints import tensor_file
+from vitline.vit.checkpoints.names import list_checkpoints
+from vitline.vit.checkpoints.search import newest_checkpoint
+from vitline.vit.run import training_run as vit_run
 
 from .bench import Training
 

@@ -7,15 +7,15 @@ from unittest.mock import patch
 
 import pytest
 
-from vitline.flows.stages.engines import Engines, Terminal, open_engines
-from vitline.flows.stages.stage import run_stage, run_store
+from vitline.flows.runs.engines import Engines, Terminal, open_engines
+from vitline.flows.runs.stage import run_stage, run_store
 from vitline.flows.to_mlflow.shipper import Shipper
 from vitline.infra.local.paths import log_dir
 from vitline.infra.runs.progress import RunProgress
 from vitline.infra.runs.run_state import NO_STATE, read_state
 from vitline.infra.settings import Settings
 from vitline.infra.storage import Store
-from vitline.vit.run_spec import START_TRY_S, make_spec, read_progress, read_starts
+from vitline.vit.run.run_spec import START_TRY_S, make_spec, read_progress, read_starts
 
 from ..servers.ray_nodes import ThreeNodes, three_nodes
 from .bench import Bench, Outcome, Training

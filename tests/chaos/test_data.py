@@ -17,11 +17,11 @@ from vitline.data_prep import parquet_files
 from vitline.data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe, PrepareExecution
 from vitline.data_prep.find_corpus import corpus_store
 from vitline.data_prep.plan import check_refused
-from vitline.data_prep.prepare import prepare
+from vitline.data_prep.prepare.job import prepare
 from vitline.data_prep.records import read_table
 from vitline.data_prep.shard_format import REJECTS_KEY, ShardError, load_manifest, open_checked, segment_keys
-from vitline.flows.requests.forms import PretrainRequest
-from vitline.flows.requests.training_config import resolve_pretrain
+from vitline.flows.forms.forms import PretrainRequest
+from vitline.flows.forms.training_config import resolve_pretrain
 from vitline.infra.storage import Store
 
 from .bench import Bench

@@ -7,13 +7,13 @@ from typing import Any
 import httpx
 import pytest
 
-from vitline.flows.records import attempt_records
+from vitline.flows.catalog.records import attempt_records
 from vitline.infra.config import replace
 from vitline.infra.runs.journal import read_journal
 from vitline.infra.runs.run_state import NO_STATE, read_state
 from vitline.infra.settings import Settings
 from vitline.infra.storage import Store, open_store
-from vitline.vit.run_spec import RunSpec, read_starts
+from vitline.vit.run.run_spec import RunSpec, read_starts
 
 from ..servers import own_servers as servers_of_a_test
 from ..servers.own_servers import AWAY, OwnServers, own_servers

@@ -7,7 +7,7 @@ import pytest
 
 from vitline.data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe, ShardingConfig
 from vitline.data_prep.find_corpus import corpus_store
-from vitline.data_prep.prepare import prepare
+from vitline.data_prep.prepare.job import prepare
 from vitline.infra.storage import open_store
 
 from ..pictures import blurred

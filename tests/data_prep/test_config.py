@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from vitline.data_prep.config import CorpusConfig
-from vitline.data_prep.corpora import presets
+from vitline.data_prep.examples import presets
 
 FOLDER = {"kind": "class_folders", "path": "/pictures"}
 

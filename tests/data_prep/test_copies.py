@@ -9,7 +9,7 @@ import pytest
 
 from vitline.data_prep.config import CorpusConfig, LabelTable
 from vitline.data_prep.find_corpus import corpus_store
-from vitline.data_prep.prepare import prepare
+from vitline.data_prep.prepare.job import prepare
 from vitline.data_prep.shard_format import ShardReader, load_manifest
 from vitline.infra.config import replace
 from vitline.infra.storage import open_store

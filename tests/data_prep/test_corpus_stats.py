@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitline.data_prep.corpus_stats import (
+from vitline.data_prep.plan.corpus_stats import (
     ASPECT_RATIO,
     PAIRS_SCHEMA,
     SIDE_PX,

@@ -11,7 +11,7 @@ from PIL import Image
 
 from vitline.data_prep.decode import DecodePolicy, ImageRejected, decode, decode_image
 from vitline.data_prep.examine.check_answer import check_examined
-from vitline.data_prep.images import examine_image
+from vitline.data_prep.examine.images import examine_image
 from vitline.infra.config import digest_of
 
 RED, BLUE, WHITE = (255, 0, 0), (0, 0, 255), (255, 255, 255)

@@ -16,7 +16,7 @@ from vitline.data_prep.decode import DecodePolicy, DecodeReason, Format, ImageRe
 from vitline.data_prep.examine.check_answer import check_examined
 from vitline.data_prep.examine.decode_child import Examiner
 from vitline.data_prep.examine.image_header import read_header
-from vitline.data_prep.images import Examined, examine_image
+from vitline.data_prep.examine.images import Examined, examine_image
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's warnings about metadata
 POLICY = DecodePolicy(max_pixels=100_000)  # files that claim more pixels are refused by their header

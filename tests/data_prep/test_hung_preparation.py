@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from vitline.data_prep.config import CorpusConfig, Digits
-from vitline.data_prep.prepare import PrepareSpec, drive
+from vitline.data_prep.prepare.job import PrepareSpec, drive
 from vitline.infra.runs.claims import take_claim
 from vitline.infra.runs.run_state import read_state
 from vitline.infra.storage import open_store
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 REQUEST = CorpusConfig(name="digits", source=Digits(digits=(0, 1), num_train=160, num_val=40))
 SMALL = """
 import sys, threading
-from vitline.data_prep import prepare
+from vitline.data_prep.prepare import job
 from vitline.infra.runs.task_watch import TaskWatch
 from vitline.infra.storage import open_store
 
@@ -24,15 +24,15 @@ def hangs(*args):
     threading.Event().wait()
 
 if sys.argv[2] == "main thread":
-    prepare._publish = hangs
+    job._publish = hangs
 else:
-    prepare.examine_chunk = hangs
-prepare.TaskWatch = lambda run, attempt: TaskWatch(run, attempt, 10.0)
-prepare.drive(open_store(sys.argv[1]), 1)
+    job.examine_chunk = hangs
+job.TaskWatch = lambda run, attempt: TaskWatch(run, attempt, 10.0)
+job.drive(open_store(sys.argv[1]), 1)
 """
 ON_RAY = """
 import pickle, sys, threading
-from vitline.data_prep import prepare
+from vitline.data_prep.prepare import job
 from vitline.data_prep.examine.examine import ChunkTask
 from vitline.infra.runs.task_watch import TaskWatch
 
@@ -40,7 +40,7 @@ def hangs(task):
     threading.Event().wait()
 
 task = ChunkTask(corpus="file:///root/corpora/digits/1", root="file:///root", chunk=7)
-row = prepare._run_task({"task": pickle.dumps(task)}, hangs, TaskWatch(sys.argv[1], 1, 2.0))
+row = job._run_task({"task": pickle.dumps(task)}, hangs, TaskWatch(sys.argv[1], 1, 2.0))
 print(row["error"])
 """
 

@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from vitline.data_prep.decode import DecodePolicy
-from vitline.data_prep.images import NO_HASH, examine_image, perceptual_hashes, pixel_sha256
-from vitline.data_prep.similarity.near_duplicates import MAX_DISTANCE
+from vitline.data_prep.examine.images import NO_HASH, examine_image, perceptual_hashes, pixel_sha256
+from vitline.data_prep.plan.similarity.near_duplicates import MAX_DISTANCE
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ import pytest
 from vitline.data_prep.decode import DecodePolicy, decode
 from vitline.data_prep.find_corpus import corpus_store
 from vitline.data_prep.labels.classes import ClassInfo, ClassMap
-from vitline.data_prep.prepare import prepare
-from vitline.data_prep.report.dataset_card import dataset_card
+from vitline.data_prep.pages.dataset_card import dataset_card
+from vitline.data_prep.prepare.job import prepare
 from vitline.data_prep.shard_format import Counts, Manifest, ShardReader, load_class_names, load_manifest, segment_keys
 from vitline.infra.config import replace
 from vitline.infra.storage import open_store

@@ -7,9 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from vitline.data_prep.config import CorpusConfig, LabelTable, ParquetImages, WebDataset
-from vitline.data_prep.corpora.open_source import open_source
 from vitline.data_prep.find_corpus import corpus_version
-from vitline.data_prep.prepare import prepare
+from vitline.data_prep.prepare.job import prepare
+from vitline.data_prep.sources.open_source import open_source
 from vitline.infra.config import replace
 from vitline.infra.storage import open_store
 

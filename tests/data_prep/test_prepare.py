@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from vitline.data_prep import prepare
 from vitline.data_prep.config import CorpusConfig, CorpusRecipe, LabelTable, ShardingConfig
 from vitline.data_prep.examine import examine
 from vitline.data_prep.executors import in_threads
 from vitline.data_prep.find_corpus import corpus_store, corpus_version, find_corpus
 from vitline.data_prep.plan import listed_ids
+from vitline.data_prep.prepare import job
 from vitline.data_prep.records import Chunks
 from vitline.data_prep.shard_format import ShardReader, load_class_names, load_manifest
 from vitline.data_prep.shards import write_shards
@@ -103,14 +103,14 @@ def in_reverse_order(work, tasks):
 def test_the_digest_does_not_depend_on_chunks_buckets_parallelism_or_store(folder, request_for, memory_root, tmp_path):
     digests, files = set(), set()
     for root, chunk, sort_bytes, executor in (
-        (memory_root, 16, 1 << 20, prepare.in_process),
+        (memory_root, 16, 1 << 20, job.in_process),
         (f"{memory_root}-2", 1, 30_000, in_reverse_order),
-        (f"file://{tmp_path}/store", 1000, 1, prepare.in_process),
+        (f"file://{tmp_path}/store", 1000, 1, job.in_process),
         (str(tmp_path / "other store"), 7, 1, in_reverse_order),
         (f"{memory_root}-3", 2, 1 << 20, in_threads),
     ):
         request = request_for(folder, examples_per_chunk=chunk, sort_bytes=sort_bytes)
-        (manifest,) = prepare.prepare([request], root, executor)
+        (manifest,) = job.prepare([request], root, executor)
         digests.add(manifest.digest)
         files.add(corpus_store(open_store(root), request).read("shards.parquet"))
     assert len(digests) == len(files) == 1
@@ -124,10 +124,10 @@ def test_several_corpora_share_one_execution_per_stage(folder, fill_folder, requ
         return map(work, tasks)
 
     requests = [request_for(folder), request_for(fill_folder(tmp_path / "more", 5)), request_for(folder)]
-    first, second, again = prepare.prepare(requests, memory_root, counting)
+    first, second, again = job.prepare(requests, memory_root, counting)
     assert first == again != second
     assert len(passes) == 2
-    assert prepare.prepare(requests, memory_root, counting) == [first, second, again]
+    assert job.prepare(requests, memory_root, counting) == [first, second, again]
     assert len(passes) == 2  # finished corpora are only looked up
     assert find_corpus(open_store(memory_root), requests[1]) == second
 
@@ -171,7 +171,7 @@ def test_a_killed_job_redoes_only_what_was_not_finished(folder, request_for, mem
     monkeypatch.setattr(examine, "Examiner", CountingExaminer)
     monkeypatch.setattr(write_shards, "write_shard", counted_write)
     request = request_for(folder, examples_per_chunk=10)
-    (whole,) = prepare.prepare([request], f"{memory_root}-whole")
+    (whole,) = job.prepare([request], f"{memory_root}-whole")
     once = dict(work)
     num_shards = sum(whole.splits[name].segments[0].num_shards for name in own_splits(whole))
     assert once == {"decoded": 75, "written": num_shards}
@@ -180,9 +180,9 @@ def test_a_killed_job_redoes_only_what_was_not_finished(folder, request_for, mem
     work.clear()
     for kill_after in (3, 4, 2, 1):  # first among the 8 chunks, then among the shards
         with pytest.raises(Killed):
-            prepare.prepare([request], memory_root, killed_after(kill_after))
+            job.prepare([request], memory_root, killed_after(kill_after))
         assert find_corpus(open_store(memory_root), request) is None
-    (resumed,) = prepare.prepare([request], memory_root)
+    (resumed,) = job.prepare([request], memory_root)
     assert resumed.digest == whole.digest
     assert dict(work) == once
 
@@ -199,7 +199,7 @@ def test_a_task_that_is_repeated_after_it_finished_decodes_nothing(folder, reque
             answers.append((results, [work(task) for task in tasks]))
         return iter(results)
 
-    prepare.prepare([request_for(folder)], memory_root, repeating)
+    job.prepare([request_for(folder)], memory_root, repeating)
     assert len(answers) == 2
     assert all(first == again for first, again in answers)
 
@@ -213,22 +213,22 @@ def test_a_kill_while_a_shard_is_written_leaves_no_partial_shard(folder, request
     with monkeypatch.context() as patch:
         patch.setattr(write_shards._Images, "_read_one", dying)
         with pytest.raises(Killed):
-            prepare.prepare([request], root)
+            job.prepare([request], root)
     corpus = corpus_store(open_store(root), request)
     assert not [key for key in corpus.list() if key.startswith(("train/", "val/", "test/"))]
-    (manifest,) = prepare.prepare([request], root)
+    (manifest,) = job.prepare([request], root)
     assert len(rows_of(corpus)) == manifest.counts.num_accepted
 
 
 def test_a_damaged_shard_is_repaired_by_preparing_again(folder, request_for, memory_root):
     request = request_for(folder)
-    (before,) = prepare.prepare([request], memory_root)
+    (before,) = job.prepare([request], memory_root)
     corpus = corpus_store(open_store(memory_root), request)
     key = before.splits["train"].place(0).key
     good = corpus.read(key)
     corpus.delete("manifest.json")
     corpus.delete(key)
-    (after,) = prepare.prepare([request], memory_root)
+    (after,) = job.prepare([request], memory_root)
     assert after.digest == before.digest
     assert corpus.read(key) == good
 
@@ -236,9 +236,7 @@ def test_a_damaged_shard_is_repaired_by_preparing_again(folder, request_for, mem
 def test_two_concurrent_preparations_give_the_same_corpus(folder, request_for, memory_root):
     request = request_for(folder)
     manifests = []
-    threads = [
-        threading.Thread(target=lambda: manifests.extend(prepare.prepare([request], memory_root))) for _ in range(3)
-    ]
+    threads = [threading.Thread(target=lambda: manifests.extend(job.prepare([request], memory_root))) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -256,11 +254,11 @@ def test_preparation_overtaken_by_another_one_gives_the_same_corpus(folder, requ
     def overtaken(task):
         if not faster:
             monkeypatch.setattr(listed_ids, "find_repeats", find_repeats)
-            faster.extend(prepare.prepare([request], memory_root))
+            faster.extend(job.prepare([request], memory_root))
         return find_repeats(task)
 
     monkeypatch.setattr(listed_ids, "find_repeats", overtaken)
-    slower = prepare.prepare([request], memory_root)
+    slower = job.prepare([request], memory_root)
     assert [manifest.digest for manifest in slower] == [manifest.digest for manifest in faster]
 
 
@@ -268,10 +266,10 @@ def test_too_many_refused_images_stop_publication_and_the_first_are_listed(folde
     add_bad_files(folder, picture)
     strict = request_for(folder, max_refused_fraction=0.05)
     with pytest.raises(ValueError, match=r"6 of 81 images are refused.*cat/empty\.jpg: empty"):
-        prepare.prepare([strict], memory_root)
+        job.prepare([strict], memory_root)
     corpus = corpus_store(open_store(memory_root), strict)
     assert all(key.startswith("_work/") for key in corpus.list())
-    (manifest,) = prepare.prepare([request_for(folder, max_refused_fraction=0.08)], memory_root)
+    (manifest,) = job.prepare([request_for(folder, max_refused_fraction=0.08)], memory_root)
     assert manifest.counts.num_accepted == 75  # the limit does not affect the version: examined images are kept
 
 
@@ -317,13 +315,13 @@ def test_a_source_that_changes_during_the_preparation_is_an_error(folder, pictur
         return iter(results)
 
     with pytest.raises(RuntimeError, match=r"cat/000.jpg.*changed after it was examined"):
-        prepare.prepare([request_for(folder)], memory_root, changing)
+        job.prepare([request_for(folder)], memory_root, changing)
 
 
 def test_of_two_files_with_one_id_the_second_is_refused(folder, picture, request_for, memory_root):
     for number, form in enumerate(("NFC", "NFD")):  # one code point, or a letter and a combining accent
         (folder / "cat" / unicodedata.normalize(form, "\u00e9.jpg")).write_bytes(picture(9000 + number))
-    (manifest,) = prepare.prepare([request_for(folder)], memory_root)
+    (manifest,) = job.prepare([request_for(folder)], memory_root)
     assert manifest.counts.refused == {"repeated_name": 1}
 
 
@@ -331,7 +329,7 @@ def test_a_folder_without_images_is_an_error(tmp_path, request_for, memory_root)
     (tmp_path / "empty" / "cat").mkdir(parents=True)
     (tmp_path / "empty" / "notes.txt").write_text("nothing here")
     with pytest.raises(ValueError, match="no labelled image among the 1 files"):
-        prepare.prepare([request_for(tmp_path / "empty")], memory_root)
+        job.prepare([request_for(tmp_path / "empty")], memory_root)
 
 
 @pytest.mark.parametrize("kind", ["folder", "tar", "gztar", "zip"])
@@ -345,7 +343,7 @@ def test_file_above_the_size_limit_is_refused_with_its_size(tmp_path, picture, r
     decode = {"max_bytes": max(size for i, size in sizes.items() if i != 7)}
     source = tree if kind == "folder" else shutil.make_archive(str(tmp_path / "packed"), kind, tree)
     request = request_for(source, decode=decode)
-    (manifest,) = prepare.prepare([request], memory_root)
+    (manifest,) = job.prepare([request], memory_root)
     assert manifest.counts.refused == {"too_many_bytes": 1}
     corpus = corpus_store(open_store(memory_root), request)
     (refused,) = pq.read_table(corpus.open("rejects.parquet")).to_pylist()
@@ -421,13 +419,13 @@ def test_progress_and_report_are_written_to_the_store(folder, picture, prepared,
 @pytest.mark.parametrize(("left_over", "known"), [(1, False), (20, True)])
 def test_the_time_of_examining_is_not_extrapolated_from_few_chunks(folder, request_for, memory_root, left_over, known):
     request = request_for(folder, examples_per_chunk=1)
-    (manifest,) = prepare.prepare([request], memory_root)
+    (manifest,) = job.prepare([request], memory_root)
     corpus = corpus_store(open_store(memory_root), request)
     records = sorted(key for key in corpus.list() if "/records-" in key)
     assert len(records) > 40
     for key in ["manifest.json", *records[:left_over]]:
         corpus.delete(key)
-    assert prepare.prepare([request], memory_root)[0].digest == manifest.digest
+    assert job.prepare([request], memory_root)[0].digest == manifest.digest
     assert (corpus.read_json("_work/progress.json")["examine_s"] is not None) == known
 
 
@@ -436,19 +434,19 @@ def test_a_folder_of_broken_images_is_an_error(tmp_path, request_for, memory_roo
     for i in range(3):
         (tmp_path / "broken" / "cat" / f"{i}.jpg").write_bytes(b"\xff\xd8\xff broken")
     with pytest.raises(ValueError, match=r"3 of 3 images are refused.*cat/0\.jpg: "):
-        prepare.prepare([request_for(tmp_path / "broken")], memory_root)
+        job.prepare([request_for(tmp_path / "broken")], memory_root)
 
 
 def test_subset_larger_than_train_is_refused_early(fill_folder, request_for, tmp_path, memory_root):
     request = request_for(fill_folder(tmp_path / "source"))
     with pytest.raises(ValueError, match="take 120: train of folder will have 120 rows at most"):
-        prepare.prepare([request], memory_root, take=120)
+        job.prepare([request], memory_root, take=120)
     store = corpus_store(open_store(memory_root), request)
     assert not Chunks(store, request).finished()
     with pytest.raises(ValueError, match=r"take 110: train of folder will have 9. rows at most"):
-        prepare.prepare([request], memory_root, take=110)
+        job.prepare([request], memory_root, take=110)
     assert not [key for key in store.list() if "/part-" in key]
-    (manifest,) = prepare.prepare([request], memory_root, take=90)
+    (manifest,) = job.prepare([request], memory_root, take=90)
     assert manifest.splits["train"].num_rows > 90
 
 
@@ -488,7 +486,7 @@ def no_credentials(monkeypatch, tmp_path):
 def test_a_row_without_access_is_refused_and_the_others_are_prepared(table_with, memory_root, no_credentials):
     locations = ("s3://somebody-elses/x.jpg", "s3:///no-bucket.jpg", "s3://Not a bucket!/x.jpg", "/etc/passwd")
     request = table_with(6, *locations, roots=("s3://somebody-elses", "/etc"))
-    (manifest,) = prepare.prepare([request], memory_root)
+    (manifest,) = job.prepare([request], memory_root)
     assert manifest.counts.num_accepted == 6
     details = {row["example_id"]: row["detail"] for row in rejects_of(corpus_store(open_store(memory_root), request))}
     assert details["s3://somebody-elses/x.jpg"].startswith(
@@ -505,10 +503,10 @@ def test_job_without_access_to_any_image_fails_and_the_next_one_reads_them_again
     with pytest.raises(
         ValueError, match=r"no image could be read; 3 are unreadable.*no access to s3://bucket.*credentials"
     ):
-        prepare.prepare([request], memory_root)
+        job.prepare([request], memory_root)
     monkeypatch.setattr(s3_store.S3Store, "read", lambda self, key, *_: picture(int(key[0])))
     monkeypatch.setattr(s3_store.S3Store, "read_into", _read_into)
-    (manifest,) = prepare.prepare([request], memory_root)
+    (manifest,) = job.prepare([request], memory_root)
     assert (manifest.counts.num_accepted, manifest.counts.num_refused) == (3, 0)
 
 

@@ -9,7 +9,7 @@ from multiprocessing import get_context
 import pytest
 
 from vitline.data_prep.config import ClassFolders, CorpusConfig, Digits, PrepareExecution
-from vitline.data_prep.prepare import PrepareSpec, in_process, prepare, ray_data
+from vitline.data_prep.prepare.job import PrepareSpec, in_process, prepare, ray_data
 from vitline.data_prep.shard_format import load_manifest
 from vitline.data_prep.shards.verify_shards import verify_corpus
 from vitline.infra.config import replace
@@ -20,14 +20,14 @@ from vitline.infra.storage import open_store
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 DIES = """
 import os, signal, sys
-from vitline.data_prep import prepare
+from vitline.data_prep.prepare import job
 from vitline.infra.storage import open_store
 
 def dies(task):
     os.kill(os.getpid(), signal.SIGKILL)
 
-prepare.examine_chunk = dies
-sys.exit(prepare.drive(open_store(sys.argv[2]), 1))
+job.examine_chunk = dies
+sys.exit(job.drive(open_store(sys.argv[2]), 1))
 """
 
 
@@ -40,7 +40,7 @@ def uninterrupted(fill_folder, request_for, tmp_path_factory):
     return replace(request, **{"execution.small_images": 0}), manifest
 
 
-def submit(jobs, root, request, program=("-m", "vitline.data_prep.prepare")):
+def submit(jobs, root, request, program=("-m", "vitline.data_prep.prepare.job")):
     """A new attempt of the preparation, as a flow submits it: the run and the id of the job."""
     run, key = open_store(root / "runs" / "prepare"), f"prepare-{root.name}"
     spec = PrepareSpec(run_key=key, root=str(root), requests=(request,))
@@ -70,7 +70,7 @@ def test_killed_drivers_and_workers_do_not_change_the_corpus(ray_jobs, until, pr
     def kill_at(pattern, at_least):
         run, job = submit(ray_jobs, root, request)
         until(lambda: len(stamps(corpus, pattern)) >= at_least, job)
-        (driver,) = processes("vitline.data_prep.prepare", run.uri)
+        (driver,) = processes("vitline.data_prep.prepare.job", run.uri)
         driver.kill()
         ended = ray_jobs.follow(job, lambda _: None, poll_s=0.2)
         assert (ended.state, (corpus / "manifest.json").exists()) == ("failed", False)

@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from vitline.data_prep.find_corpus import corpus_store
-from vitline.data_prep.prepare import prepare
+from vitline.data_prep.prepare.job import prepare
 from vitline.data_prep.shard_format import ShardReader, load_manifest
 from vitline.data_prep.shards.subsets import take
 from vitline.data_prep.shards.verify_shards import verify_corpus

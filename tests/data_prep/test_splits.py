@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitline.data_prep.splits import filled_splits, hashed_split, order_key, split_hash
+from vitline.data_prep.sources.splits import filled_splits, hashed_split, order_key, split_hash
 
 ids = st.text(min_size=1, max_size=30)
 fractions = st.floats(0, 0.49)

@@ -4,14 +4,14 @@ import json
 import urllib.request
 
 from vitline.data_prep.shards.verify_shards import verify_corpus
-from vitline.flows.catalog import list_corpora, list_models, list_pipelines, list_runs
-from vitline.flows.commands.groups.stack import join_stack
+from vitline.flows.catalog.lists import list_corpora, list_models, list_pipelines, list_runs
+from vitline.flows.cli.groups.stack import join_stack
 from vitline.infra.runs.journal import read_journal
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
-from vitline.vit.published import load_model
-from vitline.vit.training.checkpoints.names import list_checkpoints
-from vitline.vit.vtab.evaluate import list_scores
+from vitline.vit.checkpoints.names import list_checkpoints
+from vitline.vit.evaluation.evaluate import list_scores
+from vitline.vit.published.models import load_model
 
 
 def main() -> None:

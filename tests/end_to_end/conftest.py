@@ -17,7 +17,7 @@ from vitline.infra.ray_jobs import RayJobs
 from vitline.infra.runs.claims import read_claim
 from vitline.infra.runs.run_state import read_state
 from vitline.infra.storage import Store, open_store
-from vitline.vit.run_spec import read_progress
+from vitline.vit.run.run_spec import read_progress
 
 from ..servers.stack import TINY
 

@@ -12,10 +12,10 @@ from functools import partial
 
 import pytest
 
-from vitline.flows.records import read_pipeline
+from vitline.flows.catalog.records import read_pipeline
 from vitline.infra.children import child_environment
 from vitline.infra.runs.run_state import read_state
-from vitline.vit.training.checkpoints.names import list_checkpoints
+from vitline.vit.checkpoints.names import list_checkpoints
 
 from ..servers.stack import TINY
 

@@ -12,7 +12,7 @@ from tests.servers.stack import use_s3
 from vitline.infra.config import replace
 from vitline.infra.local.stack import stack_environment, start_stack, stop_stack
 from vitline.infra.storage import open_store
-from vitline.vit.run_spec import make_spec
+from vitline.vit.run.run_spec import make_spec
 
 from .test_kills import KilledTraining, Session, result_of, slow_config, training_workers, wait_until  # noqa: F401
 from .undisturbed import train_undisturbed

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-from vitline.flows.stages.engines import Cluster
-from vitline.flows.stages.stage import run_store
+from vitline.flows.runs.engines import Cluster
+from vitline.flows.runs.stage import run_store
 from vitline.infra.children import processes_with
 from vitline.infra.config import replace
 from vitline.infra.runs.claims import ClaimHeld, read_claim, take_claim
@@ -21,9 +21,9 @@ from vitline.infra.runs.journal import read_journal
 from vitline.infra.runs.run_state import read_state
 from vitline.infra.runs.watching import Watch
 from vitline.infra.settings import Settings
-from vitline.vit.published import load_model
-from vitline.vit.run_spec import make_spec
-from vitline.vit.training.checkpoints.names import list_checkpoints
+from vitline.vit.checkpoints.names import list_checkpoints
+from vitline.vit.published.models import load_model
+from vitline.vit.run.run_spec import make_spec
 
 from .undisturbed import train_undisturbed
 
@@ -62,7 +62,15 @@ class Session:
         run = run_store(self.root, spec.run_key)
         claim = self.claim(run, spec.run_key)
         run.write_json("config.json", spec.model_dump(mode="json"))
-        command = ["python", "-m", "vitline.vit.ray_train", "--run", run.uri, "--attempt", str(claim.attempt)]
+        command = [
+            "python",
+            "-m",
+            "vitline.vit.ray_jobs.train_driver",
+            "--run",
+            run.uri,
+            "--attempt",
+            str(claim.attempt),
+        ]
         self.jobs.submit(claim.job_id, command, env={"RAY_JOB_STOP_WAIT_TIME_S": "11"}, metadata={})
         return run, claim
 
@@ -144,7 +152,7 @@ def driver_of(run):
     found = [
         p
         for p in psutil.process_iter(["cmdline"])
-        if run.uri in (p.info["cmdline"] or ()) and "vitline.vit.ray_train" in p.info["cmdline"]
+        if run.uri in (p.info["cmdline"] or ()) and "vitline.vit.ray_jobs.train_driver" in p.info["cmdline"]
     ]
     assert len(found) == 1, found
     return found[0]

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from vitline.flows.catalog import list_pipelines
+from vitline.flows.catalog.lists import list_pipelines
 from vitline.flows.reports.compare_runs import compare_newest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("quiet_logs")]

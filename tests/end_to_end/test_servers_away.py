@@ -9,14 +9,14 @@ import time
 import psutil
 import pytest
 
-from vitline.flows.catalog import list_pipelines
-from vitline.flows.records import read_pipeline
+from vitline.flows.catalog.lists import list_pipelines
+from vitline.flows.catalog.records import read_pipeline
 from vitline.infra.local.stack import check_services, find_stack
 from vitline.infra.runs.claims import read_claim
 from vitline.infra.runs.journal import read_journal
 from vitline.infra.runs.run_state import read_state
-from vitline.vit.published import load_model
-from vitline.vit.run_spec import RunSpec
+from vitline.vit.published.models import load_model
+from vitline.vit.run.run_spec import RunSpec
 
 from ..servers.stack import TINY
 from .undisturbed import train_undisturbed

@@ -10,9 +10,9 @@ import psutil
 import pytest
 
 from vitline.data_prep.config import CorpusConfig, Digits
-from vitline.data_prep.corpora import presets
+from vitline.data_prep.examples import presets
 from vitline.data_prep.find_corpus import corpus_store
-from vitline.data_prep.prepare import prepare
+from vitline.data_prep.prepare.job import prepare
 from vitline.data_prep.shards.verify_shards import verify_corpus
 from vitline.infra.local.stack import find_stack, stack_environment, start_stack, stop_stack
 from vitline.infra.runs.claims import ClaimHolder, read_claim, take_claim
@@ -21,12 +21,12 @@ from vitline.infra.runs.run_state import read_state, request_stop
 from vitline.infra.runs.stopping import StopPoller
 from vitline.infra.storage import StoreFailed, open_store
 from vitline.infra.stores import s3_store
+from vitline.vit.checkpoints.names import list_checkpoints
+from vitline.vit.checkpoints.search import newest_checkpoint
 from vitline.vit.config import TrainConfig
-from vitline.vit.published import load_model
-from vitline.vit.run import TrainingRun
-from vitline.vit.run_spec import make_spec
-from vitline.vit.training.checkpoints.names import list_checkpoints
-from vitline.vit.training.checkpoints.search import newest_checkpoint
+from vitline.vit.published.models import load_model
+from vitline.vit.run.run_spec import make_spec
+from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.world import World
 
 from ..servers.faulty_s3 import FAULTS

@@ -4,10 +4,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from vitline.flows.commands.housekeeping import reconcile_now
+from vitline.flows.cli.housekeeping import reconcile_now
 from vitline.infra.runs.claims import read_claim
 from vitline.infra.runs.run_state import read_state
-from vitline.vit.training.checkpoints.names import list_checkpoints
+from vitline.vit.checkpoints.names import list_checkpoints
 
 from ..servers.stack import TINY
 

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from vitline.infra.config import replace
 from vitline.infra.runs.claims import take_claim
 from vitline.infra.storage import Store, open_store
-from vitline.vit.run import TrainingRun
-from vitline.vit.run_spec import RunSpec
+from vitline.vit.run.run_spec import RunSpec
+from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.world import World
 
 

@@ -5,11 +5,11 @@ import uuid
 
 import pytest
 
-from vitline.flows import cli
-from vitline.flows.records import AttemptRecord, Origin
+from vitline.flows.catalog.records import AttemptRecord, Origin
+from vitline.flows.cli import main as cli
 from vitline.infra.runs.claims import take_claim
 from vitline.infra.storage import open_store
-from vitline.vit.run_spec import make_spec
+from vitline.vit.run.run_spec import make_spec
 
 
 @pytest.fixture

@@ -12,13 +12,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from typer.testing import CliRunner
 
-from vitline.flows import cli
+from vitline.flows.cli import main as cli
 from vitline.flows.console import duration, field, line
-from vitline.flows.stages.engines import Terminal
+from vitline.flows.runs.engines import Terminal
 from vitline.infra.runs.run_state import write_state
 from vitline.infra.settings import inherited_environment
 from vitline.infra.storage import open_store
-from vitline.vit.run_spec import make_spec
+from vitline.vit.run.run_spec import make_spec
 
 COMMANDS = """demo, run, data prep, data ls, data show, data verify, data stats, data diff, data take,
 data bench, pretrain run, pretrain plan, pretrain branch, finetune run, vtab run, vtab report, runs ls, runs show, runs compare, runs sync,
@@ -54,7 +54,7 @@ SETTINGS = ("pydantic", "rich", "psutil")
 DATA = ("pyarrow", "numpy", "PIL")
 LOADED = """
 import contextlib, io, json, sys
-from vitline.flows.cli import main
+from vitline.flows.cli.main import main
 sys.argv[0] = "vitline"
 with contextlib.redirect_stdout(io.StringIO()) as output, contextlib.suppress(SystemExit):
     main()
@@ -108,7 +108,7 @@ def test_the_list_of_deployments_describes_each(vitline):
 
 def test_the_module_runs_as_the_command():
     done = subprocess.run(
-        [sys.executable, "-m", "vitline.flows.cli", "runs", "compare", "a"], capture_output=True, text=True
+        [sys.executable, "-m", "vitline.flows.cli.main", "runs", "compare", "a"], capture_output=True, text=True
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: Comparing takes at least two runs, not 'a' alone; `vitline runs ls` lists them.\n"
@@ -270,7 +270,7 @@ def test_a_signal_ends_a_command_in_order_and_it_says_how_to_resume(vitline, mon
             stopped.append(Terminal().stop(error))
             raise
 
-    monkeypatch.setattr("vitline.flows.catalog.list_runs", interrupted)
+    monkeypatch.setattr("vitline.flows.catalog.lists.list_runs", interrupted)
     code, _, err = vitline("runs", "ls")
     assert (code, stopped[0].reason) == (128 + number, "preempted")
     assert "the same command resumes" in err
@@ -310,7 +310,7 @@ def test_this_machine_is_reached_without_the_proxy_and_other_addresses_name_it(t
             ("http://p.example/api", (), "needs the package socksio for the proxy socks5://127.0.0.1:9"),
         ]:
             changes = {"PREFECT_API_URL": address, **{k: v for k, v in proxies.items() if k not in without}}
-            command = [sys.executable, "-P", "-m", "vitline.flows.cli", "flows", "trigger", "reconcile/default"]
+            command = [sys.executable, "-P", "-m", "vitline.flows.cli.main", "flows", "trigger", "reconcile/default"]
             done = subprocess.run(command, env=inherited_environment((), **changes), capture_output=True, text=True)
             assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
             assert says in done.stderr

@@ -5,10 +5,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from vitline.flows.forms.forms import PipelineRequest
 from vitline.flows.nights.night_record import read_night
 from vitline.flows.on_prefect.deployments import DEMO as DEMO_REQUEST
-from vitline.flows.requests.forms import PipelineRequest
-from vitline.flows.worker import refusal
+from vitline.flows.on_prefect.worker import refusal
 from vitline.infra.night import night_at
 from vitline.infra.ray_jobs import RayJobs
 from vitline.infra.storage import open_store
@@ -99,16 +99,16 @@ REFUSED = [
 
 
 def test_a_flow_refuses_other_errors_in_one_sentence_before_it_starts_anything(in_stack):
-    from vitline.flows import deployed
+    from vitline.flows.on_prefect import flows
 
     before = left_in(in_stack)
     for flow, request_, says in REFUSED:
-        state = getattr(deployed, flow)(request_, return_state=True)
+        state = getattr(flows, flow)(request_, return_state=True)
         assert (state.type, state.name) == ("FAILED", "Failed")
         assert says in state.message
         assert "\n" not in state.message
         assert len(state.message) < 400
-        early = refusal(getattr(deployed, flow).name, {"request": request_}, {})
+        early = refusal(getattr(flows, flow).name, {"request": request_}, {})
         assert early.message == state.message  # the worker gives the same message as the flow
     assert left_in(in_stack) == before
 
@@ -168,9 +168,9 @@ class TestNights:
         return make
 
     def run(self, **request):
-        from vitline.flows import deployed
+        from vitline.flows.on_prefect import flows
 
-        return deployed.pretrain_then_transfer_flow(request, return_state=True)
+        return flows.pretrain_then_transfer_flow(request, return_state=True)
 
     def test_a_late_one_is_skipped_with_the_reason(self, in_stack, scheduled):
         due = datetime.now(UTC) - timedelta(hours=5)
@@ -185,10 +185,10 @@ class TestNights:
         assert night.sentence.startswith("Not compared: the night was late. due ")
 
     def test_one_never_overlaps_another_or_its_jobs(self, in_stack, scheduled):
-        from vitline.flows.deployed import one_at_a_time
         from vitline.flows.on_prefect.flow_run import FlowRun
-        from vitline.flows.stages.engines import open_engines
-        from vitline.flows.stages.stage import Skipped
+        from vitline.flows.on_prefect.flows import one_at_a_time
+        from vitline.flows.runs.engines import open_engines
+        from vitline.flows.runs.stage import Skipped
 
         now = datetime.now(UTC)
         night = FlowRun(None, "pretrain-then-transfer/nightly", True, now, {})

@@ -8,8 +8,8 @@ import pytest
 from pyarrow import BufferReader
 from pyarrow.parquet import read_table
 
-from vitline.flows.records import attempt_records
-from vitline.flows.requests.forms import PipelineRequest
+from vitline.flows.catalog.records import attempt_records
+from vitline.flows.forms.forms import PipelineRequest
 from vitline.infra.runs.claims import job_id_of
 from vitline.infra.storage import open_store
 
@@ -139,11 +139,11 @@ def test_a_second_run_reuses_every_stage_and_reports_it(flows, pipelines, again,
 
 def test_a_plan_that_does_not_fit_its_deadline_is_refused_with_a_size_that_fits(flows, pipelines, in_stack):
     """The throughput is that of the tiny training, from its journal."""
-    from vitline.flows import deployed
+    from vitline.flows.on_prefect import flows
 
     request = pipelines.record.request | {"train_images": 1_280_000_000, "deadline_hours": 0.5}
     request["overrides"] = {k: v for k, v in request["overrides"].items() if not k.startswith("recipe.")}
-    state = deployed.pretrain_then_transfer_flow(request, return_state=True)
+    state = flows.pretrain_then_transfer_flow(request, return_state=True)
     assert (state.type, state.name) == ("FAILED", "Failed")
     assert "1,280,000,000 images take " in state.message
     assert "but deadline_hours is 0.5. Set train_images to at most " in state.message

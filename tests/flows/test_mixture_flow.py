@@ -2,7 +2,7 @@
 
 import pytest
 
-from vitline.flows.catalog import list_pipelines
+from vitline.flows.catalog.lists import list_pipelines
 from vitline.flows.to_mlflow.stage_snapshots import pipeline_snapshot
 from vitline.infra.storage import open_store
 

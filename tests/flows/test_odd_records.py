@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from vitline.data_prep.shard_format import load_manifest
-from vitline.flows import catalog
+from vitline.flows.catalog import lists
 from vitline.flows.reports.score_report import read_report
 from vitline.infra.records import UnreadableRecord
 from vitline.infra.runs.run_state import write_state
@@ -39,12 +39,12 @@ def store(root):
 def test_models_are_listed_and_found_beside_one_that_cannot_be_read(store, root, odd, capsys):
     store.write_json("models/birds/0123/config.json", MODEL | {"licence": "of a newer version"})
     store.write("models/birds/4567/config.json", odd)
-    assert [row["version"] for row in catalog.list_models(root)] == ["0123"]
+    assert [row["version"] for row in lists.list_models(root)] == ["0123"]
     assert "models/birds/4567/config.json is not a record that this version" in "".join(
         capsys.readouterr().err.split("\n")
     )
-    assert catalog.find_model(root, "birds") == store.uri_of("models/birds/0123")
-    assert catalog.find_model(root, "birds/4567") == store.uri_of("models/birds/4567")  # loading it says what is wrong
+    assert lists.find_model(root, "birds") == store.uri_of("models/birds/0123")
+    assert lists.find_model(root, "birds/4567") == store.uri_of("models/birds/4567")  # loading it says what is wrong
 
 
 @pytest.mark.parametrize("odd", ODD)
@@ -55,7 +55,7 @@ def test_runs_are_listed_with_one_that_cannot_be_read(store, root, record, odd):
         run.write_json("config.json", {"run_key": key, "config": {"stage": "pretrain"}})
         write_state(run, "finished", 1)
     run.write(record, odd)
-    listed = {row["run"]: row for row in catalog.list_work(root)}
+    listed = {row["run"]: row for row in lists.list_work(root)}
     assert listed["owls-0123456789ab"]["state"] == "finished"
     if record == "config.json" or odd != b"null":
         assert listed["odd-0123456789ab"]["state"] == "unreadable"
@@ -66,12 +66,12 @@ def test_runs_are_listed_with_one_that_cannot_be_read(store, root, record, odd):
 def test_corpora_and_pipelines_that_cannot_be_read_are_named(store, root, odd, capsys):
     store.write("corpora/birds/0123/manifest.json", odd)
     store.write("pipelines/nightly-0123456789ab.json", odd)
-    assert catalog.list_corpora(root) == catalog.list_pipelines(root) == []
+    assert lists.list_corpora(root) == lists.list_pipelines(root) == []
     shown = "".join(capsys.readouterr().err.split("\n"))
     assert "corpora/birds/0123/manifest.json" in shown
     assert "pipelines/nightly-0123456789ab.json" in shown
     with pytest.raises(ValueError, match=r"no corpus 'birds' .* Not read: .*corpora/birds/0123/manifest\.json"):
-        catalog.find_corpus(root, "birds")
+        lists.find_corpus(root, "birds")
 
 
 def test_what_is_listed_and_cannot_be_opened_is_named_and_stops_no_list(store, root, capsys):
@@ -84,9 +84,9 @@ def test_what_is_listed_and_cannot_be_opened_is_named_and_stops_no_list(store, r
             path = folder / name.format(number)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.symlink_to(target)
-    assert [row["name"] for row in catalog.list_corpora(root)] == ["birds"]
-    assert [row["name"] for row in catalog.list_models(root)] == ["birds"]
-    assert catalog.list_pipelines(root) == []
+    assert [row["name"] for row in lists.list_corpora(root)] == ["birds"]
+    assert [row["name"] for row in lists.list_models(root)] == ["birds"]
+    assert lists.list_pipelines(root) == []
     shown = "".join(capsys.readouterr().err.split("\n"))
     for name in ("corpora/odd/0", "models/odd/0/config.json", "pipelines/0.json"):
         assert name in shown
@@ -112,5 +112,5 @@ def test_a_time_of_another_kind_stops_no_list(store, root, created_at):
         store.write_json(f"corpora/birds/{version}/manifest.json", record)
     for version, at in (("0123", 1.0), ("4567", str(created_at))):
         store.write_json(f"models/birds/{version}/config.json", MODEL | {"created_at": at})
-    assert "0123" in [row["version"] for row in catalog.list_corpora(root)]
-    assert "0123" in [row["version"] for row in catalog.list_models(root)]
+    assert "0123" in [row["version"] for row in lists.list_corpora(root)]
+    assert "0123" in [row["version"] for row in lists.list_models(root)]

@@ -19,11 +19,11 @@ from mlflow import MlflowClient
 from pyarrow import BufferReader
 from typer.testing import CliRunner
 
-from vitline.flows.catalog import find_model
-from vitline.flows.cli import app
+from vitline.flows.catalog.lists import find_model
+from vitline.flows.catalog.records import PipelineRecord, StageRecord, list_run_keys, read_pipeline, write_pipeline
+from vitline.flows.cli.main import app
 from vitline.flows.nights.night_record import THE_GATE
 from vitline.flows.nights.promote import make_champion
-from vitline.flows.records import PipelineRecord, StageRecord, list_run_keys, read_pipeline, write_pipeline
 from vitline.flows.to_mlflow import ship_runs
 from vitline.flows.to_mlflow.shipper import sync_runs
 from vitline.infra.local.processes import free_ports
@@ -32,9 +32,9 @@ from vitline.infra.runs.claims import take_claim
 from vitline.infra.runs.run_state import read_state
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
-from vitline.vit.published import load_model
-from vitline.vit.run import TrainingRun
-from vitline.vit.run_spec import make_spec
+from vitline.vit.published.models import load_model
+from vitline.vit.run.run_spec import make_spec
+from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.world import World
 
 LOAD = """

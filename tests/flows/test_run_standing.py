@@ -7,12 +7,12 @@ import time
 import pytest
 
 from vitline.data_prep.progress import Progress
-from vitline.flows.catalog import list_runs
-from vitline.flows.records import AttemptRecord, Origin, PipelineRecord, write_pipeline
+from vitline.flows.catalog.lists import list_runs
+from vitline.flows.catalog.records import AttemptRecord, Origin, PipelineRecord, write_pipeline
 from vitline.flows.to_mlflow.stage_snapshots import stage_snapshot
 from vitline.infra.runs.run_state import write_state
 from vitline.infra.storage import open_store
-from vitline.vit.run_spec import make_spec
+from vitline.vit.run.run_spec import make_spec
 
 PROGRESS = {"step": 120, "total_steps": 600, "loss": 2.3, "images_per_s": 640.4, "remaining_s": 70.2}
 AT = 1_795_000_000.0

@@ -9,7 +9,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.workers.process import ProcessJobConfiguration
 
-from vitline.flows.worker import OneProcess
+from vitline.flows.on_prefect.worker import OneProcess
 
 ENGINE = f"{sys.executable} -P -m prefect.engine"
 
@@ -30,7 +30,7 @@ def test_only_installed_flows_are_started_directly(changes, job_variables, comma
     received = []
     monkeypatch.setattr(ProcessJobConfiguration, "prepare_for_flow_run", lambda self, *_: received.append(self.command))
     deployment = DeploymentResponse(
-        **{"name": "default", "flow_id": uuid4(), "entrypoint": "vitline.flows.deployed.pretrain", **changes}
+        **{"name": "default", "flow_id": uuid4(), "entrypoint": "vitline.flows.on_prefect.flows.pretrain", **changes}
     )
     OneProcess(**job_variables).prepare_for_flow_run(FlowRun(flow_id=deployment.flow_id), deployment)
     assert received == [command]
@@ -38,7 +38,7 @@ def test_only_installed_flows_are_started_directly(changes, job_variables, comma
 
 CONNECTED = """
 import asyncio
-from vitline.flows.worker import serve
+from vitline.flows.on_prefect.worker import serve
 
 class Worker:
     async def start(self, printer):

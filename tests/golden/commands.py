@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from vitline.flows.cli import app
+from vitline.flows.cli.main import app
 
 COMMANDS = Path(__file__).with_name("commands.json")
 

@@ -16,33 +16,33 @@ from typing import Any
 
 import torch
 
+from vitline.data_prep.benchmarks.official_splits import OFFICIAL_SPLITS
 from vitline.data_prep.config import CorpusConfig, Vtab
-from vitline.data_prep.corpora.official.official_splits import OFFICIAL_SPLITS
 from vitline.data_prep.decode import DecodePolicy
-from vitline.data_prep.prepare import PrepareSpec, prepare
+from vitline.data_prep.prepare.job import PrepareSpec, prepare
 from vitline.data_prep.shard_format import Manifest, shard_schema
+from vitline.flows.forms import forms
+from vitline.flows.forms.evaluation_plan import resolve_evaluate, resolve_predict
+from vitline.flows.forms.finetune_config import resolve_finetune
+from vitline.flows.forms.pipeline_plan import resolve_pipeline
+from vitline.flows.forms.training_config import resolve_pretrain
 from vitline.flows.on_prefect.deployments import DEPLOYMENTS
-from vitline.flows.requests import forms
-from vitline.flows.requests.evaluation_plan import resolve_evaluate, resolve_predict
-from vitline.flows.requests.finetune_config import resolve_finetune
-from vitline.flows.requests.pipeline_plan import resolve_pipeline
-from vitline.flows.requests.training_config import resolve_pretrain
-from vitline.flows.stages.evaluate_tasks import evaluation_spec
-from vitline.flows.stages.prepare_corpus import preparation_key, source_request
+from vitline.flows.runs.evaluate_tasks import evaluation_spec
+from vitline.flows.runs.prepare_corpus import preparation_key, source_request
 from vitline.flows.to_mlflow.stage_snapshots import stage_snapshot
 from vitline.infra.config import digest_of
 from vitline.infra.runs.run_state import StateDetail, write_state
 from vitline.infra.storage import open_store
+from vitline.vit.evaluation.evaluate import plan_task_sweeps
+from vitline.vit.evaluation.protocols import known_protocols
+from vitline.vit.evaluation.trials import TrialResult
 from vitline.vit.input.config import AugmentConfig
 from vitline.vit.input.image_contract import ImageContract
 from vitline.vit.models.build import build_network
 from vitline.vit.models.config import ViTConfig
-from vitline.vit.published import publish
+from vitline.vit.published.models import publish
 from vitline.vit.recipes import RECIPES
-from vitline.vit.run_spec import make_spec
-from vitline.vit.vtab.evaluate import plan_task_sweeps
-from vitline.vit.vtab.protocols import known_protocols
-from vitline.vit.vtab.trained.trials import TrialResult
+from vitline.vit.run.run_spec import make_spec
 
 VALUES = Path(__file__).with_name("values.json")
 _THEN = 1_700_000_000

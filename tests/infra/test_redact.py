@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from vitline.flows.requests.forms import PipelineRequest, PrepareRequest
+from vitline.flows.forms.forms import PipelineRequest, PrepareRequest
 from vitline.infra.redact import CleanFormatter, holds_credentials, redact
 from vitline.infra.runs.run_state import read_state, write_reconciled_state, write_state
 from vitline.infra.settings import secret_values

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vitline.flows.alerts.automations import ALERTS
+from vitline.flows.on_prefect.alerts.automations import ALERTS
 from vitline.flows.on_prefect.deployments import deployment_named
 from vitline.flows.to_mlflow.send_run import registered_name
 from vitline.infra.settings import Settings, join_environment, user_at_host

@@ -56,7 +56,7 @@ class OwnServers:
 
     def deploy(self) -> None:
         """Registers the flows. The reconciler is paused: it must not repair what a test finds."""
-        command = [sys.executable, "-P", "-m", "vitline.flows.cli", "flows", "deploy"]
+        command = [sys.executable, "-P", "-m", "vitline.flows.cli.main", "flows", "deploy"]
         done = subprocess.run(command, env=child_environment(self.env), capture_output=True, text=True)
         assert done.returncode == 0, f"the flows cannot be registered: {last_words(done.stderr)}"
         reconcile = self.ask("prefect", "/deployments/name/reconcile/default")["id"]

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 import httpx
 import pytest
 
-from vitline.flows.records import PipelineRecord
+from vitline.flows.catalog.records import PipelineRecord
 
 T = TypeVar("T")
 

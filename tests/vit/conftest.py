@@ -53,7 +53,7 @@ def start(root):
     from vitline.infra.config import replace
     from vitline.infra.runs.claims import take_claim
     from vitline.infra.storage import open_store
-    from vitline.vit.run_spec import make_spec
+    from vitline.vit.run.run_spec import make_spec
 
     def make(config, run=None, pause_at_step=None):
         spec = replace(make_spec(config, root), pause_at_step=pause_at_step)

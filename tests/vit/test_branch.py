@@ -15,14 +15,14 @@ from vitline.infra.config import replace
 from vitline.infra.runs.journal import read_journal
 from vitline.infra.runs.run_state import read_state
 from vitline.infra.runs.stopping import StopPoller
-from vitline.vit.branch import branches_of, pin_parent
-from vitline.vit.published import adapt, load_model
-from vitline.vit.run import TrainingRun
-from vitline.vit.run_spec import make_spec
-from vitline.vit.training.checkpoints.manifest import open_checkpoint
-from vitline.vit.training.checkpoints.names import find_checkpoints, kept_steps, list_checkpoints
-from vitline.vit.training.checkpoints.read import read_checkpoint
-from vitline.vit.training.checkpoints.save import prune
+from vitline.vit.checkpoints.manifest import open_checkpoint
+from vitline.vit.checkpoints.names import find_checkpoints, kept_steps, list_checkpoints
+from vitline.vit.checkpoints.read import read_checkpoint
+from vitline.vit.checkpoints.save import prune
+from vitline.vit.published.models import adapt, load_model
+from vitline.vit.run.branch import branches_of, pin_parent
+from vitline.vit.run.run_spec import make_spec
+from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.guard.spike_guard import SpikeGuard
 from vitline.vit.training.world import World
 
@@ -247,7 +247,7 @@ def initial(start, config):
 
 def test_a_pre_training_from_weights_begins_with_them(start, train_config, pretrained, root, two_corpora):
     """All of them for the same classes; a new head for others. The optimizer and the averages begin anew."""
-    from vitline.flows.catalog import find_corpus
+    from vitline.flows.catalog.lists import find_corpus
 
     config = replace(train_config("again"), init_model=pretrained.uri, **AVERAGED)
     state, weights = initial(start, config), pretrained.network.state_dict()

@@ -11,7 +11,7 @@ import pytest
 from vitline.flows.console import line
 from vitline.infra.runs.claims import take_claim
 from vitline.infra.storage import open_store
-from vitline.vit.worker_group.devices import choose_devices, most_of
+from vitline.vit.run.devices import choose_devices, most_of
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_progress_line_shows_awaited_and_used_gpus():
 # The driver of a real job; only the work and the backend, which needs real GPUs, are replaced.
 DRIVER = """
 import sys
-import vitline.vit.ray_train as driver
+import vitline.vit.ray_jobs.train_driver as driver
 from vitline.vit.config import TrainConfig
 
 def work(job):

@@ -11,9 +11,9 @@ from vitline.infra.runs.journal import read_journal
 from vitline.infra.runs.run_state import read_state, request_stop
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
-from vitline.vit.run_spec import make_spec, read_starts
-from vitline.vit.training.checkpoints.names import newest_step
-from vitline.vit.worker_group import elastic
+from vitline.vit.checkpoints.names import newest_step
+from vitline.vit.ray_jobs import elastic
+from vitline.vit.run.run_spec import make_spec, read_starts
 
 from ..servers.ray_nodes import three_nodes
 
@@ -112,7 +112,7 @@ def test_a_training_goes_on_without_a_lost_node_and_with_a_new_one(train_config,
     sizes = lambda: [start["world_size"] for start in sorted(read_starts(run), key=lambda start: start["at"])]  # noqa: E731
 
     with three_nodes(Settings(root=root), tmp_path) as cluster:
-        command = [sys.executable, "-m", "vitline.vit.ray_train", "--run", run.uri, "--attempt", "1"]
+        command = [sys.executable, "-m", "vitline.vit.ray_jobs.train_driver", "--run", run.uri, "--attempt", "1"]
         several_nodes = {"VITLINE_ONE_NODE_RAY": ""}  # the head was started as for a Ray of one node
         cluster.jobs.submit(claim.job_id, command, several_nodes, {})
 

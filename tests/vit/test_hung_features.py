@@ -9,7 +9,7 @@ import pytest
 
 from vitline.infra.runs.claims import take_claim
 from vitline.infra.storage import open_store
-from vitline.vit.ray_workers import crashed
+from vitline.vit.ray_jobs.task_driver import crashed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 FEATURES = """
@@ -17,7 +17,7 @@ import pickle, sys, threading
 import pyarrow as pa
 from types import SimpleNamespace
 from vitline.infra.runs.task_watch import TaskWatch
-from vitline.vit import ray_workers
+from vitline.vit.ray_jobs import task_driver
 
 class Part:
     source, key = SimpleNamespace(folder="features/abc"), "train/part-0"
@@ -29,7 +29,7 @@ def extracted(chunk):
     yield chunk[0]
     hangs()
 
-worker = ray_workers.PartWorker()
+worker = task_driver.PartWorker()
 worker._extractor = SimpleNamespace(ensure=extracted)
 chunk = pickle.dumps((None, "root", 1, [Part(), Part()], TaskWatch(sys.argv[1], 1, 2.0)))
 for table in worker(pa.table({"chunk": [chunk]})):
@@ -38,13 +38,13 @@ for table in worker(pa.table({"chunk": [chunk]})):
 PROBE = """
 import sys, threading
 from vitline.infra.storage import open_store
-from vitline.vit import ray_workers
+from vitline.vit.ray_jobs import task_driver
 
 def hangs(*args):
     threading.Event().wait()
 
-ray_workers.score_probe, ray_workers.PROGRESS_TIMEOUT_S = hangs, 2.0
-ray_workers.watched_probe("root", None, ray_workers.trial_watchdog(open_store(sys.argv[1]), 1, "birds-linear"))
+task_driver.score_probe, task_driver.PROGRESS_TIMEOUT_S = hangs, 2.0
+task_driver.watched_probe("root", None, task_driver.trial_watchdog(open_store(sys.argv[1]), 1, "birds-linear"))
 """
 
 

@@ -12,9 +12,9 @@ from vitline.infra.runs.claims import take_claim
 from vitline.infra.runs.journal import read_journal
 from vitline.infra.runs.run_state import read_state
 from vitline.infra.storage import open_store
-from vitline.vit.run import TrainingRun
-from vitline.vit.run_spec import make_spec
-from vitline.vit.training.checkpoints.names import list_checkpoints
+from vitline.vit.checkpoints.names import list_checkpoints
+from vitline.vit.run.run_spec import make_spec
+from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.world import World
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -24,8 +24,8 @@ import torch._dynamo  # by the first optimizer; takes seconds on a busy machine
 from vitline.infra.runs.watchdog import note_progress
 from vitline.infra.storage import open_store
 from vitline.vit.input.decoding import processes, training
-from vitline.vit.run import TrainingRun
-from vitline.vit.training.checkpoints.names import list_checkpoints
+from vitline.vit.run.training_run import TrainingRun
+from vitline.vit.checkpoints.names import list_checkpoints
 from vitline.vit.training.world import World
 
 run, gather = open_store(sys.argv[1]), training._gather
@@ -127,7 +127,7 @@ def test_ray_train_starts_a_group_again_of_which_one_rank_stands_still(
     run, claim = claimed(
         train_config("stands-still", workers=2, steps=2000, save_every_steps=50, progress_timeout_s=30.0)
     )
-    command = ["python", "-m", "vitline.vit.ray_train", "--run", run.uri, "--attempt", "1"]
+    command = ["python", "-m", "vitline.vit.ray_jobs.train_driver", "--run", run.uri, "--attempt", "1"]
     ray_jobs.submit(claim.job_id, command, env={"RAY_JOB_STOP_WAIT_TIME_S": "11"}, metadata={})
     until(lambda: list_checkpoints(run), claim.job_id)
     processes("TrainWorker")[0].suspend()

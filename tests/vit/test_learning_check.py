@@ -15,8 +15,8 @@ from vitline.infra.runs.run_state import read_state
 from vitline.infra.storage import open_store
 from vitline.vit.convert.timm import to_timm
 from vitline.vit.input.batches import eval_batches, train_batches
-from vitline.vit.run import TrainingRun
-from vitline.vit.run_spec import make_spec
+from vitline.vit.run.run_spec import make_spec
+from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.train import initial_state
 from vitline.vit.training.world import World
 

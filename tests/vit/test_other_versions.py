@@ -8,16 +8,16 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from vitline.data_prep.prepare import _run_task
-from vitline.vit.ray_probes import score_in_task
-from vitline.vit.ray_workers import PartWorker, watched_probe
-from vitline.vit.vtab.trained.run_trial import ensure_trial
+from vitline.data_prep.prepare.job import _run_task
+from vitline.vit.evaluation.run_trial import ensure_trial
+from vitline.vit.ray_jobs.probe_tasks import score_in_task
+from vitline.vit.ray_jobs.task_driver import PartWorker, watched_probe
 
 
 def train(root, monkeypatch):
     import ray.train
 
-    from vitline.vit.ray_train import train_worker
+    from vitline.vit.ray_jobs.train_driver import train_worker
 
     monkeypatch.setattr(ray.train, "get_context", lambda: SimpleNamespace(get_world_rank=lambda: 0))
     train_worker({"run": root, "attempt": 1})

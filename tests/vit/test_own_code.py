@@ -5,19 +5,19 @@ import sys
 import pytest
 import torch
 
-from vitline.flows.requests.own_code import with_own_code
+from vitline.flows.forms.own_code import with_own_code
 from vitline.infra.config import replace
 from vitline.infra.runs.journal import read_journal
 from vitline.infra.storage import open_store
-from vitline.vit.model_record import CARD, file_key, published_record
+from vitline.vit.cost.memory import activation_bytes
 from vitline.vit.models.build import build_network
 from vitline.vit.models.config import OwnNetworkConfig, network_config
 from vitline.vit.models.flops import forward_flops
-from vitline.vit.models.memory import activation_bytes
+from vitline.vit.models.own_code import check_source, source_digest
 from vitline.vit.models.recompute import blocks_of
-from vitline.vit.own_code import check_source, source_digest
-from vitline.vit.published import adapt, load_model
-from vitline.vit.run import TrainingRun
+from vitline.vit.published.model_record import CARD, file_key, published_record
+from vitline.vit.published.models import adapt, load_model
+from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.loss import loss_named, softmax_cross_entropy
 from vitline.vit.training.world import World
 

@@ -15,21 +15,21 @@ import torch
 from PIL import Image
 
 from vitline.data_prep.decode import DecodePolicy
-from vitline.flows.commands.training import describe_model
-from vitline.flows.requests.finetune_config import resolve_finetune
-from vitline.flows.requests.forms import FinetuneRequest
+from vitline.flows.cli.training import describe_model
+from vitline.flows.forms.finetune_config import resolve_finetune
+from vitline.flows.forms.forms import FinetuneRequest
 from vitline.infra.config import replace
 from vitline.infra.records import UnreadableRecord
 from vitline.infra.runs.claims import ClaimLost
 from vitline.infra.storage import open_store
+from vitline.vit.checkpoints.manifest import CheckpointError
+from vitline.vit.evaluation.evaluate import published_digest
 from vitline.vit.input.config import AugmentConfig
 from vitline.vit.input.image_contract import ImageContract
 from vitline.vit.models.config import ViTConfig
 from vitline.vit.models.vit import VisionTransformer
-from vitline.vit.published import adapt, load_model, publish
-from vitline.vit.training.checkpoints.manifest import CheckpointError
+from vitline.vit.published.models import adapt, load_model, publish
 from vitline.vit.training.train import forward
-from vitline.vit.vtab.evaluate import published_digest
 
 from ..other_rounding import LOGITS_AWAY, other_rounding
 from ..pictures import noise

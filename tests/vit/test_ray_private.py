@@ -44,4 +44,4 @@ def test_each_room_has_one_file_that_uses_such_names():
         for path in (ROOT / room).rglob("*.py")
         if re.search(r"ray\._|ray\.train\.v2|from ray import _|ray\.scripts", path.read_text())
     }
-    assert users == {"vit/worker_group/ray_private.py", "infra/local/ray_node.py"}
+    assert users == {"vit/ray_jobs/ray_private.py", "infra/local/ray_node.py"}

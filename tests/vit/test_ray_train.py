@@ -8,9 +8,9 @@ import pytest
 
 from vitline.infra.runs.run_state import read_stop
 from vitline.infra.storage import open_store
-from vitline.vit import ray_train
-from vitline.vit.ray_train import drain_followed, scaling_policy
-from vitline.vit.worker_group.ray_private import UNUSED_CALLBACKS, trainer_class
+from vitline.vit.ray_jobs import train_driver
+from vitline.vit.ray_jobs.ray_private import UNUSED_CALLBACKS, trainer_class
+from vitline.vit.ray_jobs.train_driver import drain_followed, scaling_policy
 
 
 def test_trainer_omits_only_unused_callbacks():
@@ -60,8 +60,8 @@ def looks(monkeypatch):
                 raise answer
             return answer
 
-        monkeypatch.setattr(ray_train, "DRAIN_LOOK_S", 0.001)
-        monkeypatch.setattr(ray_train, "node_drains", drains)
+        monkeypatch.setattr(train_driver, "DRAIN_LOOK_S", 0.001)
+        monkeypatch.setattr(train_driver, "node_drains", drains)
         return asked
 
     return answering

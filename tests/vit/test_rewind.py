@@ -6,11 +6,11 @@ import torch
 from vitline.infra.config import replace
 from vitline.infra.runs.claims import ClaimLost
 from vitline.infra.storage import open_store
-from vitline.vit.rewind import rewind
-from vitline.vit.training.checkpoints.manifest import CannotResume
-from vitline.vit.training.checkpoints.names import list_checkpoints
-from vitline.vit.training.checkpoints.save import CheckpointSaver
-from vitline.vit.training.checkpoints.state_tensors import state_tensors
+from vitline.vit.checkpoints.manifest import CannotResume
+from vitline.vit.checkpoints.names import list_checkpoints
+from vitline.vit.checkpoints.rewind import rewind
+from vitline.vit.checkpoints.save import CheckpointSaver
+from vitline.vit.checkpoints.state_tensors import state_tensors
 from vitline.vit.training.train import initial_state, train_step
 from vitline.vit.training.world import World
 

@@ -14,7 +14,7 @@ import torch
 
 import vitline.vit.input.read_shards
 from vitline.data_prep.decode import ImageRejected, decode
-from vitline.flows.catalog import find_corpus
+from vitline.flows.catalog.lists import find_corpus
 from vitline.infra.config import replace
 from vitline.infra.runs.claims import ClaimLost
 from vitline.infra.runs.journal import read_journal
@@ -22,16 +22,16 @@ from vitline.infra.runs.run_state import read_state, request_stop
 from vitline.infra.runs.segments import list_segments
 from vitline.infra.runs.stopping import StopPoller
 from vitline.infra.storage import open_store
+from vitline.vit.checkpoints.best import best_checkpoint
+from vitline.vit.checkpoints.manifest import CheckpointError
+from vitline.vit.checkpoints.names import list_checkpoints
 from vitline.vit.config import TrainConfig
 from vitline.vit.corpora.training_corpora import open_corpora
+from vitline.vit.cost.memory import activation_bytes
 from vitline.vit.models.config import BiTConfig, HybridConfig, ViTConfig
-from vitline.vit.models.memory import activation_bytes
-from vitline.vit.published import adapt, load_model
-from vitline.vit.run import TrainingRun
-from vitline.vit.run_spec import make_spec
-from vitline.vit.training.checkpoints.best import best_checkpoint
-from vitline.vit.training.checkpoints.manifest import CheckpointError
-from vitline.vit.training.checkpoints.names import list_checkpoints
+from vitline.vit.published.models import adapt, load_model
+from vitline.vit.run.run_spec import make_spec
+from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.reporter import Reporter, system_metrics
 from vitline.vit.training.world import World
 
@@ -61,7 +61,7 @@ def test_a_finished_run_has_curves_checkpoints_a_score_and_a_model(start, train_
 
 def test_on_gpus_a_run_records_its_memory_beside_that_of_a_plan(start, train_config, monkeypatch):
     """As if the GPU had had as much as the plan says, of a micro-batch of 8."""
-    monkeypatch.setattr("vitline.vit.speed.training_memory.peak_of_workers", lambda world: 1_000_000)
+    monkeypatch.setattr("vitline.vit.cost.training_memory.peak_of_workers", lambda world: 1_000_000)
     run, attempt = start(train_config("memory", steps=4))
     assert TrainingRun(run, attempt, World()).execute() == "finished"
     state = read_state(run)
@@ -75,7 +75,7 @@ def test_a_training_does_not_load_the_compiler_of_torch(start, train_config):
     """It takes as long to load as torch itself, in every worker, trial and process that resumes."""
     run, attempt = start(train_config("light", steps=4, save_every_steps=2, inspect_images=5))
     code = (
-        "import sys; from vitline.infra.storage import open_store; from vitline.vit.run import TrainingRun; "
+        "import sys; from vitline.infra.storage import open_store; from vitline.vit.run.training_run import TrainingRun; "
         "from vitline.vit.training.world import World;"
         "print(TrainingRun(open_store(sys.argv[1]), int(sys.argv[2]), World()).execute(), 'torch._dynamo' in sys.modules)"
     )

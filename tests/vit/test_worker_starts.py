@@ -9,9 +9,8 @@ import pytest
 from vitline.infra.runs.claims import take_claim
 from vitline.infra.runs.run_state import read_state, request_stop
 from vitline.infra.storage import open_store
-from vitline.vit.run_spec import make_spec, read_progress, read_starts
-from vitline.vit.training.checkpoints.names import checkpoint_prefix, newest_step
-from vitline.vit.worker_group.worker_starts import (
+from vitline.vit.checkpoints.names import checkpoint_prefix, newest_step
+from vitline.vit.ray_jobs.worker_starts import (
     NoRoom,
     StartsFailed,
     WorkerStarts,
@@ -19,6 +18,7 @@ from vitline.vit.worker_group.worker_starts import (
     report_waiting,
     waits,
 )
+from vitline.vit.run.run_spec import make_spec, read_progress, read_starts
 
 
 class Clock:
@@ -169,7 +169,7 @@ def test_a_training_that_lost_its_place_waits_is_stopped_or_goes_on(ray_jobs, un
         until(lambda: "occupied" in ray_jobs.logs(occupants[0]), occupants[0])
         # A worker's process starts within the first tries, as the cluster has none in advance.
         env = {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "2"}
-        command = [sys.executable, "-m", "vitline.vit.ray_train", "--run", run.uri, "--attempt", "1"]
+        command = [sys.executable, "-m", "vitline.vit.ray_jobs.train_driver", "--run", run.uri, "--attempt", "1"]
         ray_jobs.submit(training, command, env, {})
         until(lambda: newest_step(run) and read_progress(run), training)
         occupy(occupants[1])

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from vitline.infra.storage import open_store
-from vitline.vit.run import TrainingRun
+from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.world import World
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from vitline.vit.models.build import at_resolution
 from vitline.vit.models.config import TransformerConfig
 from vitline.vit.models.network import Network
 from vitline.vit.models.vit import Transformer
-from vitline.vit.published import PublishedModel, load_model
+from vitline.vit.published.models import PublishedModel, load_model
 
 UNPUBLISHED = "unpublished"
 

@@ -15,7 +15,7 @@ from vitline.vit.input.config import InputConfig
 from vitline.vit.input.mapped_labels import LabelMap, MappedLabels, find_kept_rows
 from vitline.vit.input.mixture import whole_weights
 from vitline.vit.input.order import Order
-from vitline.vit.model_record import MixtureEntry, ModelProvenance
+from vitline.vit.published.model_record import MixtureEntry, ModelProvenance
 
 
 class MixtureRecord(TypedDict):

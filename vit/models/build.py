@@ -22,9 +22,9 @@ from vitline.vit.models.hybrid import HybridTransformer
 from vitline.vit.models.limits import check_limits
 from vitline.vit.models.masked_patches import MaskedPatchModel
 from vitline.vit.models.network import Network
+from vitline.vit.models.own_code import imported_where_allowed, source_digest
 from vitline.vit.models.pos_embed import resample_positions, sincos_2d
 from vitline.vit.models.vit import Transformer, VisionTransformer
-from vitline.vit.own_code import imported_where_allowed, source_digest
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def build_network(config: NetworkConfig, num_classes: int) -> Network:
 
 def own_network(config: OwnNetworkConfig, num_classes: int) -> Network:
     """A network of others. Raises ValueError for code that may not be imported, fails, or makes no `Network` with a head of
-    `num_classes`. Code that has changed since is a warning; a training compares it before (`vitline.vit.own_code.check_source`)."""
+    `num_classes`. Code that has changed since is a warning; a training compares it before (`vitline.vit.models.own_code.check_source`)."""
     make = imported_where_allowed(config.network, "network")
     if config.source and (found := source_digest(config.network)) != config.source:
         log.warning("the code of %s has changed: %s, was %s", config.network, found[:12], config.source[:12])

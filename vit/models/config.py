@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import Discriminator, Field, NonNegativeInt, PositiveFloat, PositiveInt, Tag, TypeAdapter, model_validator
 
 from vitline.infra.config import FrozenConfig
-from vitline.vit.own_code import REFERENCE
+from vitline.vit.models.own_code import REFERENCE
 
 TAGS = ("vit", "hybrid", "bit", "own")
 N = TypeVar("N", bound="NetworkConfig")

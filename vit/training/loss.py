@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitline.vit.input.batches import Labels, SeveralLabels
-from vitline.vit.own_code import imported_where_allowed
+from vitline.vit.models.own_code import imported_where_allowed
 
 
 def targets_of(labels: Labels, num_classes: int, label_smoothing: float = 0.0) -> Float[Tensor, "B K"]:

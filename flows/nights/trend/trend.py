@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vitline.data_prep.find_corpus import prepared_corpora
+from vitline.flows.catalog.records import read_pipeline
 from vitline.flows.nights.compare import Difference
 from vitline.flows.nights.from_records import known_nights, scores_of
 from vitline.flows.nights.night_page import night_row
 from vitline.flows.nights.night_record import ChampionRecord, NightRecord, read_champion
-from vitline.flows.records import read_pipeline
 from vitline.infra.html.plots import Axis, Dot, Plot, ticks
 from vitline.infra.night import night_name, night_text
 from vitline.infra.records import UnreadableRecord, read_each

@@ -4,7 +4,7 @@ import base64
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from vitline.flows.records import PipelineRecord
+from vitline.flows.catalog.records import PipelineRecord
 from vitline.infra.runs.run_state import NO_STATE, read_state
 from vitline.infra.storage import Store
 

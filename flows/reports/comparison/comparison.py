@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 
 from vitline.data_prep.shard_format import Manifest, load_class_names
+from vitline.flows.catalog.records import PipelineRecord
 from vitline.flows.nights.compare import MEAN, Compared, Difference, compare
 from vitline.flows.nights.from_records import earlier_nights, read_predictions, scores_of, scores_of_models
 from vitline.flows.nights.judge import FALSE_ALARMS, changes, short_name
 from vitline.flows.nights.night_scores import NightScores
-from vitline.flows.records import PipelineRecord
 from vitline.flows.reports.comparison.corpora import Corpora
 from vitline.infra.storage import Store
+from vitline.vit.evaluation.evaluate import Score
+from vitline.vit.evaluation.top_losses import Shown, load_shown
 from vitline.vit.training.predictions import Predictions
-from vitline.vit.vtab.evaluate import Score
-from vitline.vit.vtab.trained.top_losses import Shown, load_shown
 
 MAX_PIPELINES = 6
 MAX_PICTURES = 12

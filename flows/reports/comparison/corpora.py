@@ -4,12 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from vitline.data_prep.find_corpus import prepared_corpora
-from vitline.data_prep.inspect.diff_corpora import ChangeKind, diff_examples, rows_apart
-from vitline.data_prep.inspect.diff_stats import diff_stats
+from vitline.data_prep.pages.diff_corpora import ChangeKind, diff_examples, rows_apart
+from vitline.data_prep.pages.diff_stats import diff_stats
 from vitline.data_prep.shard_format import Manifest
-from vitline.flows.catalog import say_unreadable
+from vitline.flows.catalog.lists import say_unreadable
+from vitline.flows.catalog.records import PipelineRecord
 from vitline.flows.nights.night_page import value_text
-from vitline.flows.records import PipelineRecord
 from vitline.flows.reports.corpus_facts import facts_of
 from vitline.infra.storage import Store
 

@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from vitline.flows.records import PipelineRecord
+from vitline.flows.catalog.records import PipelineRecord
 from vitline.infra.html.plots import Plot, line_plot
 from vitline.infra.records import UnreadableRecord
 from vitline.infra.runs.journal import read_journal
 from vitline.infra.runs.segments import JournalRecord
 from vitline.infra.storage import Store, open_store
-from vitline.vit.model_record import published_record
 from vitline.vit.models.config import network_config
 from vitline.vit.models.flops import forward_flops
+from vitline.vit.published.model_record import published_record
 
 CURVES = {"train/loss": "Pre-training loss", "val/top1": "Accuracy on held-out images"}
 LOSS, RATE = "train/loss", "throughput/images_per_s"

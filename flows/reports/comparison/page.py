@@ -4,11 +4,11 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+from vitline.flows.catalog.records import PipelineRecord
 from vitline.flows.nights.compare import MEAN
 from vitline.flows.nights.judge import points, short_name
 from vitline.flows.nights.night_page import value_text
 from vitline.flows.nights.night_scores import NightScores
-from vitline.flows.records import PipelineRecord
 from vitline.flows.reports.comparison.attention import attention_beside
 from vitline.flows.reports.comparison.comparison import (
     MAX_PIPELINES,

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from vitline.flows.records import PipelineRecord
+from vitline.flows.catalog.records import PipelineRecord
 from vitline.infra.html.plots import NUM_COLOURS, Plot, bar_groups
 from vitline.infra.storage import Store
+from vitline.vit.evaluation.reference.published_checks import architecture_of
+from vitline.vit.evaluation.reference.published_scores import ROWS, PublishedRow
+from vitline.vit.evaluation.reference.report import published_mean
+from vitline.vit.evaluation.tasks import GROUPS
 from vitline.vit.models.config import network_config
-from vitline.vit.vtab.published.published_checks import architecture_of
-from vitline.vit.vtab.published.published_scores import ROWS, PublishedRow
-from vitline.vit.vtab.published.report import published_mean
-from vitline.vit.vtab.tasks import GROUPS
 
 COLUMNS = (*GROUPS, "all")
 

@@ -11,9 +11,9 @@ import pytest
 import scipy.io
 
 from vitline.data_prep.config import CorpusConfig, CorpusRecipe, ShardingConfig
-from vitline.data_prep.corpora.raw import Part, WorkFolder
-from vitline.data_prep.prepare import prepare
+from vitline.data_prep.prepare.job import prepare
 from vitline.data_prep.shard_format import ShardReader
+from vitline.data_prep.sources.raw import Part, WorkFolder
 from vitline.infra.storage import open_store
 
 

@@ -26,11 +26,11 @@ from vitline.data_prep.config import (
     ParquetImages,
     WebDataset,
 )
-from vitline.data_prep.corpora.open_source import open_source
-from vitline.data_prep.corpora.raw import WorkFolder
-from vitline.data_prep.corpora.sources.class_folders import ClassFolderCorpus
 from vitline.data_prep.find_corpus import corpus_store
-from vitline.data_prep.prepare import prepare
+from vitline.data_prep.prepare.job import prepare
+from vitline.data_prep.sources.class_folders import ClassFolderCorpus
+from vitline.data_prep.sources.open_source import open_source
+from vitline.data_prep.sources.raw import WorkFolder
 from vitline.infra.storage import open_store
 
 

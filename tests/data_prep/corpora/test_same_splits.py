@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from vitline.data_prep.archives.lossless_png import lossless_png
 from vitline.data_prep.config import (
     ClassFolders,
     CorpusConfig,
@@ -21,9 +22,8 @@ from vitline.data_prep.config import (
     ParquetImages,
     WebDataset,
 )
-from vitline.data_prep.corpora.files.lossless_png import lossless_png
 from vitline.data_prep.find_corpus import corpus_store
-from vitline.data_prep.prepare import prepare
+from vitline.data_prep.prepare.job import prepare
 from vitline.data_prep.shards.subsets import take
 from vitline.infra.storage import open_store
 

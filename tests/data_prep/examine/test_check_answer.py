@@ -20,7 +20,7 @@ POLICY = DecodePolicy(max_pixels=10_000)
 LIARS = """
 import numpy as np
 from vitline.data_prep.decode import DecodePolicy
-from vitline.data_prep.images import examine_image
+from vitline.data_prep.examine.images import examine_image
 
 def lie(changes):
     return lambda data, policy: examine_image(data, DecodePolicy()) | changes

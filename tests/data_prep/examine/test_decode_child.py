@@ -19,8 +19,8 @@ from PIL import Image
 from vitline.data_prep.decode import DecodePolicy, ImageRejected
 from vitline.data_prep.examine.decode_child import Examiner
 from vitline.data_prep.examine.decode_server import Kind, decode_answer, encode_examined
+from vitline.data_prep.examine.images import examine_image
 from vitline.data_prep.examine.local_range import LocalRange
-from vitline.data_prep.images import examine_image
 from vitline.infra.storage import open_store
 
 POLICY = DecodePolicy(max_pixels=100_000)
@@ -30,7 +30,7 @@ WAIT_S = 30  # limit for operations that take milliseconds on an idle machine
 HOSTILE = textwrap.dedent(
     """
     import mmap, os, signal, sys
-    from vitline.data_prep.images import examine_image
+    from vitline.data_prep.examine.images import examine_image
 
     # The process can open no file when it examines images, but it keeps the memory that it shares with a file.
     SHARED = mmap.mmap(os.open(__file__.replace("hostile_decoder.py", "shared"), os.O_RDWR), 64)
@@ -82,7 +82,7 @@ def hostile(tmp_path, monkeypatch):
     return "hostile_decoder.examine"
 
 
-def examiner(function="vitline.data_prep.images.examine_image", timeout_s=60.0, memory_bytes=MEMORY):
+def examiner(function="vitline.data_prep.examine.images.examine_image", timeout_s=60.0, memory_bytes=MEMORY):
     return Examiner(POLICY, timeout_s=timeout_s, memory_bytes=memory_bytes, function=function)
 
 

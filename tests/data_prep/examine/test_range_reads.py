@@ -5,11 +5,11 @@ import random
 import numpy as np
 import pytest
 
-from vitline.data_prep import prepare
 from vitline.data_prep.config import CorpusConfig, Digits
 from vitline.data_prep.examine.local_range import LocalRange
 from vitline.data_prep.examine.range_reads import ByteRange, joint_reads, read_ahead
 from vitline.data_prep.find_corpus import corpus_store
+from vitline.data_prep.prepare import job
 from vitline.infra.storage import open_store
 from vitline.infra.stores.file_store import FileStore
 
@@ -98,12 +98,12 @@ def test_packed_images_need_few_requests_and_give_the_same_corpus(tmp_path, dist
     """The write stage reads them in random order, many at a time."""
     request = CorpusConfig(name="digits", source=Digits())
     roots = [open_store((tmp_path / name).as_uri()) for name in ("distant", "local")]
-    (manifest,) = prepare.prepare([request], roots[0].uri)
+    (manifest,) = job.prepare([request], roots[0].uri)
     num_reads = sum(key.startswith("spill/") for key, _, _ in distant)
     assert manifest.counts.num_accepted == 1797
     assert 0 < num_reads < 100  # most of them of pictures in the report
     monkeypatch.setattr(FileStore, "reads_wait", False)
-    (local,) = prepare.prepare([request], roots[1].uri)
+    (local,) = job.prepare([request], roots[1].uri)
     assert local.digest == manifest.digest
     shards = [{key: corpus_store(root, request).read(key) for key in files(root, request)} for root in roots]
     assert shards[0] == shards[1]

@@ -4,14 +4,14 @@ import re
 
 import pytest
 
-from vitline.data_prep.corpora.raw import ListedCorpus, RawExample
-from vitline.data_prep.corpora.sources import class_folders
 from vitline.data_prep.find_corpus import corpus_store
 from vitline.data_prep.labels.class_maps import extended
 from vitline.data_prep.labels.classes import ClassInfo, ClassMap, number_label
-from vitline.data_prep.prepare import prepare
+from vitline.data_prep.prepare.job import prepare
 from vitline.data_prep.shard_format import ShardReader, load_class_names, load_manifest
 from vitline.data_prep.shards.verify_shards import verify_corpus
+from vitline.data_prep.sources import class_folders
+from vitline.data_prep.sources.raw import ListedCorpus, RawExample
 from vitline.infra.storage import open_store
 
 

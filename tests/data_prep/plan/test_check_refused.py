@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from vitline.data_prep import prepare
 from vitline.data_prep.config import CorpusConfig, LabelTable, ParquetImages, WebDataset
 from vitline.data_prep.find_corpus import corpus_store
+from vitline.data_prep.prepare import job
 from vitline.infra.config import replace
 from vitline.infra.storage import open_store
 
@@ -45,14 +45,14 @@ def test_a_truncated_archive_is_published_only_on_request(kind, tar_of_classes, 
         ValueError,
         match=rf"unknown number of images is missing.*/a\.{kind} at byte .*execution.uncounted_losses=accept",
     ):
-        prepare.prepare([request], memory_root)
+        job.prepare([request], memory_root)
     accepting = replace(request, **{"execution.uncounted_losses": "accept"})
-    (manifest,) = prepare.prepare([accepting], memory_root)
+    (manifest,) = job.prepare([accepting], memory_root)
     assert manifest.counts.refused == {"uncounted_loss": 1}
     report = corpus_store(open_store(memory_root), request).read("report.html").decode()
     assert "1 file could not be read to its end" in report
     with pytest.raises(ValueError, match=r"is prepared already.*execution.uncounted_losses=accept"):
-        prepare.prepare([request], memory_root)
+        job.prepare([request], memory_root)
 
 
 def zip_without_its_last_entries(tar):
@@ -81,7 +81,7 @@ def test_one_truncated_tar_or_parquet_file_stops_publication(picture, tmp_path, 
         (tmp_path / f"wds/{name}.tar").write_bytes(out.getvalue()[: None if name == "a" else 8000])
     source = WebDataset(path=str(tmp_path / "wds"))
     with pytest.raises(ValueError, match=r"unknown number of images is missing.*b\.tar at byte"):
-        prepare.prepare([CorpusConfig(name="wds", source=source)], memory_root)
+        job.prepare([CorpusConfig(name="wds", source=source)], memory_root)
 
     (tmp_path / "pq").mkdir()
     rows = pa.table({"image": [picture(i) for i in range(40)], "label": [i % 2 for i in range(40)]})
@@ -89,7 +89,7 @@ def test_one_truncated_tar_or_parquet_file_stops_publication(picture, tmp_path, 
     pq.write_table(rows, tmp_path / "pq/b.parquet")
     (tmp_path / "pq/b.parquet").write_bytes((tmp_path / "pq/b.parquet").read_bytes()[:3000])
     with pytest.raises(ValueError, match=r"unknown number of images is missing.*b\.parquet"):
-        prepare.prepare([CorpusConfig(name="pq", source=ParquetImages(path=str(tmp_path / "pq")))], memory_root)
+        job.prepare([CorpusConfig(name="pq", source=ParquetImages(path=str(tmp_path / "pq")))], memory_root)
 
 
 def test_a_damaged_member_is_one_refused_image(tar_of_classes, request_for, tmp_path, memory_root):
@@ -98,7 +98,7 @@ def test_a_damaged_member_is_one_refused_image(tar_of_classes, request_for, tmp_
         at = archive.getmember("b/03.jpg").offset_data
     tar[at : at + 200] = b"\xff" * 200
     (tmp_path / "a.tar").write_bytes(tar)
-    (manifest,) = prepare.prepare([request_for(tmp_path / "a.tar")], memory_root)
+    (manifest,) = job.prepare([request_for(tmp_path / "a.tar")], memory_root)
     assert sum(manifest.counts.refused.values()) == 1
     assert "uncounted_loss" not in manifest.counts.refused
 
@@ -112,7 +112,7 @@ def test_too_many_refused_images_are_an_error_with_reasons_list_and_option(
         (folder / f"dog/y{i}.jpg").write_bytes(b"no picture" * (i + 1))
     request = request_for(folder)
     with pytest.raises(ValueError, match="nothing is published") as raised:
-        prepare.prepare([request], memory_root)
+        job.prepare([request], memory_root)
     message = str(raised.value)
     assert "12 of 36 images are refused (empty 6, not_an_image 6)" in message
     assert "empty (" in message
@@ -130,19 +130,19 @@ def test_wrong_label_column_is_reported_instead_of_bad_images(picture, tmp_path,
     (tmp_path / "t.csv").write_text("\n".join(lines))
     request = CorpusConfig(name="t", source=LabelTable(path=str(tmp_path / "t.csv")))
     with pytest.raises(ValueError, match=r"Most have no label. Correct source.labels_column \('labels'\)"):
-        prepare.prepare([request], memory_root)
+        job.prepare([request], memory_root)
 
 
 def test_a_stricter_limit_applies_to_a_prepared_corpus(fill_folder, request_for, tmp_path, memory_root):
     folder = fill_folder(tmp_path / "p", per_class=10)
     for i in range(2):
         (folder / f"cat/x{i}.jpg").write_bytes(b"")
-    prepare.prepare([request_for(folder)], memory_root)
-    prepare.prepare([request_for(folder, max_refused_fraction=0.07)], memory_root)
+    job.prepare([request_for(folder)], memory_root)
+    job.prepare([request_for(folder, max_refused_fraction=0.07)], memory_root)
     with pytest.raises(
         ValueError, match=r"is prepared already, but 2 of 32 .*empty 2.*0\.01.*max_refused_fraction=0\.07"
     ):
-        prepare.prepare([request_for(folder, max_refused_fraction=0.01)], memory_root)
+        job.prepare([request_for(folder, max_refused_fraction=0.01)], memory_root)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_error_names_the_cause_if_no_image_is_left(recipe, cause, fill_folder, r
     given = {name: str(tmp_path / "classes.txt") if value == "MAP" else value for name, value in recipe.items()}
     folder = fill_folder(tmp_path / "p", per_class=12)
     with pytest.raises(ValueError, match=cause):
-        prepare.prepare([request_for(folder, **given)], memory_root)
+        job.prepare([request_for(folder, **given)], memory_root)
 
 
 def test_a_table_with_one_row_per_label_is_an_error_with_the_next_step(picture, tmp_path, memory_root):
@@ -178,4 +178,4 @@ def test_a_table_with_one_row_per_label_is_an_error_with_the_next_step(picture, 
         r"A table has one row per image: .*source\.label_separator.*source\.id_column"
     )
     with pytest.raises(ValueError, match=expected):
-        prepare.prepare([request], memory_root)
+        job.prepare([request], memory_root)

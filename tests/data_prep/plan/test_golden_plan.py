@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitline.data_prep import prepare
 from vitline.data_prep.config import ClassFolders, CorpusConfig, LabelTable
+from vitline.data_prep.prepare import job
 
 from ...pictures import blurred, encoded
 
@@ -104,7 +104,7 @@ def requests(tmp_path):
 def test_corpora_and_refusals_are_the_golden_ones(requests, memory_root):
     found = {}
     for name, request in requests.items():
-        (manifest,) = prepare.prepare([request], memory_root)
+        (manifest,) = job.prepare([request], memory_root)
         splits = {split: info.num_rows for split, info in sorted(manifest.splits.items())}
         found[name] = (manifest.digest[:16], splits | dict(sorted(manifest.counts.refused.items())))
     assert found == GOLDEN

@@ -8,10 +8,11 @@ import pytest
 from PIL import Image, ImageEnhance, ImageOps
 from sklearn.datasets import load_sample_images
 
-from vitline.data_prep import executors, prepare
+from vitline.data_prep import executors
 from vitline.data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe
 from vitline.data_prep.find_corpus import corpus_store
 from vitline.data_prep.plan import leak_pairs, leakage, locate_pictures, near_pairs
+from vitline.data_prep.prepare import job
 from vitline.data_prep.shard_format import load_manifest
 from vitline.infra.config import replace
 from vitline.infra.storage import open_store
@@ -60,7 +61,7 @@ def corpora(pieces, tmp_path):
 
 
 def prepared(request, root):
-    prepare.prepare([request], root)
+    job.prepare([request], root)
     return corpus_store(open_store(root), request)
 
 
@@ -73,7 +74,7 @@ def leaks_of(corpus):
 def test_leaks_are_found_in_prepared_and_in_concurrent_evaluation_sets(corpora, memory_root):
     pets, web = corpora
     together = f"{memory_root}-together"
-    prepare.prepare([web, pets], together)
+    job.prepare([web, pets], together)
     alone = prepared(web, f"{memory_root}-alone")
     assert leaks_of(alone) == {}
     prepared(pets, memory_root)
@@ -101,7 +102,7 @@ def test_pairs_are_compared_in_batches_by_workers_and_counted(corpora, memory_ro
     monkeypatch.setattr(leak_pairs, "PAIRS_PER_TASK", 1)
     monkeypatch.setattr(leakage, "PAIRS_PER_TASK", 1)
     monkeypatch.setattr(executors, "_FEW_PAIRS", 0)
-    passes, shown, begin = {}, [], prepare.Progress.__init__
+    passes, shown, begin = {}, [], job.Progress.__init__
 
     def counting(work, tasks):
         passes[work.__name__] = len(tasks)
@@ -111,9 +112,9 @@ def test_pairs_are_compared_in_batches_by_workers_and_counted(corpora, memory_ro
         shown.append((stage, total, unit))
         begin(self, corpus, stage, total, unit, *rest, **more)
 
-    monkeypatch.setattr(prepare.Progress, "__init__", watched)
+    monkeypatch.setattr(job.Progress, "__init__", watched)
     request = replace(web, **{"recipe.order_seed": 1})
-    prepare.prepare([request], memory_root, counting)
+    job.prepare([request], memory_root, counting)
     assert leaks_of(corpus_store(open_store(memory_root), request)) == expected
     assert passes["compare_pairs"] >= 4
     assert ("leakage", passes["compare_pairs"], "pairs compared") in shown
@@ -169,7 +170,7 @@ def test_val_split_of_the_source_is_compared_if_there_is_no_test(corpora, tmp_pa
     pets, web = corpora
     (tmp_path / "pets/test").rename(tmp_path / "pets/val/moved")
     together = f"{memory_root}-together"
-    prepare.prepare([web, pets], together)
+    job.prepare([web, pets], together)
     prepared(pets, memory_root)
     for corpus in (corpus_store(open_store(together), web), prepared(web, memory_root)):
         assert {row["split"] for row in leaks_of(corpus).values()} == {"val"}

@@ -8,12 +8,12 @@ import pytest
 
 from vitline.data_prep.config import CorpusConfig, LabelTable, ParquetImages
 from vitline.data_prep.find_corpus import corpus_store
-from vitline.data_prep.inspect.dry_run import dry_run
-from vitline.data_prep.inspect.dry_run_report import Cores
+from vitline.data_prep.pages.dry_run import dry_run
+from vitline.data_prep.pages.dry_run_report import Cores
 from vitline.data_prep.plan import listed_ids
 from vitline.data_prep.plan.check_refused import NothingNew
 from vitline.data_prep.plan.plan_shards import Base
-from vitline.data_prep.prepare import prepare
+from vitline.data_prep.prepare.job import prepare
 from vitline.infra.config import replace
 from vitline.infra.storage import open_store
 

@@ -8,7 +8,7 @@ from sklearn.datasets import load_sample_images
 from vitline.data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe
 from vitline.data_prep.find_corpus import corpus_store
 from vitline.data_prep.plan.mixture_leakage import find_mixture_leaks
-from vitline.data_prep.prepare import prepare
+from vitline.data_prep.prepare.job import prepare
 from vitline.data_prep.shard_format import load_manifest
 from vitline.infra.storage import open_store
 

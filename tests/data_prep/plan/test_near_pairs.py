@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vitline.data_prep.plan.near_pairs import _joined
-from vitline.data_prep.similarity.near_duplicates import resolve
+from vitline.data_prep.plan.similarity.near_duplicates import resolve
 
 
 def num_components(a, b):

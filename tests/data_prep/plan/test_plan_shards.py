@@ -6,9 +6,9 @@ from collections import Counter
 import pyarrow.parquet as pq
 import pytest
 
-from vitline.data_prep import prepare
 from vitline.data_prep.config import CorpusConfig, LabelTable
 from vitline.data_prep.find_corpus import corpus_store
+from vitline.data_prep.prepare import job
 from vitline.data_prep.shard_format import ShardReader, load_class_names, load_manifest
 from vitline.infra.config import replace
 from vitline.infra.storage import open_store
@@ -80,7 +80,7 @@ def test_all_labels_of_an_image_are_kept_with_their_weights(table, memory_root):
     rows = [{"labels": ["animal", "cat"], "w": [1.0, 0.25]} for _ in range(20)]
     rows += [{"labels": ["rare", "animal"], "w": [0.5, 0.75]}, {"labels": ["rare"], "w": [0.5]}]
     request = replace(table(rows, weights_column="w"), **{"recipe.min_images_per_class": 3})
-    prepare.prepare([request], memory_root)
+    job.prepare([request], memory_root)
     corpus = corpus_store(open_store(memory_root), request)
     manifest = load_manifest(corpus)
     assert (manifest.single_label, manifest.has_weights, load_class_names(corpus)) == (False, True, ["animal", "cat"])
@@ -107,7 +107,7 @@ def test_image_with_several_labels_also_gets_the_labels_of_its_copies(table, tmp
     for i, sort_bytes in enumerate((1 << 20, 1)):
         root = f"{memory_root}-{i}"
         execution = {"execution.sort_bytes": sort_bytes, "execution.examples_per_chunk": 8}
-        (manifest,) = prepare.prepare([replace(request, **execution)], root)
+        (manifest,) = job.prepare([replace(request, **execution)], root)
         corpus = corpus_store(open_store(root), request)
         assert load_class_names(corpus) == ["a", "b", "c", "d", "e"]
         (row,) = [row for row in rows_of(corpus, "train") + rows_of(corpus, "val") if row["example_id"] == "40.jpg"]
@@ -125,13 +125,13 @@ def test_a_group_in_two_splits_is_an_error(table, memory_root):
     rows = [{"labels": ["a"], "group": f"g{i // 2}", "split": "test" if i == 7 else "train"} for i in range(10)]
     request = table(rows, group_column="group", split_column="split")
     with pytest.raises(ValueError, match="1 groups are in more than one split, for example 'g3'"):
-        prepare.prepare([request], memory_root)
+        job.prepare([request], memory_root)
 
 
 def test_groups_stay_together_if_splits_are_drawn(table, memory_root):
     rows = [{"labels": ["a"], "group": f"g{i // 4}"} for i in range(80)]
     request = table(rows, group_column="group")
-    prepare.prepare([request], memory_root)
+    job.prepare([request], memory_root)
     corpus = corpus_store(open_store(memory_root), request)
     groups = [{row["group"] for row in rows_of(corpus, split)} for split in ("train", "val")]
     assert len(groups[0]) + len(groups[1]) == 20

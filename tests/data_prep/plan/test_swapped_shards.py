@@ -8,7 +8,7 @@ from sklearn.datasets import load_sample_images
 
 from vitline.data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe, ParquetImages
 from vitline.data_prep.find_corpus import corpus_store
-from vitline.data_prep.prepare import prepare
+from vitline.data_prep.prepare.job import prepare
 from vitline.data_prep.shard_format import ShardError, load_manifest, segment_keys
 from vitline.infra.config import replace
 from vitline.infra.storage import open_store

@@ -131,7 +131,7 @@ TAKEN_FOR_BLACK = """
 import hashlib, io
 from PIL import Image
 from vitline.data_prep.decode import ImageRejected
-from vitline.data_prep.images import examine_image
+from vitline.data_prep.examine.images import examine_image
 
 def examine(data, policy):
     try:

@@ -4,11 +4,11 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 
+from vitline.flows.catalog.records import PipelineRecord, StageRecord, write_pipeline
 from vitline.flows.nights.night_scores import NightScores, TaskScore
-from vitline.flows.records import PipelineRecord, StageRecord, write_pipeline
+from vitline.vit.evaluation.evaluate import Score
+from vitline.vit.evaluation.trials import TrialResult
 from vitline.vit.training.predictions import Predictions
-from vitline.vit.vtab.evaluate import Score
-from vitline.vit.vtab.trained.trials import TrialResult
 
 DIFFICULTY = {"tasks/digits/top1": 300, "tasks/emoji/top1": 200}
 

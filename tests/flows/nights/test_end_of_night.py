@@ -8,18 +8,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from vitline.flows import end_to_end
-from vitline.flows.end_to_end import PipelineRecorder
+from vitline.flows.catalog.records import read_pipeline
+from vitline.flows.forms.forms import PipelineRequest
+from vitline.flows.forms.pipeline_plan import resolve_pipeline
 from vitline.flows.nights.from_records import scores_of
 from vitline.flows.nights.night_record import THE_GATE, read_champion, read_night
-from vitline.flows.records import read_pipeline
-from vitline.flows.requests.forms import PipelineRequest
-from vitline.flows.requests.pipeline_plan import resolve_pipeline
-from vitline.flows.stages.engines import open_engines
-from vitline.flows.stages.stage import StageFailed, StageResult, exclusively
+from vitline.flows.runs import end_to_end
+from vitline.flows.runs.end_to_end import PipelineRecorder
+from vitline.flows.runs.engines import open_engines
+from vitline.flows.runs.stage import StageFailed, StageResult, exclusively
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
-from vitline.vit.vtab.evaluate import Score
+from vitline.vit.evaluation.evaluate import Score
 
 from .simulated import Nights, store_night
 

@@ -6,16 +6,16 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from vitline.flows.catalog.records import Origin, write_pipeline
+from vitline.flows.forms.nights import NightSettings
 from vitline.flows.nights.from_records import NOISE_NIGHTS, judge_again, known_nights, night_of
 from vitline.flows.nights.judge import judge
 from vitline.flows.nights.night_record import read_night, write_night
 from vitline.flows.nights.not_run import note_missed, note_not_run
 from vitline.flows.nights.plan import plan_text
 from vitline.flows.nights.promote import promote
-from vitline.flows.nights.settings import NightSettings
 from vitline.flows.nights.show import chosen_night
-from vitline.flows.records import Origin, write_pipeline
-from vitline.flows.stages.stage import Skipped
+from vitline.flows.runs.stage import Skipped
 from vitline.flows.to_mlflow.stage_snapshots import pipeline_snapshot
 from vitline.infra import config
 from vitline.infra.storage import open_store
@@ -39,7 +39,7 @@ def judged(store, night, state="finished", reason="", **kept):
 def run(*arguments):
     from typer.testing import CliRunner
 
-    from vitline.flows.cli import app
+    from vitline.flows.cli.main import app
 
     return CliRunner().invoke(app, arguments)
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from vitline.flows.catalog.records import write_pipeline
 from vitline.flows.nights.from_records import night_of
 from vitline.flows.nights.gate import leaked_images
 from vitline.flows.nights.night_record import THE_GATE, read_champion
 from vitline.flows.nights.promote import make_champion
-from vitline.flows.records import write_pipeline
 from vitline.infra import config
 from vitline.infra.storage import open_store
 

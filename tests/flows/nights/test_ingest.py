@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 from vitline.data_prep.shard_format import load_manifest
-from vitline.flows.catalog import find_corpus
-from vitline.flows.end_to_end import prepare_stage
-from vitline.flows.requests.forms import PipelineRequest
-from vitline.flows.requests.pipeline_plan import resolve_pipeline
-from vitline.flows.stages.engines import open_engines
-from vitline.flows.stages.prepare_corpus import prepare_corpora, source_request
+from vitline.flows.catalog.lists import find_corpus
+from vitline.flows.forms.forms import PipelineRequest
+from vitline.flows.forms.pipeline_plan import resolve_pipeline
+from vitline.flows.runs.end_to_end import prepare_stage
+from vitline.flows.runs.engines import open_engines
+from vitline.flows.runs.prepare_corpus import prepare_corpora, source_request
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
 

@@ -6,21 +6,21 @@ from types import SimpleNamespace
 
 import pytest
 
-from vitline.flows.costs.budget import check_deadline
-from vitline.flows.end_to_end import PipelineRecorder, go_on, in_time
-from vitline.flows.records import PipelineRecord, read_pipeline, write_pipeline
-from vitline.flows.requests.forms import PipelineRequest
-from vitline.flows.requests.pipeline_plan import resolve_pipeline
-from vitline.flows.stages.engines import open_engines
-from vitline.flows.stages.long_run import next_step
-from vitline.flows.stages.stage import StageFailed, exclusively
+from vitline.flows.catalog.records import PipelineRecord, read_pipeline, write_pipeline
+from vitline.flows.forms.forms import PipelineRequest
+from vitline.flows.forms.pipeline_plan import resolve_pipeline
+from vitline.flows.plans.budget import check_deadline
+from vitline.flows.runs.end_to_end import PipelineRecorder, go_on, in_time
+from vitline.flows.runs.engines import open_engines
+from vitline.flows.runs.long_run import next_step
+from vitline.flows.runs.stage import StageFailed, exclusively
 from vitline.infra.config import replace
 from vitline.infra.runs.journal import read_journal
 from vitline.infra.runs.run_state import read_state
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
-from vitline.vit.model_record import published_record
-from vitline.vit.run_spec import make_spec
+from vitline.vit.published.model_record import published_record
+from vitline.vit.run.run_spec import make_spec
 
 LONG = {"nights.advance_images": 64_000, "nights.cooldown_images": 12_800}
 
@@ -86,15 +86,15 @@ def test_a_cooldown_has_to_fit_between_its_begin_and_the_deadline(root, monkeypa
     assert check_deadline(root, plan).endswith("28,800 images; no earlier run of this network has a known rate")
     whenever = plan_of(root, overrides=IN_TIME)
     assert check_deadline(root, whenever).startswith("no deadline: a training that is not done after 2 h is cooled")
-    monkeypatch.setattr("vitline.flows.costs.budget.known_images_per_s", lambda *_: 16.0)
+    monkeypatch.setattr("vitline.flows.plans.budget.known_images_per_s", lambda *_: 16.0)
     assert check_deadline(root, plan).endswith("28,800 images, which take 0.50 h at 16 images/s")
-    monkeypatch.setattr("vitline.flows.costs.budget.known_images_per_s", lambda *_: 4.0)
+    monkeypatch.setattr("vitline.flows.plans.budget.known_images_per_s", lambda *_: 4.0)
     with pytest.raises(ValueError, match=r"take 2\.00 h .* there are 1 h, .* Set fewer than 14,400 images"):
         check_deadline(root, plan)
 
 
 def test_the_deadline_counts_what_is_trained_tonight(root, monkeypatch):
-    monkeypatch.setattr("vitline.flows.costs.budget.known_images_per_s", lambda *_: 8.0)
+    monkeypatch.setattr("vitline.flows.plans.budget.known_images_per_s", lambda *_: 8.0)
     fits, short = (plan_of(root, deadline_hours=hours) for hours in (3, 2))
     assert check_deadline(root, fits) == "deadline of 3 h: 76,800 images take 2.67 h at 8 images/s"
     with pytest.raises(ValueError, match=r"Set nights\.advance_images to at most 44,800"):

@@ -6,11 +6,11 @@ from datetime import timedelta
 
 import pytest
 
+from vitline.flows.catalog.records import read_pipeline, write_pipeline
 from vitline.flows.nights.from_records import night_of
 from vitline.flows.nights.night_record import NightRecord, note_night, write_night
 from vitline.flows.nights.promote import pipeline_to, promote
 from vitline.flows.nights.trend.trend import all_series, trend_plot
-from vitline.flows.records import read_pipeline, write_pipeline
 from vitline.infra.storage import open_store
 
 from .simulated import Nights, store_night

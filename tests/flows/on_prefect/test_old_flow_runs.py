@@ -11,8 +11,8 @@ import httpx
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
 
-from vitline.flows.deployed import FLOW_NAMES
 from vitline.flows.on_prefect import old_flow_runs
+from vitline.flows.on_prefect.flows import FLOW_NAMES
 from vitline.flows.on_prefect.old_flow_runs import PrefectOldFlowRuns
 from vitline.flows.on_prefect.registration import register
 from vitline.infra.children import child_environment, end_with_parent

@@ -22,7 +22,7 @@ def deploy(in_stack):
     """deploy(*options): exit code, stdout and stderr of the command."""
 
     def call(*options):
-        command = [sys.executable, "-m", "vitline.flows.cli", "flows", "deploy", *options]
+        command = [sys.executable, "-m", "vitline.flows.cli.main", "flows", "deploy", *options]
         done = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=300)
         return done.returncode, done.stdout, done.stderr
 
@@ -122,7 +122,7 @@ def test_the_list_has_the_values_schedules_and_next_starts_that_prefect_has(page
         url, json={"active": True, "schedule": {"cron": "7 5 1 1 *", "timezone": "UTC"}}
     ).raise_for_status()
     nightly.api.post(f"/deployments/{nightly.read()['id']}/schedule", json={"min_runs": 1}).raise_for_status()
-    command = [sys.executable, "-m", "vitline.flows.cli", "flows", "ls", "--json"]
+    command = [sys.executable, "-m", "vitline.flows.cli.main", "flows", "ls", "--json"]
     done = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     rows = {row["deployment"]: row for row in json.loads(done.stdout)["deployments"]}
@@ -134,10 +134,10 @@ def test_the_list_has_the_values_schedules_and_next_starts_that_prefect_has(page
 
 
 def test_new_defaults_are_applied_to_unedited_values(page, in_stack, monkeypatch):
+    from vitline.flows.forms.forms import PipelineRequest
     from vitline.flows.on_prefect import registration
     from vitline.flows.on_prefect.deployments import NIGHT, PIPELINE, Deployment
     from vitline.flows.on_prefect.prefect_observer import client
-    from vitline.flows.requests.forms import PipelineRequest
     from vitline.infra.settings import Settings
 
     def register(request, cron="0 2 * * *"):

@@ -5,8 +5,8 @@ from datetime import datetime
 import pytest
 from prefect.utilities.names import generate_slug
 
+from vitline.flows.catalog.records import Origin
 from vitline.flows.on_prefect.run_names import descriptive_name, given_name
-from vitline.flows.records import Origin
 from vitline.flows.to_mlflow.stage_snapshots import origin_tags
 
 NOW = datetime(2026, 11, 21, 3)

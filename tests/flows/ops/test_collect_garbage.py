@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from vitline.data_prep.corpora import presets
-from vitline.data_prep.prepare import prepare
+from vitline.data_prep.examples import presets
+from vitline.data_prep.prepare.job import prepare
 from vitline.data_prep.shards.verify_shards import verify_corpus
+from vitline.flows.forms.forms import CollectGarbageRequest
 from vitline.flows.ops import collect_garbage as collecting
 from vitline.flows.ops import garbage
 from vitline.flows.ops.collect_garbage import DAY_S, FOLDERS, collect_garbage
-from vitline.flows.requests.forms import CollectGarbageRequest
-from vitline.flows.stages.engines import Engines, Terminal
+from vitline.flows.runs.engines import Engines, Terminal
 from vitline.flows.to_mlflow import outbox
 from vitline.flows.to_mlflow.shipper import Shipper
 from vitline.infra.config import replace
@@ -26,7 +26,7 @@ from vitline.infra.runs.journal import read_journal
 from vitline.infra.runs.run_state import write_state
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
-from vitline.vit.training.checkpoints.names import list_checkpoints
+from vitline.vit.checkpoints.names import list_checkpoints
 
 WEEKS = 14 * DAY_S
 

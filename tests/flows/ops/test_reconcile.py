@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from vitline.flows.catalog.records import AttemptRecord, Origin, PipelineRecord, read_pipeline, write_pipeline
+from vitline.flows.forms.forms import ReconcileRequest
 from vitline.flows.ops import reconcile as module
 from vitline.flows.ops.flow_runs import SeenFlowRun
 from vitline.flows.ops.reconcile import reconcile
-from vitline.flows.records import AttemptRecord, Origin, PipelineRecord, read_pipeline, write_pipeline
-from vitline.flows.requests.forms import ReconcileRequest
-from vitline.flows.stages import stage
-from vitline.flows.stages.engines import Engines, Terminal
-from vitline.flows.stages.heartbeat import beating, beats
+from vitline.flows.runs import stage
+from vitline.flows.runs.engines import Engines, Terminal
+from vitline.flows.runs.heartbeat import beating, beats
 from vitline.flows.to_mlflow.shipper import Shipper, SyncReport
 from vitline.infra.ray_jobs import Job, JobServerAway
 from vitline.infra.runs.claims import ClaimHolder, read_claim, take_claim

@@ -9,18 +9,18 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from vitline.flows.cli import app
-from vitline.flows.commands.housekeeping import reconcile_now
+from vitline.flows.cli.housekeeping import reconcile_now
+from vitline.flows.cli.main import app
 from vitline.flows.ops import reconcile
-from vitline.flows.stages.heartbeat import BEAT_S, beats, forget
-from vitline.flows.stages.stage import run_store
+from vitline.flows.runs.heartbeat import BEAT_S, beats, forget
+from vitline.flows.runs.stage import run_store
 from vitline.infra.mlflow.tracking_ids import RUN, TrackingIds
 from vitline.infra.ray_jobs import RayJobs
 from vitline.infra.runs.claims import read_claim
 from vitline.infra.runs.run_state import read_state
 from vitline.infra.storage import open_store
-from vitline.vit.run_spec import read_progress
-from vitline.vit.training.checkpoints.names import list_checkpoints
+from vitline.vit.checkpoints.names import list_checkpoints
+from vitline.vit.run.run_spec import read_progress
 
 from ...servers.stack import eventually
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from vitline.data_prep.shard_format import ShardError
-from vitline.vit.speed.input_speed import node_speed
+from vitline.vit.cost.input_speed import node_speed
 
 from ...vit.input.conftest import make_corpus
 

@@ -1,12 +1,12 @@
 """The report of a pipeline: its plots need only what is kept of an evaluation."""
 
-from vitline.flows.reports.pipeline_report import transfer_plots
+from vitline.flows.runs.pipeline_report import transfer_plots
 from vitline.infra.config import replace
 from vitline.infra.storage import open_store
+from vitline.vit.evaluation.evaluate import EvaluationSpec, TaskRef, plan_task_sweeps, record_score
+from vitline.vit.evaluation.protocols import known_protocols
+from vitline.vit.evaluation.trials import TrialResult
 from vitline.vit.models.config import ViTConfig
-from vitline.vit.vtab.evaluate import EvaluationSpec, TaskRef, plan_task_sweeps, record_score
-from vitline.vit.vtab.protocols import known_protocols
-from vitline.vit.vtab.trained.trials import TrialResult
 
 
 def test_the_curve_of_a_final_trial_is_drawn_after_the_others_were_deleted(digits, root):

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitline.flows.records import StageRecord
+from vitline.flows.catalog.records import StageRecord
 from vitline.flows.reports.report import ReportPage, render, score_rows, stage_time, standard_error
 from vitline.infra.html.plots import line_plot, ticks
-from vitline.vit.vtab.evaluate import Score
+from vitline.vit.evaluation.evaluate import Score
 
 NASTY = '<script>alert("x")</script> & "birds" \'n\' <b>'
 

@@ -13,9 +13,9 @@ from vitline.flows.reports.scored_models import ModelFacts, device_days, model_f
 from vitline.infra.runs.journal import Journal
 from vitline.infra.runs.run_state import write_state
 from vitline.infra.storage import open_store
+from vitline.vit.evaluation.evaluate import Score
+from vitline.vit.evaluation.reference.report import VTAB_CORPORA
 from vitline.vit.models.variants import network_variant
-from vitline.vit.vtab.evaluate import Score
-from vitline.vit.vtab.published.report import VTAB_CORPORA
 
 L16 = {"converted_from": "/weights/imagenet21k/ViT-L_16.npz"}
 B16_HEAD = {"converted_from": "/weights/imagenet21k+imagenet2012/ViT-B_16.npz"}

@@ -9,8 +9,8 @@ from vitline.infra.runs.claims import take_claim
 from vitline.infra.runs.run_state import write_state
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
-from vitline.vit.branch import pin_parent
-from vitline.vit.run_spec import make_spec
+from vitline.vit.run.branch import pin_parent
+from vitline.vit.run.run_spec import make_spec
 
 
 @pytest.mark.stack

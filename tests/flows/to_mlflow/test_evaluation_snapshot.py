@@ -14,12 +14,12 @@ from vitline.infra.runs.claims import take_claim
 from vitline.infra.runs.run_state import write_state
 from vitline.infra.settings import Settings, secret_values
 from vitline.infra.storage import open_store
+from vitline.vit.evaluation.evaluate import EvaluationSpec, Score, TaskRef
+from vitline.vit.evaluation.protocols import Protocol
+from vitline.vit.evaluation.tasks import VTAB_TASKS
+from vitline.vit.evaluation.trials import TrialResult
 from vitline.vit.input.config import AugmentConfig
 from vitline.vit.models.config import ViTConfig
-from vitline.vit.vtab.evaluate import EvaluationSpec, Score, TaskRef
-from vitline.vit.vtab.protocols import Protocol
-from vitline.vit.vtab.tasks import VTAB_TASKS
-from vitline.vit.vtab.trained.trials import TrialResult
 
 MODEL = "file:///m/emoji/1"
 TRIED = (

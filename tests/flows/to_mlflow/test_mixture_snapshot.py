@@ -1,12 +1,12 @@
 """The MLflow run of a training on a mixture names all corpora, weights and the class map."""
 
-from vitline.flows.catalog import find_corpus
+from vitline.flows.catalog.lists import find_corpus
 from vitline.flows.to_mlflow.stage_snapshots import stage_snapshot
 from vitline.infra.config import replace
 from vitline.infra.runs.run_state import write_state
 from vitline.infra.storage import open_store
 from vitline.vit.corpora.training_corpora import open_corpora
-from vitline.vit.run_spec import make_spec
+from vitline.vit.run.run_spec import make_spec
 
 
 def test_all_corpora_of_a_mixture_are_params_data_sets_and_a_file(train_config, two_corpora, root):

@@ -10,7 +10,7 @@ import psutil
 import pytest
 from mlflow import MlflowClient
 
-from vitline.flows.records import Origin, PipelineRecord, StageRecord, write_pipeline
+from vitline.flows.catalog.records import Origin, PipelineRecord, StageRecord, write_pipeline
 from vitline.flows.to_mlflow import outbox
 from vitline.flows.to_mlflow.outbox import OutboxEntry
 from vitline.flows.to_mlflow.shipper import Shipper

@@ -18,7 +18,7 @@ import pytest
 import torch
 from mlflow import MlflowClient
 
-from vitline.flows.records import Origin, PipelineRecord, StageRecord, write_pipeline
+from vitline.flows.catalog.records import Origin, PipelineRecord, StageRecord, write_pipeline
 from vitline.flows.to_mlflow import ship_runs
 from vitline.flows.to_mlflow.shipper import Shipper, start_child, sync_runs
 from vitline.infra.config import replace
@@ -29,7 +29,7 @@ from vitline.infra.runs.journal import Journal, read_journal
 from vitline.infra.runs.run_state import read_state, write_state
 from vitline.infra.settings import Settings, secret_values
 from vitline.infra.storage import open_store
-from vitline.vit.run import TrainingRun
+from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.world import World
 
 

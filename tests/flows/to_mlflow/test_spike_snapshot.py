@@ -4,7 +4,7 @@ from vitline.flows.to_mlflow.stage_snapshots import stage_snapshot
 from vitline.infra.config import replace
 from vitline.infra.runs.run_state import write_state
 from vitline.infra.storage import open_store
-from vitline.vit.run_spec import make_spec
+from vitline.vit.run.run_spec import make_spec
 
 
 def test_spikes_are_a_tag_a_line_and_pages(train_config, root):

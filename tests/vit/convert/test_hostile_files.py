@@ -13,17 +13,17 @@ from safetensors.torch import save_file
 from vitline.data_prep.decode import DecodePolicy
 from vitline.infra.config import digest_of
 from vitline.infra.storage import open_store
+from vitline.vit.checkpoints.manifest import CheckpointError
 from vitline.vit.convert.folder import MAX_CONFIG_BYTES
 from vitline.vit.convert.npz import read_npz
 from vitline.vit.convert.report import ConversionError
 from vitline.vit.convert.weights import load_weights
 from vitline.vit.input.config import AugmentConfig
 from vitline.vit.input.image_contract import ImageContract
-from vitline.vit.model_record import read_classes, read_contract
 from vitline.vit.models.build import build_network
 from vitline.vit.models.config import BiTConfig, ViTConfig
-from vitline.vit.published import load_model, model_digest, publish
-from vitline.vit.training.checkpoints.manifest import CheckpointError
+from vitline.vit.published.model_record import read_classes, read_contract
+from vitline.vit.published.models import load_model, model_digest, publish
 
 TINY = ViTConfig(
     image_size_px=8, patch_size_px=4, embed_dim=8, depth=1, num_heads=2, mlp_dim=8, pool="gap", pos_embed="none"

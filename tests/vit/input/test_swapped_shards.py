@@ -8,7 +8,7 @@ import pytest
 
 from vitline.data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe, ShardingConfig
 from vitline.data_prep.find_corpus import corpus_store
-from vitline.data_prep.prepare import prepare
+from vitline.data_prep.prepare.job import prepare
 from vitline.data_prep.shard_format import ShardError, ShardReader, load_manifest, segment_keys
 from vitline.data_prep.shards.subsets import take
 from vitline.data_prep.shards.write_shards import HashingSink, shard_writer

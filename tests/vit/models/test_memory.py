@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from vitline.vit.cost.memory import activation_bytes, num_weights
 from vitline.vit.models.build import build_network
 from vitline.vit.models.config import BiTConfig, ViTConfig
-from vitline.vit.models.memory import activation_bytes, num_weights
 from vitline.vit.models.recompute import recompute_blocks
 from vitline.vit.models.variants import network_variant
 

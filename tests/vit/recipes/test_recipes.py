@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vitline.flows.commands.groups.pretrain import header_fields
+from vitline.flows.cli.groups.pretrain import header_fields
 from vitline.infra.config import replace
 from vitline.vit.input.batches import train_batches
 from vitline.vit.models.config import BiTConfig

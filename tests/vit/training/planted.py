@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 import vitline.vit.training.train as loop
 from vitline.infra.storage import open_store
-from vitline.vit.run import TrainingRun
+from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.guard.spike_guard import SpikeGuard
 from vitline.vit.training.world import World
 

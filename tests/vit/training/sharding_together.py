@@ -13,12 +13,12 @@ import torch.distributed as dist
 from tests.vit.training.train_together import NUM_CLASSES, RECIPE, STEPS, part
 from vitline.infra.config import replace
 from vitline.infra.storage import open_store
+from vitline.vit.checkpoints import read
+from vitline.vit.checkpoints.resume import resume
+from vitline.vit.checkpoints.rewind import rewind
+from vitline.vit.checkpoints.save import CheckpointSaver
 from vitline.vit.config import ExecutionConfig, TrainRecipe
-from vitline.vit.published import content_digest
-from vitline.vit.rewind import rewind
-from vitline.vit.training.checkpoints import read
-from vitline.vit.training.checkpoints.resume import resume
-from vitline.vit.training.checkpoints.save import CheckpointSaver
+from vitline.vit.published.models import content_digest
 from vitline.vit.training.sharding.fsdp import shard
 from vitline.vit.training.sharding.slices import own_slice
 from vitline.vit.training.train import TrainState, initial_state, train

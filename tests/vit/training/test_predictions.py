@@ -15,16 +15,10 @@ from torch import nn
 from vitline.data_prep.shard_format import ShardReader, load_class_names, load_manifest
 from vitline.infra.storage import open_store
 from vitline.vit.config import OptimConfig, TrainRecipe
-from vitline.vit.input.batches import Batch, Loading, SeveralLabels, eval_batches
-from vitline.vit.input.config import AugmentConfig, InputConfig
-from vitline.vit.models.config import ViTConfig
-from vitline.vit.models.network import normalised
-from vitline.vit.training.evaluate import evaluate
-from vitline.vit.training.predictions import Predictions
-from vitline.vit.vtab.trained import run_trial as running
-from vitline.vit.vtab.trained import top_losses as top_losses_module
-from vitline.vit.vtab.trained import trial_files
-from vitline.vit.vtab.trained.confusion import (
+from vitline.vit.evaluation import run_trial as running
+from vitline.vit.evaluation import top_losses as top_losses_module
+from vitline.vit.evaluation import trial_files
+from vitline.vit.evaluation.confusion import (
     confused_pairs_csv,
     confusion,
     confusion_csv,
@@ -32,10 +26,16 @@ from vitline.vit.vtab.trained.confusion import (
     draw_confusion,
     per_class_csv,
 )
-from vitline.vit.vtab.trained.run_trial import ensure_trial
-from vitline.vit.vtab.trained.top_losses import MAX_SHOWN, Shown, load_shown, suspicious, top_losses, top_losses_page
-from vitline.vit.vtab.trained.trial_files import shown_files
-from vitline.vit.vtab.trained.trials import Trial, finished_result
+from vitline.vit.evaluation.run_trial import ensure_trial
+from vitline.vit.evaluation.top_losses import MAX_SHOWN, Shown, load_shown, suspicious, top_losses, top_losses_page
+from vitline.vit.evaluation.trial_files import shown_files
+from vitline.vit.evaluation.trials import Trial, finished_result
+from vitline.vit.input.batches import Batch, Loading, SeveralLabels, eval_batches
+from vitline.vit.input.config import AugmentConfig, InputConfig
+from vitline.vit.models.config import ViTConfig
+from vitline.vit.models.network import normalised
+from vitline.vit.training.evaluate import evaluate
+from vitline.vit.training.predictions import Predictions
 
 
 def predictions_of(label, predicted, probability=None, loss=None, row=None) -> Predictions:

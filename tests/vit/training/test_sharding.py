@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from vitline.infra.storage import open_store
+from vitline.vit.checkpoints.manifest import open_checkpoint
+from vitline.vit.checkpoints.names import list_checkpoints
+from vitline.vit.checkpoints.resume import resume
 from vitline.vit.config import ExecutionConfig
-from vitline.vit.published import content_digest
-from vitline.vit.training.checkpoints.manifest import open_checkpoint
-from vitline.vit.training.checkpoints.names import list_checkpoints
-from vitline.vit.training.checkpoints.resume import resume
+from vitline.vit.published.models import content_digest
 from vitline.vit.training.sharding.fsdp import machines_of, shard
 from vitline.vit.training.train import initial_state
 from vitline.vit.training.world import World

@@ -8,8 +8,8 @@ from pydantic import ValidationError
 
 import vitline.vit.training.train
 from vitline.infra.config import digest_of, replace
+from vitline.vit.checkpoints.state_tensors import load_state_tensors, state_tensors
 from vitline.vit.config import ExecutionConfig, SpikeGuardConfig
-from vitline.vit.training.checkpoints.state_tensors import load_state_tensors, state_tensors
 from vitline.vit.training.guard.spike_guard import SpikeGuard
 from vitline.vit.training.train import initial_state, train, train_step
 from vitline.vit.training.world import World

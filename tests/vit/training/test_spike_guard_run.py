@@ -14,15 +14,15 @@ from vitline.infra.runs.claims import take_claim
 from vitline.infra.runs.journal import read_journal
 from vitline.infra.runs.run_state import read_state
 from vitline.infra.storage import open_store
+from vitline.vit.checkpoints.manifest import open_checkpoint
+from vitline.vit.checkpoints.names import list_checkpoints
+from vitline.vit.checkpoints.read import read_checkpoint
 from vitline.vit.corpora.training_corpora import open_corpora
-from vitline.vit.run import TrainingRun
-from vitline.vit.run_spec import make_spec
-from vitline.vit.training.checkpoints.manifest import open_checkpoint
-from vitline.vit.training.checkpoints.names import list_checkpoints
-from vitline.vit.training.checkpoints.read import read_checkpoint
+from vitline.vit.evaluation.top_losses import load_shown
+from vitline.vit.run.run_spec import make_spec
+from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.guard.spike_guard import SpikeGuard
 from vitline.vit.training.world import World
-from vitline.vit.vtab.trained.top_losses import load_shown
 
 from .planted import plant
 

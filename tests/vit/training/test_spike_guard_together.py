@@ -13,7 +13,7 @@ from .test_spike_guard_run import ACTIONS, assert_same_end, begin  # noqa: F401 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_two_workers_equal_two_that_never_saw_the_spike_also_after_a_kill(begin, tmp_path, action):  # noqa: F811
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["vitline.vit.run"])  # imported once for the six processes
+    context.set_forkserver_preload(["vitline.vit.run.training_run"])  # imported once for the six processes
 
     def together(run, name, killed_at=0, left_out=range(0)):
         args = (2, str(tmp_path / name), run.uri, killed_at, left_out)

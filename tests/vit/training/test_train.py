@@ -9,10 +9,10 @@ import torch
 from torch.nn import functional as F
 
 from vitline.infra.config import replace
+from vitline.vit.checkpoints.state_tensors import load_state_tensors, state_tensors
 from vitline.vit.config import ExecutionConfig
 from vitline.vit.input.prefetch import Waits
 from vitline.vit.models.network import normalised
-from vitline.vit.training.checkpoints.state_tensors import load_state_tensors, state_tensors
 from vitline.vit.training.train import Hook, forward, initial_state, train, train_step
 from vitline.vit.training.world import World
 

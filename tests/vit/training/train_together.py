@@ -11,12 +11,12 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
+from vitline.vit.checkpoints.state_tensors import load_state_tensors, state_tensors
 from vitline.vit.config import ExecutionConfig, OptimConfig, TrainRecipe
 from vitline.vit.input.batches import Batch
 from vitline.vit.input.config import AugmentConfig, InputConfig
 from vitline.vit.models.config import ViTConfig
 from vitline.vit.training.bad_examples import BadExamples
-from vitline.vit.training.checkpoints.state_tensors import load_state_tensors, state_tensors
 from vitline.vit.training.timing import slow_ranks
 from vitline.vit.training.train import initial_state, train
 from vitline.vit.training.world import World

@@ -10,18 +10,18 @@ import torch.nn.functional as F
 from vitline.data_prep.decode import DecodePolicy
 from vitline.data_prep.shard_format import load_class_names, load_manifest
 from vitline.infra.storage import open_store
+from vitline.vit.evaluation.evaluate import EvaluationSpec, TaskRef
+from vitline.vit.evaluation.probes import PROBES
+from vitline.vit.features import extract_features
+from vitline.vit.features.extract_features import Extractor
+from vitline.vit.features.frozen import frozen_scores
+from vitline.vit.features.score_probes import score_probe
 from vitline.vit.input.batches import eval_batches
 from vitline.vit.input.config import AugmentConfig
 from vitline.vit.input.image_contract import ImageContract
 from vitline.vit.models.config import ViTConfig
 from vitline.vit.models.vit import VisionTransformer
-from vitline.vit.published import publish
-from vitline.vit.vtab.evaluate import EvaluationSpec, TaskRef
-from vitline.vit.vtab.frozen import extract_features
-from vitline.vit.vtab.frozen.extract_features import Extractor
-from vitline.vit.vtab.frozen.frozen import frozen_scores
-from vitline.vit.vtab.frozen.score_probes import score_probe
-from vitline.vit.vtab.probes import PROBES
+from vitline.vit.published.models import publish
 
 VIEW = AugmentConfig(image_size_px=8)
 ARCHITECTURE = ViTConfig(image_size_px=8, patch_size_px=4, embed_dim=48, depth=2, num_heads=4, mlp_dim=96, pool="gap")

@@ -15,14 +15,9 @@ from vitline.infra.config import replace
 from vitline.infra.runs.claims import take_claim
 from vitline.infra.runs.run_state import read_state, request_stop
 from vitline.infra.storage import open_store
-from vitline.vit import ray_workers
-from vitline.vit.input.config import AugmentConfig
-from vitline.vit.input.image_contract import ImageContract
-from vitline.vit.models.config import ViTConfig
-from vitline.vit.models.vit import VisionTransformer
-from vitline.vit.published import publish
-from vitline.vit.vtab import evaluate
-from vitline.vit.vtab.evaluate import (
+from vitline.vit.evaluation import evaluate
+from vitline.vit.evaluation import run_trial as running
+from vitline.vit.evaluation.evaluate import (
     EvaluationSpec,
     NoSettingLeft,
     TaskRef,
@@ -31,12 +26,17 @@ from vitline.vit.vtab.evaluate import (
     record_score,
     stored_score,
 )
-from vitline.vit.vtab.protocols import Protocol
-from vitline.vit.vtab.published.report import latest_records, read_records
-from vitline.vit.vtab.tasks import find_task_splits
-from vitline.vit.vtab.trained import run_trial as running
-from vitline.vit.vtab.trained.run_trial import ensure_trial, run_trial
-from vitline.vit.vtab.trained.trials import TrialResult
+from vitline.vit.evaluation.protocols import Protocol
+from vitline.vit.evaluation.reference.report import latest_records, read_records
+from vitline.vit.evaluation.run_trial import ensure_trial, run_trial
+from vitline.vit.evaluation.tasks import find_task_splits
+from vitline.vit.evaluation.trials import TrialResult
+from vitline.vit.input.config import AugmentConfig
+from vitline.vit.input.image_contract import ImageContract
+from vitline.vit.models.config import ViTConfig
+from vitline.vit.models.vit import VisionTransformer
+from vitline.vit.published.models import publish
+from vitline.vit.ray_jobs import task_driver
 
 ARCHITECTURE = ViTConfig(image_size_px=8, patch_size_px=4, embed_dim=16, depth=1, num_heads=2, mlp_dim=32, pool="gap")
 PROTOCOL = Protocol(
@@ -185,8 +185,8 @@ import sys, threading
 import torch._dynamo  # by the first network; takes seconds on a busy machine
 from vitline.infra.runs.watchdog import Watchdog
 from vitline.vit.input.decoding import training
-from vitline.vit.vtab.trained.run_trial import ensure_trial
-from vitline.vit.vtab.trained.trials import Trial
+from vitline.vit.evaluation.run_trial import ensure_trial
+from vitline.vit.evaluation.trials import Trial
 
 def waits_for_ever(*args):
     threading.Event().wait()
@@ -374,7 +374,7 @@ class RayInThisProcess:
 def ray(monkeypatch):
     fake = RayInThisProcess()
     monkeypatch.setitem(sys.modules, "ray", fake)
-    monkeypatch.setattr(ray_workers, "declared_resources", lambda: None)
+    monkeypatch.setattr(task_driver, "declared_resources", lambda: None)
     monkeypatch.setattr(running, "run_trial", lambda trial, **_: fake_result(trial, 0.5))
     return fake
 
@@ -389,16 +389,16 @@ def drive(root):
         claim = take_claim(run, spec.run_key, job_state=lambda job: "failed", owner="test")
         if stop:
             request_stop(run, "cancelled", by="test", attempt=claim.attempt)
-        code = ray_workers.drive(run, claim.attempt)
+        code = task_driver.drive(run, claim.attempt)
         return code, read_state(run), run.read_json("progress.json")
 
     return go
 
 
 def test_gpus_that_an_autoscaler_can_add_are_counted(ray, monkeypatch):
-    assert ray_workers.start_ray() == {"CPU": 2.0}
-    monkeypatch.setattr(ray_workers, "declared_resources", lambda: {"CPU": 1, "GPU": 4})
-    assert ray_workers.start_ray() == {"CPU": 2.0, "GPU": 4}
+    assert task_driver.start_ray() == {"CPU": 2.0}
+    monkeypatch.setattr(task_driver, "declared_resources", lambda: {"CPU": 1, "GPU": 4})
+    assert task_driver.start_ray() == {"CPU": 2.0, "GPU": 4}
 
 
 def test_evaluation_scores_every_model_and_task_and_a_second_one_runs_nothing(ray, drive, spec_of, model):
@@ -459,7 +459,7 @@ def test_a_trial_whose_process_ends_again_and_again_fails_with_the_last_error_of
     assert "ended 4 times without a result; it was killed, perhaps for its memory" in state["reason"]
     run = open_store(root)
     run.write_json("errors/a1-100-trial-birds.json", {"at": 0.1, "error": "no progress for 1800 s"})
-    assert ray_workers.crashed(run, 1, "birds").endswith("without a result; the last error: no progress for 1800 s")
+    assert task_driver.crashed(run, 1, "birds").endswith("without a result; the last error: no progress for 1800 s")
 
 
 def test_failed_evaluation_has_the_reason_in_its_state(ray, drive, spec_of, monkeypatch):

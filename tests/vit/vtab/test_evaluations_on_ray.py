@@ -10,13 +10,13 @@ from vitline.infra.config import replace
 from vitline.infra.runs.claims import take_claim
 from vitline.infra.runs.run_state import read_state
 from vitline.infra.storage import open_store
+from vitline.vit.evaluation.evaluate import EvaluationSpec, TaskRef
+from vitline.vit.evaluation.protocols import SMALL_IMAGES
 from vitline.vit.input.config import AugmentConfig
 from vitline.vit.models.config import ViTConfig
 from vitline.vit.models.vit import VisionTransformer
 from vitline.vit.recipes.digits import network
-from vitline.vit.run_spec import read_progress
-from vitline.vit.vtab.evaluate import EvaluationSpec, TaskRef
-from vitline.vit.vtab.protocols import SMALL_IMAGES
+from vitline.vit.run.run_spec import read_progress
 
 from .conftest import published
 
@@ -36,23 +36,23 @@ DIES = """
 import os, signal, sys
 from types import SimpleNamespace
 from vitline.infra.storage import open_store
-from vitline.vit import ray_workers
+from vitline.vit.ray_jobs import task_driver
 
 def dies(*_):
     os.kill(os.getpid(), signal.SIGKILL)
     yield
 
-class Dies(ray_workers.PartWorker):
+class Dies(task_driver.PartWorker):
     def __init__(self):
         self._extractor = SimpleNamespace(ensure=dies)
 
 patches = {"PartWorker": Dies, "watched_probe": lambda *_: next(dies())}
-setattr(ray_workers, sys.argv[1], patches[sys.argv[1]])
-sys.exit(ray_workers.drive(open_store(sys.argv[3]), int(sys.argv[5])))
+setattr(task_driver, sys.argv[1], patches[sys.argv[1]])
+sys.exit(task_driver.drive(open_store(sys.argv[3]), int(sys.argv[5])))
 """
 
 
-def submit(jobs, spec, program=("-m", "vitline.vit.ray_workers")):
+def submit(jobs, spec, program=("-m", "vitline.vit.ray_jobs.task_driver")):
     """A new attempt of the evaluation, as a flow submits it: the run and the id of the job."""
     run = open_store(spec.root).child(f"runs/{spec.run_key}")
     run.write_json("config.json", spec.model_dump(mode="json"))
@@ -77,7 +77,7 @@ def test_stored_parts_survive_killed_drivers_and_workers(
     spec = probe_spec("linear", slow_model)
     run, job = submit(ray_jobs, spec)
     until(lambda: len(parts()) >= 1, job)
-    (driver,) = processes("vitline.vit.ray_workers", run.uri)
+    (driver,) = processes("vitline.vit.ray_jobs.task_driver", run.uri)
     driver.kill()
     assert ray_jobs.follow(job, lambda _: None, poll_s=0.2).state == "failed"
     before = parts()
@@ -116,7 +116,7 @@ def test_a_killed_sweep_repeats_no_finished_trial(ray_jobs, until, processes, di
 
     run, job = submit(ray_jobs, spec)
     until(lambda: len(results()) >= 3, job)
-    (driver,) = processes("vitline.vit.ray_workers", run.uri)
+    (driver,) = processes("vitline.vit.ray_jobs.task_driver", run.uri)
     driver.kill()
     assert ray_jobs.follow(job, lambda _: None, poll_s=0.2).state == "failed"
     finished = results()  # what ended while it was killed counts too

@@ -3,8 +3,8 @@
 import pytest
 
 from vitline.infra.config import replace
+from vitline.vit.evaluation.protocols import Protocol, TaskFacts, over_seeds, protocol_named
 from vitline.vit.models.variants import network_variant
-from vitline.vit.vtab.protocols import Protocol, TaskFacts, over_seeds, protocol_named
 
 
 def facts(**changes) -> TaskFacts:

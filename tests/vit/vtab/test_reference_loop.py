@@ -14,15 +14,15 @@ from vitline.data_prep.decode import DecodePolicy
 from vitline.data_prep.shard_format import ShardReader, load_manifest
 from vitline.infra.storage import open_store
 from vitline.vit.convert.timm import to_timm
+from vitline.vit.evaluation.evaluate import EvaluationSpec, TaskRef, plan_task_sweeps
+from vitline.vit.evaluation.protocols import Protocol
+from vitline.vit.evaluation.run_trial import run_trial
 from vitline.vit.input.config import AugmentConfig
 from vitline.vit.input.image_contract import ImageContract
 from vitline.vit.input.order import Order
 from vitline.vit.models.build import build_network
 from vitline.vit.models.config import ViTConfig
-from vitline.vit.published import publish
-from vitline.vit.vtab.evaluate import EvaluationSpec, TaskRef, plan_task_sweeps
-from vitline.vit.vtab.protocols import Protocol
-from vitline.vit.vtab.trained.run_trial import run_trial
+from vitline.vit.published.models import publish
 
 STEPS, WARMUP, LR, BATCH = 20, 4, 0.1, 32
 NETWORK = ViTConfig(image_size_px=16, patch_size_px=4, embed_dim=32, depth=2, num_heads=4, mlp_dim=64, pre_logits=True)

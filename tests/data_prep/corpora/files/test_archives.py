@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vitline.data_prep.corpora.files.archive_members import ArchiveDamaged, Member, link_target
-from vitline.data_prep.corpora.files.archives import (
+from vitline.data_prep.archives.archive_members import ArchiveDamaged, Member, link_target
+from vitline.data_prep.archives.archives import (
     index,
     member_pieces,
     open_members,

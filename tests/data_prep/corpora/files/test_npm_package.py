@@ -6,9 +6,9 @@ import tarfile
 
 import pytest
 
-from vitline.data_prep.corpora.files import npm_package
-from vitline.data_prep.corpora.files.npm_package import NpmPackage, fetch_packages
-from vitline.data_prep.corpora.raw import FetchUnavailable
+from vitline.data_prep.examples import npm_package
+from vitline.data_prep.examples.npm_package import NpmPackage, fetch_packages
+from vitline.data_prep.sources.raw import FetchUnavailable
 from vitline.infra.storage import open_store
 
 

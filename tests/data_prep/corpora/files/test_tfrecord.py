@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitline.data_prep.corpora.files import tfrecord
-from vitline.data_prep.corpora.files.archive_bytes import Gunzipped, Ranges
-from vitline.data_prep.corpora.files.tfrecord import DamagedFile, crc32c, frames, frames_inside, read_example
+from vitline.data_prep.archives import tfrecord
+from vitline.data_prep.archives.archive_bytes import Gunzipped, Ranges
+from vitline.data_prep.archives.tfrecord import DamagedFile, crc32c, frames, frames_inside, read_example
 from vitline.infra.storage import open_store
 
 

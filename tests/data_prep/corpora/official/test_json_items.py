@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from vitline.data_prep.corpora.official import json_items as module
-from vitline.data_prep.corpora.official.json_items import json_items
+from vitline.data_prep.benchmarks import json_items as module
+from vitline.data_prep.benchmarks.json_items import json_items
 
 CONTENT = {
     "info": {"scenes": [1], "é": ']}\\"'},

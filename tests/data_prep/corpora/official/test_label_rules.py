@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from vitline.data_prep.corpora.official import label_rules as rules
+from vitline.data_prep.benchmarks import label_rules as rules
 
 
 def test_value_at_a_threshold_has_the_class_below():

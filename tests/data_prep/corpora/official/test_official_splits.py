@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from vitline.data_prep.corpora.official.official_splits import NUM_TRAIN, NUM_VAL, OFFICIAL_SPLITS, VIEWS
-from vitline.data_prep.corpora.official.tfds_order import tfds_order
+from vitline.data_prep.benchmarks.official_splits import NUM_TRAIN, NUM_VAL, OFFICIAL_SPLITS, VIEWS
+from vitline.data_prep.benchmarks.tfds_order import tfds_order
 
 SIZES = {
     "caltech101": (2754, 306, 3060, 6084),

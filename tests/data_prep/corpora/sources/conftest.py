@@ -4,7 +4,7 @@ import uuid
 
 import pytest
 
-from vitline.data_prep.corpora.raw import FetchUnavailable
+from vitline.data_prep.sources.raw import FetchUnavailable
 from vitline.infra.storage import Store, open_store
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from vitline.data_prep.config import ClassFolders, CorpusRecipe
-from vitline.data_prep.corpora.raw import WorkFolder
-from vitline.data_prep.corpora.sources.class_folders import ClassFolderCorpus
+from vitline.data_prep.sources.class_folders import ClassFolderCorpus
+from vitline.data_prep.sources.raw import WorkFolder
 from vitline.infra.storage import open_store
 
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from vitline.data_prep.config import CorpusRecipe, Digits
-from vitline.data_prep.corpora.raw import WorkFolder
-from vitline.data_prep.corpora.sources.digits import DigitsCorpus
 from vitline.data_prep.decode import decode
+from vitline.data_prep.examples.digits import DigitsCorpus
+from vitline.data_prep.sources.raw import WorkFolder
 from vitline.infra.storage import open_store
 
 

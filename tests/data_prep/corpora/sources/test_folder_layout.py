@@ -1,6 +1,6 @@
 """Where links lead that many other links lie before."""
 
-from vitline.data_prep.corpora.sources.folder_layout import Links
+from vitline.data_prep.sources.folder_layout import Links
 
 
 class CountingDict(dict):

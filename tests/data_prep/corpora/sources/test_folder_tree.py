@@ -8,8 +8,8 @@ import zipfile
 import pytest
 
 from vitline.data_prep.config import ClassFolders, CorpusRecipe
-from vitline.data_prep.corpora.raw import WorkFolder
-from vitline.data_prep.corpora.sources.class_folders import ClassFolderCorpus
+from vitline.data_prep.sources.class_folders import ClassFolderCorpus
+from vitline.data_prep.sources.raw import WorkFolder
 from vitline.infra.storage import open_store
 
 CLASSES = ("cat", "dog")

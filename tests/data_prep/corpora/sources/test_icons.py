@@ -7,9 +7,8 @@ import pytest
 from PIL import Image
 
 from vitline.data_prep.config import CorpusRecipe, Icons
-from vitline.data_prep.corpora.raw import WorkFolder
-from vitline.data_prep.corpora.sources.drawn.drawings import draw
-from vitline.data_prep.corpora.sources.drawn.icons import (
+from vitline.data_prep.examples.drawings import draw
+from vitline.data_prep.examples.icons import (
     VARIANTS,
     Icon,
     IconCorpus,
@@ -17,6 +16,7 @@ from vitline.data_prep.corpora.sources.drawn.icons import (
     group_icons,
     icon_sets,
 )
+from vitline.data_prep.sources.raw import WorkFolder
 from vitline.infra.storage import open_store
 
 

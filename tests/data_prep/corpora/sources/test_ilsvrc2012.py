@@ -11,10 +11,10 @@ import scipy.io
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vitline.data_prep.archives.matlab_file import read_mat
 from vitline.data_prep.config import CorpusRecipe, Ilsvrc2012
-from vitline.data_prep.corpora.files.matlab_file import read_mat
-from vitline.data_prep.corpora.raw import WorkFolder
-from vitline.data_prep.corpora.sources.ilsvrc2012 import Ilsvrc2012Corpus
+from vitline.data_prep.sources.imagenet.ilsvrc2012 import Ilsvrc2012Corpus
+from vitline.data_prep.sources.raw import WorkFolder
 from vitline.infra.storage import open_store
 
 # As in the kit: numbers up to 1,000 are classes, not in the order of the WNIDs; the others are their ancestors.

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitline.data_prep.archives.lossless_png import lossless_png
 from vitline.data_prep.config import CorpusRecipe, ImageArrays
-from vitline.data_prep.corpora.files.lossless_png import lossless_png
-from vitline.data_prep.corpora.raw import WorkFolder
-from vitline.data_prep.corpora.sources.image_arrays import ImageArraysCorpus
 from vitline.data_prep.decode import decode
+from vitline.data_prep.sources.arrays.image_arrays import ImageArraysCorpus
+from vitline.data_prep.sources.raw import WorkFolder
 from vitline.infra.storage import open_store
 
 NO_HASHING = CorpusRecipe(val_fraction=0, test_fraction=0)

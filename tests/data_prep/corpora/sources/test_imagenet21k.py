@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 from vitline.data_prep.config import CorpusRecipe, ImageNet21k
-from vitline.data_prep.corpora.raw import WorkFolder
-from vitline.data_prep.corpora.sources.imagenet21k import ImageNet21kCorpus
 from vitline.data_prep.decode import decode
+from vitline.data_prep.sources.imagenet.imagenet21k import ImageNet21kCorpus
+from vitline.data_prep.sources.raw import WorkFolder
 from vitline.infra.storage import open_store
 
 

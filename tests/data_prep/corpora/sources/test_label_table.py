@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vitline.data_prep.archives import text_rows
 from vitline.data_prep.config import CorpusRecipe, LabelTable
-from vitline.data_prep.corpora.files import text_rows
-from vitline.data_prep.corpora.raw import WorkFolder
-from vitline.data_prep.corpora.sources.label_table import LabelTableCorpus
+from vitline.data_prep.sources.label_table import LabelTableCorpus
+from vitline.data_prep.sources.raw import WorkFolder
 from vitline.infra.storage import StoreFailed, open_store
 from vitline.infra.stores.file_store import FileStore
 

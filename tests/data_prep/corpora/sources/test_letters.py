@@ -11,9 +11,9 @@ from fontTools.pens.ttGlyphPen import TTGlyphPen
 from PIL import Image
 
 from vitline.data_prep.config import CorpusRecipe, Letters
-from vitline.data_prep.corpora.raw import WorkFolder
-from vitline.data_prep.corpora.sources.drawn.drawings import draw
-from vitline.data_prep.corpora.sources.drawn.letters import LetterCorpus, letter_shapes
+from vitline.data_prep.examples.drawings import draw
+from vitline.data_prep.examples.letters import LetterCorpus, letter_shapes
+from vitline.data_prep.sources.raw import WorkFolder
 from vitline.infra.storage import open_store
 
 

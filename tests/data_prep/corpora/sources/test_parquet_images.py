@@ -9,11 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from vitline.data_prep.config import CorpusRecipe, ParquetImages
-from vitline.data_prep.corpora.raw import WorkFolder
-from vitline.data_prep.corpora.sources.parquet_images import ParquetCorpus
 from vitline.data_prep.decode import DecodePolicy
 from vitline.data_prep.labels.classes import ClassInfo, ClassMap
 from vitline.data_prep.shard_format import Counts, Manifest, SegmentInfo, ShardError, SplitInfo, shard_schema
+from vitline.data_prep.sources.parquet_images import ParquetCorpus
+from vitline.data_prep.sources.raw import WorkFolder
 from vitline.infra.storage import StoreFailed, open_store
 from vitline.infra.stores.file_store import FileStore
 

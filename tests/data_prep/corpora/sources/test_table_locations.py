@@ -9,11 +9,11 @@ import uuid
 import pytest
 
 from vitline.data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe, LabelTable
-from vitline.data_prep.corpora.sources.label_table import LabelTableCorpus
 from vitline.data_prep.find_corpus import corpus_store, corpus_version
 from vitline.data_prep.parquet_files import read_parquet
-from vitline.data_prep.prepare import prepare
+from vitline.data_prep.prepare.job import prepare
 from vitline.data_prep.shard_format import REJECTS_KEY
+from vitline.data_prep.sources.label_table import LabelTableCorpus
 from vitline.infra.config import digest_of
 from vitline.infra.keys import run_key
 from vitline.infra.storage import open_store

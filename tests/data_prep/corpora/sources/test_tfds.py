@@ -8,12 +8,12 @@ import struct
 import numpy as np
 import pytest
 
+from vitline.data_prep.archives.tfrecord import crc32c
 from vitline.data_prep.config import CorpusRecipe, TfdsDirectory
-from vitline.data_prep.corpora.files.tfrecord import crc32c
-from vitline.data_prep.corpora.raw import WorkFolder
-from vitline.data_prep.corpora.sources import tfds as tfds_reader
-from vitline.data_prep.corpora.sources.tfds import TfdsCorpus
 from vitline.data_prep.decode import decode
+from vitline.data_prep.sources import tfds as tfds_reader
+from vitline.data_prep.sources.raw import WorkFolder
+from vitline.data_prep.sources.tfds import TfdsCorpus
 from vitline.infra.storage import open_store
 
 from ....pictures import noise

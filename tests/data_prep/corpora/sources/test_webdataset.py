@@ -8,10 +8,10 @@ import uuid
 import pytest
 
 from vitline.data_prep.config import CorpusRecipe, WebDataset
-from vitline.data_prep.corpora.raw import WorkFolder
-from vitline.data_prep.corpora.sources import webdataset
-from vitline.data_prep.corpora.sources.webdataset import WebDatasetCorpus
 from vitline.data_prep.decode import DecodePolicy
+from vitline.data_prep.sources import webdataset
+from vitline.data_prep.sources.raw import WorkFolder
+from vitline.data_prep.sources.webdataset import WebDatasetCorpus
 from vitline.infra.storage import StoreFailed, open_store
 
 

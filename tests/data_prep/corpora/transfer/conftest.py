@@ -4,10 +4,10 @@ import hashlib
 
 import pytest
 
+from vitline.data_prep.benchmarks.official_splits import cut
+from vitline.data_prep.benchmarks.transfer import imagenet_real
+from vitline.data_prep.benchmarks.transfer.transfer_splits import OFFICIAL_SPLITS, TEST_SETS
 from vitline.data_prep.config import Transfer
-from vitline.data_prep.corpora.official.official_splits import cut
-from vitline.data_prep.corpora.transfer import imagenet_real
-from vitline.data_prep.corpora.transfer.transfer_splits import OFFICIAL_SPLITS, TEST_SETS
 from vitline.data_prep.labels.class_maps import RELEASES
 from vitline.infra.config import replace
 

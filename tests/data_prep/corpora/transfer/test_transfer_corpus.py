@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from vitline.data_prep.corpora.files.lossless_png import lossless_png
-from vitline.data_prep.corpora.official.official_splits import cut
-from vitline.data_prep.corpora.official.tfds_order import tfds_order
-from vitline.data_prep.corpora.transfer.transfer_splits import OFFICIAL_SPLITS
+from vitline.data_prep.archives.lossless_png import lossless_png
+from vitline.data_prep.benchmarks.official_splits import cut
+from vitline.data_prep.benchmarks.tfds_order import tfds_order
+from vitline.data_prep.benchmarks.transfer.transfer_splits import OFFICIAL_SPLITS
 
 NUM_TRAIN, NUM_VAL, NUM_TEST = 44, 6, 9
 

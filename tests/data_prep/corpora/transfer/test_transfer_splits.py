@@ -2,8 +2,8 @@
 
 import pytest
 
-from vitline.data_prep.corpora.official.tfds_order import order_prefix, tfds_order
-from vitline.data_prep.corpora.transfer.transfer_splits import OFFICIAL_SPLITS, TEST_SETS, VIEWS
+from vitline.data_prep.benchmarks.tfds_order import order_prefix, tfds_order
+from vitline.data_prep.benchmarks.transfer.transfer_splits import OFFICIAL_SPLITS, TEST_SETS, VIEWS
 
 # Sizes of training and test sets, and the part of train on which the learning rate is selected.
 SIZES = {

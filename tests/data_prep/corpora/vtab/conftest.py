@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from vitline.data_prep.benchmarks.official_splits import OFFICIAL_SPLITS, OfficialSplits, Slice
 from vitline.data_prep.config import Vtab
-from vitline.data_prep.corpora.official.official_splits import OFFICIAL_SPLITS, OfficialSplits, Slice
 
 from ....pictures import noise
 

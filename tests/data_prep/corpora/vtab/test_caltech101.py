@@ -9,7 +9,7 @@ import pytest
 import simplejpeg
 from PIL import Image
 
-from vitline.data_prep.corpora.official.tfds_order import tfds_order
+from vitline.data_prep.benchmarks.tfds_order import tfds_order
 
 NUM_TEST = 40
 NAMES = ("accordion", "background_google", "faces")

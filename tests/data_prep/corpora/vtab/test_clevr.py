@@ -6,8 +6,8 @@ import zipfile
 import numpy as np
 import pytest
 
-from vitline.data_prep.corpora.official.tfds_order import tfds_order
-from vitline.data_prep.corpora.vtab.clevr import Clevr
+from vitline.data_prep.benchmarks.tfds_order import tfds_order
+from vitline.data_prep.benchmarks.vtab.clevr import Clevr
 from vitline.infra.storage import open_store
 
 NUM_TEST = 30

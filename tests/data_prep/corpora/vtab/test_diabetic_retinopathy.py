@@ -8,16 +8,16 @@ import zipfile
 import numpy as np
 import pytest
 
-from vitline.data_prep.corpora.official.tfds_order import tfds_order
-from vitline.data_prep.corpora.raw import Part
-from vitline.data_prep.corpora.vtab import diabetic_retinopathy as module
-from vitline.data_prep.corpora.vtab.diabetic_retinopathy import (
+from vitline.data_prep.benchmarks.tfds_order import tfds_order
+from vitline.data_prep.benchmarks.vtab import diabetic_retinopathy as module
+from vitline.data_prep.benchmarks.vtab.diabetic_retinopathy import (
     DiabeticRetinopathy,
     btgraham,
     eye_radius,
     masked_and_cropped,
 )
 from vitline.data_prep.decode import ImageRejected, decode
+from vitline.data_prep.sources.raw import Part
 from vitline.infra.storage import open_store
 
 from ....pictures import encoded

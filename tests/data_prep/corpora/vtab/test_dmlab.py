@@ -6,10 +6,10 @@ import tarfile
 
 import pytest
 
-from vitline.data_prep.corpora.files.tfrecord import crc32c
-from vitline.data_prep.corpora.official.tfds_order import tfds_order
-from vitline.data_prep.corpora.raw import Part
-from vitline.data_prep.corpora.vtab.dmlab import DmLab
+from vitline.data_prep.archives.tfrecord import crc32c
+from vitline.data_prep.benchmarks.tfds_order import tfds_order
+from vitline.data_prep.benchmarks.vtab.dmlab import DmLab
+from vitline.data_prep.sources.raw import Part
 from vitline.infra.storage import open_store
 
 NUM_TEST = 20

@@ -7,9 +7,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from vitline.data_prep.corpora.official.official_splits import OfficialSplits, Slice
-from vitline.data_prep.corpora.official.tfds_order import tfds_order
-from vitline.data_prep.corpora.vtab.kitti import Kitti, drives_of_pictures, splits_of_drives
+from vitline.data_prep.benchmarks.official_splits import OfficialSplits, Slice
+from vitline.data_prep.benchmarks.tfds_order import tfds_order
+from vitline.data_prep.benchmarks.vtab.kitti import Kitti, drives_of_pictures, splits_of_drives
 from vitline.infra.storage import open_store
 
 FIELDS = "0.00 0 -1.57 614.24 181.78 727.31 284.77 1.57 1.73 4.15 {x} 1.65 {z} -1.59"

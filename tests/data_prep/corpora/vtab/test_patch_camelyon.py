@@ -7,10 +7,10 @@ import h5py
 import numpy as np
 import pytest
 
-from vitline.data_prep.corpora.files.lossless_png import lossless_png
-from vitline.data_prep.corpora.official.tfds_order import tfds_order
-from vitline.data_prep.corpora.raw import WorkFolder
-from vitline.data_prep.corpora.vtab.vtab_corpus import open_data
+from vitline.data_prep.archives.lossless_png import lossless_png
+from vitline.data_prep.benchmarks.tfds_order import tfds_order
+from vitline.data_prep.benchmarks.vtab.vtab_corpus import open_data
+from vitline.data_prep.sources.raw import WorkFolder
 from vitline.infra.storage import StoreFailed, open_store
 from vitline.infra.stores.file_store import FileStore
 

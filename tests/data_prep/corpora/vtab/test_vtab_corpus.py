@@ -7,15 +7,15 @@ import zipfile
 import numpy as np
 import pytest
 
+from vitline.data_prep.archives.lossless_png import lossless_png
+from vitline.data_prep.benchmarks.official_splits import OFFICIAL_SPLITS
+from vitline.data_prep.benchmarks.tfds_order import tfds_order
+from vitline.data_prep.benchmarks.vtab.vtab_corpus import data_set_of, open_data
 from vitline.data_prep.config import CorpusConfig, Vtab
-from vitline.data_prep.corpora.files.lossless_png import lossless_png
-from vitline.data_prep.corpora.official.official_splits import OFFICIAL_SPLITS
-from vitline.data_prep.corpora.official.tfds_order import tfds_order
-from vitline.data_prep.corpora.vtab.vtab_corpus import data_set_of, open_data
-from vitline.data_prep.prepare import prepare
+from vitline.data_prep.prepare.job import prepare
 from vitline.data_prep.shards.verify_shards import verify_corpus
 from vitline.infra.storage import open_store
-from vitline.vit.vtab.tasks import VTAB_TASKS, find_task_splits
+from vitline.vit.evaluation.tasks import VTAB_TASKS, find_task_splits
 
 NUM_TEST = 40
 

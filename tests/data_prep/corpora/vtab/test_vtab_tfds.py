@@ -5,9 +5,9 @@ import io
 import numpy as np
 import pytest
 
-from vitline.data_prep.corpora.official.label_rules import NUM_CLASSES
-from vitline.data_prep.corpora.official.tfds_order import tfds_order
-from vitline.vit.vtab.tasks import VTAB_TASKS
+from vitline.data_prep.benchmarks.label_rules import NUM_CLASSES
+from vitline.data_prep.benchmarks.tfds_order import tfds_order
+from vitline.vit.evaluation.tasks import VTAB_TASKS
 
 NUM_TEST = 30
 

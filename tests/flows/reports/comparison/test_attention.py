@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from vitline.flows.records import PipelineRecord, StageRecord
+from vitline.flows.catalog.records import PipelineRecord, StageRecord
 from vitline.flows.reports.comparison.attention import attention_beside
 from vitline.flows.reports.comparison.page import render_comparison
 from vitline.infra.runs.run_state import write_state

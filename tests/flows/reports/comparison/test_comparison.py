@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from vitline.data_prep.shard_format import load_manifest
-from vitline.flows.cli import app
-from vitline.flows.records import write_pipeline
+from vitline.flows.catalog.records import write_pipeline
+from vitline.flows.cli.main import app
 from vitline.flows.reports.comparison.comparison import compare_with_first, task_pictures
 from vitline.flows.reports.comparison.corpora import corpora_by_digest
 from vitline.infra.runs.journal import Journal

@@ -6,9 +6,9 @@ import pytest
 
 from vitline.data_prep.config import ClassFolders, CorpusConfig
 from vitline.data_prep.find_corpus import corpus_store
-from vitline.data_prep.prepare import prepare
+from vitline.data_prep.prepare.job import prepare
 from vitline.data_prep.shard_format import load_manifest
-from vitline.flows.records import PipelineRecord
+from vitline.flows.catalog.records import PipelineRecord
 from vitline.flows.reports.comparison import corpora
 from vitline.flows.reports.comparison.corpora import corpora_by_digest, corpus_changes
 from vitline.infra.storage import open_store

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from vitline.flows.records import PipelineRecord, StageRecord
+from vitline.flows.catalog.records import PipelineRecord, StageRecord
 from vitline.flows.reports.comparison.curves import Point, course, curves
 from vitline.flows.reports.comparison.vtab_bars import vtab_bars
 from vitline.infra.config import replace

@@ -11,13 +11,13 @@ from vitline.infra.runs.claims import take_claim
 from vitline.infra.runs.journal import read_journal
 from vitline.infra.runs.run_state import read_state
 from vitline.infra.storage import open_store
+from vitline.vit.checkpoints.state_tensors import load_state_tensors, state_tensors
 from vitline.vit.config import ExecutionConfig, MaskedPatchConfig, TrainRecipe
 from vitline.vit.models.config import PatchTarget
 from vitline.vit.models.masked_patches import MaskedPatchModel
-from vitline.vit.published import load_model
-from vitline.vit.run import TrainingRun
-from vitline.vit.run_spec import make_spec
-from vitline.vit.training.checkpoints.state_tensors import load_state_tensors, state_tensors
+from vitline.vit.published.models import load_model
+from vitline.vit.run.run_spec import make_spec
+from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.masked_patches.objective import batch_corruption
 from vitline.vit.training.train import initial_state, train, train_step
 from vitline.vit.training.world import World

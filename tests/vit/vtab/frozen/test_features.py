@@ -6,14 +6,14 @@ import torch
 from vitline.data_prep.shard_format import load_manifest
 from vitline.infra.config import digest_of, replace
 from vitline.infra.storage import open_store
+from vitline.vit.evaluation.evaluate import published_digest
+from vitline.vit.features import extract_features, feature_plan
+from vitline.vit.features.extract_features import Extractor, network_input
+from vitline.vit.features.feature_plan import FeatureSource, plan_parts, work_chunks
+from vitline.vit.features.features import FeatureReader, Features, finish_split, missing_parts, read_part, write_part
 from vitline.vit.models.config import ViTConfig
 from vitline.vit.models.vit import VisionTransformer
-from vitline.vit.published import load_model
-from vitline.vit.vtab.evaluate import published_digest
-from vitline.vit.vtab.frozen import extract_features, feature_plan
-from vitline.vit.vtab.frozen.extract_features import Extractor, network_input
-from vitline.vit.vtab.frozen.feature_plan import FeatureSource, plan_parts, work_chunks
-from vitline.vit.vtab.frozen.features import FeatureReader, Features, finish_split, missing_parts, read_part, write_part
+from vitline.vit.published.models import load_model
 
 from ..conftest import reference
 

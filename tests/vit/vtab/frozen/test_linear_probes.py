@@ -6,8 +6,8 @@ import torch
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.neighbors import KNeighborsClassifier
 
-from vitline.vit.vtab.frozen.linear_probes import BIAS_FEATURE, RIDGE, Scaling, draw_shots, least_squares, logistic_fits
-from vitline.vit.vtab.frozen.nearest import nearest
+from vitline.vit.features.linear_probes import BIAS_FEATURE, RIDGE, Scaling, draw_shots, least_squares, logistic_fits
+from vitline.vit.features.nearest import nearest
 
 
 def synthetic(num_rows: int, num_features: int, num_classes: int, seed: int = 0):
@@ -71,7 +71,7 @@ def test_logistic_fit_does_not_depend_on_its_start():
 def test_fit_on_chunked_features_equals_the_fit_on_all(monkeypatch):
     features, labels = synthetic(300, 12, 4)
     (whole,) = logistic_fits(features, labels, (1e-2,))
-    monkeypatch.setattr("vitline.vit.vtab.frozen.linear_probes._CHUNK_ROWS", 77)
+    monkeypatch.setattr("vitline.vit.features.linear_probes._CHUNK_ROWS", 77)
     (chunked,) = logistic_fits(features, labels, (1e-2,))
     torch.testing.assert_close(chunked.readout.weight, whole.readout.weight, atol=1e-5, rtol=0)
     torch.testing.assert_close(Scaling.of(features).scale.numpy(), features.double().numpy().std(axis=0) + 1e-5)

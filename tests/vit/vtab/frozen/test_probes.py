@@ -13,21 +13,21 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from vitline.data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe
 from vitline.data_prep.find_corpus import corpus_store
-from vitline.data_prep.prepare import prepare
+from vitline.data_prep.prepare.job import prepare
 from vitline.data_prep.shard_format import load_manifest
 from vitline.infra.config import replace
 from vitline.infra.runs.watchdog import Watchdog
 from vitline.infra.storage import open_store
+from vitline.vit.evaluation.evaluate import TaskRef, list_scores
+from vitline.vit.features import score_probes as scoring
+from vitline.vit.features.features import FeatureReader
+from vitline.vit.features.probe_trials import ProbeSplits, plan_probe_trials, probe_splits
 from vitline.vit.input.batches import eval_batches
 from vitline.vit.models.vit import VisionTransformer
-from vitline.vit.published import load_model
-from vitline.vit.ray_workers import trial_watchdog, watched_probe
-from vitline.vit.run_spec import read_progress
+from vitline.vit.published.models import load_model
+from vitline.vit.ray_jobs.task_driver import trial_watchdog, watched_probe
+from vitline.vit.run.run_spec import read_progress
 from vitline.vit.training.evaluate import evaluate
-from vitline.vit.vtab.evaluate import TaskRef, list_scores
-from vitline.vit.vtab.frozen import score_probes as scoring
-from vitline.vit.vtab.frozen.features import FeatureReader
-from vitline.vit.vtab.frozen.probe_trials import ProbeSplits, plan_probe_trials, probe_splits
 
 from ..conftest import ARCHITECTURE, published, reference
 
@@ -182,7 +182,7 @@ def test_only_probes_that_draw_examples_are_repeated_per_seed(models, probe_spec
 def test_stopped_evaluation_resumes_and_computes_no_image_twice(
     models, probe_spec, score, root, images_forwarded, monkeypatch
 ):
-    monkeypatch.setattr("vitline.vit.vtab.frozen.feature_plan.PART_ROWS", 100)
+    monkeypatch.setattr("vitline.vit.features.feature_plan.PART_ROWS", 100)
     spec = probe_spec("fewshot", models.trained)
     assert score(spec, stop_after=4) is None
     progress = read_progress(open_store(root).child(f"runs/{spec.run_key}"))
@@ -268,7 +268,7 @@ def test_probe_spec_survives_a_round_trip_through_json(models, probe_spec):
 
 
 def test_planning_does_not_import_torch():
-    code = "import sys, vitline.vit.vtab.frozen.probe_trials; sys.exit('torch' in sys.modules)"
+    code = "import sys, vitline.vit.features.probe_trials; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

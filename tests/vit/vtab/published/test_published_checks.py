@@ -3,8 +3,7 @@
 import pytest
 
 from vitline.infra.config import replace
-from vitline.vit.models.variants import REGISTERED, network_variant, spelled
-from vitline.vit.vtab.published.published_checks import (
+from vitline.vit.evaluation.reference.published_checks import (
     architecture_of,
     check_score,
     data_of_corpus,
@@ -12,7 +11,8 @@ from vitline.vit.vtab.published.published_checks import (
     matching_row,
     targets_of,
 )
-from vitline.vit.vtab.published.published_scores import ROWS
+from vitline.vit.evaluation.reference.published_scores import ROWS
+from vitline.vit.models.variants import REGISTERED, network_variant, spelled
 
 HUB = "/hub/models--timm--vit_base_patch16_224.augreg_in21k_ft_in1k/snapshots/0a1b"
 

@@ -4,8 +4,8 @@ from statistics import fmean
 
 import pytest
 
-from vitline.vit.vtab.published.published_scores import ROWS, published_named
-from vitline.vit.vtab.published.report import (
+from vitline.vit.evaluation.reference.published_scores import ROWS, published_named
+from vitline.vit.evaluation.reference.report import (
     TRANSFER_CORPORA,
     VTAB_CORPORA,
     group_corpora,

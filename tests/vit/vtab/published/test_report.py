@@ -3,9 +3,9 @@
 import pytest
 
 from vitline.infra.storage import open_store
-from vitline.vit.vtab.evaluate import Score
-from vitline.vit.vtab.published.published_scores import ROWS
-from vitline.vit.vtab.published.report import (
+from vitline.vit.evaluation.evaluate import Score
+from vitline.vit.evaluation.reference.published_scores import ROWS
+from vitline.vit.evaluation.reference.report import (
     ScoreRecord,
     coverage,
     differences,
@@ -16,7 +16,7 @@ from vitline.vit.vtab.published.report import (
     table_of,
     vtab_means,
 )
-from vitline.vit.vtab.tasks import GROUPS, VTAB_TASKS
+from vitline.vit.evaluation.tasks import GROUPS, VTAB_TASKS
 
 
 def score(task, value, seed=0, digest=None, **changes):

@@ -3,9 +3,9 @@
 import pytest
 
 from vitline.vit.config import TrainRecipe
+from vitline.vit.evaluation.packing import micro_batch_size, trial_resources, trials_per_gpu
 from vitline.vit.models.config import ViTConfig
 from vitline.vit.models.variants import network_variant
-from vitline.vit.vtab.trained.packing import micro_batch_size, trial_resources, trials_per_gpu
 
 SMALL = ViTConfig(image_size_px=32, patch_size_px=8, embed_dim=64, depth=2, num_heads=2, mlp_dim=128)
 

@@ -1,0 +1,92 @@
+"""ImageNet ReaL (arXiv:2006.07159): ImageNet's validation images with lists of labels, each of which counts as correct.
+
+Entry i of real.json belongs to validation image i + 1; numbers refer to the sorted WNIDs. Images without labels are excluded from the
+average: they are refused, and so counted and listed. If the labels differ from the published ones, the whole file is refused: it is
+small, and the score depends on nothing but the labels. The formatting of the JSON is irrelevant.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
+
+from vitline.data_prep.benchmarks.official_files import OfficialFile, OfficialFiles
+from vitline.data_prep.benchmarks.tfds_order import order_prefix
+from vitline.data_prep.benchmarks.transfer.imagenet_task import KIT_FILE, VALIDATION_FILE, ImagenetTask, file_name
+from vitline.data_prep.benchmarks.transfer.transfer_splits import TEST_SETS
+from vitline.data_prep.config import CorpusRecipe
+from vitline.data_prep.sources.imagenet.ilsvrc2012 import validation_number
+from vitline.data_prep.sources.raw import Part, RawExample, WorkFolder
+from vitline.infra.storage import Store
+
+REAL_SHA256 = "d83e9bff374c631aae8439eb064c7019acc56e1b3bc3f56b8380c2a710b0220b"
+"""sha256 of the published real.json, which equals the output of json.dumps for its lists."""
+_REAL = "real.json"
+_MAX_REAL_BYTES = 16 << 20
+
+
+class ImagenetReal(ImagenetTask):
+    """Test split only, several labels per image. Parts and ids are those of the validation images in `Imagenet`."""
+
+    single_label = False
+    official = OfficialFiles(
+        title="ImageNet ReaL",
+        home="https://github.com/google-research/reassessed-imagenet (labels) and https://image-net.org/download-images",
+        terms="labels Apache-2.0; images by registration, for non-commercial research and education only",
+        files=(OfficialFile(name=_REAL, num_bytes=388_478, sha256=REAL_SHA256), VALIDATION_FILE, KIT_FILE),
+    )
+
+    def __init__(self, store: Store, recipe: CorpusRecipe) -> None:
+        super().__init__(store, recipe, {"test": TEST_SETS["imagenet-real"]})
+
+    def parts(self, work: WorkFolder) -> Iterator[Part]:
+        self.files()  # raises if one is missing
+        _ = self._labels  # raises if they are not those of ReaL
+        yield from self.validation_parts(work)
+
+    def examples(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
+        for example in self.archives.examples(part, work):
+            if example.refused:
+                yield example
+                continue
+            name = file_name(example.example_id)
+            labels = self._labels[validation_number(name) - 1]
+            yield replace(
+                example,
+                example_id=f"validation/{name}",
+                labels=labels,
+                order_key=order_prefix("validation", name),
+                data=example.data if labels else None,
+                refused=None if labels else ("ignored_file", "ReaL has no label for this image"),
+            )
+
+    @cached_property
+    def _labels(self) -> list[tuple[str, ...]]:
+        """The WNIDs of every validation image, in order."""
+        classes = self.kit.classes
+        try:
+            numbers = label_lists(self.store.read(_REAL, 0, _MAX_REAL_BYTES), len(self.kit.truth), len(classes))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(
+                f"{self.store.uri_of(_REAL)}: {error}. Download it again from {self.official.home.partition(' ')[0]}."
+            ) from error
+        return [tuple(classes[number] for number in of_image) for of_image in numbers]
+
+
+def label_lists(data: bytes, num_images: int, num_classes: int) -> list[list[int]]:
+    """Labels of every image, in order, from the text of real.json. Raises ValueError if they are not the published ones."""
+    lists = json.loads(data)
+    if not isinstance(lists, list) or len(lists) != num_images:
+        there = f"a list of {len(lists):,}" if isinstance(lists, list) else f"{type(lists).__name__} instead of a list"
+        raise ValueError(f"it holds {there}; expected one list of labels for each of {num_images:,} images")
+    for number, labels in enumerate(lists, 1):
+        known = isinstance(labels, list) and all(type(label) is int and 0 <= label < num_classes for label in labels)
+        if not known or len(set(labels)) < len(labels):
+            raise ValueError(
+                f"image {number} has the labels {json.dumps(labels)[:80]}; expected distinct numbers from 0 to "
+                f"{num_classes - 1}"
+            )
+    if (digest := hashlib.sha256(json.dumps(lists).encode()).hexdigest()) != REAL_SHA256:
+        raise ValueError(f"its labels (sha256 {digest:.12}) are not the published ones ({REAL_SHA256:.12})")
+    return lists

@@ -1,0 +1,87 @@
+"""Shared by ImageNet and its two other test sets: the classes of the development kit, so that a head trained on one can be scored
+on the others."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import ClassVar
+
+from vitline.data_prep.benchmarks.official_files import OfficialFile, OfficialFiles
+from vitline.data_prep.benchmarks.transfer.transfer_splits import OFFICIAL_SPLITS
+from vitline.data_prep.config import CorpusRecipe, Ilsvrc2012
+from vitline.data_prep.labels.class_maps import RELEASES
+from vitline.data_prep.labels.classes import ClassInfo
+from vitline.data_prep.sources.imagenet.ilsvrc2012 import Ilsvrc2012Corpus
+from vitline.data_prep.sources.imagenet.ilsvrc2012_kit import KIT, Kit
+from vitline.data_prep.sources.raw import Part, RawCorpus, WorkFolder
+from vitline.infra.storage import Listed, Store
+
+KIT_FILE = OfficialFile(name=KIT)
+VALIDATION_FILE = OfficialFile(
+    name="ILSVRC2012_img_val.tar",
+    num_bytes=6_744_924_160,
+    sha256="c7e06a6c0baccf06d8dbeb6577d71efff84673a5dbdd50633ab44f8ea0456ae0",
+)
+
+
+class ImagenetTask(RawCorpus):
+    """The class map is that of the development kit: sorted WNIDs, names, hierarchy. Its digest is the same for all three."""
+
+    official: ClassVar[OfficialFiles]
+
+    def __init__(self, store: Store, recipe: CorpusRecipe, rows: Mapping[str, int]) -> None:
+        self.store, self.max_bytes, self.benchmark_rows = store, recipe.decode.max_bytes, rows
+        self.origin, self.credit = store.uri, f"{self.official.title}; {self.official.terms}"
+        self.archives = Ilsvrc2012Corpus(Ilsvrc2012(path=store.uri), recipe)
+
+    def files(self) -> dict[str, Listed]:
+        """Files by official name. Raises ValueError that lists the missing ones."""
+        return self.official.found(self.store)
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256()
+        for name, found in sorted(self.files().items()):
+            digest.update(f"{name}\0{found.key}\0{found.size}\0{found.tag}\n".encode(errors="surrogateescape"))
+        return digest.hexdigest()
+
+    def declared_classes(self) -> tuple[str, ...]:
+        return tuple(self.kit.classes)
+
+    def class_info(self, source_id: str) -> ClassInfo:
+        return self.kit.class_info(source_id)
+
+    @cached_property
+    def kit(self) -> Kit:
+        """The development kit. Raises ValueError if its classes are not those of ILSVRC2012."""
+        kit, release = self.archives.kit, RELEASES["imagenet1k"]
+        digest = hashlib.sha256("\n".join(kit.classes).encode()).hexdigest()
+        if digest != release.sha256:
+            raise ValueError(
+                f"{self.store.uri_of(KIT)} has {len(kit.classes):,} classes, whose WNIDs have sha256 {digest:.12}; "
+                f"expected the {release.num_classes:,} classes of {release.what}, {release.sha256:.12}. It is the kit of "
+                f"another year, or it was changed. Download {KIT} from {self.official.home}."
+            )
+        return kit
+
+    def validation_parts(self, work: WorkFolder) -> Sequence[Part]:
+        """Parts of the validation archive. Raises ValueError unless it has one image per label of the kit."""
+        parts = list(self.archives.validation_parts(work))
+        there, expected = sum(part.num_examples for part in parts), OFFICIAL_SPLITS["imagenet"].sizes["validation"]
+        if not there == expected == len(self.kit.truth):
+            raise self.not_whole(
+                f"{there:,} validation images and {KIT} {len(self.kit.truth):,} labels", f"{expected:,}"
+            )
+        return parts
+
+    def not_whole(self, there: str, expected: str) -> ValueError:
+        """The error for files with other examples than the official ones."""
+        unlike = "".join(f"{clause}. " for clause in self.official.unlike_official(self.files()))
+        return ValueError(
+            f"{self.official.title} at {self.origin} has {there}, but {expected} are expected. {unlike}Download its files again "
+            f"from {self.official.home}."
+        )
+
+
+def file_name(example_id: str) -> str:
+    """The file name of the image, which is its key in TFDS, from an id of `Ilsvrc2012Corpus`."""
+    return example_id.rpartition("!")[2].rpartition("/")[2]

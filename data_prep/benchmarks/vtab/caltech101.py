@@ -1,0 +1,262 @@
+"""Caltech-101, whose archive does not contain VTAB's splits: they are found by comparing images.
+
+TFDS draws 30 images per class for its train split with a fixed seed, but in the order in which a file system happened to list the
+files, so prepared copies may differ. The copy behind clip-benchmark/wds_vtab-caltech101 (Hugging Face Hub) is published as pixels, in
+VTAB's train and test splits, without file names. Each of its images is searched in the archive; the remaining images of the archive
+are val. This gives the keys of train and, with them, the order of TFDS, which must begin with the published train split: this is
+checked.
+
+A copy prepared by TFDS is read by `data_prep/sources/tfds.py`.
+"""
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import simplejpeg
+
+from vitline.data_prep.archives.archive_bytes import Gunzipped, Ranges
+from vitline.data_prep.archives.archive_members import ArchiveDamaged, Member
+from vitline.data_prep.archives.archives import archive_kind, member_pieces, read_members
+from vitline.data_prep.archives.tar_members import read_tar, tar_members
+from vitline.data_prep.benchmarks.official_files import OfficialFile, OfficialFiles
+from vitline.data_prep.benchmarks.official_splits import OFFICIAL_SPLITS
+from vitline.data_prep.benchmarks.picture_files import picture_members, picture_parts, picture_paths
+from vitline.data_prep.benchmarks.tfds_order import tfds_order
+from vitline.data_prep.benchmarks.vtab_data import Found, Key, VtabData
+from vitline.data_prep.decode import DecodePolicy, decode
+from vitline.data_prep.examine.images import pixel_sha256
+from vitline.data_prep.sources.folder_layout import refusal_by_name
+from vitline.data_prep.sources.raw import Part, WorkFolder
+from vitline.infra.storage import Listed, Store
+
+_ARCHIVE, _INNER = "caltech-101.zip", "caltech-101/101_ObjectCategories.tar.gz"
+_HUB = "clip-benchmark/wds_vtab-caltech101"
+_SPLITS = "splits.json"
+_WHY = (
+    "The archive alone does not determine VTAB's splits: TensorFlow Datasets drew them in the order in which a file system "
+    f"listed the files. Put the folders train/ and test/ of {_HUB} from the Hugging Face Hub next to it. Or give a "
+    "directory of caltech101, version 3, prepared by TensorFlow Datasets."
+)
+
+_Picture = tuple[bytes, str]
+"""Digest of the pixels, and class: the class distinguishes equal images of several classes."""
+
+
+class Caltech101(VtabData):
+    """Keys are <folder>/<file>; classes are the lower-cased folders in alphabetical order, including background_google."""
+
+    official = OfficialFiles(
+        title="Caltech-101",
+        home="https://data.caltech.edu/records/mzrjq-6wc02 (the archive) and "
+        f"https://huggingface.co/datasets/{_HUB} (train/ and test/)",
+        terms="CC BY 4.0",
+        files=(
+            OfficialFile(
+                name=_ARCHIVE,
+                num_bytes=137_414_764,
+                sha256="331234750fc7f77520e50d9565e8b6907b03565e30320da1401130db08c61f91",
+                other_names=("101_ObjectCategories.tar.gz", "101_ObjectCategories/", _INNER),
+            ),
+            OfficialFile(name="train/", other_names=("wds_vtab-caltech101/train/",)),
+            OfficialFile(name="test/", other_names=("wds_vtab-caltech101/test/",)),
+        ),
+    )
+
+    def files(self) -> dict[str, Listed]:
+        """As the base class."""
+        try:
+            return super().files()
+        except ValueError as error:
+            raise ValueError(f"{error} {_WHY}") from None
+
+    def keys(self) -> Mapping[str, Sequence[Key]]:
+        test = {key for key, split in self._vtab_splits.items() if split == "test"}
+        return {"train": [key for key in self._vtab_splits if key not in test], "test": sorted(test)}
+
+    def class_names(self) -> Sequence[str]:
+        return self._class_names
+
+    def parts(self, work: WorkFolder) -> Iterator[Part]:
+        splits = {split: list(keys) for split, keys in self.keys().items()}
+        work.store.write_json(_SPLITS, {**splits, "classes": self._class_names})
+        if archive_kind(self._archive) == "zip":  # with a single tar.gz, which is read from its beginning
+            yield Part(name=self._archive, num_bytes=self.store.size(self._archive), where={"key": self._archive})
+        else:
+            yield from picture_parts(self.store, self._archive, work)
+
+    def pictures(self, part: Part, work: WorkFolder) -> Iterator[Found]:
+        splits = work.store.read_json(_SPLITS)
+        numbers, test = {name: number for number, name in enumerate(splits["classes"])}, set(splits["test"])
+        for member, data, where in self._members(part):
+            key = _key(member.path)
+            split = "test" if key in test else "train"
+            if member.refused:
+                yield Found(split, key, refused=member.refused)
+            else:
+                yield Found(split, key, numbers[_class(key)], data, where)
+
+    @property
+    def _archive(self) -> str:
+        return self.file(_ARCHIVE)
+
+    @cached_property
+    def _class_names(self) -> list[str]:
+        if archive_kind(self._archive) == "zip":
+            members = tar_members(_InnerTar(self.store, self._archive), whole=True)
+            try:
+                paths = [member.path for member in members if member.kind == "file" and not member.refused]
+            except ArchiveDamaged as error:
+                raise ValueError(f"{error}. Download it again from {self.official.home}.") from error
+        else:
+            paths = [*picture_paths(self.store, self._archive)]
+        return sorted({_class(_key(path)) for path in paths if _is_picture(path)})
+
+    @cached_property
+    def _vtab_splits(self) -> dict[str, str]:
+        """train, val or test, by key."""
+        published, official_splits = (
+            {split: Counter(self._published(split)) for split in ("train", "test")},
+            OFFICIAL_SPLITS["caltech101"],
+        )
+        for split, expected in (("train", official_splits.train.stop), ("test", official_splits.test.stop)):
+            if (there := published[split].total()) != expected:
+                raise ValueError(
+                    f"{self.store.uri}/{split} has {there:,} images, but {expected:,} are expected. Copy all its tars again "
+                    f"from {_HUB}."
+                )
+        splits = _matched(dict(self._archive_pictures()), published)
+        if missing := published["train"].total() + published["test"].total() - sum(s != "val" for s in splits.values()):
+            raise ValueError(
+                f"{missing:,} of the images in train/ and test/ at {self.store.uri} have no counterpart with equal pixels and "
+                f"the same class in {self._archive}. Use the original tars of {_HUB} (webp, lossless), and the archive from "
+                f"{self.official.home}."
+            )
+        trainval = [key for key, split in splits.items() if split != "test"]
+        begin = {trainval[i] for i in tfds_order("train", trainval)[: official_splits.train.stop]}
+        if wrong := [key for key in trainval if (splits[key] == "train") != (key in begin)]:
+            raise ValueError(
+                f"{len(wrong):,} images contradict the order of TensorFlow Datasets, for example {wrong[0]}: {self.store.uri}/train "
+                f"is not the beginning of a train split, although the archive contains all its images. {_WHY}"
+            )
+        return splits
+
+    def _archive_pictures(self) -> Iterator[tuple[str, set[_Picture]]]:
+        """Key of each image of the archive, and the pixels that TFDS may have decoded. Raises ValueError for a damaged one."""
+        where: dict[str, Any] = {"key": self._archive}
+        if self._archive.endswith("/"):
+            where["files"] = [listed.key for listed in self.store.scan(self._archive)]
+        for member, data, _ in self._members(Part(name=self._archive, where=where)):
+            key = _key(member.path)
+            digests = {self._digest(self._archive, member, data)}
+            with contextlib.suppress(ValueError):  # not a JPEG
+                # TensorFlow decodes with the faster, less exact cosine transform (kernels/image/decode_image_op.cc), which
+                # changes two thirds of the pixels.
+                digests.add(pixel_sha256(simplejpeg.decode_jpeg(data, "RGB", fastdct=True, strict=False)))
+            yield key, {(digest, _class(key)) for digest in digests}
+
+    def _published(self, split: str) -> Iterator[_Picture]:
+        """The images of a split on the Hub. Raises ValueError for a damaged one, or one without a label."""
+        for listed in self.store.scan(self.file(f"{split}/")):
+            if archive_kind(listed.key) not in ("tar", "tar.gz"):
+                continue
+            digests, labels = dict[str, bytes](), dict[str, str]()
+            for member, data in read_members(self.store, listed.key, self.max_bytes):
+                name, _, ending = member.path.rpartition(".")
+                if member.refused or ending in ("webp", "png", "jpg"):
+                    digests[name] = self._digest(listed.key, member, data)
+                elif ending == "cls":
+                    labels[name] = (data or b"").decode(errors="replace").strip()
+            numbers = {str(number): name for number, name in enumerate(self._class_names)}
+            for name in digests.keys() | labels.keys():
+                if name not in digests or labels.get(name) not in numbers:
+                    raise ValueError(
+                        f"{self.store.uri_of(listed.key)}: {name} has {'an' if name in digests else 'no'} image and "
+                        f"label {labels.get(name)!r:.40}; expected 0 to {len(numbers) - 1}. Copy it again from {_HUB}."
+                    )
+                yield digests[name], numbers[labels[name]]
+
+    def _digest(self, archive: str, member: Member, data: bytes | None) -> bytes:
+        """Digest of an image as stored, without EXIF rotation."""
+        try:
+            if data is None:
+                raise ValueError(member.refused[1] if member.refused else member.kind)
+            return pixel_sha256(decode(data, DecodePolicy(max_bytes=self.max_bytes, exif_orientation="ignore")))
+        except ValueError as error:  # ImageRejected is one
+            uri = f"{self.store.uri}/{archive}"
+            raise ValueError(f"{uri}: {member.path}: {error}. Download it again from {self.official.home}.") from error
+
+    def _members(self, part: Part) -> Iterator[tuple[Member, bytes | None, tuple[str, int, int] | None]]:
+        """As `picture_members`."""
+        key = str(part.where["key"])
+        if archive_kind(key) != "zip":
+            yield from picture_members(self.store, part, self.max_bytes, _is_picture)
+            return
+        try:
+            inner = _InnerTar(self.store, key)
+            for member, data in read_tar(inner, self.max_bytes, True, lambda member: _is_picture(member.path)):
+                if member.kind == "file" and _is_picture(member.path):
+                    yield member, data, None
+        except ArchiveDamaged as error:
+            yield error.as_member(), None, None
+
+
+def _matched(archive: Mapping[str, set[_Picture]], published: Mapping[str, Counter[_Picture]]) -> dict[str, str]:
+    """train, val or test, by key: val for images of the archive that are not published.
+
+    Equal images of one class cannot be distinguished. Those of train are assumed to come first in the order of TFDS, those of val
+    last: if this contradicts the order, every other assignment does as well.
+    """
+    keys: dict[_Picture, list[str]] = {}
+    for key, pictures in archive.items():
+        for picture in pictures:
+            keys.setdefault(picture, []).append(key)
+    splits = dict.fromkeys(archive, "val")
+    for picture in published["train"].keys() | published["test"].keys():
+        equal, train, test = keys.get(picture, []), published["train"][picture], published["test"][picture]
+        ordered = [equal[i] for i in tfds_order("train", equal)]
+        splits |= dict.fromkeys(ordered[:train], "train") | dict.fromkeys(ordered[train : train + test], "test")
+    return splits
+
+
+def _is_picture(path: str) -> bool:
+    return path.count("/") >= 1 and path.endswith(".jpg") and refusal_by_name(path) is None
+
+
+def _key(path: str) -> str:
+    return "/".join(path.split("/")[-2:])
+
+
+def _class(key: str) -> str:
+    return key.partition("/")[0].lower()
+
+
+class _InnerTar(Gunzipped):
+    """The tar inside the official zip."""
+
+    def __init__(self, store: Store, key: str) -> None:
+        super().__init__(store, key)
+        self._packed = _Unzipped(store, key)
+        self.archive = self._packed.archive
+
+
+class _Unzipped(Ranges):
+    """The bytes of the tar.gz inside the official zip, in order."""
+
+    def __init__(self, store: Store, key: str) -> None:
+        super().__init__(store, key)
+        self.archive = f"{self.archive}!{_INNER}"
+        self._pieces, self._piece = member_pieces(store, key, _INNER), memoryview(b"")
+
+    def take(self, count: int) -> bytes:
+        try:
+            self._piece = self._piece or memoryview(next(self._pieces, b""))
+        except FileNotFoundError as error:
+            raise ArchiveDamaged(self.archive, 0, "the file is not in the zip, so this is another archive") from error
+        data, self._piece = bytes(self._piece[:count]), self._piece[count:]
+        self.position += len(data)
+        if not data:
+            self.end = self.position
+        return data

@@ -1,0 +1,139 @@
+"""CLEVR: rendered scenes of 3 to 10 objects; the class is their number or the distance of the nearest one."""
+
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from vitline.data_prep.archives.archives import member_pieces
+from vitline.data_prep.benchmarks.annotation_files import keep_labels, kept_labels
+from vitline.data_prep.benchmarks.json_items import json_items
+from vitline.data_prep.benchmarks.label_rules import clevr_count, clevr_distance
+from vitline.data_prep.benchmarks.official_files import OfficialFile, OfficialFiles
+from vitline.data_prep.benchmarks.picture_files import picture_members, picture_parts, picture_paths
+from vitline.data_prep.benchmarks.vtab_data import Found, Key, VtabData
+from vitline.data_prep.sources.folder_layout import refusal_by_name
+from vitline.data_prep.sources.raw import Part, WorkFolder
+
+_SPLITS = {"train": "train", "val": "validation"}
+"""TFDS names of CLEVR's splits. Its test split has no scenes."""
+_PICTURE = re.compile(r"(?:^|/)images/(train|val)/([^/]+)\Z")
+_SCENES = re.compile(r"(?:^|/)scenes/CLEVR_(train|val)_scenes\.json\Z")
+_READ_BYTES = 4 << 20
+
+
+class Clevr(VtabData):
+    """The scene files have half a gigabyte; listing reads them once, one scene at a time."""
+
+    official = OfficialFiles(
+        title="CLEVR v1.0",
+        home="https://cs.stanford.edu/people/jcjohns/clevr/",
+        terms="CC BY 4.0; see its LICENSE.txt",
+        files=(
+            OfficialFile(
+                name="CLEVR_v1.0.zip",
+                num_bytes=19_021_600_724,
+                sha256="5cd61cf1096ed20944df93c9adb31e74d189b8459a94f54ba00090e5c59936d1",
+                other_names=("CLEVR_v1.0/",),
+            ),
+        ),
+    )
+
+    def keys(self) -> Mapping[str, Sequence[Key]]:
+        return {split: list(labels) for split, labels in self._labels.items()}
+
+    def class_names(self) -> Sequence[str]:
+        if self.task == "clevr_count":
+            return [f"{number} objects" for number in range(3, 11)]
+        ends = ("8", "8.5", "9", "9.5", "10")
+        beyond = [f"nearest object beyond {a} and up to {b}" for a, b in itertools.pairwise(ends)]
+        return [f"nearest object up to {ends[0]}", *beyond, f"nearest object beyond {ends[-1]}"]
+
+    def parts(self, work: WorkFolder) -> Iterator[Part]:
+        keep_labels(work, self._labels)
+        yield from picture_parts(self.store, self._archive, work)
+
+    def pictures(self, part: Part, work: WorkFolder) -> Iterator[Found]:
+        labels = kept_labels(work)
+        for member, data, where in picture_members(self.store, part, self.max_bytes, lambda path: bool(_picture(path))):
+            split, key = _picture(member.path) or ("train", member.path)
+            if member.refused:
+                yield Found(split, key, refused=member.refused)
+            elif (split, key) in labels:
+                yield Found(split, key, labels[split, key], data, where)
+
+    @property
+    def _archive(self) -> str:
+        return self.file("CLEVR_v1.0.zip")
+
+    @cached_property
+    def _labels(self) -> dict[str, dict[str, int]]:
+        pictures: dict[str, list[str]] = {split: [] for split in _SPLITS.values()}
+        scenes: dict[str, str] = {}
+        for path in picture_paths(self.store, self._archive):
+            if picture := _picture(path):
+                pictures[picture[0]].append(picture[1])
+            elif found := _SCENES.search(path):
+                scenes[_SPLITS[found[1]]] = path
+        if missing := [name for name, split in _SPLITS.items() if split not in scenes]:
+            raise ValueError(
+                f"{self._uri} lacks scenes/CLEVR_{missing[0]}_scenes.json. Download it again from {self.official.home}."
+            )
+        return {split: self._labels_of(sorted(names), scenes[split]) for split, names in pictures.items()}
+
+    def _labels_of(self, names: list[str], path: str) -> dict[str, int]:
+        """The class of every image of a split, from the scenes in the file `path`."""
+        try:
+            scenes = [
+                self._scene(scene, number) for number, scene in enumerate(json_items(self._pieces(path), "scenes"))
+            ]
+            return _joined(names, scenes)
+        except ValueError as error:
+            raise ValueError(f"{self._uri}, {path}: {error}. Download it again from {self.official.home}.") from error
+
+    def _scene(self, scene: Any, number: int) -> tuple[Any, int]:
+        """Image name, if the scene has one, and class."""
+        try:
+            objects = scene["objects"]
+            if self.task == "clevr_count":
+                return scene.get("image_filename"), clevr_count(len(objects))
+            depths = [float(it["pixel_coords"][2]) for it in objects]
+            if not all(math.isfinite(depth) for depth in depths):  # min ignores NaN
+                raise ValueError(f"depths {depths} are not finite")
+            return scene.get("image_filename"), clevr_distance(depths)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise ValueError(f"scene {number:,} is not valid ({error})") from error
+
+    def _pieces(self, path: str) -> Iterator[bytes]:
+        if not self._archive.endswith("/"):
+            yield from member_pieces(self.store, self._archive, path)
+            return
+        with self.store.open(path) as file:
+            while piece := file.read(_READ_BYTES):
+                yield piece
+
+    @property
+    def _uri(self) -> str:
+        return self.store.uri_of(self._archive.rstrip("/"))
+
+
+def _picture(path: str) -> tuple[str, str] | None:
+    """TFDS split and key of an image; None for any other file."""
+    found = _PICTURE.search(path)
+    return None if found is None or refusal_by_name(path) else (_SPLITS[found[1]], found[2])
+
+
+def _joined(names: list[str], scenes: list[tuple[Any, int]]) -> dict[str, int]:
+    """Classes by image: by the names in the scenes or, as in TFDS, in the same order if the scenes have no names."""
+    if all(isinstance(name, str) for name, _ in scenes):
+        labels = dict(scenes)
+        if len(labels) < len(scenes):
+            raise ValueError(f"{len(scenes) - len(labels):,} images have more than one scene")
+        if lacking := [name for name in names if name not in labels]:
+            raise ValueError(f"{len(lacking):,} images have no scene, for example {lacking[0]}")
+        return {name: labels[name] for name in names}
+    if len(names) != len(scenes):
+        raise ValueError(f"{len(scenes):,} scenes without image names, but {len(names):,} images")
+    return {name: label for name, (_, label) in zip(names, scenes, strict=True)}

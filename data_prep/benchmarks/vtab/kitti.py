@@ -1,0 +1,171 @@
+"""KITTI's object detection images; the class is the distance to the nearest car, van or truck ahead."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from vitline.data_prep.benchmarks.annotation_files import annotation_texts, keep_labels, kept_labels
+from vitline.data_prep.benchmarks.label_rules import kitti_distance
+from vitline.data_prep.benchmarks.official_files import OfficialFile, OfficialFiles
+from vitline.data_prep.benchmarks.picture_files import picture_members, picture_parts, picture_paths
+from vitline.data_prep.benchmarks.vtab_data import Found, Key, VtabData
+from vitline.data_prep.sources.folder_layout import refusal_by_name
+from vitline.data_prep.sources.raw import Part, WorkFolder
+
+_PICTURE = re.compile(r"(?:^|/)training/image_2/([0-9]{6})\.png\Z")
+_LABEL = re.compile(r"(?:^|/)training/label_2/([0-9]{6})\.txt\Z")
+_MAPPING = re.compile(r"(?:^|/)(train_rand|train_mapping)\.txt\Z")
+_NUM_FIELDS, _KIND, _Z = 15, 0, 13
+_DRAWN_PERCENT = 10
+
+
+class Kitti(VtabData):
+    """KITTI. Images of one drive resemble each other, so TFDS draws whole drives for validation and test."""
+
+    official = OfficialFiles(
+        title="KITTI (object detection)",
+        home="https://www.cvlibs.net/datasets/kitti/eval_object.php",
+        terms="CC BY-NC-SA 3.0; the site asks for a login",
+        files=(
+            OfficialFile(
+                name="data_object_image_2.zip",
+                num_bytes=12_569_945_557,
+                sha256="351c5a2aa0cd9238b50174a3a62b846bc5855da256b82a196431d60ff8d43617",
+                other_names=("training/image_2/",),
+            ),
+            OfficialFile(
+                name="data_object_label_2.zip",
+                num_bytes=5_601_213,
+                sha256="4efc76220d867e1c31bb980bbf8cbc02599f02a9cb4350effa98dbb04aaed880",
+                other_names=("training/label_2/",),
+            ),
+            OfficialFile(
+                name="devkit_object.zip",
+                num_bytes=63_794,
+                sha256="ce0b76b69c0c5f89690a0d65b7302bbbdb962a0c7e8aba6efc7050d1b04b4cf1",
+                other_names=("devkit_object/", "mapping/"),
+            ),
+        ),
+    )
+
+    def keys(self) -> Mapping[str, Sequence[Key]]:
+        return {split: list(labels) for split, labels in self._labels.items()}
+
+    def class_names(self) -> Sequence[str]:
+        return ["vehicle up to 8 m ahead", "vehicle beyond 8 m", "vehicle beyond 20 m", "no vehicle"]
+
+    def parts(self, work: WorkFolder) -> Iterator[Part]:
+        keep_labels(work, self._labels)
+        yield from picture_parts(self.store, self._pictures, work)
+
+    def pictures(self, part: Part, work: WorkFolder) -> Iterator[Found]:
+        of_keys = {key: (split, label) for (split, key), label in kept_labels(work).items()}
+        for member, data, where in picture_members(self.store, part, self.max_bytes, lambda path: bool(_number(path))):
+            key = member.path.rpartition("/")[2]
+            split, label = of_keys.get(key, ("train", -1))
+            if member.refused:
+                yield Found(split, key, refused=member.refused)
+            elif key in of_keys:
+                yield Found(split, key, label, data, where)
+
+    @property
+    def _pictures(self) -> str:
+        return self.file("data_object_image_2.zip")
+
+    @cached_property
+    def _labels(self) -> dict[str, dict[str, int]]:
+        """Classes by split and key. Raises ValueError if labels are missing."""
+        splits, distances = self._splits_of_pictures(), self._distances()
+        labels: dict[str, dict[str, int]] = {"train": {}, "validation": {}, "test": {}}
+        for path in picture_paths(self.store, self._pictures):
+            number = _number(path)
+            if number is None or int(number) >= len(splits):  # TFDS leaves these out as well
+                continue
+            if number not in distances:
+                raise ValueError(
+                    f"{self._uri('data_object_label_2.zip')} has no training/label_2/{number}.txt, but there is an "
+                    f"image {number}.png. Download both again from {self.official.home}."
+                )
+            labels[splits[int(number)]][f"{number}.png"] = distances[number]
+        return labels
+
+    def _distances(self) -> dict[str, int]:
+        """The class of each image by its six digits."""
+        found = {}
+        key = self.file("data_object_label_2.zip")
+        for path, text in annotation_texts(self.store, key, lambda path: bool(_LABEL.search(path))):
+            try:
+                found[path[-len("000000.txt") : -len(".txt")]] = kitti_distance(_objects(text))
+            except ValueError as error:
+                uri = self._uri("data_object_label_2.zip")
+                raise ValueError(f"{uri}, {path}: {error}. Download it again from {self.official.home}.") from error
+        return found
+
+    def _splits_of_pictures(self) -> list[str]:
+        """The TFDS split of images 0, 1, ...: that of their drive."""
+        key, texts = self.file("devkit_object.zip"), dict[str, str]()
+        for path, text in annotation_texts(self.store, key, lambda path: bool(_MAPPING.search(path))):
+            texts[path.rpartition("/")[2]] = text
+        try:
+            if missing := {"train_rand.txt", "train_mapping.txt"} - texts.keys():
+                raise ValueError(f"mapping/{min(missing)} is missing")
+            drives = drives_of_pictures(texts["train_rand.txt"], texts["train_mapping.txt"])
+            splits = splits_of_drives(drives)
+        except ValueError as error:
+            uri = self._uri("devkit_object.zip")
+            raise ValueError(f"{uri}: {error}. Download it again from {self.official.home}.") from error
+        return [splits[drive] for drive in drives]
+
+    def _uri(self, name: str) -> str:
+        return self.store.uri_of(self.file(name).rstrip("/"))
+
+
+def _number(path: str) -> str | None:
+    """The six digits of an image; None for any other file."""
+    found = _PICTURE.search(path)
+    return None if found is None or refusal_by_name(path) else found[1]
+
+
+def _objects(text: str) -> Iterator[tuple[str, float]]:
+    """Type and `location[2]` of the objects in a label file."""
+    for number, line in enumerate(text.splitlines(), 1):
+        fields = line.split(" ")
+        if len(fields) != _NUM_FIELDS:
+            raise ValueError(f"line {number} has {len(fields)} fields; expected {_NUM_FIELDS}")
+        z = float(fields[_Z])
+        if not math.isfinite(z):
+            raise ValueError(f"line {number} has distance {z}, which is not finite")
+        yield fields[_KIND], z
+
+
+def drives_of_pictures(rand: str, mapping: str) -> list[str]:
+    """The drive of every image. `rand` (train_rand.txt) has for each image the number, from 1 on, of its line in `mapping`
+    (train_mapping.txt), whose second word is the drive. Raises ValueError for any other content."""
+    lines, drives = mapping.splitlines(), []
+    for position, text in enumerate(rand.split(",")):
+        words = lines[int(text) - 1].split(" ") if 1 <= int(text) <= len(lines) else []
+        if len(words) < 2:
+            raise ValueError(
+                f"entry {position} of train_rand.txt is {text.strip()}, which is not a line of train_mapping.txt with a drive"
+            )
+        drives.append(words[1])
+    return drives
+
+
+def splits_of_drives(drives: Sequence[str]) -> dict[str, str]:
+    """The TFDS split of every drive: a tenth of the drives each is drawn for test and, from the rest, for validation.
+
+    The draws are those of numpy's legacy generator, whose stream numpy never changes (NEP 19). Raises ValueError if there are
+    fewer than three drives.
+    """
+    names = sorted(set(drives))
+    if len(names) < 3:
+        raise ValueError(f"there are {len(names)} drives; at least three are expected")
+    num_drawn, draw = max(1, _DRAWN_PERCENT * len(names) // 100), np.random.RandomState(123)
+    test = {str(name) for name in draw.choice(names, num_drawn, replace=False)}
+    rest = [name for name in names if name not in test]
+    validation = {str(name) for name in draw.choice(rest, num_drawn, replace=False)}
+    return {name: "test" if name in test else "validation" if name in validation else "train" for name in names}

@@ -1,0 +1,139 @@
+"""PatchCamelyon: patches of lymph node slides in HDF5 files, as distributed (.h5.gz) or decompressed (.h5)."""
+
+import contextlib
+import gzip
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from vitline.data_prep.archives.lossless_png import lossless_png
+from vitline.data_prep.benchmarks.official_files import OfficialFile, OfficialFiles
+from vitline.data_prep.benchmarks.vtab_data import Found, Key, VtabData
+from vitline.data_prep.sources.arrays.array_layouts import READ_BYTES, buffered, damage_of
+from vitline.data_prep.sources.arrays.hdf5_file import Hdf5Array, open_hdf5
+from vitline.data_prep.sources.raw import Part, WorkFolder
+from vitline.infra.storage import Store
+
+_NAMES = {"train": "train", "validation": "valid", "test": "test"}
+"""Names of the TFDS splits in files and keys."""
+_SHAPE = (96, 96, 3)
+_MAX_LABEL_BYTES = 64 << 20
+
+
+def _official(what: str, num_bytes: int, sha256: str) -> OfficialFile:
+    name = f"camelyonpatch_level_2_split_{what}.h5"
+    return OfficialFile(name=f"{name}.gz", num_bytes=num_bytes, sha256=sha256, other_names=(name,))
+
+
+class PatchCamelyon(VtabData):
+    """Images of 96 x 96. Parts are ranges of rows of an .h5. An .h5.gz is one part, which is first decompressed into the work
+    folder, because HDF5 needs random access."""
+
+    official = OfficialFiles(
+        title="PatchCamelyon",
+        home="https://github.com/basveeling/pcam",
+        terms="CC0",
+        files=(
+            _official("train_x", 6_421_353_462, "d619e741468a7ab35c7e4a75e6821b7e7e6c9411705d45708f2a0efc8960656c"),
+            _official("train_y", 21_378, "b74126d2c01b20d3661f9b46765d29cf4e4fba6faba29c8e0d09d406331ab75a"),
+            _official("valid_x", 805_965_320, "f82ee1670d027b4ec388048d9eabc2186b77c009655dae76d624c0ecb053ccb2"),
+            _official("valid_y", 3_038, "ce1ae30f08feb468447971cfd0472e7becd0ad96d877c64120c72571439ae48c"),
+            _official("test_x", 800_875_929, "79174c2201ad521602a5888be8f36ee10875f37403dd3f2086caf2182ef87245"),
+            _official("test_y", 3_040, "0a522005fccc8bbd04c5a117bfaf81d8da2676f03a29d7499f71d0a0bd6068ef"),
+        ),
+    )
+
+    def keys(self) -> Mapping[str, Sequence[Key]]:
+        return {split: [f"{name}_{row}" for row in range(len(self._labels(split)))] for split, name in _NAMES.items()}
+
+    def class_names(self) -> Sequence[str]:
+        return ["no tumour tissue", "tumour tissue"]
+
+    def parts(self, work: WorkFolder) -> Iterator[Part]:
+        for split in _NAMES:
+            key, count = self._key(split, "x"), len(self._labels(split))
+            step = count
+            if not key.endswith(".gz"):
+                with self.store.open(key) as file, self._patches(split, file) as patches:
+                    step = -(-work.examples_per_part // patches.rows_together) * patches.rows_together
+            for number, start in enumerate(range(0, count, step)):
+                stop = min(count, start + step)
+                yield Part(
+                    name=f"{split}-{number:06d}",
+                    num_bytes=(stop - start) * 96 * 96 * 3,
+                    num_examples=stop - start,
+                    where={"split": split, "start": start, "stop": stop},
+                )
+
+    def pictures(self, part: Part, work: WorkFolder) -> Iterator[Found]:
+        where: Any = part.where
+        split, start, stop = where["split"], where["start"], where["stop"]
+        labels, key, store = self._labels(split), self._key(split, "x"), self.store
+        if packed := key.endswith(".gz"):
+            store, key = work.store, _unpacked(self.store, key, work.store, 2 * len(labels) * 96 * 96 * 3)
+        with store.open(key) as file, self._patches(split, file) as patches:
+            row = start
+            for block in patches.blocks(start, stop):
+                for pixels in block:
+                    yield Found(split, f"{_NAMES[split]}_{row}", labels[row], lossless_png(pixels))
+                    row += 1
+        if packed:
+            store.delete(key)
+
+    def _key(self, split: str, what: str) -> str:
+        return self.file(f"camelyonpatch_level_2_split_{_NAMES[split]}_{what}.h5.gz")
+
+    @contextlib.contextmanager
+    def _patches(self, split: str, file: BinaryIO) -> Iterator[Hdf5Array]:
+        """The images of a split, one per label; `file` is its HDF5 file."""
+        uri, count = self.store.uri_of(self._key(split, "x")), len(self._labels(split))
+        with open_hdf5(file, uri) as opened:
+            patches = opened.array("x")
+            if patches.dtype != np.uint8 or patches.shape != (count, *_SHAPE):
+                raise ValueError(
+                    f"{uri} is an array of shape {patches.shape} and type {patches.dtype}; "
+                    f"expected {(count, *_SHAPE)} uint8, "
+                    f"one image per label. Download the files again from {self.official.home}."
+                )
+            yield patches
+
+    def _labels(self, split: str) -> list[int]:
+        key = self._key(split, "y")
+        uri = self.store.uri_of(key)
+        with contextlib.ExitStack() as opened:
+            file: Any = opened.enter_context(buffered(self.store, key))
+            if key.endswith(".gz"):
+                with damage_of(uri), gzip.GzipFile(fileobj=file) as plain:
+                    file = io.BytesIO(plain.read(_MAX_LABEL_BYTES))
+            array = opened.enter_context(open_hdf5(file, uri)).array("y")
+            if array.shape[1:] not in ((), (1,), (1, 1, 1)) or array.shape[0] * array.dtype.itemsize > _MAX_LABEL_BYTES:
+                raise ValueError(f"{uri} is an array of shape {array.shape}; expected (n, 1, 1, 1). Download it again.")
+            labels = [label for block in array.blocks(0, array.shape[0]) for label in block.reshape(-1).tolist()]
+        if unknown := set(labels) - {0, 1}:
+            raise ValueError(f"{uri} has the labels {sorted(unknown)[:5]}; expected 0 and 1. Download it again.")
+        return labels
+
+
+def _unpacked(store: Store, key: str, work: Store, max_bytes: int) -> str:
+    """Key of the decompressed copy of an .h5.gz in the work folder; an earlier task may have made it.
+
+    It is below spill/, which is deleted at the end of the preparation.
+    """
+    copy = f"spill/unpacked/{key.removesuffix('.gz')}"
+    if work.exists(copy):
+        return copy
+    uri, num_bytes = store.uri_of(key), 0
+    with buffered(store, key) as packed, gzip.GzipFile(fileobj=packed) as plain, work.writer(copy) as file:
+        while True:
+            with damage_of(uri):
+                data = plain.read(READ_BYTES)
+            if not data:
+                return copy
+            file.write(data)
+            num_bytes += len(data)
+            if num_bytes > max_bytes + _MAX_LABEL_BYTES:
+                raise ValueError(
+                    f"{uri} decompresses to more than twice the size that its labels imply: it is another file. Download it again."
+                )

@@ -1,0 +1,134 @@
+"""Data sets of pixel arrays: each image becomes a lossless PNG, and its key is its index in the array."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from vitline.data_prep.archives.lossless_png import lossless_png
+from vitline.data_prep.archives.matlab_file import read_mat
+from vitline.data_prep.benchmarks.label_rules import svhn_digit
+from vitline.data_prep.benchmarks.official_files import OfficialFile, OfficialFiles
+from vitline.data_prep.benchmarks.vtab_data import Found, Key, VtabData
+from vitline.data_prep.sources.arrays.cifar_archive import Cifar
+from vitline.data_prep.sources.raw import Part, WorkFolder
+from vitline.infra.storage import Store
+
+
+class _CifarArchive(VtabData):
+    """The binary archive is the only accepted file: the Python archive consists of pickles."""
+
+    layout: ClassVar[str]
+
+    def __init__(self, store: Store, task: str, max_bytes: int) -> None:
+        super().__init__(store, task, max_bytes)
+        self._arrays = Cifar(store.uri_of(self.official.files[0].name), self.layout)
+
+    def keys(self) -> Mapping[str, Sequence[Key]]:
+        (part,) = self._arrays.parts(max_pixels=32 * 32)
+        return {split: range(count) for split, count in self._arrays.num_pictures(part).items()}
+
+    def class_names(self) -> Sequence[str]:
+        return self._arrays.class_names()
+
+    def parts(self, work: WorkFolder) -> Iterator[Part]:
+        yield from self._arrays.parts(max_pixels=32 * 32)
+
+    def pictures(self, part: Part, work: WorkFolder) -> Iterator[Found]:
+        for picture in self._arrays.pictures(part):
+            yield Found(str(picture.split), picture.number, picture.label, lossless_png(picture.pixels))
+
+
+class Cifar10(_CifarArchive):
+    """CIFAR-10. Keys count through the five batches."""
+
+    layout = "cifar10"
+    official = OfficialFiles(
+        title="CIFAR-10",
+        home="https://www.cs.toronto.edu/~kriz/cifar.html",
+        terms="no licence stated; citation requested",
+        files=(
+            OfficialFile(
+                name="cifar-10-binary.tar.gz",
+                num_bytes=170_052_171,
+                sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+            ),
+        ),
+    )
+
+
+class Cifar100(_CifarArchive):
+    """CIFAR-100 with fine labels."""
+
+    layout = "cifar100"
+    official = OfficialFiles(
+        title="CIFAR-100",
+        home="https://www.cs.toronto.edu/~kriz/cifar.html",
+        terms="no licence stated; citation requested",
+        files=(
+            OfficialFile(
+                name="cifar-100-binary.tar.gz",
+                num_bytes=168_513_733,
+                sha256="58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+            ),
+        ),
+    )
+
+
+_SVHN_FILES = {"train": "train_32x32.mat", "test": "test_32x32.mat"}
+_SVHN_SHAPE = (3, 32, 32)
+"""Axes of an image as MATLAB stores it: colour, column, row."""
+
+
+class Svhn(VtabData):
+    """House numbers, cropped. A part is one of the two MATLAB files, which takes a worker about half a gigabyte of memory."""
+
+    official = OfficialFiles(
+        title="SVHN (cropped digits)",
+        home="http://ufldl.stanford.edu/housenumbers/",
+        terms="for non-commercial use",
+        files=(
+            OfficialFile(
+                name="train_32x32.mat",
+                num_bytes=182_040_794,
+                sha256="435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
+            ),
+            OfficialFile(
+                name="test_32x32.mat",
+                num_bytes=64_275_384,
+                sha256="cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
+            ),
+        ),
+    )
+
+    def keys(self) -> Mapping[str, Sequence[Key]]:
+        return {split: range(len(self._arrays(split)[1])) for split in _SVHN_FILES}
+
+    def class_names(self) -> Sequence[str]:
+        return [str(digit) for digit in range(10)]
+
+    def parts(self, work: WorkFolder) -> Iterator[Part]:
+        for split, name in _SVHN_FILES.items():
+            yield Part(name=split, num_bytes=self.files()[name].size)
+
+    def pictures(self, part: Part, work: WorkFolder) -> Iterator[Found]:
+        pixels, labels = self._arrays(part.name)
+        for number, label in enumerate(labels):
+            yield Found(part.name, number, label, lossless_png(pixels[number].transpose(2, 1, 0)))
+
+    def _arrays(self, split: str) -> tuple[np.ndarray, list[int]]:
+        """Images, each (colour, column, row), and labels."""
+        key = self.file(_SVHN_FILES[split])
+        try:
+            found = read_mat(self.store.read(key))
+            pixels, stored = found.get("X"), found.get("y")
+            if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8:
+                raise ValueError("it has no array X of uint8.")
+            if not isinstance(stored, np.ndarray) or pixels.size != len(stored) * 32 * 32 * 3:
+                raise ValueError("X and y do not have one image of 32 x 32 x 3 per label.")
+            return pixels.reshape(-1, *_SVHN_SHAPE), [svhn_digit(int(label)) for label in stored.tolist()]
+        except ValueError as error:
+            reason = str(error).rstrip(".")
+            raise ValueError(
+                f"{self.store.uri_of(key)}: {reason}. Download it again from {self.official.home}."
+            ) from error

@@ -1,0 +1,119 @@
+"""smallNORB: toys photographed by two cameras. Its .mat files have a format of their own, not MATLAB's
+(https://cs.nyu.edu/~ylclab/data/norb-v1.0-small/)."""
+
+import contextlib
+import gzip
+import math
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vitline.data_prep.archives.lossless_png import lossless_png
+from vitline.data_prep.benchmarks.label_rules import smallnorb_azimuth
+from vitline.data_prep.benchmarks.official_files import OfficialFile, OfficialFiles
+from vitline.data_prep.benchmarks.vtab_data import Found, Key, VtabData
+from vitline.data_prep.sources.arrays.array_layouts import ArrayDamaged, buffered, damage_of
+from vitline.data_prep.sources.arrays.paired_arrays import StreamedArray
+from vitline.data_prep.sources.raw import Part, WorkFolder
+
+_TRAIN, _TEST = "smallnorb-5x46789x9x18x6x2x96x96-training", "smallnorb-5x01235x9x18x6x2x96x96-testing"
+_STEMS = {"train": _TRAIN, "test": _TEST}
+_TYPES: Mapping[int, np.dtype] = {0x1E3D4C55: np.dtype("u1"), 0x1E3D4C54: np.dtype("<i4")}
+_ELEVATION, _AZIMUTH = 1, 2
+"""Columns of the info file."""
+_NUM_ELEVATIONS, _NUM_AZIMUTHS = 9, 18
+_MAX_ROWS = 1 << 20
+
+
+def _official(name: str, num_bytes: int, sha256: str) -> OfficialFile:
+    return OfficialFile(name=f"{name}.mat.gz", num_bytes=num_bytes, sha256=sha256, other_names=(f"{name}.mat",))
+
+
+class SmallNorb(VtabData):
+    """Images of the left camera; the class is the pose. A part is a split; keys are the row numbers."""
+
+    # The -cat files, whose classes are kinds of toys, are not required, because no VTAB task uses them.
+    official = OfficialFiles(
+        title="smallNORB",
+        home="https://cs.nyu.edu/~ylclab/data/norb-v1.0-small/",
+        terms="for research purposes, not to be sold",
+        files=(
+            _official(f"{_TRAIN}-dat", 131_896_188, "5ffd6272a07d32695ee1082a26a41a93a37aab8c28da047f8c34ed348d214873"),
+            _official(f"{_TRAIN}-info", 71_052, "de7eb932ebe7a4ee16217fead60660d0eb3d23632c2f4d1c51f88c501c17bf32"),
+            _official(f"{_TEST}-dat", 130_799_817, "cf7104eed3e51174d2f65b66d1e5878b9da233b886f161b0d88f4510ba2c7474"),
+            _official(f"{_TEST}-info", 10_428, "16adf314226327ee006d1a44db8cfef52773c06c829951d5653a9f6f310248a2"),
+        ),
+    )
+
+    def keys(self) -> Mapping[str, Sequence[Key]]:
+        return {split: range(len(self._labels(split))) for split in _STEMS}
+
+    def class_names(self) -> Sequence[str]:
+        if self.task == "smallnorb_elevation":
+            return [f"elevation {30 + 5 * i} degrees" for i in range(_NUM_ELEVATIONS)]
+        return [f"azimuth {20 * i} degrees" for i in range(_NUM_AZIMUTHS)]
+
+    def parts(self, work: WorkFolder) -> Iterator[Part]:
+        for split in _STEMS:
+            with self._open(split, "dat") as (pictures, uri):
+                count = len(self._labels(split))
+                if pictures.dtype != np.uint8 or pictures.shape != (count, 2, 96, 96):
+                    raise ValueError(
+                        f"{uri} is an array of shape {pictures.shape} and type {pictures.dtype}; expected "
+                        f"{(count, 2, 96, 96)} uint8, a pair for every row of its -info file. Download the files again from "
+                        f"{self.official.home}."
+                    )
+            yield Part(name=split, num_bytes=math.prod(pictures.shape), num_examples=count)
+
+    def pictures(self, part: Part, work: WorkFolder) -> Iterator[Found]:
+        labels = self._labels(part.name)
+        with self._open(part.name, "dat") as (pictures, uri):
+            for row, (left, _) in enumerate(pictures.rows(uri)):
+                yield Found(part.name, row, labels[row], lossless_png(left))
+
+    def _labels(self, split: str) -> list[int]:
+        with self._open(split, "info") as (info, uri):
+            if info.dtype != np.int32 or len(info.shape) != 2 or info.shape[1] != 4:
+                raise ValueError(
+                    f"{uri} is an array of shape {info.shape} and type {info.dtype}; expected rows of four int32: instance, "
+                    f"elevation, azimuth and lighting. Download it again from {self.official.home}."
+                )
+            rows = [row.tolist() for row in info.rows(uri)]
+        try:
+            return [self._label(row) for row in rows]
+        except ValueError as error:
+            raise ValueError(f"{uri}: {error}. Download it again from {self.official.home}.") from error
+
+    def _label(self, row: Sequence[int]) -> int:
+        if self.task == "smallnorb_azimuth":
+            return smallnorb_azimuth(row[_AZIMUTH])
+        if not 0 <= row[_ELEVATION] < _NUM_ELEVATIONS:
+            raise ValueError(f"elevation {row[_ELEVATION]} is outside of 0 to {_NUM_ELEVATIONS - 1}")
+        return row[_ELEVATION]
+
+    @contextlib.contextmanager
+    def _open(self, split: str, what: str) -> Iterator[tuple[StreamedArray, str]]:
+        """An array, after reading its header, and its URI."""
+        key = self.file(f"{_STEMS[split]}-{what}.mat.gz")
+        uri = self.store.uri_of(key)
+        with contextlib.ExitStack() as opened:
+            file: Any = opened.enter_context(buffered(self.store, key))
+            if key.endswith(".gz"):
+                file = opened.enter_context(gzip.GzipFile(fileobj=file))
+            with damage_of(uri):
+                shape, dtype = _header(file)
+            yield StreamedArray(shape, dtype, file), uri
+
+
+def _header(file: Any) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and type: magic number, number of axes, then the lengths of the axes, at least three numbers."""
+    magic, num_axes = struct.unpack("<ii", file.read(8))
+    if magic not in _TYPES or not 1 <= num_axes <= 4:
+        raise ArrayDamaged(f"it begins with {magic:#010x} and {num_axes} axes, which is not valid for smallNORB")
+    count = max(3, num_axes)
+    shape = struct.unpack(f"<{count}i", file.read(4 * count))[:num_axes]
+    if not all(0 < length <= _MAX_ROWS for length in shape):
+        raise ArrayDamaged(f"it states the invalid shape {shape}")
+    return shape, _TYPES[magic]

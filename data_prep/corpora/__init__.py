@@ -1,1 +1,0 @@
-"""Readers of sources of labelled images, one small file each, behind the interface of `raw.py`."""

@@ -1,1 +1,0 @@
-"""The data sets that the ViT paper transfers to besides VTAB."""

@@ -1,0 +1,209 @@
+"""The last stage: write class map, refused examples, shard list, report and, last, the manifest that makes a corpus exist."""
+
+import dataclasses
+import importlib.metadata
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vitline.data_prep.config import CorpusConfig
+from vitline.data_prep.examine.range_reads import read_located
+from vitline.data_prep.pages.dataset_card import dataset_card
+from vitline.data_prep.pages.report import render_report
+from vitline.data_prep.plan.corpus_stats import STATS_KEY, CorpusStats, SampleRow, merged
+from vitline.data_prep.plan.leakage import LEAKAGE_SCHEMA, leak_lists
+from vitline.data_prep.plan.plan_shards import Base, CorpusPlan, Selection, split_of
+from vitline.data_prep.plan.sort_records import REJECTS_SCHEMA, rejects_key
+from vitline.data_prep.records import Chunks, read_table, write_table
+from vitline.data_prep.shard_format import (
+    CARD_KEY,
+    CLASSES_KEY,
+    LEAKAGE_KEY,
+    MANIFEST_KEY,
+    REJECTS_KEY,
+    REPORT_KEY,
+    SHARDS_KEY,
+    CorpusVersion,
+    Counts,
+    Manifest,
+    SegmentInfo,
+    SplitInfo,
+    first_rows,
+    segment_keys,
+)
+from vitline.data_prep.shards.content_digest import corpus_digest
+from vitline.data_prep.shards.write_shards import HashingSink, ShardInfo
+from vitline.data_prep.sources.open_source import open_source
+from vitline.data_prep.sources.raw import FirstRows
+from vitline.infra.storage import Store, open_store
+
+SHARDS_SCHEMA = pa.schema(
+    [
+        pa.field("key", pa.string(), nullable=False),
+        pa.field("version", pa.string(), nullable=False),  # version whose folder holds the shard; empty: this one
+        pa.field("num_rows", pa.int64(), nullable=False),
+        pa.field("num_bytes", pa.int64(), nullable=False),
+        pa.field("sha256", pa.string(), nullable=False),
+        pa.field("content_digest", pa.string(), nullable=False),
+    ]
+)
+_LIBRARIES = ("pyarrow", "pillow", "simplejpeg", "numpy")
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """A corpus whose shards are all written: input of `publish`."""
+
+    config: CorpusConfig
+    corpus: Store
+    base: Base | None
+    selection: Selection
+    stats: CorpusStats
+    plan: CorpusPlan
+    shards: Mapping[str, ShardInfo]
+    seconds: Mapping[str, float]
+    num_leaks_left: int = 0
+    """Pairs of training and evaluation images with near hashes that exceeded the limit and were not compared."""
+
+
+def publish(done: Finished) -> Manifest:
+    """Write everything besides the shards, the manifest last. Repeating it gives the same corpus."""
+    corpus, class_map = done.corpus, done.selection.class_map
+    lines = list(_shard_lines(done))
+    write_table(corpus, SHARDS_KEY, pa.Table.from_pylist(lines, schema=SHARDS_SCHEMA))
+    _write_rejects(done)
+    _write_tables(corpus, LEAKAGE_KEY, LEAKAGE_SCHEMA, leak_lists(corpus))
+    corpus.write_json(CLASSES_KEY, class_map.as_file())
+    stats = done.stats
+    if done.base:
+        known = CorpusStats.from_json(done.base.corpus.read_json(STATS_KEY))
+        stats = merged(_widened(known, len(class_map.classes)), stats)
+    corpus.write_json(STATS_KEY, stats.to_json())
+    manifest = _manifest(done, stats, {line["key"]: line["content_digest"] for line in lines})
+    corpus.write(REPORT_KEY, render_report(manifest, class_map, stats, load_picture).encode())
+    corpus.write(CARD_KEY, dataset_card(manifest, class_map).encode())
+    corpus.write_json(MANIFEST_KEY, manifest.model_dump(mode="json"))
+    return manifest
+
+
+def load_picture(row: SampleRow) -> bytes:
+    """The bytes of an image listed in the statistics. Raises FileNotFoundError if the image does not exist any more."""
+    return read_located(open_store(row.base), row.key, row.offset, row.length)
+
+
+def _shard_lines(done: Finished) -> Iterator[dict[str, Any]]:
+    """The rows of shards.parquet: those of the base corpus, unchanged, then the new ones."""
+    if done.base:
+        for line in read_table(done.base.corpus, SHARDS_KEY).to_pylist():
+            yield {**line, "version": line["version"] or done.base.manifest.version}
+    for shard in done.plan.shards:
+        yield {**done.shards[shard.key].model_dump(), "version": ""}
+
+
+def _write_rejects(done: Finished) -> None:
+    buckets = (bucket.bucket for bucket in done.selection.buckets if bucket.num_rejects)
+    tables = (read_table(done.corpus, rejects_key(bucket)) for bucket in buckets)
+    _write_tables(done.corpus, REJECTS_KEY, REJECTS_SCHEMA, tables)
+
+
+def _write_tables(corpus: Store, key: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
+    """Write many tables to one Parquet file, with one table in memory at a time."""
+    with corpus.writer(key) as file, pq.ParquetWriter(HashingSink(file), schema, compression="zstd") as writer:
+        writer.write_table(schema.empty_table())
+        for table in tables:
+            writer.write_table(table.select(schema.names).cast(schema))
+
+
+def _widened(stats: CorpusStats, num_classes: int) -> CorpusStats:
+    """Statistics of a corpus after its class map was extended."""
+
+    def wider(counts: np.ndarray) -> np.ndarray:
+        return np.concatenate([counts, np.zeros(num_classes - len(counts), counts.dtype)])
+
+    splits = {
+        name: dataclasses.replace(split, class_counts=wider(split.class_counts)) for name, split in stats.splits.items()
+    }
+    return dataclasses.replace(stats, num_classes=num_classes, splits=splits)
+
+
+def _as_written(done: Finished) -> CorpusPlan:
+    """The plan, its own segments with the lowest schema version of their shards: a restart keeps what an older version wrote."""
+
+    def written(segment: SegmentInfo) -> SegmentInfo:
+        if segment.version:  # of the base corpus
+            return segment
+        lowest = min(done.shards[key].schema_version for key in segment_keys(segment))
+        return segment.model_copy(update={"schema_version": lowest})
+
+    segments = {name: tuple(map(written, parts)) for name, parts in done.plan.segments.items()}
+    return dataclasses.replace(done.plan, segments=segments)
+
+
+def _splits(plan: CorpusPlan, class_digest: str, digests: Mapping[str, str]) -> dict[str, SplitInfo]:
+    splits = {}
+    own: dict[str, tuple[str | FirstRows, ...]] = {name: (name,) for name in plan.segments}
+    for name, members in {**own, **plan.views}.items():
+        segments = tuple(segment for member in members for segment in _segments_of(member, plan))
+        info = SplitInfo(
+            num_rows=sum(segment.num_rows for segment in segments),
+            rows_per_row_group=plan.layouts[split_of(members[0])].rows_per_row_group,
+            row_groups_per_shard=plan.layouts[split_of(members[0])].row_groups_per_shard,
+            segments=segments,
+            digest="",
+        )
+        splits[name] = info.model_copy(update={"digest": info.digest_over(class_digest, digests)})
+    return splits
+
+
+def _segments_of(member: str | FirstRows, plan: CorpusPlan) -> tuple[SegmentInfo, ...]:
+    if isinstance(member, str):
+        return plan.segments[member]
+    return first_rows(plan.segments[member.split], member.num_rows)
+
+
+def _manifest(done: Finished, stats: CorpusStats, digests: Mapping[str, str]) -> Manifest:
+    config, selection, base = done.config, done.selection, done.base
+    source = open_source(config)
+    refused = {reason: found.count for reason, found in sorted(stats.refused.items())}
+    provenance: dict[str, Any] = {
+        "request": config.model_dump(mode="json"),
+        "origin": source.origin,
+        "credit": source.credit,
+        "libraries": {name: importlib.metadata.version(name) for name in _LIBRARIES},
+        "seconds": {step: round(value, 3) for step, value in done.seconds.items()},
+        "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+    if selection.num_near_left:
+        provenance["near_pairs_not_compared"] = selection.num_near_left
+    if done.num_leaks_left:
+        provenance["leak_pairs_not_compared"] = done.num_leaks_left
+    if base:
+        provenance["added_to"] = CorpusVersion(version=base.manifest.version, digest=base.manifest.digest)
+    num_merged = (Chunks(done.corpus, config).num_merged() or 0) + (base.manifest.counts.num_merged if base else 0)
+    class_digest = selection.class_map.digest
+    splits = _splits(_as_written(done), class_digest, digests)
+    return Manifest(
+        name=config.name,
+        version=done.corpus.uri.rpartition("/")[2],
+        digest=corpus_digest(class_digest, splits, digests),
+        class_map_digest=class_digest,
+        num_classes=len(selection.class_map.classes),
+        single_label=selection.single_label,
+        has_weights=selection.has_weights,
+        order_seed=config.recipe.order_seed,
+        splits=splits,
+        decode_policy=config.recipe.decode,
+        counts=Counts(
+            num_found=stats.num_rows + stats.num_refused + num_merged,
+            num_merged=num_merged,
+            num_accepted=stats.num_rows,
+            num_refused=stats.num_refused,
+            num_bytes=stats.num_bytes,
+            refused=refused,
+        ),
+        provenance=provenance,
+    )

@@ -1,0 +1,94 @@
+"""Interface of layouts of pixel arrays for the corpus made from them, and errors for damaged files."""
+
+import contextlib
+import errno
+import gzip
+import io
+import zipfile
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+
+from vitline.data_prep.sources.raw import Part
+from vitline.infra.storage import Listed, Store, StoreFailed, open_store
+
+READ_BYTES = 4 * 1024 * 1024
+"""Bytes read at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """Pixels (h, w) or (h, w, 3), with split, number and label."""
+
+    split: str | None
+    number: int
+    pixels: np.ndarray
+    label: int
+
+
+class Arrays(ABC):
+    """One layout: finds the arrays and reads their images."""
+
+    num_classes: int | None = None
+
+    def __init__(self, uri: str, layout: str) -> None:
+        self.uri, self.layout = uri, layout
+
+    @abstractmethod
+    def files(self) -> list[Listed]:
+        """Every file of the source. Raises ValueError if there is none."""
+
+    @abstractmethod
+    def parts(self, max_pixels: int) -> Iterator[Part]:
+        """Every array or archive. Raises ValueError if it does not match the layout."""
+
+    @abstractmethod
+    def pictures(self, part: Part) -> Iterator[Picture]:
+        """All images of a part. Raises ValueError if the array is damaged."""
+
+    def class_names(self) -> list[str]:
+        """Class names in the order of their numbers; empty if the files do not contain them."""
+        return []
+
+
+class OneFile(Arrays):
+    """A layout that consists of a single file."""
+
+    def __init__(self, uri: str, layout: str) -> None:
+        super().__init__(uri, layout)
+        folder, _, self.key = uri.rpartition("/")
+        self.store = open_store(f"{folder}/" if folder.endswith("//") else folder)
+
+    def files(self) -> list[Listed]:
+        found = [file for file in self.store.scan(self.key) if file.key == self.key]
+        if not found:
+            raise ValueError(f"There is no file {self.uri}. Give the file of layout {self.layout}.")
+        return found
+
+
+class ArrayDamaged(ValueError):
+    """An array is truncated or cannot be decompressed."""
+
+
+def buffered(store: Store, key: str) -> BinaryIO:
+    """A file with a large read buffer: each read is a request to an object store."""
+    return io.BufferedReader(cast(Any, store.open(key)), READ_BYTES)
+
+
+@contextlib.contextmanager
+def damage_of(uri: str) -> Iterator[None]:
+    """Converts whatever libraries raise for a damaged or hostile file to ArrayDamaged, but not what the store raises."""
+    try:
+        yield
+    except (ArrayDamaged, gzip.BadGzipFile, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise ArrayDamaged(f"{uri} is damaged: {error}. Copy it again.") from error
+    except (OSError, StoreFailed) as error:
+        if isinstance(error, OSError) and error.errno == errno.EINVAL:  # seek to an impossible position
+            raise ArrayDamaged(f"{uri} is damaged: it points outside itself. Copy it again.") from error
+        raise
+    except Exception as error:
+        raise ArrayDamaged(f"{uri} is damaged: {type(error).__name__}: {error}. Copy it again.") from error

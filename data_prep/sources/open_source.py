@@ -1,0 +1,31 @@
+"""Opens the source of a request. A new kind of source needs one file and one entry here."""
+
+import importlib
+
+from vitline.data_prep.config import CorpusConfig
+from vitline.data_prep.sources.raw import RawCorpus
+
+_READERS = {
+    "class_folders": "sources.class_folders.ClassFolderCorpus",
+    "imagenet21k": "sources.imagenet.imagenet21k.ImageNet21kCorpus",
+    "ilsvrc2012": "sources.imagenet.ilsvrc2012.Ilsvrc2012Corpus",
+    "table": "sources.label_table.LabelTableCorpus",
+    "webdataset": "sources.webdataset.WebDatasetCorpus",
+    "parquet": "sources.parquet_images.ParquetCorpus",
+    "predictions": "sources.predicted_classes.PredictedCorpus",
+    "tfds": "sources.tfds.TfdsCorpus",
+    "arrays": "sources.arrays.image_arrays.ImageArraysCorpus",
+    "icons": "examples.icons.IconCorpus",
+    "letters": "examples.letters.LetterCorpus",
+    "digits": "examples.digits.DigitsCorpus",
+    "vtab": "benchmarks.vtab.vtab_corpus.open_task",
+    "transfer": "benchmarks.transfer.transfer_corpus.open_task",
+}
+
+
+def open_source(config: CorpusConfig) -> RawCorpus:
+    """The source of a request; nothing is read yet. Imports only the libraries that this source needs."""
+    module, _, name = _READERS[config.source.kind].rpartition(".")
+    reader = getattr(importlib.import_module(f"vitline.data_prep.{module}"), name)
+    source: RawCorpus = reader(config.source, config.recipe)
+    return source

@@ -1,0 +1,122 @@
+"""Runs evaluations and shows what they will take, for the command line; no mathematics of its own."""
+
+from collections.abc import Sequence
+from typing import NotRequired, TypedDict
+
+from vitline.flows import console
+from vitline.flows.forms.evaluation_plan import resolve_evaluate
+from vitline.flows.forms.forms import EvaluateRequest
+from vitline.flows.plans.evaluation_cost import TaskCost, measured_flops, task_costs
+from vitline.flows.runs.engines import open_engines
+from vitline.flows.runs.evaluate_tasks import SCORE_COLUMNS, evaluate_tasks, score_cells
+from vitline.infra.settings import Settings
+from vitline.vit.evaluation.packing import trials_per_gpu
+
+
+def score_and_show(settings: Settings, request: EvaluateRequest, *, as_json: bool) -> None:
+    """Evaluates one published model on tasks and prints the scores."""
+    plan = resolve_evaluate(settings.root, request)
+    if plan.note:
+        console.say(plan.note)
+    with open_engines(settings) as engines:
+        _, result, scores = evaluate_tasks("scores", plan, engines)
+    if as_json:
+        console.emit({"reused": result.reused, "scores": [score.model_dump(mode="json") for score in scores]})
+        return
+    seeds = (
+        f"seeds {request.seed} to {request.seed + request.num_seeds - 1}"
+        if request.num_seeds > 1
+        else f"seed {request.seed}"
+    )
+    title = f"Protocol {plan.protocol.name}, {seeds}"
+    console.table(title, SCORE_COLUMNS, [score_cells(score) for score in scores], right=(2, 3, 5))
+
+
+class EvaluationTotal(TypedDict):
+    """The remaining work of a whole evaluation."""
+
+    protocol: str
+    trainings: int
+    finished: int
+    trained_images: int
+    scored_images: int
+    exaflop: float
+    device_hours: float
+    trials_per_gpu: int
+    """How many of the trainings a GPU runs at a time."""
+    usd: NotRequired[float]
+
+
+def plan_and_show(
+    settings: Settings, request: EvaluateRequest, *, tflops: float | None, usd_per_hour: float | None, as_json: bool
+) -> None:
+    """Prints the plan. `tflops` is the sustained TFLOP/s of a device; without it, a few updates are timed on this machine."""
+    plan = resolve_evaluate(settings.root, request)
+    if plan.note:
+        console.say(plan.note)
+    tasks = task_costs(settings.root, plan)
+    rate = 1e12 * tflops if tflops else measured_flops([task.network for task in tasks if task.flop])
+    total: EvaluationTotal = {
+        "protocol": plan.protocol.name,
+        "trainings": sum(task.trainings for task in tasks),
+        "finished": sum(task.finished for task in tasks),
+        "trained_images": sum(task.trained_images for task in tasks),
+        "scored_images": sum(task.scored_images for task in tasks),
+        "exaflop": sum(task.flop for task in tasks) / 1e18,
+        "device_hours": sum(task.flop for task in tasks) / rate / 3600 if rate else 0.0,
+        "trials_per_gpu": min(trials_per_gpu(task.network, average=task.average) for task in tasks),
+    }
+    if usd_per_hour is not None:
+        total["usd"] = total["device_hours"] * usd_per_hour
+    if as_json:
+        shown = [{name: value for name, value in vars(task).items() if name != "network"} for task in tasks]
+        console.emit({"total": total, "tasks": shown})
+        return
+    hours = [task.flop / rate / 3600 if rate else 0.0 for task in tasks]
+    console.table(f"Protocol {plan.protocol.name}", _COLUMNS, _cells(tasks, hours), right=(2, 3, 4, 5, 6, 7))
+    console.print_result(_sentence(total, rate, measured=tflops is None))
+
+
+_COLUMNS = [
+    "task",
+    "init",
+    "seed",
+    "trainings",
+    "finished",
+    "images to train on",
+    "to evaluate",
+    "device hours",
+    "loss",
+]
+
+
+def _cells(tasks: Sequence[TaskCost], hours: Sequence[float]) -> list[list[str]]:
+    return [
+        [
+            t.task,
+            t.start,
+            f"{t.seed}",
+            f"{t.trainings}",
+            f"{t.finished}",
+            f"{t.trained_images:,}",
+            f"{t.scored_images:,}",
+            f"{h:.2f}",
+            t.loss,
+        ]
+        for t, h in zip(tasks, hours, strict=True)
+    ]
+
+
+def _sentence(total: EvaluationTotal, rate: float, *, measured: bool) -> str:
+    left = total["trainings"] - total["finished"]
+    text = (
+        f"{left} trainings of {total['trainings']} are left: {total['trained_images']:,} images to train on, "
+        f"{total['scored_images']:,} to evaluate, {total['exaflop']:.3g} exaFLOP"
+    )
+    if rate:
+        source = "as measured on this machine" if measured else "as given"
+        text += f"; {total['device_hours']:.2f} device hours at {rate / 1e12:.3g} TFLOP/s, {source}"
+    if "usd" in total:
+        text += f", {total['usd']:,.2f} USD"
+    packed = f" A GPU runs up to {total['trials_per_gpu']} of these trainings at a time." if left else ""
+    return f"{text}.{packed} Decoding is not counted."

@@ -1,0 +1,234 @@
+"""`vitline data`: prepare, list, show, verify and compare corpora."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from vitline.data_prep.source_kinds import SourceKind
+from vitline.flows.cli.command_line import ClassMap, Json, Recipe, Root, Set, settings, show_one, show_rows
+
+app = typer.Typer(
+    help="Corpora: prepare, show, verify, compare, make subsets.", no_args_is_help=True, rich_markup_mode=None
+)
+Corpus = Annotated[str, typer.Argument(help="NAME, NAME/VERSION or URI")]
+Corpora = Annotated[
+    list[str],
+    typer.Argument(
+        help="NAME, NAME/VERSION or URI; several for a mixture, with weights: birds=3 city=1", metavar="NAME..."
+    ),
+]
+_SUFFIXES = {"": 1, "k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
+
+
+def number_of(text: str) -> int:
+    """30M -> 30,000,000; k, M and G stand for thousand, million and billion. Raises ValueError."""
+    digits, factor = (text[:-1], text[-1:].lower()) if text[-1:].isalpha() else (text, "")
+    try:
+        number = float(digits.replace(",", "").replace("_", "")) * _SUFFIXES[factor]
+        if number < 1 or number != int(number):
+            raise ValueError
+        return int(number)
+    except (ValueError, KeyError, OverflowError):
+        raise ValueError(f"{text!r} is not a number of rows; write it as 1000, 50k, 30M or 1.5G.") from None
+
+
+@app.command("prep")
+def data_prep(
+    source: Annotated[
+        str, typer.Option(help="Folder, archive, table or dataset of labelled images: a path, or an s3:// URI.")
+    ],
+    name: Annotated[
+        str | None, typer.Option(help="Name of the corpus: lower case, digits, dashes. Default: that of `--add-to`.")
+    ] = None,
+    kind: Annotated[SourceKind, typer.Option(help="Kind of the source.")] = "class_folders",
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Override a field: `--set recipe.val_per_class=50`. Repeatable."),
+    ] = None,
+    add_to: Annotated[
+        str | None, typer.Option(help="NAME/VERSION of a corpus to which these images are added as a further segment.")
+    ] = None,
+    decontaminate: Annotated[
+        list[str] | None,
+        typer.Option(help="Corpus whose test and val images, and their near duplicates, are left out. Repeatable."),
+    ] = None,
+    take: Annotated[
+        str | None,
+        typer.Option(help="Also make a subset of the first rows of train: 1000, 50k, 30M.", metavar="NUMBER"),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Examine a sample and report what to expect; write nothing to the store.")
+    ] = False,
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """Prepare a corpus of verified Parquet shards from labelled images. The same request resumes where it stopped.
+
+    Example: `vitline data prep --source ~/pictures/birds --name birds --set recipe.val_per_class=50`
+    """
+    from vitline.flows.forms.overrides import parse_overrides
+    from vitline.flows.runs.prepare_corpus import prepare_and_show, source_request
+
+    chosen = settings(root)
+    rows = None if take is None else number_of(take)
+    fields: dict[str, Any] = {"kind": kind, "add_to": add_to, "overrides": parse_overrides(set_ or [])}
+    fields["decontaminate"] = tuple(decontaminate or ())
+    request = source_request(chosen.root, source, name, **fields)
+    if dry_run:
+        from vitline.flows.cli.inspect_corpus import show_dry_run
+
+        show_dry_run(chosen, request, take_rows=rows, as_json=json)
+    else:
+        prepare_and_show(chosen, [request], take_rows=rows, as_json=json)
+
+
+@app.command("ls")
+def data_ls(root: Root = None, json: Json = False) -> None:
+    """List the corpora and their subsets. Example: `vitline data ls --json`"""
+    from vitline.flows.catalog.lists import list_corpora
+
+    where = settings(root).root
+    columns = ["name", "version", "images", "refused", "classes", "splits", "made_of", "digest"]
+    empty = f"No corpus below {where} yet; `vitline data prep --source DIR --name NAME` prepares one."
+    odd = list[Exception]()
+    rows = list_corpora(where, odd.append)
+    show_rows("corpora", rows, columns, json, empty, odd)
+
+
+@app.command("show")
+def data_show(name: Corpus, root: Root = None, json: Json = False) -> None:
+    """Show the manifest of a corpus. Example: `vitline data show birds`"""
+    from vitline.data_prep.shard_format import SegmentInfo
+    from vitline.flows.catalog.lists import find_corpus, segment_text, show_corpus
+
+    shown = show_corpus(*find_corpus(settings(root).root, name))
+    if not json:
+        for split in shown["splits"].values():
+            split["segments"] = [segment_text(SegmentInfo.model_validate(segment)) for segment in split["segments"]]
+    show_one(shown, json)
+
+
+@app.command("stats")
+def data_stats(name: Corpus, root: Root = None, json: Json = False) -> None:
+    """Show splits, classes, formats, refused examples, duplicates and leakage of a corpus. Example: `vitline data stats birds`"""
+    from vitline.flows.cli.inspect_corpus import show_stats
+
+    show_stats(settings(root), name, as_json=json)
+
+
+@app.command("diff")
+def data_diff(
+    a: Corpus,
+    b: Annotated[str, typer.Argument(help="NAME, NAME/VERSION or URI of the other corpus")],
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """Compare two corpora: requests, classes, numbers and examples.
+
+    Example: `vitline data diff birds/0a1b2c3d4e5f birds/9f8e7d6c5b4a`
+    """
+    from vitline.flows.cli.inspect_corpus import show_diff
+
+    show_diff(settings(root), a, b, as_json=json)
+
+
+@app.command("take")
+def data_take(
+    name: Corpus,
+    number: Annotated[str, typer.Argument(help="Rows: 1000, 50k, 30M")],
+    split: Annotated[
+        str,
+        typer.Option(
+            help="The split to cut. Other splits are kept, but those joined with it, such as trainval, are dropped."
+        ),
+    ] = "train",
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """Make a subset of the first rows of a split, without copying. The rows of a segment are in random order, and later segments
+    come last, so a larger subset holds a smaller one.
+
+    Example: `vitline data take birds 30M`
+    """
+    from vitline.flows.runs.prepare_corpus import take_and_show
+
+    take_and_show(settings(root), name, number_of(number), split, as_json=json)
+
+
+@app.command("verify")
+def data_verify(
+    name: Corpus,
+    pixels: Annotated[
+        bool,
+        typer.Option(
+            "--pixels",
+            help="Also decode every image, compare the checksums in PNG files, and name the corrupt ones. Takes as long as examining them.",
+        ),
+    ] = False,
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """Read a corpus back and name every file that differs from what was written. Example: `vitline data verify birds --pixels`"""
+    from vitline.flows.runs.prepare_corpus import verify_and_show
+
+    verify_and_show(settings(root), name, pixels=pixels, as_json=json)
+
+
+@app.command("views")
+def data_views(
+    names: Corpora,
+    recipe: Recipe,
+    out: Annotated[Path, typer.Option(help="The HTML page to write.")] = Path("views.html"),
+    class_map: ClassMap = None,
+    set_: Set = None,
+    examples: Annotated[int, typer.Option(min=1, max=100, help="Examples to show.")] = 6,
+    views: Annotated[int, typer.Option(min=1, max=20, help="Training views of each example.")] = 3,
+    mixed: Annotated[int, typer.Option(min=0, max=100, help="Pairs of MixUp and CutMix to show.")] = 6,
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """Write a page of what a training sees: originals, evaluation views, training views with what was drawn for them, and mixed
+    pairs with their shares.
+
+    Example: `vitline data views birds --recipe icons --set recipe.input.augment.mixup_alpha=0.2`
+    """
+    from vitline.flows.cli.training import requested_training
+    from vitline.flows.reports.views import write_views
+
+    config = requested_training(settings(root).root, names, recipe, set_ or [], class_map)
+    write_views(config, recipe, out, examples=examples, views=views, mixed=mixed, as_json=json)
+
+
+@app.command("bench")
+def data_bench(
+    names: Corpora,
+    recipe: Recipe,
+    gpu: Annotated[str, typer.Option(help="The GPU to feed: `H200`, `A100`, ...")] = "H200",
+    mfu: Annotated[float, typer.Option(help="Share of the GPU's peak FLOP/s that the training reaches.")] = 0.5,
+    images_per_s: Annotated[
+        float | None,
+        typer.Option(
+            "--images-per-s",
+            help="What one GPU eats where that is known, as from `throughput/images_per_s` of a run; in place of GPU and MFU.",
+        ),
+    ] = None,
+    workers: Annotated[int, typer.Option(help="Workers (GPUs) of one node; measured at once, in a process each.")] = 1,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, help="Seconds of reading alone, and as many of the whole way.")
+    ] = 10.0,
+    class_map: ClassMap = None,
+    set_: Set = None,
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """Measure on this machine how many images per second the loader of a training feeds from the store, against what a GPU eats;
+    where the time goes, and what to change. The first epoch is measured: decoded images are not cached.
+
+    Example: `vitline data bench birds --recipe vit-b16-i21k --gpu H200 --workers 8`
+    """
+    from vitline.flows.cli.training import requested_training
+    from vitline.flows.reports.input_bench import show_bench
+
+    config = requested_training(settings(root).root, names, recipe, set_ or [], class_map)
+    show_bench(config, gpu=gpu, mfu=mfu, images_per_s=images_per_s, workers=workers, seconds=seconds, as_json=json)

@@ -1,0 +1,126 @@
+"""`vitline flows`: deployments in Prefect."""
+
+from typing import Annotated
+
+import typer
+
+from vitline.flows import console
+from vitline.flows.cli.command_line import Json, Root, settings, show_one, show_rows
+
+app = typer.Typer(help="Flows in Prefect: register, list, start.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.command("deploy")
+def flows_deploy(
+    nightly: Annotated[bool, typer.Option("--nightly", help="Activate new schedules at once.")] = False,
+    pool: Annotated[
+        str | None,
+        typer.Option(
+            "--pool",
+            help="Work pool of all deployments. Default: each keeps its own; new ones use that of the others, or vitline.",
+        ),
+    ] = None,
+    job_variable: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--job-variable",
+            help="Set a variable of the pool's jobs: `--job-variable image=vitline:1`, the value as JSON or text. "
+            "Repeatable; other variables stay. Prefect shows them, so they must hold no secrets.",
+        ),
+    ] = None,
+    notify: Annotated[
+        str | None,
+        typer.Option(
+            "--notify",
+            help="Notification block that alerts send to, as TYPE/NAME: `--notify slack-webhook/vision-team`. Alerts that have an "
+            "action already stay as they are.",
+        ),
+    ] = None,
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """Register every flow with its form at the Prefect server of $PREFECT_API_URL, and create the alerts that were never created;
+    edits made in Prefect are kept.
+
+    Example: `vitline flows deploy --pool gpus --job-variable namespace=training`
+    """
+    from vitline.flows.forms.overrides import parse_assignments
+    from vitline.flows.on_prefect.alerts.automations import alert_lines, create_alerts
+    from vitline.flows.on_prefect.registration import register, registration_lines
+
+    variables = parse_assignments(job_variable or [], "--job-variable", "NAME=VALUE")
+    done = register(settings(root), nightly_active=nightly, pool=pool, job_variables=variables)
+    alerts = create_alerts(notify)
+    if json:
+        console.emit({"deployments": [deployment.row for deployment in done], "alerts": alerts._asdict()})
+    else:
+        for text in [*registration_lines(done), *alert_lines(alerts, notify)]:
+            console.print_result(text)
+    if any(deployment.problem for deployment in done):
+        raise typer.Exit(1)
+
+
+@app.command("ls")
+def flows_ls(root: Root = None, json: Json = False) -> None:
+    """List the deployments as Prefect has them: the values that fill their forms, their schedules, and what starts next.
+
+    Example: `vitline flows ls`
+    """
+    from vitline.flows.on_prefect.deployments import DEPLOYMENTS
+
+    chosen = settings(root)
+    if chosen.prefect_api_url is None:
+        console.say("PREFECT_API_URL is not set; `vitline flows deploy` registers these deployments at a server.")
+        rows = [
+            {"deployment": d.full_name, "what": d.description, "filled in": d.request, "schedule": "not registered"}
+            for d in DEPLOYMENTS
+        ]
+    else:
+        from vitline.flows.on_prefect.registered import registered_rows
+
+        rows = registered_rows(chosen)
+    empty = "No deployment is registered with this Prefect; `vitline flows deploy` registers them."
+    show_rows("deployments", rows, ["deployment", "what", "filled in", "schedule", "next start"], json, empty)
+
+
+@app.command("trigger")
+def flows_trigger(
+    deployment: Annotated[str, typer.Argument(help="FLOW/DEPLOYMENT; `vitline flows ls` lists them.")],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Set a field of the form: `--set seed=1`. Repeatable.")
+    ] = None,
+    wait: Annotated[bool, typer.Option(help="Follow the flow run to its end.")] = False,
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """Start a deployment as the Prefect UI does, after the same checks.
+
+    Example: `vitline flows trigger pretrain-then-transfer/demo --set seed=1 --wait`
+    """
+    from vitline.flows.cli.trigger import follow, trigger
+    from vitline.flows.forms.overrides import parse_overrides
+
+    run, page = trigger(settings(root), deployment, parse_overrides(set_ or []))
+    console.say(f"started {run.name}: {page}")
+    ended = follow(run.id) if wait else run
+    state = ended.state
+    shown = {"flow_run": str(run.id), "page": page, "state": state and state.name, "message": state and state.message}
+    show_one(shown, json)
+    if wait and (state is None or not state.is_completed()):
+        raise typer.Exit(1)
+
+
+@app.command("resume")
+def flows_resume(
+    names: Annotated[list[str], typer.Argument(help="Names or ids of flow runs, as on their pages.")],
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """Continue flow runs that were interrupted, suspended or failed, from their last checkpoints. A night continues as the same night.
+
+    Example: `vitline flows resume icons-birds-s0-1121-030000`
+    """
+    from vitline.flows.cli.trigger import resume
+
+    rows = [{"flow run": run.name, "page": page} for run, page in resume(settings(root), names)]
+    show_rows("continued", rows, ["flow run", "page"], json, "")

@@ -1,0 +1,42 @@
+"""`vitline ops reconcile` and `collect-garbage`: the functions of the flows, called without a flow run."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vitline.flows.forms.forms import CollectGarbageRequest, ReconcileRequest
+from vitline.flows.ops.collect_garbage import NoOldFlowRuns, OldFlowRuns, collect_garbage
+from vitline.flows.ops.flow_runs import FlowRuns, NoFlowRuns
+from vitline.flows.ops.reconcile import Inconsistency, reconcile
+from vitline.flows.runs.engines import open_engines
+from vitline.infra.settings import Settings
+
+
+def reconcile_now(settings: Settings, *, dry_run: bool, quiet_minutes: float) -> list[Inconsistency]:
+    """Finds inconsistencies and repairs them unless `dry_run`. Without PREFECT_API_URL no flow runs are checked."""
+    request = ReconcileRequest(dry_run=dry_run, quiet_minutes=quiet_minutes)
+    with open_engines(settings) as engines:
+        return reconcile(request, engines, flow_runs(settings))
+
+
+def flow_runs(settings: Settings) -> FlowRuns:
+    if settings.prefect_api_url is None:
+        return NoFlowRuns()
+    from vitline.flows.on_prefect.flows import FLOW_NAMES
+    from vitline.flows.on_prefect.prefect_runs import PrefectFlowRuns
+
+    return PrefectFlowRuns(FLOW_NAMES, settings.project)
+
+
+def collect_garbage_now(settings: Settings, request: Mapping[str, Any]) -> list[Inconsistency]:
+    """Finds garbage and deletes it unless `dry_run`. Without PREFECT_API_URL no flow runs are deleted."""
+    with open_engines(settings) as engines:
+        return collect_garbage(CollectGarbageRequest.model_validate(request), engines, old_flow_runs(settings))
+
+
+def old_flow_runs(settings: Settings) -> OldFlowRuns:
+    if settings.prefect_api_url is None:
+        return NoOldFlowRuns()
+    from vitline.flows.on_prefect.flows import FLOW_NAMES
+    from vitline.flows.on_prefect.old_flow_runs import PrefectOldFlowRuns
+
+    return PrefectOldFlowRuns(FLOW_NAMES, settings.project)

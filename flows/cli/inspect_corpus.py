@@ -1,0 +1,180 @@
+"""The output of `vitline data stats`, `diff` and `prep --dry-run`."""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitline.data_prep.config import CorpusConfig
+from vitline.data_prep.find_corpus import prepared_corpus
+from vitline.data_prep.labels.classes import ClassMap
+from vitline.data_prep.pages.diff_corpora import ChangeKind, ExampleDiff, diff_examples
+from vitline.data_prep.pages.diff_stats import CorpusFacts, StatDifference, diff_stats
+from vitline.data_prep.pages.dry_run import dry_run
+from vitline.data_prep.pages.dry_run_report import Cores
+from vitline.data_prep.plan.corpus_stats import SIDE_PX, CorpusStats
+from vitline.data_prep.plan.leakage import own_splits_text
+from vitline.data_prep.plan.plan_shards import Base
+from vitline.data_prep.shard_format import Manifest
+from vitline.data_prep.shards.subsets import check_take
+from vitline.flows import console
+from vitline.flows.catalog.lists import find_corpus
+from vitline.flows.reports.corpus_facts import facts_of
+from vitline.flows.runs.prepare_corpus import leakage_text
+from vitline.infra.html.page import num_bytes
+from vitline.infra.local.paths import local_dir
+from vitline.infra.ray_jobs import RayJobs
+from vitline.infra.settings import Settings
+from vitline.infra.storage import open_store
+
+_NAMED = 3
+_QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
+_CHANGES: dict[ChangeKind, str] = {
+    "added": "only in the second",
+    "removed": "only in the first",
+    "relabelled": "other labels",
+    "moved": "another split",
+    "changed_bytes": "other bytes",
+}
+
+
+def show_stats(settings: Settings, name: str, *, as_json: bool) -> None:
+    """Prints the statistics of a corpus as a table, or stats.json as JSON."""
+    corpus = find_corpus(settings.root, name).store
+    facts, of = facts_of(corpus)
+    title = f"{facts.manifest.name}/{facts.manifest.version}"
+    if as_json:
+        console.emit({"corpus": title, "statistics_of": of, **facts.stats.to_json()})
+        return
+    if of != title:
+        console.say(f"{title} is a subset of {of}: these are the statistics of {of}")
+    console.table(of, ["", ""], [[name, text] for name, text in stats_rows(facts)])
+
+
+def stats_rows(facts: CorpusFacts) -> Iterator[tuple[str, str]]:
+    """Statistics as rows of a table: name and value."""
+    stats = facts.stats
+    for name in sorted(stats.splits, key=lambda name: ("train", "val", "test").index(name)):
+        split = stats.splits[name]
+        yield name, f"{split.num_rows:,} images, {num_bytes(split.num_bytes)}"
+    yield from _class_rows(stats, facts.class_map)
+    numbers = stats.labels_per_image
+    if numbers[2:].any():
+        yield "labels per image", f"{(numbers @ np.arange(len(numbers))) / max(1, numbers.sum()):.2f} on average"
+    sides = (f"{SIDE_PX.quantile(stats.side_px, q):.0f}" for q in (0.05, 0.5, 0.95))
+    yield "side", "about {} px at 5 %, {} at the median, {} at 95 % (of √(width x height))".format(*sides)
+    yield "formats", _counted(stats.kinds)
+    yield "refused", _counted({reason: found.count for reason, found in stats.refused.items()})
+    yield "duplicates", _counted({kind.replace("_", " "): found.count for kind, found in stats.duplicates.items()})
+    yield "leakage", leakage_text(stats)
+    if own := own_splits_text(facts.manifest):
+        yield "own splits", own
+
+
+def _class_rows(stats: CorpusStats, class_map: ClassMap) -> Iterator[tuple[str, str]]:
+    counts = stats.class_counts
+    order = np.argsort(-counts, kind="stable")
+
+    def named(labels: np.ndarray) -> str:
+        return ", ".join(f"{class_map.classes[i].name} {counts[i]:,}" for i in labels.tolist())
+
+    empty = int((counts == 0).sum())
+    yield "classes", f"{len(counts):,}{f', {empty:,} of them without an image' if empty else ''}"
+    yield "largest", named(order[:_NAMED])
+    yield "smallest", named(order[::-1][:_NAMED])
+    values = np.quantile(counts, _QUANTILES, method="inverted_cdf").astype(int).tolist()
+    yield "images per class", ", ".join(f"{v:,} at {100 * q:.0f} %" for q, v in zip(_QUANTILES, values, strict=True))
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {n:,}" for name, n in sorted(counts.items(), key=lambda item: -item[1])) or "none"
+
+
+def show_diff(settings: Settings, first: str, second: str, *, as_json: bool) -> None:
+    """Prints the differences of two corpora: their properties, and the examples."""
+    a, b = (find_corpus(settings.root, name).store for name in (first, second))
+    (facts_a, of_a), (facts_b, of_b) = facts_of(a), facts_of(b)
+    titles = [_title(facts.manifest) for facts in (facts_a, facts_b)]
+    corpora, examples = diff_stats(facts_a, facts_b), diff_examples(a, b)
+    if as_json:
+        console.emit(_as_json(titles, [of_a, of_b], corpora, examples))
+        return
+    for title, of in zip(titles, (of_a, of_b), strict=True):
+        if title != of:
+            console.say(f"{title} is a subset: formats, refused examples and other statistics are those of {of}")
+    if not corpora:
+        console.print_result(f"{titles[0]} and {titles[1]} are equal.")
+        return
+    console.table("Corpora", ["", *titles], [[row.what, console.cell(row.a), console.cell(row.b)] for row in corpora])
+    rows = [[_CHANGES[kind], f"{changes.count:,}"] for kind, changes in examples.changes.items()]
+    console.table("Examples", ["", ""], [["in both", f"{examples.num_common:,}"], *rows], right=(1,))
+    for kind, changes in examples.changes.items():
+        if changes.count:
+            shown = f"the first {len(changes.first)}" if changes.count > len(changes.first) else f"{changes.count}"
+            lines = [[each.example_id, console.cell(each.a), console.cell(each.b)] for each in changes.first]
+            console.table(f"{_CHANGES[kind]}: {shown}", ["example", *titles], lines)
+
+
+def _title(manifest: Manifest) -> str:
+    return f"{manifest.name}/{manifest.version}"
+
+
+def _as_json(titles: list[str], of: list[str], corpora: list[StatDifference], examples: ExampleDiff) -> dict[str, Any]:
+    changes = {
+        kind: {"count": found.count, "first": [each._asdict() for each in found.first]}
+        for kind, found in examples.changes.items()
+    }
+    return {
+        "corpora": titles,
+        "statistics_of": of,
+        "differences": [row._asdict() for row in corpora],
+        "examples": {"in_both": examples.num_common, **changes},
+    }
+
+
+def show_dry_run(settings: Settings, request: CorpusConfig, *, take_rows: int | None, as_json: bool) -> None:
+    """Prints what to expect of a request, and writes a sample sheet beside the logs if that folder can be written.
+
+    Raises ValueError, after printing, for a subset that is larger than train can be.
+    """
+    base = None
+    if request.add_to:
+        base = Base(*prepared_corpus(open_store(settings.root), request.add_to))
+    with console.progress(f"dry run of {request.name}"):
+        found, page = dry_run(request, cores_of(settings), base)
+    if not as_json:
+        rows = [[name, text] for name, text in found.rows()]
+        if take_rows is not None:
+            train = f"{'' if found.splits_exact else 'about '}{found.splits.get('train', 0):,}"
+            rows.append(["subset", f"the first {take_rows:,} rows of train, which has {train}"])
+        console.table(f"{request.name}: nothing was written to {settings.root}", ["", ""], rows)
+    sheet = local_dir(settings).absolute() / "dry-runs" / f"{request.name}.html"
+    problem = _write_sheet(sheet, page)
+    if as_json:
+        written = {"sample_sheet": None if problem else str(sheet), "sample_sheet_problem": problem}
+        console.emit({**found.to_json(), **written})
+    else:
+        console.print_result(problem or f"sample sheet: {sheet}")
+    if found.train_at_most is not None:
+        check_take(request.name, take_rows, found.train_at_most)
+
+
+def _write_sheet(sheet: Path, page: str) -> str | None:
+    """Writes the page, replacing an earlier one. Returns the error, or None."""
+    try:
+        sheet.parent.mkdir(parents=True, exist_ok=True)
+        sheet.write_text(page, encoding="utf-8")
+    except OSError as error:
+        return f"no sample sheet was written to {sheet}: {error.strerror}. Set VITLINE_HOME to a writable folder."
+    return None
+
+
+def cores_of(settings: Settings) -> Cores:
+    """The CPUs of the Ray cluster, or of this machine if none is configured."""
+    if (address := settings.job_server()) is None:
+        return Cores(
+            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, "this machine"
+        )
+    return Cores(RayJobs(address).num_cpus(), f"the Ray cluster at {address}")

@@ -1,0 +1,66 @@
+"""What ends with the local stack in mid-run, and how it goes on once the stack is up again."""
+
+import json
+from pathlib import Path
+
+from vitline.flows import console
+from vitline.flows.catalog.lists import list_work, without_parts
+from vitline.flows.catalog.run_standing import WorkRow
+from vitline.flows.forms.forms import ReconcileRequest
+from vitline.flows.on_prefect.prefect_runs import PrefectFlowRuns
+from vitline.flows.ops.flow_runs import SeenFlowRun
+from vitline.flows.ops.reconcile import WATCH_S, Inconsistency, reconcile
+from vitline.flows.runs.engines import open_engines
+from vitline.flows.runs.stage import Skipped
+from vitline.infra.settings import Settings
+
+RECORD = "interrupted.json"
+"""In the folder of a stack: the ids of the flow runs that its end has interrupted."""
+
+
+def note_interrupted(settings: Settings, directory: Path) -> list[WorkRow]:
+    """The runs and pipelines at work, before the stack ends. Their flow runs are noted, for `end_interrupted`."""
+    (directory / RECORD).write_text(json.dumps([run.id for run in at_work_in_prefect(settings)]))
+    return without_parts(list_work(settings.root))
+
+
+def end_interrupted(settings: Settings, directory: Path, began: float) -> list[str]:
+    """Ends what was left at work when the stack went down, before `began` in Unix seconds. Returns the names of the flow runs that
+    `vitline flows resume` continues."""
+    from vitline.flows.on_prefect.flows import FLOW_NAMES
+
+    record = directory / RECORD
+    noted = json.loads(record.read_text()) if record.exists() else []
+    left = [run.id for run in at_work_in_prefect(settings) if run.since < began]
+    if noted or left or without_parts(list_work(settings.root)):
+        console.say(f"  work was interrupted; making sure for {WATCH_S:.0f} s that nobody is at it any more")
+        with open_engines(settings) as engines:
+            try:
+                found = reconcile(
+                    ReconcileRequest(), engines, PrefectFlowRuns(FLOW_NAMES, settings.project), dead_before=began
+                )
+            except Skipped as skipped:
+                found = [Inconsistency("what was interrupted", "is ended by another reconcile", str(skipped))]
+        for finding in found:
+            console.say(f"  {finding.subject} {finding.problem}: {finding.action}")
+    ended = PrefectFlowRuns(FLOW_NAMES, settings.project).find(sorted({*noted, *left})).values()
+    record.unlink(missing_ok=True)
+    return sorted(run.name for run in ended if run.state not in ("COMPLETED", "CANCELLED", "PAUSED"))
+
+
+def write_home_now(settings: Settings) -> None:
+    """Writes the home page as `reconcile/default` does."""
+    from vitline.flows.on_prefect.flows import send_alerts
+    from vitline.flows.on_prefect.home.prefect_home import write_home
+
+    with open_engines(settings) as engines:
+        write_home(settings, send_alerts(ReconcileRequest(), engines))
+
+
+def at_work_in_prefect(settings: Settings) -> list[SeenFlowRun]:
+    """The outermost flow runs that have a process: not those that are suspended, and not housekeeping."""
+    from vitline.flows.on_prefect.flows import FLOW_NAMES
+    from vitline.flows.on_prefect.home.prefect_home import HOUSEKEEPING
+
+    unfinished = PrefectFlowRuns(set(FLOW_NAMES) - set(HOUSEKEEPING), settings.project).unfinished()
+    return [run for run in unfinished if run.parent is None and run.state != "PAUSED"]

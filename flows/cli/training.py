@@ -1,0 +1,134 @@
+"""Runs trainings and describes models for the command line; no mathematics of its own."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vitline.flows import console
+from vitline.flows.catalog.records import list_run_keys
+from vitline.flows.cli.command_line import show_one
+from vitline.flows.forms.forms import PretrainRequest
+from vitline.flows.forms.overrides import parse_overrides
+from vitline.flows.forms.training_config import resolve_pretrain
+from vitline.flows.plans.held_out import score_text
+from vitline.flows.plans.training_plan import settings_of
+from vitline.flows.runs.engines import Engines, open_engines
+from vitline.flows.runs.pretrain import train_model
+from vitline.infra.settings import Settings
+from vitline.infra.storage import open_store
+from vitline.vit.config import TrainConfig
+from vitline.vit.published.model_record import network_of, published_record, read_contract
+from vitline.vit.recipes import recipe_named
+from vitline.vit.recipes.own import kind_of
+
+
+def requested_training(
+    root: str,
+    corpora: Sequence[str],
+    recipe: str,
+    overrides: Sequence[str],
+    class_map: str | None = None,
+    init_from: str | None = None,
+) -> TrainConfig:
+    """The config of a command line. Raises ValueError for a corpus, recipe, field or value that does not exist.
+
+    Weights of another codebase are published below the root first.
+    """
+    fields = {**recipe_fields(recipe, overrides), **weighted(corpora)}
+    if class_map is not None:
+        fields["class_map"] = class_map
+    if init_from is not None:
+        fields["init_from"] = _published(root, init_from)
+    return resolve_pretrain(root, PretrainRequest.model_validate(fields))
+
+
+def recipe_fields(recipe: str, overrides: Sequence[str]) -> dict[str, Any]:
+    """The fields of a form for the `--recipe` and `--set` of a command. Raises ValueError for a recipe that is neither known nor one of
+    others."""
+    recipe_named(recipe)
+    changes = parse_overrides(overrides)
+    return {"overrides": {"recipe": recipe} | changes} if kind_of(recipe) else {"recipe": recipe, "overrides": changes}
+
+
+def _published(root: str, source: str) -> str:
+    """A published model or run as it was named; of a file or folder of another codebase the URI under which it is published."""
+    if "@" in source or source in list_run_keys(open_store(root)):
+        return source
+    from vitline.flows.cli.models import published_uri
+
+    return published_uri(root, source)
+
+
+def weighted(corpora: Sequence[str]) -> dict[str, Any]:
+    """The fields of a form for one corpus, or for several of the form CORPUS or CORPUS=WEIGHT."""
+    if len(corpora) == 1:
+        return {"corpus": corpora[0]}
+    first, *others = (_weighted(text) for text in corpora)
+    return {
+        "corpus": first[0],
+        "corpus_weight": first[1],
+        "mix_with": [{"corpus": corpus, "weight": weight} for corpus, weight in others],
+    }
+
+
+def _weighted(text: str) -> tuple[str, float]:
+    corpus, sign, weight = text.rpartition("=")
+    try:
+        return (corpus, float(weight)) if sign else (text, 1.0)
+    except ValueError:  # the URI of a corpus may hold the sign
+        return text, 1.0
+
+
+def train_and_show(settings: Settings, config: TrainConfig, *, as_json: bool) -> None:
+    """Runs a training to its end and prints its final state."""
+    with open_engines(settings) as engines:
+        train_on(engines, config, as_json=as_json)
+
+
+def train_on(engines: Engines, config: TrainConfig, *, as_json: bool) -> None:
+    """The same on engines that may have done other work before."""
+    spec, result = train_model(config, engines)
+    shown = {"run": spec.run_key, "reused": result.reused, "wall_s": round(result.wall_s, 1), **result.state}
+    if as_json:
+        console.emit(shown)
+        return
+    show_one(shown, as_json=False)
+    if score := score_text(result.state, labelled=config.recipe.masked_patches is None):
+        console.print_result(score)
+
+
+def show_plan(
+    plan: Mapping[str, Any], config: TrainConfig, recipe: str, overrides: Sequence[str], as_json: bool
+) -> None:
+    """Prints a plan and where its settings come from: on a terminal those that are not at their defaults."""
+    settings = settings_of(config, recipe, parse_overrides(overrides))
+    if as_json:
+        show_one({**plan, "settings": settings}, as_json=True)
+        return
+    show_one(plan, as_json=False)
+    chosen = [
+        [path, console.field(path, one["value"]), one["origin"]]
+        for path, one in settings.items()
+        if one["origin"] != "default"
+    ]
+    console.table("Settings that are not at their defaults", ["field", "value", "from"], chosen)
+
+
+def describe_model(uri: str) -> Mapping[str, Any]:
+    """Facts about a published model: sizes, FLOPs, image contract, provenance."""
+    from vitline.vit.models.flops import forward_flops
+
+    store = open_store(uri)
+    config = published_record(store)
+    network = network_of(store, config)
+    sizes = [piece["end"] - piece["start"] for piece in config["tensors"]]
+    return {
+        "uri": store.uri,
+        "digest": config["digest"],
+        "model": config["model"],
+        "classes": config["num_classes"],
+        "parameters": sum(sizes) // 4,
+        "weights_bytes": sum(sizes),
+        "forward_gflop_per_image": forward_flops(network, config["num_classes"]) / 1e9,
+        "image_contract": read_contract(store, config),
+        "provenance": config["provenance"],
+    }

@@ -1,0 +1,149 @@
+"""Starts deployments from a shell as the Prefect UI does, with the same form and the same checks before submission."""
+
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+import httpx
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterId,
+    FlowRunFilterName,
+    LogFilter,
+    LogFilterFlowRunId,
+)
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.client.schemas.responses import SetStateStatus
+from prefect.client.schemas.sorting import LogSort
+from prefect.exceptions import ObjectNotFound
+
+from vitline.flows import console
+from vitline.flows.forms.training_draft import recipe_function
+from vitline.flows.on_prefect.deployments import deployment_named
+from vitline.flows.on_prefect.flow_run import read_request
+from vitline.flows.on_prefect.prefect_observer import client
+from vitline.flows.on_prefect.registration import check_root
+from vitline.flows.on_prefect.request_checks import REQUEST_CHECKS
+from vitline.flows.ops.prefect_http import flow_run_page
+from vitline.infra.ray_jobs import AWAY_S
+from vitline.infra.settings import Settings
+
+POLL_S = 1.0
+LOOK_BACK = 50
+# How long to wait for the last log lines, which a flow process sends after its final state; a killed process sends none.
+LAST_LINES_S = 10.0
+
+
+def trigger(settings: Settings, name: str, changes: Mapping[str, Any]) -> tuple[FlowRun, str]:
+    """Starts the deployment `name` (`flow/deployment`) with these changes to its form; returns the flow run and its page.
+
+    Raises ValueError before submission for a request that the form or the flow would refuse, and RuntimeError if Prefect or
+    the deployment does not exist.
+    """
+    deployment = deployment_named(name)
+    with client() as api:
+        try:
+            found = api.read_deployment_by_name(name)
+        except ObjectNotFound as error:
+            raise RuntimeError(
+                f"{settings.prefect_api_url} has no deployment {name!r}; `vitline flows deploy` registers it."
+            ) from error
+        check_root({name: found}, settings)
+        request = read_request(deployment.model, changes, (found.parameters or {}).get("request", {}))
+        if deployment.flow in REQUEST_CHECKS and recipe_function(request) is None:  # its package is where flows run
+            _, check = REQUEST_CHECKS[deployment.flow]
+            check(settings.root, request)
+        run = api.create_flow_run_from_deployment(
+            found.id, parameters={"request": request.model_dump(mode="json")}, tags=["trigger:manual"]
+        )
+    return run, flow_run_page(settings, run.id)
+
+
+def resume(settings: Settings, names: Sequence[str]) -> list[tuple[FlowRun, str]]:
+    """Continues flow runs that were interrupted, suspended or failed, in their deployments: each is the same flow run as before, with
+    its request and, if a schedule started it, its night. Returns them with their pages.
+
+    Raises ValueError for a name that no flow run or several have, and RuntimeError for one that has nothing to continue.
+    """
+    with client() as api:
+        runs = [_resumable(api, settings, name) for name in names]
+        for run in runs:
+            if run.state is not None and run.state.is_paused():
+                answer = api.resume_flow_run(run.id)
+            else:
+                message = "continued by `vitline flows resume`"
+                again = State[Any](type=StateType.SCHEDULED, name="AwaitingRetry", message=message)
+                answer = api.set_flow_run_state(run.id, again)
+            if answer.status != SetStateStatus.ACCEPT:
+                raise RuntimeError(f"Prefect refused to continue flow run {run.name}: {answer.details}")
+    return [(run, flow_run_page(settings, run.id)) for run in runs]
+
+
+def _resumable(api: SyncPrefectClient, settings: Settings, name: str) -> FlowRun:
+    found = api.read_flow_runs(flow_run_filter=FlowRunFilter(name=FlowRunFilterName(any_=[name])))
+    with contextlib.suppress(ValueError):
+        found += api.read_flow_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[UUID(name)])))
+    outermost = [run for run in found if run.parent_task_run_id is None]
+    if len(outermost) != 1:
+        ids = ", ".join(str(run.id) for run in outermost)
+        which = (
+            f"has several flow runs of the name {name!r}; give one of the ids {ids}"
+            if ids
+            else f"has no flow run {name!r}"
+        )
+        raise ValueError(f"{settings.prefect_api_url} {which}.")
+    (run,) = outermost
+    state = run.state
+    if state is None or state.is_completed() or not (state.is_final() or state.is_paused()):
+        how = "it has ended well" if state is not None and state.is_completed() else "it has not ended"
+        raise RuntimeError(f"flow run {name} is {state and state.name}: {how}, so there is nothing to continue.")
+    if run.deployment_id is None:
+        raise RuntimeError(f"flow run {name} was started without a deployment; make the same request again.")
+    return run
+
+
+def follow(run_id: UUID) -> FlowRun:
+    """Prints the log lines of a flow run and its subflows until it has ended, and returns it. Ctrl-C ends the following, not
+    the run. Raises RuntimeError if the server does not answer for AWAY_S."""
+    shown: set[UUID] = set()
+    away_since: float | None = None
+    ended_at: float | None = None
+    complete = False
+    with client() as api:
+        while True:
+            try:
+                run = api.read_flow_run(run_id)
+                complete |= print_new_lines(api, run, shown)
+                away_since = None
+                if run.state is not None and run.state.is_final():
+                    ended_at = ended_at or time.monotonic()
+                    if complete or time.monotonic() - ended_at > LAST_LINES_S:
+                        return run
+            except (OSError, httpx.HTTPError) as error:
+                if away_since is None:
+                    away_since = time.monotonic()
+                    console.say(f"Prefect does not answer ({type(error).__name__}); waiting for it, the run continues")
+                if time.monotonic() - away_since > AWAY_S:
+                    raise RuntimeError(
+                        f"Prefect has not answered for {AWAY_S:.0f} s; flow run {run_id} may continue without it. "
+                        "Once the server is back, the same command reuses its stages."
+                    ) from error
+            time.sleep(POLL_S)
+
+
+def print_new_lines(api: SyncPrefectClient, run: FlowRun, shown: set[UUID]) -> bool:
+    """Prints the lines of the flow that are not in `shown` yet, without those of libraries. Returns whether the last line of
+    the run was among them."""
+    # Start a few lines back, because lines of two processes may arrive out of order.
+    logs, start = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run.id])), max(0, len(shown) - LOOK_BACK)
+    last = False
+    for entry in api.read_logs(logs, offset=start, sort=LogSort.TIMESTAMP_ASC):
+        if entry.id not in shown:
+            shown.add(entry.id)
+            if entry.name == "prefect.flow_runs":
+                console.say(f"  {entry.message}")
+                last = last or entry.message.startswith("Finished in state")
+    return last

@@ -1,0 +1,80 @@
+"""A form for an evaluation, or a batch prediction, -> what it will compute, or a refusal in one sentence (ValueError). Starts nothing."""
+
+from vitline.flows.catalog.lists import find_corpus, find_model
+from vitline.flows.forms.forms import EvaluateRequest, PredictRequest
+from vitline.flows.forms.named_corpora import named_tasks
+from vitline.flows.forms.requested_protocol import requested_protocol
+from vitline.infra.config import FrozenConfig, digest_of
+from vitline.infra.keys import run_key
+from vitline.infra.names import there_are
+from vitline.infra.storage import open_store
+from vitline.vit.evaluation.evaluate import TaskRef
+from vitline.vit.evaluation.probes import Probe
+from vitline.vit.evaluation.protocols import Protocol
+from vitline.vit.features.prediction_plan import PredictionSpec
+from vitline.vit.models.config import AnyNetworkConfig
+from vitline.vit.published.model_record import published_network, published_record
+
+
+class EvaluationPlan(FrozenConfig):
+    """Models, tasks and protocol of an evaluation."""
+
+    models: tuple[str | None, ...]
+    """URIs; None is the control from scratch."""
+    tasks: tuple[TaskRef, ...]
+    architecture: AnyNetworkConfig
+    protocol: Protocol | Probe
+    seed: int
+    num_seeds: int = 1
+    rescore: bool = False
+    note: str | None = None
+    """What the user should know of the tasks, as a sentence; None if there is nothing to say."""
+
+
+def resolve_evaluate(root: str, request: EvaluateRequest) -> EvaluationPlan:
+    """The plan of an evaluation whose model and tasks exist."""
+    uri = find_model(root, request.model)
+    tasks = named_tasks(root, request.tasks)
+    return EvaluationPlan(
+        models=(uri, None) if request.from_scratch else (uri,),
+        tasks=tuple(
+            TaskRef(name=corpus.manifest.name, corpus=corpus.store.uri)
+            for corpus in (find_corpus(root, task) for task in tasks.names)
+        ),
+        architecture=published_network(uri),
+        protocol=requested_protocol(request.protocol, request.overrides, request.from_scratch),
+        seed=request.seed,
+        num_seeds=request.num_seeds,
+        rescore=request.rescore,
+        note=tasks.note,
+    )
+
+
+WHOLE = ("train", "val", "test")
+"""The splits that contain every image once; others, such as `trainval`, are made of them."""
+
+
+def resolve_predict(root: str, request: PredictRequest) -> PredictionSpec:
+    """The spec of a prediction whose model, corpus and splits exist."""
+    uri, (corpus, manifest) = find_model(root, request.model), find_corpus(root, request.corpus)
+    record = published_record(open_store(uri))
+    for split in request.splits:
+        if split not in manifest.splits:
+            raise ValueError(
+                f"splits has {split!r}, which is no split of {manifest.name}; {there_are(split, manifest.splits)}"
+            )
+    splits = tuple(dict.fromkeys(request.splits)) or tuple(split for split in WHOLE if split in manifest.splits)
+    top_k, decode = min(request.top_k, record["num_classes"]), digest_of(manifest.decode_policy)
+    inputs = {"corpus": manifest.digest, "decode": decode, "model": record["digest"]}
+    key = run_key(f"{manifest.name}-predictions", "predict", digest_of([splits, top_k]), inputs)
+    return PredictionSpec(
+        run_key=key,
+        model=uri,
+        model_digest=record["digest"],
+        corpus=corpus.uri,
+        corpus_digest=manifest.digest,
+        decode_digest=decode,
+        splits=splits,
+        top_k=top_k,
+        root=open_store(root).uri,
+    )

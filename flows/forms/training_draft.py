@@ -1,0 +1,86 @@
+"""The config of a pre-training whose corpus is not known yet, and the rules that all configs of trainings share."""
+
+import re
+from typing import Any
+
+from vitline.data_prep.shard_format import Manifest
+from vitline.flows.forms.forms import PipelineRequest, PretrainRequest, SelfTrainRequest
+from vitline.flows.forms.overrides import refuse_form_fields
+from vitline.flows.forms.own_code import with_own_code
+from vitline.infra.config import FrozenConfig, replace
+from vitline.vit.config import TrainConfig, TrainRecipe
+from vitline.vit.recipes import recipe_named
+from vitline.vit.recipes.own import kind_of
+
+_OF_THE_FORM = ("corpus", "mixture", "name", "stage", "init_model", "parent")
+
+
+def draft_training(name: str, request: PretrainRequest | PipelineRequest) -> TrainConfig:
+    """The config of a pre-training whose corpus is not known yet; refuses what would be wrong with any corpus."""
+    recipe, execution = recipe_named(recipe_of(request)).make()
+    if request.num_workers is not None:
+        execution = replace(execution, num_workers=request.num_workers)
+    changes: dict[str, Any] = {"seed": request.seed}
+    if request.train_images is not None:
+        steps = request.train_images // recipe.input.global_batch_size
+        if steps < 1:
+            raise ValueError(
+                f"train_images={request.train_images:,} is less than one batch of {recipe.input.global_batch_size:,} images. "
+                "Set it to at least that number."
+            )
+        changes |= with_steps(recipe, steps)
+    config = TrainConfig(name=name, corpus="not prepared yet", recipe=replace(recipe, **changes), execution=execution)
+    overrides: dict[str, Any] = {path: value for path, value in request.overrides.items() if path != "recipe"}
+    if isinstance(request, PipelineRequest):
+        overrides = {k: v for k, v in overrides.items() if not k.startswith(("protocol.", "nights."))}
+    elif request.peak_lr is not None:
+        overrides = {"recipe.optim.peak_lr": request.peak_lr, **overrides}
+    refuse_form_fields({path for path in overrides if path.partition(".")[0] in _OF_THE_FORM})
+    return with_own_code(replace(config, **overrides))
+
+
+def recipe_of(request: PretrainRequest | SelfTrainRequest | PipelineRequest) -> str:
+    """The recipe that a form names: one of vitline's, or in its place one of others, by the override `recipe`."""
+    own = request.overrides.get("recipe", request.recipe)
+    if own != request.recipe and (not isinstance(own, str) or kind_of(own) is None):
+        raise ValueError(
+            f"The override recipe={own!r} is no recipe of your own: give PACKAGE.MODULE:FUNCTION, or a path or URI that ends in .yaml. "
+            "A recipe of vitline stands in the field `recipe`, and single fields of it in overrides such as recipe.optim.peak_lr."
+        )
+    return own
+
+
+def recipe_function(request: FrozenConfig) -> str | None:
+    """The Python function that a form names as its recipe, as PACKAGE.MODULE:FUNCTION; None for any other recipe and form."""
+    own = getattr(request, "overrides", {}).get("recipe")
+    return own if isinstance(own, str) and kind_of(own) == "function" else None
+
+
+def recipe_title(reference: str) -> str:
+    """The name of a recipe; of one of others that of its function, or of its file without the ending, as a part of names."""
+    if kind_of(reference) is None:
+        return reference
+    last = re.sub(r"\.ya?ml$", "", re.split("[/:]", reference)[-1])
+    return re.sub("[^a-z0-9]+", "-", last.lower()).strip("-") or "recipe"
+
+
+def with_steps(recipe: TrainRecipe, steps: int) -> dict[str, Any]:
+    """The changes for another number of steps: warmup is shortened in proportion, and never lengthened."""
+    warmup = min(recipe.optim.warmup_steps, recipe.optim.warmup_steps * steps // recipe.total_steps)
+    return {"total_steps": steps, "optim.warmup_steps": warmup}
+
+
+def check_loss(config: TrainConfig, uri: str, manifest: Manifest) -> None:
+    """Refuses a loss that does not suit the labels of a corpus."""
+    if config.recipe.masked_patches is not None:  # labels play no part
+        return
+    if config.recipe.loss == "softmax" and not (manifest.single_label or manifest.soft_labels):
+        raise ValueError(
+            f"{uri} has several labels per image, but the training {config.name!r} uses a softmax loss. "
+            'Set the override {"recipe.loss": "sigmoid"} (`--set recipe.loss=sigmoid`).'
+        )
+
+
+def training_name(corpus: str, what: str) -> str:
+    """A valid name for a training: names of corpora may also hold dots and underscores."""
+    return f"{re.sub('[._]', '-', corpus)}-{what}"[:63]

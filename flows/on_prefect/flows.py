@@ -1,0 +1,429 @@
+"""The flows as Prefect runs them. Each takes one form, checks it first, and calls plain functions that do not use Prefect.
+A flow holds no data and trains nothing: it starts jobs and follows them.
+
+The code that does the work is imported after the form has been checked, so that an invalid form is refused fast.
+"""
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from prefect import flow, runtime
+from prefect.client.schemas.objects import FlowRun as PrefectFlowRun
+from prefect.client.schemas.objects import State, StateType
+from prefect.exceptions import Abort, Pause
+
+from vitline.flows.console import field, percent
+from vitline.flows.forms.evaluation_plan import resolve_evaluate, resolve_predict
+from vitline.flows.forms.finetune_config import resolve_finetune
+from vitline.flows.forms.forms import (
+    BranchRequest,
+    CollectGarbageRequest,
+    EvaluateRequest,
+    FinetuneRequest,
+    PipelineRequest,
+    PredictRequest,
+    PrepareRequest,
+    PretrainRequest,
+    ReconcileRequest,
+    SelfTrainRequest,
+)
+from vitline.flows.forms.pipeline_plan import resolve_pipeline
+from vitline.flows.forms.prepare_config import resolve_prepare
+from vitline.flows.forms.self_training_plan import resolve_self_train
+from vitline.flows.forms.training_config import resolve_branch, resolve_pretrain
+from vitline.flows.on_prefect.flow_run import FlowRun, check_own_recipe, read_request
+from vitline.flows.on_prefect.flow_states import filter_engine_log, outlive_the_worker, state_of
+from vitline.flows.on_prefect.prefect_observer import PrefectObserver, suspended_state
+from vitline.flows.on_prefect.run_names import descriptive_name, given_name
+from vitline.flows.plans.held_out import score_text
+from vitline.flows.runs.engines import Engines, Suspended, open_engines
+from vitline.flows.runs.heartbeat import beating
+from vitline.flows.runs.pretrain import train_model
+from vitline.flows.runs.stage import Skipped, exclusively, still_running, stop_jobs_of
+from vitline.infra.config import FrozenConfig
+from vitline.infra.night import night_text
+from vitline.infra.settings import Settings
+from vitline.infra.storage import open_store
+from vitline.vit.config import TrainConfig
+
+if TYPE_CHECKING:
+    from vitline.flows.nights.night_record import NightRecord
+    from vitline.flows.on_prefect.alerts.problems import Problem
+    from vitline.flows.ops.reconcile import Inconsistency
+    from vitline.flows.runs.end_to_end import PipelineResult
+
+log = logging.getLogger(__name__)
+R = TypeVar("R", bound=FrozenConfig)
+FLOW_NAMES: list[str] = []
+"""Names of all flows below; their subflows have the same names."""
+filter_engine_log()
+outlive_the_worker()
+
+
+def run_name() -> str:
+    """The name that a person chose, else a descriptive one such as `icons-birds-s0-1121-030000`. A run that goes on keeps its name."""
+    name: str | None = runtime.flow_run.name
+    if name and (given_name(name) or runtime.flow_run.run_count):
+        return name
+    request = runtime.flow_run.parameters.get("request") or {}
+    return descriptive_name(str(runtime.flow_run.flow_name), request, datetime.now(UTC))
+
+
+def stop_jobs(flow: Any, flow_run: PrefectFlowRun, state: State) -> None:
+    """Stops jobs that a cancelled flow process could not stop. Prefect calls it with these argument names."""
+    with open_engines(Settings()) as engines:
+        stop_jobs_of(engines, str(flow_run.id))
+
+
+def vitline_flow(name: str) -> Callable[[Callable[[Any], State]], Any]:
+    """Decorator for a flow. The flow itself checks the form, to report errors as sentences. Prefect retries nothing: the store
+    records what is finished, and Ray restarts workers."""
+    FLOW_NAMES.append(name)
+    return flow(
+        name=name,
+        flow_run_name=run_name,
+        validate_parameters=False,
+        persist_result=False,
+        retries=0,
+        on_cancellation=[stop_jobs],
+    )
+
+
+def run(model: type[R], given: Mapping[str, Any] | R, body: Callable[[R, Engines, FlowRun], str | State]) -> State:
+    """Validates the form, runs `body`, and returns the final state; the sentence that `body` returns is its message. `body` may
+    return a state of a name of its own."""
+    this = FlowRun.current()
+    fields = given.model_dump(exclude_unset=True) if isinstance(given, FrozenConfig) else given
+    with PrefectObserver(this.id) as observer, contextlib.ExitStack() as heartbeat:
+        try:
+            request = read_request(model, fields, this.defaults)
+            check_own_recipe(request)
+            heartbeat.enter_context(beating(open_store(Settings().root), str(this.id)))
+            with open_engines(Settings(), observer, this.origin) as engines:
+                done = body(request, engines, this)
+                state = done if isinstance(done, State) else State(type=StateType.COMPLETED, message=done)
+        except Suspended as suspended:  # keeps the state that the user set when suspending the run
+            raise Pause(state=suspended_state()) from suspended
+        except BaseException as error:
+            ended = state_of(error)
+            if ended is None:
+                raise
+            state = ended
+        observer.wait_for_server()
+    if observer.deleted:  # there is no run to report a state of, and Prefect does not log the text of Abort
+        log.warning(
+            "flow run %s, which was deleted in Prefect, has ended as %s: %s", this.id, state.name, state.message
+        )
+        raise Abort
+    return state
+
+
+@vitline_flow("prepare-corpus")
+def prepare_corpus(request: PrepareRequest) -> State:
+    """Prepares a corpus of verified Parquet shards from labelled images. A finished corpus is reused."""
+
+    def body(request: PrepareRequest, engines: Engines, this: FlowRun) -> str:
+        config = resolve_prepare(engines.root, request)
+        from vitline.flows.runs.prepare_corpus import corpus_links, corpus_rows, prepare_corpora
+
+        (corpus,), _, _ = prepare_corpora([config], engines)
+        show(engines, "corpus", corpus.manifest.name, ["field", "value"], corpus_rows(corpus))
+        if isinstance(engines.observer, PrefectObserver):
+            engines.observer.links("report", f"Content of {corpus.manifest.name}", corpus_links(corpus, engines))
+        reused = " (finished before)" if corpus.reused else ""
+        return f"{corpus.manifest.counts.num_accepted:,} images in {corpus.uri}{reused}"
+
+    return run(PrepareRequest, request, body)
+
+
+@vitline_flow("pretrain")
+def pretrain_flow(request: PretrainRequest) -> State:
+    """Pre-trains a network on a prepared corpus, with one Ray Train job."""
+    return run(PretrainRequest, request, lambda r, e, _: run_training(resolve_pretrain(e.root, r), e))
+
+
+@vitline_flow("self-train")
+def self_train_flow(request: SelfTrainRequest) -> State:
+    """Labels images with a teacher, and pre-trains a student on them and on labelled ones."""
+
+    def body(request: SelfTrainRequest, engines: Engines, this: FlowRun) -> str:
+        plan = resolve_self_train(engines.root, request)
+        from vitline.flows.runs.self_train import self_train
+
+        return self_train(plan, engines, lambda student: run_training(student, engines))
+
+    return run(SelfTrainRequest, request, body)
+
+
+@vitline_flow("branch")
+def branch(request: BranchRequest) -> State:
+    """Starts a new run from a kept checkpoint of another training."""
+    return run(BranchRequest, request, lambda r, e, _: run_training(resolve_branch(e.root, r), e))
+
+
+@vitline_flow("finetune")
+def finetune(request: FinetuneRequest) -> State:
+    """Fine-tunes a published model on a whole corpus."""
+    return run(FinetuneRequest, request, lambda r, e, _: run_training(resolve_finetune(e.root, r), e))
+
+
+@vitline_flow("evaluate")
+def evaluate(request: EvaluateRequest) -> State:
+    """Evaluates a published model on tasks."""
+
+    def body(request: EvaluateRequest, engines: Engines, this: FlowRun) -> str:
+        plan = resolve_evaluate(engines.root, request)
+        from vitline.flows.reports.score_tables import score_tables_markdown
+        from vitline.flows.runs.end_to_end import headline
+        from vitline.flows.runs.evaluate_tasks import SCORE_COLUMNS, evaluate_tasks, score_cells
+
+        if plan.note:
+            engines.observer.say(plan.note)
+        _, result, scores = evaluate_tasks("scores", plan, engines)
+        rows = [score_cells(score) for score in scores]
+        show(engines, "settings", f"Protocol {request.protocol}", SCORE_COLUMNS, rows)
+        if isinstance(engines.observer, PrefectObserver):
+            what = "All scores of the model, with published scores"
+            engines.observer.page("scores", what, lambda: score_tables_markdown(engines.root, scores))
+        return sentence(headline(scores)) + (" (evaluated before)" if result.reused else "")
+
+    return run(EvaluateRequest, request, body)
+
+
+@vitline_flow("predict")
+def predict(request: PredictRequest) -> State:
+    """Predicts the classes of all images of a corpus with a published model."""
+
+    def body(request: PredictRequest, engines: Engines, this: FlowRun) -> str:
+        spec = resolve_predict(engines.root, request)
+        from vitline.flows.runs.predict_classes import predict_classes, prediction_rows, prediction_sentence
+
+        result = predict_classes(spec, engines)
+        show(engines, "predictions", spec.run_key, ["field", "value"], prediction_rows(spec, result))
+        return prediction_sentence(spec, result)
+
+    return run(PredictRequest, request, body)
+
+
+@vitline_flow("pretrain-then-transfer")
+def pretrain_then_transfer_flow(request: PipelineRequest) -> State:
+    """Prepares, pre-trains and evaluates. Finished stages are reused. A scheduled run is a night, with its scheduled start in the keys."""
+
+    def body(request: PipelineRequest, engines: Engines, this: FlowRun) -> str | State:
+        with night_on_record(request, engines, this):
+            return night_or_pipeline(request, engines, this)
+
+    def night_or_pipeline(request: PipelineRequest, engines: Engines, this: FlowRun) -> str | State:
+        skip_if_late(request, this)
+        plan = resolve_pipeline(engines.root, request, this.night)
+        from vitline.flows.plans.budget import check_deadline
+        from vitline.flows.runs.end_to_end import pretrain_then_transfer
+
+        engines.observer.say(f"pipeline {plan.key}: {check_deadline(engines.root, plan)}")
+        if plan.note:
+            engines.observer.say(plan.note)
+        if this.night is not None:
+            with unless_it_fails(engines):
+                from vitline.flows.nights.plan import plan_text
+
+                engines.observer.say(plan_text(open_store(engines.root), request.name, this.night, plan.nights))
+        with one_at_a_time(engines, this):
+            if request.deadline_hours is not None and isinstance(engines.observer, PrefectObserver):
+                engines.observer.deadline = time.monotonic() + 3600 * request.deadline_hours
+            result = pretrain_then_transfer(plan, engines)
+        show_pipeline(result, engines)
+        reused = all(stage.reused for stage in result.record.stages)
+        scores = sentence(result.record.metrics) + (" (every stage finished before)" if reused else "")
+        verdict = result.night.verdict if result.night else None
+        if result.night is None or verdict is None:
+            return scores
+        with unless_it_fails(engines, "an alert could not be sent"):
+            alert_better_night(result.night, promotes=plan.nights.promote)
+        # By this name, automations of Prefect can send an alert.
+        name = verdict.word.capitalize() if verdict.word in ("worse", "broken") else None
+        return State(type=StateType.COMPLETED, name=name, message=f"{verdict.sentence} ({scores})")
+
+    return run(PipelineRequest, request, body)
+
+
+@vitline_flow("reconcile")
+def reconcile_flow(request: ReconcileRequest) -> State:
+    """Brings what killed processes left to an end state, and sends MLflow what it lacks."""
+
+    def body(request: ReconcileRequest, engines: Engines, this: FlowRun) -> str:
+        from vitline.flows.on_prefect.old_flow_runs import NOTHING_TO_DO
+        from vitline.flows.on_prefect.prefect_runs import PrefectFlowRuns
+        from vitline.flows.ops.reconcile import reconcile
+
+        findings = reconcile(request, engines, PrefectFlowRuns(FLOW_NAMES, engines.settings.project), patient=True)
+        if not request.dry_run:
+            with unless_it_fails(engines, "alerts or the home page could not be written"):
+                from vitline.flows.on_prefect.home.prefect_home import write_home
+
+                write_home(engines.settings, send_alerts(request, engines))
+        return show_findings(engines, "reconciled", findings) or NOTHING_TO_DO["reconcile"]
+
+    return run(ReconcileRequest, request, body)
+
+
+@vitline_flow("collect-garbage")
+def collect_garbage_flow(request: CollectGarbageRequest) -> State:
+    """Deletes what is no longer needed, a week after it has listed it."""
+
+    def body(request: CollectGarbageRequest, engines: Engines, this: FlowRun) -> str:
+        from vitline.flows.on_prefect.old_flow_runs import NOTHING_TO_DO, PrefectOldFlowRuns
+        from vitline.flows.ops.collect_garbage import collect_garbage
+
+        findings = collect_garbage(request, engines, PrefectOldFlowRuns(FLOW_NAMES, engines.settings.project))
+        return show_findings(engines, "garbage", findings) or NOTHING_TO_DO["collect-garbage"]
+
+    return run(CollectGarbageRequest, request, body)
+
+
+def alert_better_night(night: "NightRecord", *, promotes: bool) -> None:
+    """Sends Prefect an event for a night that is better than the champion and does not become it."""
+    from vitline.flows.on_prefect.alerts.automations import emit
+
+    assert night.verdict is not None
+    better = any(one.who == "champion" and one.word == "better" for one in night.verdict.against)
+    if better and night.gate is not None and not (night.gate.passed and promotes):
+        why = night.gate.reason if not night.gate.passed else "It passes the gate, and people promote in this series."
+        emit("gate-refused", night.pipeline or night.name, f"{night.sentence} {why}")
+
+
+def send_alerts(request: ReconcileRequest, engines: Engines) -> list[str]:
+    """Sends Prefect an event for every new problem that needs a person; returns the sentences of all that are there."""
+    from vitline.flows.on_prefect.alerts.automations import emit_problem
+    from vitline.flows.on_prefect.alerts.problems import tell_new
+
+    def tell(problem: "Problem") -> None:
+        engines.observer.say(problem.text)
+        emit_problem(problem)
+
+    jobs = engines.cluster.jobs.list() if engines.settings.ray_address else []
+    limits = {"stalled_minutes": request.stalled_minutes, "min_free_bytes": 1e9 * request.min_free_gb}
+    return [problem.text for problem in tell_new(engines.settings, open_store(engines.root), jobs, tell, **limits)]
+
+
+def show_findings(engines: Engines, key: str, findings: "list[Inconsistency]") -> str:
+    """Shows and logs the findings; returns their number as text, or an empty string."""
+    if not findings:
+        return ""
+    count = f"{len(findings)} finding{'s' * (len(findings) != 1)}"
+    show(engines, key, count, list(findings[0]._fields), [list(finding) for finding in findings])
+    for finding in findings:
+        engines.observer.say(f"{finding.subject} {finding.problem}: {finding.action}")
+    return count
+
+
+def run_training(config: TrainConfig, engines: Engines) -> str:
+    """Trains and returns URI and score of the model."""
+    spec, result = train_model(config, engines)
+    state = result.state
+    fields: Mapping[str, object] = state
+    names = ("step", "images_seen", "val_top1", "val_mean_average_precision", "model")
+    rows = [[name, field(name, fields[name])] for name in names if name in fields]
+    show(engines, "model", spec.run_key, ["field", "value"], rows)
+    score = score_text(state, labelled=config.recipe.masked_patches is None)
+    return f"{state['model']}{f', {score}' if score else ''}{' (trained before)' if result.reused else ''}"
+
+
+def skip_if_late(request: PipelineRequest, this: FlowRun) -> None:
+    """Raises Skipped for a night that starts too late: it would overlap with the next one."""
+    limit, late = request.max_late_hours, this.late_hours()
+    if this.scheduled and limit is not None and late > limit:
+        raise Skipped(f"due {this.due:%Y-%m-%d %H:%M} UTC, {late:.2g} h ago; max_late_hours is {limit:g}.")
+
+
+@contextlib.contextmanager
+def night_on_record(request: PipelineRequest, engines: Engines, this: FlowRun) -> Iterator[None]:
+    """Notes the nights before that were missed. At the end, shows the verdict; of a night that was late, skipped or refused, notes
+    why. Nothing of it fails the night."""
+    if (night := this.night) is None:
+        yield
+        return
+    from vitline.flows.nights.night_page import night_markdown
+    from vitline.flows.nights.night_record import read_night
+    from vitline.flows.nights.not_run import note_missed, note_not_run
+
+    root = open_store(engines.root)
+    with unless_it_fails(engines):
+        note_missed(root, request.name, night, this.due_between)
+    try:
+        yield
+    except (Skipped, ValueError) as error:
+        with unless_it_fails(engines):
+            late = this.late_hours() > (request.max_late_hours or float("inf"))
+            note_not_run(root, request.name, night, this.origin, error, late=late)
+        raise
+    finally:
+        with unless_it_fails(engines):
+            record = read_night(root, request.name, night)
+            if record is not None and isinstance(engines.observer, PrefectObserver):
+                engines.observer.page(
+                    "verdict", f"Verdict of the night of {night_text(night)}", lambda: night_markdown(record)
+                )
+
+
+@contextlib.contextmanager
+def unless_it_fails(
+    engines: Engines, failed: str = "the record of this night could not be written or shown"
+) -> Iterator[None]:
+    """Whatever is wrong with the record or an alert is logged."""
+    try:
+        yield
+    except Exception as error:
+        engines.observer.say(f"{failed}: {error}")
+
+
+@contextlib.contextmanager
+def one_at_a_time(engines: Engines, this: FlowRun) -> Iterator[None]:
+    """Raises Skipped if a scheduled run would overlap with an earlier one of its deployment, or with a job that it left."""
+    if not this.scheduled or this.deployment is None:
+        yield
+        return
+    with exclusively(engines, this.deployment.replace("/", "-"), what="the night"):
+        for job in engines.cluster.jobs.list({"deployment": this.deployment}):
+            if not job.terminal:
+                where = job.metadata.get("flow_run_url") or engines.cluster.jobs.page(job.id)
+                raise Skipped(still_running(f"job {job.id} of a night", job.started_at or time.time(), where))
+        yield
+
+
+def show_pipeline(result: "PipelineResult", engines: Engines) -> None:
+    """Shows the tables and links of a finished pipeline."""
+    from vitline.flows.on_prefect.home.address import home_url
+    from vitline.flows.reports.report import SCORE_COLUMNS, score_rows, stage_time
+
+    record = result.record
+    rows = [[s.stage, s.what, stage_time(s), s.run_key or "-"] for s in record.stages]
+    show(engines, "stages", f"Stages of {record.key}", ["stage", "what", "time", "run"], rows)
+    show(engines, "scores", "Top-1 on test, read once", list(SCORE_COLUMNS), score_rows(result.scores))
+    if isinstance(engines.observer, PrefectObserver):
+        links = {"pipeline": f"`{record.key}`", "report": f"`{record.report}`", "model": f"`{record.model}`"}
+        if url := engines.shipper.pipeline_url(record.key):
+            page = url.split("?")[0]
+            links |= {
+                "MLflow": f"[the pipeline]({url})",
+                "report page": f"[in MLflow]({page}/artifacts/report.html)",
+            }
+        for stage in record.stages:
+            if stage.run_key and (url := engines.shipper.run_url(stage.run_key)):
+                links[f"MLflow, {stage.stage}"] = f"[{stage.run_key}]({url})"
+        if home := home_url(engines.settings):
+            links["home"] = f"[what needs a person, nights, what is at work]({home})"
+        engines.observer.links("links", f"Links of {record.key}", links)
+
+
+def show(engines: Engines, key: str, title: str, columns: list[str], rows: list[list[str]]) -> None:
+    if isinstance(engines.observer, PrefectObserver):
+        engines.observer.table(key, title, columns, rows)
+
+
+def sentence(metrics: Mapping[str, float]) -> str:
+    """`val/top1 41.2 %, tasks/digits/top1 69.6 %`"""
+    return ", ".join(f"{name} {percent(value)}" for name, value in metrics.items()) or "no scores"

@@ -1,0 +1,51 @@
+"""The home page in Prefect: one artifact, written anew in its place, and what Prefect knows for it."""
+
+from collections.abc import Sequence
+
+from prefect.client.orchestration import SyncPrefectClient
+
+from vitline.flows.on_prefect.alerts.problems import free_disk
+from vitline.flows.on_prefect.home.address import find_home
+from vitline.flows.on_prefect.home.home import Upcoming, home_markdown
+from vitline.flows.on_prefect.prefect_observer import client
+from vitline.flows.on_prefect.registered import next_runs
+from vitline.flows.ops.prefect_http import pages_url
+from vitline.infra.settings import Settings
+from vitline.infra.storage import open_store
+
+HOUSEKEEPING = ("reconcile", "collect-garbage")
+
+
+def write_home(settings: Settings, problems: Sequence[str]) -> None:
+    """Writes the page. `problems` are sentences about what needs a person."""
+    with client() as api:
+        text = _text(api, settings, problems)
+        if found := find_home(settings):
+            api.request("PATCH", "/artifacts/{id}", path_params={"id": found}, json={"data": text})
+        else:
+            _create(api, settings, text)
+
+
+def _create(api: SyncPrefectClient, settings: Settings, text: str) -> None:
+    page = {"key": settings.project, "type": "markdown", "description": f"{settings.project}: home", "data": text}
+    api.request("POST", "/artifacts/", json=page)
+
+
+def _text(api: SyncPrefectClient, settings: Settings, problems: Sequence[str]) -> str:
+    folder, free = free_disk(settings)
+    disk = f"{free / 1e9:,.0f} GB are free on the disk of `{folder}`."
+    return home_markdown(open_store(settings.root), problems, upcoming_runs(api, settings), disk)
+
+
+def upcoming_runs(api: SyncPrefectClient, settings: Settings) -> list[Upcoming]:
+    """The next run of each deployment of the project that has one, the next first; not those of housekeeping."""
+    found = []
+    for deployment_id, run in next_runs(api, settings.project).items():
+        flow = api.read_flow(run.flow_id).name
+        if flow in HOUSEKEEPING or deployment_id is None or run.expected_start_time is None:
+            continue
+        name = f"{flow}/{api.read_deployment(deployment_id).name}"
+        found.append(
+            Upcoming(run.expected_start_time, name, f"{pages_url(settings)}/deployments/deployment/{deployment_id}")
+        )
+    return sorted(found)

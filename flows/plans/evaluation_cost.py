@@ -1,0 +1,136 @@
+"""What an evaluation will take: trainings, images and operations of each task, before it starts; FLOP/s of this machine."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from vitline.data_prep.shard_format import load_manifest
+from vitline.flows.console import init_text
+from vitline.flows.forms.evaluation_plan import EvaluationPlan
+from vitline.infra.storage import Store, open_store
+from vitline.vit.config import ExecutionConfig, OptimConfig, TrainRecipe
+from vitline.vit.evaluation.evaluate import EvaluationSpec, TaskSweep, plan_task_sweeps, stored_score
+from vitline.vit.evaluation.packing import micro_batch_size
+from vitline.vit.evaluation.probes import Probe
+from vitline.vit.evaluation.trials import finished_result
+from vitline.vit.features.features import missing_parts
+from vitline.vit.features.probe_trials import ProbeTrial, feature_splits, plan_probe_trials, stored_probe_score
+from vitline.vit.input.config import AugmentConfig, InputConfig
+from vitline.vit.models.config import AnyNetworkConfig, NetworkConfig, network_config
+from vitline.vit.models.flops import forward_flops
+
+
+@dataclass(frozen=True)
+class TaskCost:
+    """The remaining work of one task for one init and seed."""
+
+    task: str
+    start: str
+    seed: int
+    trainings: int
+    finished: int
+    """How many of the trainings have results in the store."""
+    trained_images: int
+    """Images still to be trained on, counting repeats."""
+    scored_images: int
+    """Images still to be evaluated."""
+    flop: float
+    """Operations still to be done: three forward passes for a trained image, one for an evaluated one."""
+    network: AnyNetworkConfig
+    loss: str = ""
+    """The loss of the trainings; empty for a probe."""
+    average: bool = False
+    """Whether averaged weights are kept, too."""
+
+
+def task_costs(root: str, plan: EvaluationPlan) -> list[TaskCost]:
+    """One entry for every task, model and seed; for a probe, one for every task and model. Raises ValueError for a task or
+    model that the protocol cannot use."""
+    spec = EvaluationSpec(
+        run_key="plan", tasks=plan.tasks, models=plan.models, architecture=plan.architecture,
+        protocol=plan.protocol, seed=plan.seed, num_seeds=plan.num_seeds, root=root,
+    )  # fmt: skip
+    store = open_store(root)
+    if isinstance(plan.protocol, Probe):
+        return [
+            probe_cost(store, list(probe_trials), plan)
+            for _, probe_trials in groupby(plan_probe_trials(spec), key=lambda probe_trial: probe_trial.source)
+        ]
+    return [sweep_cost(store, task_sweep) for task_sweep in plan_task_sweeps(spec)]
+
+
+def sweep_cost(root: Store, task_sweep: TaskSweep) -> TaskCost:
+    """The cost of a task sweep, without the trials whose results are in the store."""
+    splits = load_manifest(open_store(task_sweep.task.corpus)).splits
+    results = [finished_result(root.child("trials"), trial) for trial in task_sweep.select_trials()]
+    todo = [recipe for recipe, result in zip(task_sweep.settings, results, strict=True) if result is None]
+    scored = stored_score(root, task_sweep) is not None
+    finals = [] if scored else [_longest(task_sweep.settings)]
+    if scored:
+        todo = []
+    trained = sum(recipe.total_steps * recipe.input.global_batch_size for recipe in (*todo, *finals))
+    evaluated = (
+        len(todo) * splits[task_sweep.splits.val].num_rows + len(finals) * splits[task_sweep.splits.test].num_rows
+    )
+    recipe = task_sweep.settings[0]
+    total = len(task_sweep.settings) + 1
+    return TaskCost(
+        task=task_sweep.task.name,
+        start=init_text(task_sweep.model),
+        seed=task_sweep.seed,
+        trainings=total,
+        finished=total - len(todo) - len(finals),
+        trained_images=trained,
+        scored_images=evaluated,
+        flop=forward_flops(recipe.model, task_sweep.num_classes) * (3 * trained + evaluated),
+        network=recipe.model,
+        loss=recipe.loss,
+        average=recipe.average_decay is not None,
+    )
+
+
+def probe_cost(root: Store, probe_trials: Sequence[ProbeTrial], plan: EvaluationPlan) -> TaskCost:
+    """The cost of the probe trials that share features: one forward pass over their splits, without stored features."""
+    todo = [probe_trial for probe_trial in probe_trials if stored_probe_score(root, probe_trial) is None]
+    parts = {part.key: part for _, planned in feature_splits(todo) for part in planned}
+    folder = root.child(probe_trials[0].source.folder)
+    images = sum(len(part.rows) for part in missing_parts(folder, list(parts.values())))
+    return TaskCost(
+        task=probe_trials[0].task.name,
+        start="pre-trained",
+        seed=probe_trials[0].seed,
+        trainings=0,
+        finished=0,
+        trained_images=0,
+        scored_images=images,
+        flop=forward_flops(plan.architecture, probe_trials[0].num_classes) * images,
+        network=plan.architecture,
+    )
+
+
+def measured_flops(networks: Sequence[NetworkConfig]) -> float:
+    """FLOP/s of a training on one device of this machine (a GPU or a core), from a few updates of the first network."""
+    from vitline.vit.cost.step_time import seconds_per_step
+    from vitline.vit.training.world import World
+
+    if not networks:
+        return 0.0
+    network = network_config(networks[0])
+    size = micro_batch_size(network, World.current().device.type)
+    augment = AugmentConfig(image_size_px=network.image_size_px)
+    recipe = TrainRecipe(
+        model=network,
+        input=InputConfig(global_batch_size=size, num_lanes=1, augment=augment),
+        optim=OptimConfig(optimizer="sgd", warmup_steps=0),
+        total_steps=1,
+    )
+    seconds = seconds_per_step(recipe, ExecutionConfig(micro_batch_size=size), _CLASSES)
+    return 3 * forward_flops(network, _CLASSES) * size / seconds
+
+
+_CLASSES = 1000
+
+
+def _longest(recipes: Sequence[TrainRecipe]) -> TrainRecipe:
+    """The final trial uses the chosen setting, which is not known yet; the longest gives an upper bound."""
+    return max(recipes, key=lambda recipe: recipe.total_steps)

@@ -1,0 +1,376 @@
+"""The whole pipeline: raw corpus -> shards -> pre-trained model -> fine-tuned scores -> comparison. Read this module first.
+
+Each stage is a Ray job under a claim and has a run key, so that a second run reuses what is finished. The pipeline's record,
+`pipelines/<key>.json`, is updated after every stage; MLflow's parent run is made from it.
+"""
+
+import contextlib
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+from vitline.data_prep.config import CorpusConfig
+from vitline.data_prep.plan.check_refused import NothingNew
+from vitline.data_prep.shard_format import load_manifest
+from vitline.flows.catalog.records import PipelineRecord, StageRecord, read_pipeline, write_pipeline
+from vitline.flows.forms.evaluation_plan import EvaluationPlan
+from vitline.flows.forms.named_corpora import CorpusChoice
+from vitline.flows.forms.nights import NightSettings
+from vitline.flows.forms.pipeline_plan import PipelinePlan
+from vitline.flows.forms.prepare_config import growth_request
+from vitline.flows.forms.training_config import on_corpora
+from vitline.flows.nights.from_records import night_of
+from vitline.flows.nights.night_record import THE_GATE, NightRecord, write_night
+from vitline.flows.nights.promote import make_champion
+from vitline.flows.plans.held_out import score_text
+from vitline.flows.runs.engines import Engines
+from vitline.flows.runs.evaluate_tasks import evaluate_tasks
+from vitline.flows.runs.long_run import next_step, train_cooldown, train_part
+from vitline.flows.runs.pipeline_report import write_report
+from vitline.flows.runs.prepare_corpus import PreparedCorpus, corpus_links, prepare_corpora
+from vitline.flows.runs.pretrain import train_model
+from vitline.flows.runs.stage import Skipped, StageFailed, StageResult, exclusively, run_store
+from vitline.infra.config import replace
+from vitline.infra.records import UnreadableRecord
+from vitline.infra.redact import cleaned
+from vitline.infra.runs.claims import ClaimHolder
+from vitline.infra.runs.run_state import RunState
+from vitline.infra.storage import open_store
+from vitline.vit.config import TrainConfig
+from vitline.vit.evaluation.evaluate import EvaluationSpec, Score, TaskRef
+from vitline.vit.evaluation.protocols import over_seeds
+from vitline.vit.evaluation.reference.report import group_means
+from vitline.vit.evaluation.tasks import VTAB_TASKS
+from vitline.vit.published.model_record import published_record
+from vitline.vit.run.run_spec import RunSpec, make_spec
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PipelineResult:
+    """The record of a finished pipeline, with the corpora and the scores of all seeds that its tables and report show."""
+
+    record: PipelineRecord
+    corpora: list[PreparedCorpus]
+    scores: list[Score]
+    night: NightRecord | None = None
+    """The night with its verdict, if it was one."""
+
+
+def pretrain_then_transfer(plan: PipelinePlan, engines: Engines) -> PipelineResult:
+    """Prepares the corpora, pre-trains, and evaluates the model on the tasks, with a control from scratch if requested.
+
+    Raises Skipped while the same pipeline is active elsewhere, StageFailed for a stage that does not finish.
+    """
+    engines.origin = replace(engines.origin, pipeline=plan.key)
+    with exclusively(engines, plan.key) as claim, PipelineRecorder(plan, engines, claim) as recorder:
+        seeds = plan.nights.num_seeds
+        names = ("prepare-corpus", *(name for _ in range(seeds) for name in ("pretrain", "evaluate")))
+        engines.observer.outline(f"Stages of {plan.key}", names, {"MLflow": lambda: mlflow_link(engines, plan.key)})
+        corpora = part(engines, "prepare-corpus", plan, lambda: prepare_stage(plan, engines, recorder))
+        trained_on, transferred_to = corpora[: len(plan.sources)], corpora[len(plan.sources) :]
+        tasks = [TaskRef(name=corpus.manifest.name, corpus=corpus.uri) for corpus in transferred_to]
+        evaluations, scores = list[EvaluationSpec](), list[Score]()
+        for nth in range(seeds):
+            train = partial(pretrain_stage, plan, nth, trained_on, engines, recorder)
+            model = part(engines, "pretrain", plan, train, nth)
+            transfer = partial(transfer_stage, plan, nth, model, tasks, engines, recorder, scores)
+            evaluations.append(part(engines, "evaluate", plan, transfer, nth))
+        report = write_report(engines.root, recorder.record, trained_on, transferred_to, scores, evaluations[0])
+        recorder.note(report=report)
+        recorder.end("finished")
+    return PipelineResult(recorder.record, corpora, scores, recorder.night)
+
+
+def mlflow_link(engines: Engines, key: str) -> str | None:
+    url = engines.shipper.pipeline_url(key)
+    return url and f"[the pipeline]({url})"
+
+
+def part(engines: Engines, name: str, plan: PipelinePlan, body: Any, nth_seed: int = 0) -> Any:
+    title = f"{plan.key}, seed {plan.request.seed + nth_seed}" if nth_seed else plan.key
+    return engines.observer.part(name, title, {"pipeline": plan.key}, body)
+
+
+def prepare_stage(plan: PipelinePlan, engines: Engines, recorder: "PipelineRecorder") -> list[PreparedCorpus]:
+    """The corpora to train on, then those of the tasks. Presets are prepared if they are missing; with `nights.ingest`, the first corpus
+    gets the new images of its source."""
+    started = time.monotonic()
+    growth = grow(plan, engines) if plan.nights.ingest else None
+    choices = (growth.corpus if growth else plan.sources[0], *plan.sources[1:], *plan.tasks)
+    for uri in (choice for choice in choices if isinstance(choice, str)):
+        show_report(engines, prepared_before(uri))
+    requests = to_prepare(choices)
+    prepared, key, result = prepare_corpora(requests, engines)
+    made = {request.name: corpus for request, corpus in zip(requests, prepared, strict=True)}
+    corpora = [made[c.name] if isinstance(c, CorpusConfig) else prepared_before(c) for c in choices]
+    for request in requests:
+        show_report(engines, made[request.name])
+    counts = ", ".join(f"{c.manifest.name} {c.manifest.counts.num_accepted:,}" for c in corpora)
+    refused = sum(c.manifest.counts.num_refused for c in corpora)
+    reused, added = result is None, f"{growth.num_images:,} new images, " if growth else ""
+    if growth and growth.run_key:
+        key, reused = key or growth.run_key, False
+    recorder.stage(
+        "prepare", key, reused, time.monotonic() - started, f"{counts} images, {added}{refused:,} refused",
+        f"{open_store(engines.root).uri}/corpora",
+    )  # fmt: skip
+    recorder.note(
+        corpora={c.manifest.name: c.manifest.digest for c in corpora},
+        images={c.manifest.name: c.manifest.counts.num_accepted for c in corpora},
+    )
+    return corpora
+
+
+def show_report(engines: Engines, corpus: PreparedCorpus) -> None:
+    """Shows where the report of a corpus is: in the store, and in MLflow."""
+
+    # Of a corpus that was there already MLflow has the run or has not: it is not asked at each refresh of the page.
+    known = corpus_links(corpus, engines) if corpus.reused else None
+
+    def where() -> str:
+        links = known or corpus_links(corpus, engines)
+        return ", ".join(links[name] for name in ("report", "report page") if name in links)
+
+    engines.observer.report(f"report of {corpus.manifest.name}", where)
+
+
+class Growth(NamedTuple):
+    """A corpus with the images that its source has got since it was prepared."""
+
+    corpus: str
+    """URI of the corpus to train on."""
+    num_images: int
+    """How many are new."""
+    run_key: str | None
+    """The run that added them now; None if nothing was prepared."""
+
+
+def grow(plan: PipelinePlan, engines: Engines) -> Growth:
+    """The corpus to train on, after what its source has got since was added as a segment. The corpus itself stays as it is."""
+    corpus = str(plan.sources[0])
+    request = growth_request(engines.root, corpus)
+    if request is None:
+        return Growth(corpus, 0, None)
+    try:
+        (grown,), key, _ = prepare_corpora([request], engines)
+    except NothingNew as nothing:
+        engines.observer.say(str(nothing))
+        return Growth(corpus, 0, None)
+    before = load_manifest(open_store(corpus)).counts.num_accepted
+    return Growth(grown.uri, grown.manifest.counts.num_accepted - before, key)
+
+
+def to_prepare(choices: Sequence[CorpusChoice]) -> list[CorpusConfig]:
+    """The presets among the corpora, each once: one may be trained on and be a task."""
+    found = list[CorpusConfig]()
+    for choice in choices:
+        if isinstance(choice, CorpusConfig) and choice not in found:
+            found.append(choice)
+    return found
+
+
+def prepared_before(uri: str) -> PreparedCorpus:
+    store = open_store(uri)
+    return PreparedCorpus(store.uri, load_manifest(store), True)
+
+
+def pretrain_stage(
+    plan: PipelinePlan, nth_seed: int, corpora: Sequence[PreparedCorpus], engines: Engines, recorder: "PipelineRecorder"
+) -> str:
+    """URI of the published model of the n-th seed. The record names that of the first."""
+    training = on_corpora(plan.training, plan.request, [(corpus.uri, corpus.manifest) for corpus in corpora])
+    training = replace(training, **{"recipe.seed": training.recipe.seed + nth_seed})
+    if plan.nights.advance_images is not None:
+        spec, trained = go_on(plan.nights, training, engines, recorder)
+    elif plan.nights.cooldown_at_hours is not None:
+        spec, trained = in_time(plan, training, engines, recorder)
+    else:
+        spec, trained = train_model(training, engines, plan.night)
+    state = trained.state
+    what = f"{state['images_seen']:,} images in {state['step']:,} steps"
+    if score := score_text(state, labelled=training.recipe.masked_patches is None):
+        what += f", {score}"
+    if "val_top1" in state:
+        before = recorder.record.metrics.get("val/top1", 0.0)
+        recorder.note(metrics={"val/top1": before + (state["val_top1"] - before) / (nth_seed + 1)})  # mean over seeds
+    where = run_store(engines.root, spec.run_key).uri
+    recorder.stage("pretrain", spec.run_key, trained.reused, trained.wall_s, what, where)
+    model: str = state["model"]
+    if not nth_seed:
+        digest = published_record(open_store(model))["digest"]
+        recorder.note(model=model, model_digest=digest, images_seen=state["images_seen"])
+    return model
+
+
+def go_on(
+    nights: NightSettings, training: TrainConfig, engines: Engines, recorder: "PipelineRecorder"
+) -> tuple[RunSpec, StageResult]:
+    """Trains the long run a part further. Returns the run whose model is scored: a cooldown from there, or the long run at its end."""
+    advance, cooldown = nights.advance_images or 0, nights.cooldown_images or 0
+    run, recipe = run_store(engines.root, make_spec(training, engines.root).run_key), training.recipe
+    # A pipeline that was cut goes to the step that it had begun for, however far it came.
+    step = recorder.record.long_run_step or next_step(recipe, advance, run)
+    recorder.note(long_run_step=step)
+    long_run, trained = train_part(training, engines, step)
+    if step == recipe.total_steps:
+        if trained.reused:
+            engines.observer.say(f"{long_run.run_key} is at its end, so there was nothing left to train")
+        return long_run, trained
+    batch = recipe.input.global_batch_size
+    what = f"{step * batch:,} of {recipe.total_steps * batch:,} images of the long run"
+    recorder.stage("advance", long_run.run_key, trained.reused, trained.wall_s, what, run.uri)
+    return train_cooldown(training, engines, long_run, step, cooldown)
+
+
+def in_time(
+    plan: PipelinePlan, training: TrainConfig, engines: Engines, recorder: "PipelineRecorder"
+) -> tuple[RunSpec, StageResult]:
+    """Trains to the end, or until the time for the cooldown has come. Returns the run whose model is scored: the cooldown from there,
+    or the training itself. Raises StageFailed where that time came within the warmup."""
+    nights, recipe, step = plan.nights, training.recipe, recorder.record.long_run_step
+    if step is not None:  # a pipeline that was cut has begun the cooldown
+        spec = make_spec(training, engines.root, plan.night)
+    else:
+        begin = recorder.record.started_at + 3600 * (nights.cooldown_at_hours or 0)
+        spec, trained = train_model(training, engines, plan.night, pause_at=begin)
+        if trained.state["state"] == "finished":
+            return spec, trained
+        step = trained.state["step"]
+        if step <= (warmup := recipe.optim.warmup_steps):
+            raise StageFailed(
+                f"{spec.run_key} was at step {step:,} when the time for its cooldown came "
+                f"(nights.cooldown_at_hours={nights.cooldown_at_hours:g}), within its warmup of {warmup:,} steps. Set a later time, or "
+                "start earlier.",
+                "out_of_time",
+            )
+        recorder.note(long_run_step=step)
+        batch = recipe.input.global_batch_size
+        what = f"{step * batch:,} of {recipe.total_steps * batch:,} images, then out of time"
+        where = run_store(engines.root, spec.run_key).uri
+        recorder.stage("advance", spec.run_key, trained.reused, trained.wall_s, what, where)
+        engines.observer.say(f"{spec.run_key} is out of time at step {step:,}; a cooldown from there follows")
+    return train_cooldown(training, engines, spec, step, nights.cooldown_images or 0)
+
+
+def transfer_stage(
+    plan: PipelinePlan,
+    nth_seed: int,
+    model: str,
+    tasks: Sequence[TaskRef],
+    engines: Engines,
+    recorder: "PipelineRecorder",
+    scores: list[Score],
+) -> EvaluationSpec:
+    """The evaluation of the model of the n-th seed. Its scores are added to `scores`, which holds those of the seeds before."""
+    evaluation = EvaluationPlan(
+        models=(model, None) if plan.request.from_scratch else (model,),
+        tasks=tuple(tasks),
+        architecture=plan.training.recipe.model,
+        protocol=plan.protocol,
+        seed=plan.request.seed + nth_seed,
+    )
+    spec, scored, new = evaluate_tasks(f"{plan.request.name}-transfer", evaluation, engines)
+    scores += new
+    trainings = sum(len(score.trials) for score in new)
+    how = f"{trainings} trainings" if trainings else "frozen features"
+    asked = "1 task" if len(tasks) == 1 else f"{len(tasks)} tasks"
+    what = f"{asked} x {'2 inits' if plan.request.from_scratch else '1 init'}, {how}"
+    where = run_store(engines.root, spec.run_key).uri
+    recorder.stage("evaluate", spec.run_key, scored.reused, scored.wall_s, what, where)
+    recorder.note(metrics=headline(scores))
+    return spec
+
+
+def headline(scores: Sequence[Score]) -> dict[str, float]:
+    """The scores of model and control by metric name (docs/design.md, "Metrics"), with the means over tasks of VTAB."""
+    seeds: dict[str, list[Score]] = {}
+    for score in scores:
+        suffix = "" if score.model_digest is not None else "_from_scratch"
+        seeds.setdefault(f"{score.metric_name}{suffix}", []).append(score)
+    metrics = {name: over_seeds(same[0].protocol, [score.value for score in same]) for name, same in seeds.items()}
+    of_vtab = {task.name: metrics[name] for task in VTAB_TASKS if (name := f"vtab/{task.name}/top1") in metrics}
+    return metrics | group_means(of_vtab)
+
+
+class PipelineRecorder:
+    """Writes the pipeline's record to the store: at the start, after every stage, and at the end."""
+
+    def __init__(self, plan: PipelinePlan, engines: Engines, claim: ClaimHolder):
+        self._root, self._engines, self._claim = open_store(engines.root), engines, claim
+        self.night: NightRecord | None = None
+        self._promotes = plan.nights.promote
+        now, before = time.time(), self._before(plan)
+        self.record = PipelineRecord(
+            key=plan.key,
+            name=plan.request.name,
+            request=plan.request.model_dump(mode="json"),
+            night=plan.night,
+            origin=engines.origin,
+            started_at=now,
+            updated_at=now,
+            long_run_step=before.long_run_step if before else None,
+        )
+
+    def _before(self, plan: PipelinePlan) -> PipelineRecord | None:
+        """The record of the same pipeline, if it was cut, or a night; a finished one that a person starts again is to go on."""
+        with contextlib.suppress(FileNotFoundError, UnreadableRecord):
+            record = read_pipeline(self._root, plan.key)
+            return record if plan.night or record.state != "finished" else None
+        return None
+
+    def __enter__(self) -> "PipelineRecorder":
+        self.note()
+        self._engines.shipper.follow_pipeline(self.record.key)
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            with contextlib.suppress(OSError, RuntimeError):
+                stop = self._engines.observer.stop(error)
+                state = stop.reason if stop else ended_as(error)
+                self.end(state, str(stop or error) or type(error).__name__)
+
+    def note(self, metrics: dict[str, float] | None = None, **changes: Any) -> None:
+        """Writes the record with these changes; `metrics` are added to the recorded ones."""
+        merged = {"metrics": self.record.metrics | metrics} if metrics else {}
+        self.record = replace(self.record, updated_at=time.time(), **merged, **changes)
+        self._claim.check()
+        write_pipeline(self._root, self.record)
+
+    def stage(self, stage: str, key: str | None, reused: bool, wall_s: float, what: str, where: str) -> None:
+        row = StageRecord(stage=stage, run_key=key, reused=reused, wall_s=wall_s, what=what, where=where)
+        self.note(stages=tuple(r.model_dump() for r in (*self.record.stages, row)))
+
+    def end(self, state: RunState, reason: str = "") -> None:
+        reason = cleaned(reason)[:2000]
+        if self.record.night is not None:  # before the end, so that whoever sees the end finds the verdict
+            self._judge(state, reason)
+        self.note(state=state, reason=reason)
+
+    def _judge(self, state: RunState, reason: str) -> None:
+        """Writes the night with its verdict. Whatever is wrong with a verdict, the night ends as it would without one."""
+        try:
+            self.night = night_of(self._root, self.record, state, reason)
+            self._claim.check()
+            write_night(self._root, self.night)
+            self._engines.observer.say(self.night.sentence)
+            if (gate := self.night.gate) is not None:
+                self._engines.observer.say(gate.reason)
+                if gate.passed and self._promotes:
+                    self._claim.check()
+                    make_champion(self._root, self.record, why=gate.reason, by=THE_GATE)
+        except Exception as error:
+            log.exception("no verdict of %s", self.record.key)
+            self._engines.observer.say(f"the verdict of this night could not be made: {cleaned(str(error))}")
+
+
+def ended_as(error: BaseException) -> RunState:
+    """The end state of a pipeline after this error."""
+    if isinstance(error, StageFailed):
+        return error.state
+    return "preempted" if isinstance(error, Skipped) or not isinstance(error, Exception) else "failed"

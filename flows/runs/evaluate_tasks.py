@@ -1,0 +1,94 @@
+"""models -> scores on tasks: all trials of all models in one Ray job."""
+
+from collections.abc import Sequence
+
+from vitline.data_prep.shard_format import load_manifest
+from vitline.flows import console
+from vitline.flows.forms.evaluation_plan import EvaluationPlan
+from vitline.flows.runs.attempts import finished_units
+from vitline.flows.runs.engines import Engines
+from vitline.flows.runs.stage import StageResult, run_stage, run_store
+from vitline.infra.config import digest_of, replace
+from vitline.infra.keys import run_key
+from vitline.infra.storage import open_store
+from vitline.vit.evaluation.evaluate import EvaluationSpec, Score, TaskSweep, plan_task_sweeps
+from vitline.vit.evaluation.probes import Probe
+from vitline.vit.features.probe_trials import ProbeTrial, plan_probe_trials
+from vitline.vit.run.run_spec import read_progress
+
+
+def evaluate_tasks(
+    name: str, plan: EvaluationPlan, engines: Engines
+) -> tuple[EvaluationSpec, StageResult, list[Score]]:
+    """Runs the evaluation, or returns the finished one: one stored score per task, model and seed.
+
+    Raises ValueError for a task that the protocol cannot use, before a job is submitted; StageFailed, Skipped.
+    """
+    spec = evaluation_spec(name, plan, engines.root)
+    key = spec.run_key
+    run = run_store(engines.root, key)
+    for task in plan.tasks:
+        if load_manifest(open_store(task.corpus)).num_classes == 1:
+            engines.observer.say(
+                f"warning: {task.name} has one class, so that every score on it is 100 % and tells nothing"
+            )
+    result = run_stage(
+        engines,
+        run,
+        key,
+        "vitline.vit.ray_jobs.task_driver",
+        spec,
+        title=f"evaluate {name}",
+        progress=lambda: read_progress(run),
+        kept=lambda: finished_units(read_progress(run)),
+        grace_s=10,
+        claim_timeout_s=30,
+    )
+    return spec, result, [Score.model_validate(score) for score in result.state["scores"]]
+
+
+def evaluation_spec(name: str, plan: EvaluationPlan, root: str) -> EvaluationSpec:
+    """The config of the job, with its run key. Raises ValueError for a task or model that the protocol cannot use."""
+    draft = EvaluationSpec(
+        run_key="draft",
+        tasks=plan.tasks,
+        models=plan.models,
+        architecture=plan.architecture,
+        protocol=plan.protocol,
+        seed=plan.seed,
+        num_seeds=plan.num_seeds,
+        root=root,
+    )
+    if plan.rescore:
+        draft = next_repetition(draft)
+    inputs = {score.score_key: score.corpus_digest for score in planned_scores(draft)}
+    config_digest = digest_of([plan.protocol, plan.architecture, plan.seed, plan.num_seeds])
+    return replace(draft, run_key=run_key(name, "evaluate", config_digest, inputs))
+
+
+def planned_scores(spec: EvaluationSpec) -> Sequence[TaskSweep | ProbeTrial]:
+    """The units that get one score each. Raises ValueError for a task or model that the protocol cannot use."""
+    return plan_probe_trials(spec) if isinstance(spec.protocol, Probe) else plan_task_sweeps(spec)
+
+
+def next_repetition(spec: EvaluationSpec) -> EvaluationSpec:
+    """The spec with the first repetition that lacks a score: an interrupted rescoring resumes."""
+    root = open_store(spec.root)
+    while all(root.exists(score.score_key) for score in planned_scores(spec)):
+        spec = replace(spec, repetition=spec.repetition + 1)
+    return spec
+
+
+SCORE_COLUMNS = ["task", "init", "top-1", "test images", "chosen", "majority class"]
+
+
+def score_cells(score: Score) -> list[str]:
+    """A score as a row of SCORE_COLUMNS."""
+    return [
+        score.task,
+        console.init_text(score.model_digest),
+        console.percent(score.value),
+        f"{score.num_examples:,}",
+        console.setting(score.chosen),
+        console.percent(score.majority_fraction),
+    ]

@@ -1,0 +1,36 @@
+"""One long pre-training that goes on a part a night. What is scored of it is a branch of where it stands, whose learning rate falls to
+zero, so that scores of a half-done schedule can be compared (docs/design.md, "Nights")."""
+
+from vitline.flows.forms.training_config import cooldown_changes
+from vitline.flows.runs.engines import Engines
+from vitline.flows.runs.pretrain import train_model
+from vitline.flows.runs.stage import StageResult, run_store
+from vitline.infra.config import replace
+from vitline.infra.storage import Store
+from vitline.vit.checkpoints.names import newest_step
+from vitline.vit.config import ParentCheckpoint, TrainConfig, TrainRecipe
+from vitline.vit.run.run_spec import RunSpec
+
+
+def next_step(recipe: TrainRecipe, images: int, run: Store) -> int:
+    """The step up to which the long run is to be trained tonight: the first whole number of parts of so many images after its newest
+    checkpoint. The last part goes to the end, with a cooldown that the recipe itself has."""
+    steps, done = images // recipe.input.global_batch_size, newest_step(run) or 0
+    step = (done // steps + 1) * steps
+    return step if step <= recipe.total_steps - recipe.optim.cooldown_steps else recipe.total_steps
+
+
+def train_part(config: TrainConfig, engines: Engines, step: int) -> tuple[RunSpec, StageResult]:
+    """Trains the long run up to a step, where it pauses with a checkpoint. At its last step it publishes its model."""
+    return train_model(config, engines, pause_at_step=step if step < config.recipe.total_steps else None)
+
+
+def train_cooldown(
+    config: TrainConfig, engines: Engines, long_run: RunSpec, step: int, images: int
+) -> tuple[RunSpec, StageResult]:
+    """Trains the branch of the long run at a step, on so many images more, to its published model."""
+    changes = cooldown_changes(config.recipe, step, images // config.recipe.input.global_batch_size)
+    parent = ParentCheckpoint(
+        run=run_store(engines.root, long_run.run_key).uri, step=step, allow=tuple(sorted(changes))
+    )
+    return train_model(replace(config, parent=parent.model_dump(), **changes), engines)

@@ -1,0 +1,74 @@
+"""The HTML report of a pipeline, made from the runs of its stages: `<root>/reports/<key>.html`."""
+
+from collections.abc import Sequence
+
+from vitline.flows.catalog.records import PipelineRecord
+from vitline.flows.console import init_text
+from vitline.flows.reports.report import ReportPage, render
+from vitline.flows.runs.prepare_corpus import PreparedCorpus
+from vitline.flows.runs.stage import run_store
+from vitline.flows.to_mlflow.evaluation_snapshot import final_trial
+from vitline.infra.html.plots import Plot, line_plot
+from vitline.infra.runs.journal import read_journal
+from vitline.infra.storage import Store, open_store
+from vitline.vit.evaluation.evaluate import EvaluationSpec, Score, plan_task_sweeps, stored_score
+from vitline.vit.evaluation.probes import Probe
+
+
+def write_report(
+    root: str,
+    record: PipelineRecord,
+    trained_on: Sequence[PreparedCorpus],
+    transferred_to: Sequence[PreparedCorpus],
+    scores: Sequence[Score],
+    evaluation: EvaluationSpec,
+) -> str:
+    """Writes the report and returns its URI. The page needs neither a server nor a network."""
+    store = open_store(root)
+    trained = next(stage.run_key for stage in record.stages if stage.stage == "pretrain")
+    run = run_store(root, str(trained))
+    network = evaluation.architecture
+    page = ReportPage(
+        title=f"vitline: {record.key}",
+        lead=f"Pre-trained on {_named(trained_on)}, transferred to {_named(transferred_to)}. Run {trained}, {network.summary}.",
+        stages=record.stages,
+        scores=scores,
+        plots=[*training_plots(run), *transfer_plots(store, evaluation)],
+        inputs_png=run.read("inputs.png") if run.exists("inputs.png") else None,
+        notes=(
+            "The pre-trained model and the control from scratch take the same steps and choose from the same settings on "
+            "validation. With few test images a difference of a few points can be noise; the README has results over seeds.",
+        ),
+    )
+    key = f"reports/{record.key}.html"
+    store.write(key, render(page).encode())
+    return store.uri_of(key)
+
+
+def _named(corpora: Sequence[PreparedCorpus]) -> str:
+    return " and ".join(corpus.manifest.name for corpus in corpora)
+
+
+def training_plots(run: Store) -> list[Plot | None]:
+    """Loss, accuracy and learning rate of a run by step, from its journal."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for record in read_journal(run):
+        points.setdefault(record.key, []).append((record.step, record.value))
+    wanted = {
+        "train/loss": "Pre-training loss",
+        "train/top1": "Pre-training accuracy (of the batch)",
+        "optim/lr": "Learning rate",
+    }
+    return [line_plot(title, "step", {title: points[key]}) for key, title in wanted.items() if key in points]
+
+
+def transfer_plots(root: Store, evaluation: EvaluationSpec) -> list[Plot | None]:
+    """Loss of the final trials of model and control, one plot per task."""
+    if isinstance(evaluation.protocol, Probe):
+        return []
+    curves: dict[str, dict[str, Sequence[tuple[float, float]]]] = {}
+    for task_sweep in plan_task_sweeps(evaluation):
+        score = stored_score(root, task_sweep)  # names the final trial, also when the trials on validation are deleted
+        if score is not None and (final := final_trial(root, score)) is not None:
+            curves.setdefault(task_sweep.task.name, {})[init_text(task_sweep.model)] = final.train_losses
+    return [line_plot(f"Fine-tuning loss on {task}", "step", lines) for task, lines in curves.items()]

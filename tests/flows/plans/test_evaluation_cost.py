@@ -1,0 +1,104 @@
+"""What an evaluation will take, and the model that it evaluates."""
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from vitline.data_prep.decode import DecodePolicy
+from vitline.data_prep.shard_format import load_manifest
+from vitline.flows.cli.main import app
+from vitline.flows.cli.models import published_uri
+from vitline.flows.forms.evaluation_plan import resolve_evaluate
+from vitline.flows.forms.forms import EvaluateRequest
+from vitline.flows.plans.evaluation_cost import task_costs
+from vitline.infra.storage import open_store
+from vitline.vit.evaluation.evaluate import EvaluationSpec, plan_task_sweeps
+from vitline.vit.evaluation.trials import TrialResult
+from vitline.vit.input.config import AugmentConfig
+from vitline.vit.input.image_contract import ImageContract
+from vitline.vit.models.build import build_network
+from vitline.vit.models.config import ViTConfig
+from vitline.vit.models.flops import forward_flops
+from vitline.vit.published.models import load_model, publish
+
+NETWORK = ViTConfig(image_size_px=8, patch_size_px=4, embed_dim=16, depth=1, num_heads=2, mlp_dim=32)
+
+
+@pytest.fixture
+def model(root):
+    contract = ImageContract(decode=DecodePolicy(), evaluation=AugmentConfig(image_size_px=8))
+    network = build_network(NETWORK, 3)
+    return publish(open_store(root).child("models"), "tiny", "1", network, contract, ["a", "b", "c"], {})
+
+
+@pytest.fixture
+def plan(root, model, digits):
+    request = EvaluateRequest(model=model, tasks=(digits.uri,), from_scratch=True)
+    return resolve_evaluate(root, request)
+
+
+def test_a_plan_counts_the_remaining_work(root, plan, digits):
+    pretrained, scratch = task_costs(root, plan)
+    splits = load_manifest(digits).splits
+    assert (pretrained.start, scratch.start) == ("pre-trained", "from scratch")
+    assert (pretrained.trainings, pretrained.finished) == (4, 0)
+    assert pretrained.trained_images == 4 * 100 * 64
+    assert pretrained.scored_images == 3 * 200 + splits["test"].num_rows
+    flop = forward_flops(pretrained.network, 10)
+    assert pretrained.flop == flop * (3 * pretrained.trained_images + pretrained.scored_images)
+
+    spec = EvaluationSpec(run_key="plan", root=root, **plan.model_dump(exclude={"rescore", "note"}))
+    done = plan_task_sweeps(spec)[0].select_trials()[1]
+    result = TrialResult(
+        key=done.key, top1=0.5, loss=1.0, num_examples=200, majority_fraction=0.1, train_losses=(), wall_s=1.0, cpu_s=1.0,
+        diverged=False,
+    )  # fmt: skip
+    open_store(root).child("trials").create(f"{done.key}.json", result.model_dump_json().encode())
+    again, _ = task_costs(root, plan)
+    assert (again.trainings, again.finished, again.trained_images) == (4, 1, 3 * 100 * 64)
+
+
+def test_the_command_estimates_hours_and_cost(root, model, digits):
+    options = ["--model", model, "--task", digits.uri, "--protocol", "small-images", "--root", root]
+    shown = CliRunner().invoke(
+        app, ["vtab", "plan", *options, "--tflops", "1e-3", "--usd-per-hour", "3600", "--num-seeds", "2", "--json"]
+    )
+    assert shown.exit_code == 0, shown.output
+    total = json.loads(shown.stdout)["total"]
+    assert total["trainings"] == 8
+    assert total["device_hours"] == pytest.approx(total["exaflop"] * 1e18 / 1e9 / 3600)
+    assert total["usd"] == pytest.approx(3600 * total["device_hours"])
+    shown = CliRunner().invoke(app, ["vtab", "plan", *options])
+    assert "as measured on this machine" in shown.output
+
+
+def test_a_probe_needs_one_pass_over_the_splits_that_it_reads(root, model, digits):
+    (task,) = task_costs(
+        root, resolve_evaluate(root, EvaluateRequest(model=model, tasks=(digits.uri,), protocol="linear"))
+    )
+    splits = load_manifest(digits).splits
+    assert (task.trainings, task.trained_images) == (0, 0)
+    # Splits share the rows of the segments that they consist of; only parts that a split cuts are computed twice.
+    assert 1000 <= task.scored_images - splits["test"].num_rows <= 2000
+    assert task.flop == forward_flops(NETWORK, 10) * task.scored_images
+
+
+def test_weights_of_another_codebase_are_published_once_and_then_used(root, tmp_path):
+    from vitline.vit.convert.timm import write_timm
+
+    torch.manual_seed(0)
+    network = build_network(NETWORK, 3)
+    write_timm(network, tmp_path / "My ViT", ["a", "b", "c"])
+    uri = published_uri(root, str(tmp_path / "My ViT"))
+    assert uri.startswith(f"{open_store(root).uri}/models/my-vit/")
+    assert load_model(uri).network.num_classes == 3
+    assert (
+        published_uri(root, str(tmp_path / "My ViT"))
+        == published_uri(root, uri)
+        == published_uri(root, "my-vit")
+        == uri
+    )
+    with pytest.raises(ValueError, match="'mine' is not a published model"):
+        published_uri(root, "mine")

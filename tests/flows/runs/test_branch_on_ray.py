@@ -1,0 +1,68 @@
+"""A branch on a real Ray with two workers: what it equals, and a kill of its driver and workers."""
+
+import contextlib
+import threading
+import time
+
+import psutil
+import pytest
+
+from vitline.flows.forms.forms import BranchRequest
+from vitline.flows.forms.training_config import resolve_branch
+from vitline.flows.runs.engines import open_engines
+from vitline.flows.runs.pretrain import train_model
+from vitline.flows.runs.stage import StageFailed, run_store
+from vitline.infra.config import replace
+from vitline.infra.runs.journal import read_journal
+from vitline.infra.runs.run_state import read_state
+from vitline.infra.settings import Settings
+from vitline.vit.checkpoints.names import FOLDER, find_checkpoints, kept_steps
+from vitline.vit.run.run_spec import make_spec
+
+pytestmark = [pytest.mark.long, pytest.mark.servers, pytest.mark.timeout(1800)]
+
+
+def losses(run):
+    return {record.step: record.value for record in read_journal(run) if record.key == "train/loss"}
+
+
+def test_a_branch_of_two_workers_survives_a_kill_and_the_loss_of_its_parents_checkpoints(
+    root, tmp_path, train_config, processes
+):
+    config = train_config("parent", workers=2, steps=60, save_every_steps=10, keep_checkpoints=6)
+    size = {"embed_dim": 128, "depth": 6, "num_heads": 4, "mlp_dim": 512}
+    config = replace(config, **{f"recipe.model.{name}": value for name, value in size.items()})
+    with open_engines(Settings(root=root, home=tmp_path)) as engines:
+        spec, _ = train_model(config, engines)
+        parent = run_store(root, spec.run_key)
+        branch = resolve_branch(root, BranchRequest(parent=spec.run_key, step=20))
+        run = run_store(root, make_spec(branch, root).run_key)
+        ended, unpinned = threading.Event(), list[float]()
+
+        def kill_at_the_first_checkpoint():
+            while not ended.wait(0.05):  # often: a quiet machine trains the 40 steps of the branch in two seconds
+                started, pins = read_state(run), find_checkpoints(parent.list(FOLDER)).pins
+                if kept_steps(run):
+                    for process in processes("vitline.vit.ray_jobs.train_driver", run.uri):
+                        for each in [process, *process.children(recursive=True)]:
+                            with contextlib.suppress(psutil.NoSuchProcess):
+                                each.kill()
+                    return
+                if started and not pins:
+                    unpinned.append(time.time())
+
+        killer = threading.Thread(target=kill_at_the_first_checkpoint)
+        killer.start()
+        try:
+            with pytest.raises(StageFailed, match="ended without a result"):
+                train_model(branch, engines)
+        finally:
+            ended.set()
+            killer.join()
+        assert not unpinned, "the checkpoint is pinned until the branch has one"
+        for key in parent.list(FOLDER):
+            parent.delete(key)
+        train_model(branch, engines)
+    assert read_state(run)["state"] == "finished"
+    assert read_state(run)["attempt"] == 2
+    assert losses(run) == {step: loss for step, loss in losses(parent).items() if step > 20}

@@ -1,0 +1,246 @@
+"""Saves a TrainState. A checkpoint is complete or invisible, and any number of workers can resume from it
+(docs/design.md, "Checkpoints").
+
+    checkpoints/step-000012000-a1/rank-00000-of-00002-<save>.safetensors   the tensors that rank 0 owns
+                                  rank-00000-of-00002-<save>.json          name, shape, offsets, sha256 of each piece
+                                  manifest.json                            created last, by rank 0
+                                  rejected.json                            a mark: a reader found it damaged, and why
+                                  lasting.json                             a mark: it is never deleted
+                                  best.json                                a mark: it has the best validation score
+
+Each rank writes a share of the tensors from reused host buffers, in a thread, and hashes while it writes. That thread runs
+no collective: rank 0 waits for the JSON files of the other ranks in the store. Pickle is never read or written.
+"""
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import TypedDict
+
+import torch
+from torch import Tensor
+
+from vitline.infra.storage import Store
+from vitline.vit.checkpoints.manifest import (
+    SCHEMA_VERSION,
+    CheckpointError,
+    CheckpointFile,
+    PendingManifest,
+    SaveIdentity,
+    commit,
+)
+from vitline.vit.checkpoints.names import (
+    FOLDER,
+    LASTING,
+    MANIFEST,
+    MARK,
+    checkpoint_prefix,
+    find_checkpoints,
+    kept_checkpoints,
+    parse_prefix,
+)
+from vitline.vit.checkpoints.state_tensors import state_tensors
+from vitline.vit.checkpoints.tensor_file import TensorPiece, write_tensors
+from vitline.vit.training.sharding.slices import Place, is_first_copy, is_sliced, own_slice
+from vitline.vit.training.train import TrainState
+
+
+class RankIndex(TypedDict):
+    """`rank-<rank>-of-<ranks>-<save>.json`: the pieces that a rank wrote."""
+
+    save: str
+    """The save that they belong to."""
+    pieces: list[TensorPiece]
+
+
+def owners(tensors: Mapping[str, Tensor], world_size: int) -> dict[str, int]:
+    """The rank that writes each tensor: largest tensors first, each to the rank with the fewest bytes so far.
+
+    Every rank computes the same assignment.
+    """
+    load = [0] * world_size
+    owner = {}
+    for name in sorted(tensors, key=lambda n: (-tensors[n].nbytes, n)):
+        owner[name] = load.index(min(load))
+        load[owner[name]] += tensors[name].nbytes
+    return owner
+
+
+def share(tensors: Mapping[str, Tensor], rank: int, world_size: int) -> dict[str, Tensor]:
+    """The tensors that a rank writes: of those that every rank holds whole the ones that it owns, of the others its slice, unless
+    another rank writes the same one."""
+    sliced = {name: value for name, value in tensors.items() if is_sliced(value)}
+    owner = owners({name: value for name, value in tensors.items() if name not in sliced}, world_size)
+    writes = {name for name, value in sliced.items() if is_first_copy(value)}
+    return {name: value for name, value in tensors.items() if name in writes or owner.get(name) == rank}
+
+
+class CheckpointSaver:
+    """Saves in the background. At most one save is in flight; the next call raises its error.
+
+    Every rank calls `check_claim` before it writes. Before the commit, rank 0 calls it again, then `before_commit` (which seals the
+    journal up to the step of the checkpoint, and marks the best of those before it), then `check_claim` once more. After the
+    commit it calls `check_claim`, then `after_commit`, and deletes older files.
+    An attempt that has lost its claim raises there and writes nothing more. `progress` is called as bytes are written. A step
+    that `lasts` is never deleted. With `rewind_steps` one checkpoint is kept that is so many steps older than the newest.
+    """
+
+    def __init__(
+        self,
+        run: Store,
+        *,
+        attempt: int,
+        rank: int = 0,
+        world_size: int = 1,
+        keep: int = 2,
+        rewind_steps: int = 0,
+        lasts: Callable[[int], bool] = lambda step: False,
+        check_claim: Callable[[], object] = lambda: None,
+        before_commit: Callable[[], None] = lambda: None,
+        after_commit: Callable[[], None] = lambda: None,
+        progress: Callable[[], None] = lambda: None,
+        peer_timeout_s: float = 600.0,
+    ):
+        self.run, self.attempt, self.rank, self.world_size, self.keep = run, attempt, rank, world_size, keep
+        self.check_claim, self.before_commit, self.peer_timeout_s = check_claim, before_commit, peer_timeout_s
+        self.progress, self.lasts, self.after_commit, self.rewind_steps = progress, lasts, after_commit, rewind_steps
+        self.buffers: dict[str, Tensor] = {}
+        self.thread: threading.Thread | None = None
+        self.error: BaseException | None = None
+
+    def save(self, state: TrainState, meta: SaveIdentity) -> None:
+        """Copies this rank's share to host buffers and returns. A thread does the rest; `wait()` waits for it."""
+        self.wait()
+        tensors = state_tensors(state)
+        mine = {name: self._buffered(name, value) for name, value in share(tensors, self.rank, self.world_size).items()}
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        manifest: PendingManifest = {
+            "schema_version": SCHEMA_VERSION,
+            "step": state.step,
+            "attempt": self.attempt,
+            "guard": state.guard.record() if state.guard.is_on else None,
+            **meta,
+        }
+        self.thread = threading.Thread(target=self._run, args=(mine, manifest), name="checkpoint-saver", daemon=True)
+        self.thread.start()
+
+    def wait(self) -> None:
+        """Returns once no save is in flight. Raises the error of the last save."""
+        if self.thread is not None:
+            self.thread.join()
+            self.thread = None
+        self.raise_error()
+
+    def raise_error(self) -> None:
+        """Raises the error of the last save as soon as there is one, without waiting."""
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+
+    def _buffered(self, name: str, value: Tensor) -> tuple[Tensor, Place]:
+        """A copy on the host of what this rank holds of a tensor, and its place."""
+        own, place = own_slice(value.detach())
+        buffer = self.buffers.get(name)
+        if buffer is None:
+            pinned = own.device.type == "cuda"
+            buffer = self.buffers[name] = torch.empty(own.shape, dtype=own.dtype, pin_memory=pinned)
+        return buffer.copy_(own, non_blocking=True), place
+
+    def _run(self, mine: dict[str, tuple[Tensor, Place]], manifest: PendingManifest) -> None:
+        try:
+            self._write(mine, manifest)
+        except BaseException as error:  # wait() raises it in the training loop, which ClaimLost must stop
+            self.error = error
+
+    def _write(self, mine: dict[str, tuple[Tensor, Place]], manifest: PendingManifest) -> None:
+        self.check_claim()
+        prefix = self._free_prefix(manifest["step"])
+        if self.run.exists(f"{prefix}/manifest.json"):
+            return  # this attempt committed it before its workers were restarted
+        name = self._file(prefix, self.rank, manifest["save_id"])
+        values, places = {n: value for n, (value, _) in mine.items()}, {n: place for n, (_, place) in mine.items()}
+        pieces = write_tensors(self.run, f"{name}.safetensors", values, self.progress, places)
+        self.run.write_json(f"{name}.json", RankIndex(save=manifest["save_id"], pieces=pieces))
+        if self.rank == 0:
+            files = self._await_peers(prefix, manifest["save_id"])
+            if files is None:
+                return
+            self.check_claim()
+            self.before_commit()
+            self.check_claim()
+            if self.lasts(manifest["step"]):
+                self.run.write_json(
+                    f"{prefix}/{LASTING}", {"schema_version": 1, "images_seen": manifest["images_seen"]}
+                )
+            commit(self.run, prefix, {**manifest, "world_size": self.world_size, "files": files})
+            self.check_claim()
+            self.after_commit()
+            prune(self.run, self.keep, newest=prefix, rewind_steps=self.rewind_steps)
+
+    def _free_prefix(self, step: int) -> str:
+        """Where this attempt saves a step: beside its checkpoints of the step that are marked as damaged. Marks appear only
+        before the training goes on, so every rank finds the same."""
+        prefixes = (checkpoint_prefix(step, self.attempt, repetition) for repetition in itertools.count())
+        return next(prefix for prefix in prefixes if not self.run.exists(f"{prefix}/{MARK}"))
+
+    def _file(self, prefix: str, rank: int, save_id: str) -> str:
+        """The name of a rank's files: that of the save, so a replaced worker that wakes overwrites no committed file."""
+        return f"{prefix}/rank-{rank:05d}-of-{self.world_size:05d}-{save_id}"
+
+    def _await_peers(self, prefix: str, save_id: str) -> list[CheckpointFile] | None:
+        """The index of every rank, once all belong to this save; after a restart there may be indexes of an older save.
+
+        None where the checkpoint is committed meanwhile, by workers of this attempt that were taken for dead: ranks that find
+        it so write nothing, and are not waited for.
+        """
+        deadline = time.monotonic() + self.peer_timeout_s
+        names = [self._file(prefix, rank, save_id) for rank in range(self.world_size)]
+        indexes: dict[str, list[TensorPiece]] = {}
+        while len(indexes) < len(names):
+            for name in names:
+                if name not in indexes and self.run.exists(f"{name}.json"):
+                    index: RankIndex = self.run.read_json(f"{name}.json")
+                    if index["save"] == save_id:
+                        indexes[name] = index["pieces"]
+            if len(indexes) < len(names):
+                if self.run.exists(f"{prefix}/{MANIFEST}"):
+                    return None
+                if time.monotonic() > deadline:
+                    late = [name for name in names if name not in indexes]
+                    raise CheckpointError(
+                        f"{self.run.uri_of(late[0])}.json did not appear within {self.peer_timeout_s} s; its rank has "
+                        "failed or is too slow. See the errors and logs of the workers."
+                    )
+                time.sleep(0.05)
+        return [{"key": f"{name}.safetensors", "pieces": indexes[name]} for name in names]
+
+
+def prune(run: Store, keep: int, newest: str, rewind_steps: int = 0) -> None:
+    """Deletes all but the newest `keep` checkpoints, and files that killed saves left for steps before `newest`.
+
+    Unfinished saves of later attempts stay: an attempt that is suspended here may have a successor when it wakes. Checkpoints
+    that are marked as damaged do not count, and go once `keep` newer ones are there; lasting ones stay (`kept_checkpoints`). The
+    manifest of a checkpoint is deleted first, so that a partly deleted checkpoint is invisible.
+    """
+    keys = run.list(FOLDER)
+    kept, found, last = (
+        kept_checkpoints(keys, keep, rewind_steps) | {newest},
+        find_checkpoints(keys),
+        parse_prefix(newest),
+    )
+    old = [
+        name.prefix
+        for name in found.committed
+        # A branch may have pinned it since.
+        if name.prefix not in kept and not find_checkpoints(run.list(f"{name.prefix}/")).pins
+    ]
+    for prefix in old:
+        run.delete(f"{prefix}/{MANIFEST}")
+    for key in keys:
+        prefix = key.rsplit("/", 1)[0]
+        name = parse_prefix(prefix)
+        left = name and last and name < last and name.attempt <= last.attempt and name not in found.committed
+        if prefix not in kept and (prefix in old or left):
+            run.delete(key)

@@ -1,0 +1,95 @@
+"""The tensors of a TrainState by name, as checkpoints hold them."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from vitline.vit.checkpoints.manifest import CannotResume, CheckpointError, CheckpointRef
+from vitline.vit.checkpoints.read import Held
+from vitline.vit.checkpoints.tensor_file import TensorPiece
+from vitline.vit.training.sharding.slices import fill, is_sliced, own_slice, sliced_like
+from vitline.vit.training.train import TrainState
+
+
+def state_tensors(state: TrainState) -> dict[str, Tensor]:
+    """Every tensor of the state by name: model/, average/, optim/<parameter>/<moment>.
+
+    Names come from `named_parameters`, not from the optimizer's integer ids, which depend on the parameter groups.
+    """
+    tensors = {f"model/{name}": value for name, value in state.model.state_dict().items()}
+    tensors |= {f"average/{name}": value for name, value in (state.average or {}).items()}
+    for name, parameter in state.model.named_parameters():
+        for moment, value in state.optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                tensors[f"optim/{name}/{moment}"] = value
+    return tensors
+
+
+def held_rows(state: TrainState) -> Held:
+    """Of a network that is split over the ranks, the rows that this one holds; of any other, whole tensors.
+
+    The function raises CannotResume for a tensor of another shape than that of the state: the checkpoint is not damaged.
+    """
+    kept = {f"model/{name}": value for name, value in state.model.state_dict().items()}
+    kept |= {f"average/{name}": value for name, value in (state.average or {}).items()}
+    kept |= {f"optim/{name}": parameter for name, parameter in state.model.named_parameters()}
+    own = {name: own_slice(value) for name, value in kept.items() if is_sliced(value)}
+
+    def held(piece: TensorPiece) -> range | None:
+        of_optimizer = piece["name"].startswith("optim/")
+        found = own.get(piece["name"].rpartition("/")[0] if of_optimizer else piece["name"])
+        if found is None:
+            return None
+        local, place = found
+        if (shape := tuple(piece["global_shape"])) != place.shape:
+            if of_optimizer:  # such as Adam's step counter
+                return None
+            raise CannotResume(_other_shape(piece["name"], shape, place.shape))
+        return range(place.offsets[0], place.offsets[0] + local.shape[0])
+
+    return held
+
+
+def _other_shape(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> str:
+    return (
+        f"{name} has shape {found} in the checkpoint, but {expected} in the model. The checkpoint belongs to another network; start a "
+        "new run."
+    )
+
+
+def load_state_tensors(state: TrainState, tensors: Mapping[str, Tensor]) -> None:
+    """The inverse of `state_tensors`, in place; of a tensor that is split over the ranks, `tensors` may have the own rows only. Raises
+    CheckpointError for a missing or extra tensor or a wrong shape."""
+    expected = {f"model/{n}": v for n, v in state.model.state_dict().items()}
+    expected |= {f"average/{n}": v for n, v in (state.average or {}).items()}
+    parameters = {name: parameter for name, parameter in state.model.named_parameters() if parameter.requires_grad}
+    optim = {name: value for name, value in tensors.items() if name.startswith("optim/")}
+    kept = {name.split("/")[1] for name in optim}
+    missing = set(expected) - set(tensors) | ({f"optim/{n}" for n in set(parameters) - kept} if kept else set())
+    stray = set(tensors) - set(expected) - set(optim) | {f"optim/{n}" for n in kept - set(parameters)}
+    if missing:
+        raise CheckpointError(
+            f"The checkpoint lacks {len(missing)} tensors of the model, such as {sorted(missing)[:5]}. It belongs to "
+            "another network; start a new run."
+        )
+    if stray:
+        raise CheckpointError(
+            f"The checkpoint has {len(stray)} tensors that the model does not have, such as {sorted(stray)[:5]}. It "
+            "belongs to another network; start a new run."
+        )
+    for name, target in expected.items():
+        if tensors[name].shape not in (target.shape, own_slice(target)[0].shape):
+            raise CheckpointError(_other_shape(name, tuple(tensors[name].shape), tuple(target.shape)))
+        fill(target, tensors[name])
+    for name, value in optim.items():
+        _, parameter_name, moment = name.split("/")
+        parameter = parameters[parameter_name]
+        # Adam's step counter moves too: a fused optimizer keeps it on the device of the parameter.
+        state.optimizer.state[parameter][moment] = sliced_like(parameter, value)
+
+
+def restore(state: TrainState, ref: CheckpointRef, tensors: Mapping[str, Tensor]) -> None:
+    """Makes `state` that of a checkpoint."""
+    load_state_tensors(state, tensors)
+    state.step = ref.step
+    state.guard.load(ref.manifest.get("guard"))

@@ -1,0 +1,160 @@
+"""Images per second, MFU and the largest batch of named networks on this device, as in the paper's Figure 12."""
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from vitline.vit.config import ExecutionConfig, OptimConfig, TrainRecipe
+from vitline.vit.cost.step_time import synthetic_batch
+from vitline.vit.input.config import AugmentConfig, InputConfig
+from vitline.vit.models.config import NetworkConfig
+from vitline.vit.models.flops import forward_flops
+from vitline.vit.training.timing.gpu_peaks import Precision
+from vitline.vit.training.to_device.device_batches import DeviceBatches
+from vitline.vit.training.train import TrainState, forward, initial_state, set_tf32, train_step, wrap
+from vitline.vit.training.world import World
+
+MAX_BATCH = 8192
+NUM_CLASSES = 1000
+Step = Callable[[], Tensor]
+"""Queues the work of a step and returns a number of it, 0-d on the device."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The speed of one network at one resolution."""
+
+    variant: str
+    image_size_px: int
+    mode: str
+    precision: str
+    batch_size: int
+    images_per_s: float | None
+    """None if not even one image fits into memory."""
+    mfu: float | None
+    """Model FLOPs utilisation: forward FLOPs (three times as many in training) per second, divided by the device's peak.
+    None if the peak is unknown."""
+    largest_batch: int | None
+    """Largest power of two of images that fits into the device's memory without compilation; None on a CPU."""
+
+
+@dataclass(frozen=True)
+class BenchSetup:
+    """How every network of a table is measured."""
+
+    device: torch.device
+    precision: Precision
+    batch_size: int | None
+    """None: a quarter of the largest batch that fits, at most 256; 8 on a CPU."""
+    steps: int
+    compiled: bool
+    peak: float | None
+    """FLOP/s of the device; None if unknown."""
+
+
+def recipe_of(config: NetworkConfig, precision: Precision, batch_size: int) -> TrainRecipe:
+    """A recipe with the optimizer and clipping of a pre-training, for the whole batch on one device."""
+    return TrainRecipe(
+        model=config,
+        input=InputConfig(
+            global_batch_size=batch_size, num_lanes=1, augment=AugmentConfig(image_size_px=config.image_size_px)
+        ),
+        optim=OptimConfig(peak_lr=1e-3, weight_decay=0.1, clip_norm=1.0),
+        total_steps=10**6,
+        precision=precision,
+    )
+
+
+def step_of(state: TrainState, mode: str, precision: Precision, batch_size: int, device: torch.device) -> Step:
+    """A function that queues one forward pass, or one update as the training loop does it: copy, both passes, clipping, AdamW."""
+    recipe, world = recipe_of(state.model.config, precision, batch_size), World(device=device)
+    batch = synthetic_batch(recipe, NUM_CLASSES, batch_size)
+    if mode == "training":
+        on_device = DeviceBatches(itertools.repeat([batch]), device, lambda: True)
+
+        def update() -> Tensor:
+            done = train_step(state, state.model, next(on_device), recipe, world, on_device.copy_ahead)
+            on_device.keep_pace()
+            return done.grad_norm
+
+        return update
+    images = batch.images.to(device)
+
+    def forward_pass() -> Tensor:
+        with torch.inference_mode():
+            return forward(state.model, images, precision)[0, 0]
+
+    return forward_pass
+
+
+def seconds_of(step: Step, device: torch.device, steps: int) -> float:
+    """Seconds of a step, after two for warming up: the median on a CPU; on a GPU, which works on while the host queues more, the mean."""
+    waited = steps if device.type == "cuda" else 1
+    for _ in range(2):
+        float(step())
+    times = []
+    for _ in range(steps // waited):
+        start = time.perf_counter()
+        for _ in range(waited):
+            last = step()
+        float(last)  # waits for the device
+        times.append((time.perf_counter() - start) / waited)
+    return median(times)
+
+
+def largest_batch(state: TrainState, mode: str, precision: Precision, device: torch.device) -> int | None:
+    """The largest power of two whose step fits into the GPU's memory; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    fits, size = 0, 1
+    while size <= MAX_BATCH:
+        try:
+            float(step_of(state, mode, precision, size, device)())
+            fits, size = size, 2 * size
+        except torch.OutOfMemoryError:
+            state.optimizer.zero_grad(set_to_none=True)
+            torch.cuda.empty_cache()
+            break
+    return fits
+
+
+def measure(variant: str, config: NetworkConfig, mode: str, setup: BenchSetup) -> Speed:
+    """One line of the table."""
+    device, precision, side = setup.device, setup.precision, config.image_size_px
+    state = initial_state(recipe_of(config, precision, 1), NUM_CLASSES, device)
+    state.model.train(mode == "training")
+    largest = largest_batch(state, mode, precision, device)
+    if largest == 0:
+        return Speed(variant, side, mode, precision, 0, None, None, 0)
+    batch = setup.batch_size or (min(256, max(1, largest // 4)) if largest else 8)
+    wrap(state.model, ExecutionConfig(compile=setup.compiled), World(device=device))
+    seconds = seconds_of(step_of(state, mode, precision, batch, device), device, setup.steps)
+    per_image = forward_flops(config, NUM_CLASSES) * (3 if mode == "training" else 1)
+    rate = batch / seconds
+    mfu = rate * per_image / setup.peak if setup.peak else None
+    return Speed(variant, side, mode, precision, batch, rate, mfu, largest)
+
+
+def bench(
+    configs: dict[str, list[NetworkConfig]],
+    *,
+    device: torch.device,
+    peak: float | None,
+    modes: tuple[str, ...],
+    precision: Precision,
+    batch_size: int | None = None,
+    steps: int = 5,
+    compiled: bool = False,
+) -> Iterator[Speed]:
+    """Yields one line per variant, resolution and mode as soon as it is measured. TF32 as in a training."""
+    setup = BenchSetup(device, precision, batch_size, steps, compiled, peak)
+    set_tf32(precision == "bfloat16")
+    for variant, sizes in configs.items():
+        for config in sizes:
+            for mode in modes:
+                yield measure(variant, config, mode, setup)

@@ -1,0 +1,78 @@
+"""The memory of a worker of a training, as a plan has it before anything runs, and as a GPU has had it."""
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from vitline.infra.runs.run_state import StateDetail
+from vitline.vit.config import ExecutionConfig, TrainRecipe
+from vitline.vit.cost.memory import activation_bytes
+from vitline.vit.training.world import World
+
+
+class PlannedMemory(NamedTuple):
+    """Bytes of a worker; torch needs more to compute."""
+
+    copies: dict[str, int]
+    """Tensors as large as the weights, by what they are."""
+    held: int
+    """All of them, in float32, before they are split over workers."""
+    split: int
+    """What one worker holds of them."""
+    activations: int
+    """Kept for the backward pass of a micro-batch."""
+
+    @property
+    def total(self) -> int:
+        return self.split + self.activations
+
+
+def kept_copies(recipe: TrainRecipe) -> dict[str, int]:
+    """Tensors as large as the weights that checkpoints hold, by what they are."""
+    optim = recipe.optim
+    moments = 2 if optim.optimizer == "adamw" else int(optim.beta1 > 0)
+    return {"weights": 1, "moments": moments, "average": int(recipe.average_decay is not None)}
+
+
+def planned_memory(
+    recipe: TrainRecipe, execution: ExecutionConfig, weights: int, micro_batch: int, sharers: int
+) -> PlannedMemory:
+    """Weights, gradients, moments and average of a network of so many weights, shared by `sharers` workers, and the activations of a
+    micro-batch."""
+    copies = {**kept_copies(recipe), "gradients": 1}
+    held = 4 * sum(copies.values()) * weights
+    activations = activation_bytes(
+        recipe.model,
+        micro_batch,
+        bfloat16=recipe.precision == "bfloat16",
+        checkpointing=execution.activation_checkpointing,
+    )
+    return PlannedMemory(copies, held, held // sharers, activations)
+
+
+def forget_peak(world: World) -> None:
+    """The peak of a GPU counts from here: the search for a micro-batch has tried larger ones."""
+    if world.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(world.device)
+
+
+def peak_of_workers(world: World) -> int | None:
+    """Most bytes of tensors that a worker has had on its GPU; None on CPUs. Every rank must call it."""
+    if world.device.type != "cuda":
+        return None
+    return max(map(int, world.gather(str(torch.cuda.max_memory_allocated(world.device)))))
+
+
+def memory_record(
+    model: nn.Module, recipe: TrainRecipe, execution: ExecutionConfig, micro_batch: int, world: World
+) -> StateDetail:
+    """What `state.json` has of the memory of a worker: the peak and the plan. Nothing on CPUs, nor where the share of a worker depends on
+    the machines. Every rank must call it."""
+    peak = peak_of_workers(world)
+    if peak is None or execution.sharding == "hsdp":
+        return {}
+    weights = sum(value.numel() for value in model.parameters())  # of a network that is split, too, those of all ranks
+    sharers = world.size if execution.sharding == "fsdp" else 1
+    plan = planned_memory(recipe, execution, weights, micro_batch, sharers)
+    return {"peak_memory_bytes": peak, "planned_memory_bytes": plan.total}

@@ -1,0 +1,204 @@
+"""Scores probe trials from stored features. The workers of an evaluation call it."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from vitline.infra.storage import PreconditionFailed, Store, open_store
+from vitline.vit.checkpoints.tensor_file import read_tensors
+from vitline.vit.evaluation.evaluate import Score, replaced
+from vitline.vit.evaluation.probes import Method
+from vitline.vit.features.feature_plan import FeatureSource
+from vitline.vit.features.features import FeatureReader, Features
+from vitline.vit.features.linear_probes import RIDGE, draw_shots, least_squares, logistic_fits
+from vitline.vit.features.nearest import NEIGHBOURS, TEMPERATURE, nearest
+from vitline.vit.features.probe_trials import ProbeTrial, stored_probe_score
+from vitline.vit.published.model_record import WEIGHTS, file_key, published_record
+from vitline.vit.published.models import HEAD
+from vitline.vit.training.world import World
+
+
+@dataclass(frozen=True)
+class Counted:
+    """The result of a probe on the test split, where each image counts once."""
+
+    hits: int
+    num_examples: int
+    largest_class: int
+    chosen: dict[str, Any]
+    tried: tuple[dict[str, Any], ...] = ()
+
+
+class ProbeFeatures:
+    """Reads the features of one probe trial, and adds up what computing them had cost."""
+
+    def __init__(self, root: Store, probe_trial: ProbeTrial) -> None:
+        self.probe_trial, self.device = probe_trial, World.current().device
+        self._root = root
+        self._readers: list[FeatureReader] = []
+
+    def reader(self, *splits: str) -> FeatureReader:
+        reader = FeatureReader(self._root, self.probe_trial.source, splits)
+        self._readers.append(reader)
+        return reader
+
+    def whole(self, *splits: str) -> tuple[Float[Tensor, "n D"], Int[Tensor, " n"]]:
+        """Features and classes of all rows, on the device of the probe."""
+        features = self.reader(*splits).whole()
+        return features.values.to(self.device), features.classes.to(self.device)
+
+    def cost(self) -> tuple[float, float]:
+        """Seconds and CPU seconds that computing the parts took, counting each part once."""
+        parts = {key: seconds for reader in self._readers for key, seconds in reader.cost_s.items()}
+        return sum(wall for wall, _ in parts.values()), sum(cpu for _, cpu in parts.values())
+
+    def predictions(self, predict: Callable[[Tensor], Tensor]) -> Iterator[tuple[Features, Tensor]]:
+        """Each part of the test split with its predictions. `predict`: features (n, D) on the device -> classes (n,)."""
+        for part in self.reader(self.probe_trial.splits.test):
+            yield part, predict(part.values.to(self.device))
+
+    def count(
+        self,
+        predictions: Iterable[tuple[Features, Tensor]],
+        chosen: dict[str, Any],
+        tried: tuple[dict[str, Any], ...] = (),
+    ) -> Counted:
+        """Counts the images whose predicted class is one of their labels."""
+        hits = seen = 0
+        per_class = torch.zeros(self.probe_trial.num_classes, dtype=torch.int64)
+        for part, predicted in predictions:
+            hits += part.hits(predicted)
+            seen += len(part.values)
+            per_class += part.labels.bincount(minlength=self.probe_trial.num_classes)
+        return Counted(hits, seen, int(per_class.max()), chosen, tried)
+
+
+def few_shot(features: ProbeFeatures) -> Counted:
+    """Regularised least squares on `shots` examples of each class."""
+    probe_trial = features.probe_trial
+    assert probe_trial.shots is not None
+    pool = features.reader(*probe_trial.splits.joined)
+    labels = pool.labels()
+    rows = draw_shots(labels, probe_trial.num_classes, probe_trial.shots, probe_trial.seed)
+    available = labels.bincount(minlength=probe_trial.num_classes)
+    readout = least_squares(
+        pool.rows(rows).to(features.device), labels[rows].to(features.device), probe_trial.num_classes
+    )
+    chosen = {
+        "shots": probe_trial.shots,
+        "ridge": RIDGE,
+        "num_examples": len(rows),
+        "classes_with_fewer": int(((available < probe_trial.shots) & (available > 0)).sum()),
+        "classes_with_none": int((available == 0).sum()),
+    }
+    return features.count(features.predictions(readout.predict), chosen)
+
+
+def linear_probe(features: ProbeFeatures) -> Counted:
+    """Logistic regression: chooses the strength that is best on validation (of equal ones the strongest), then fits all
+    examples."""
+    splits = features.probe_trial.splits
+    val, val_classes = features.whole(splits.val)
+    tried = []
+    for fit in logistic_fits(*features.whole(splits.train)):
+        top1 = float((fit.readout.predict(val) == val_classes).double().mean())
+        tried.append({"strength": fit.strength, "val_top1": top1} | _convergence(fit.iterations, fit.converged))
+    best = max(tried, key=lambda setting: setting["val_top1"])
+    (final,) = logistic_fits(*features.whole(*splits.joined), strengths=(best["strength"],))
+    chosen = {"strength": best["strength"], "val_top1": best["val_top1"]}
+    chosen |= _convergence(final.iterations, final.converged)
+    return features.count(features.predictions(final.readout.predict), chosen, tuple(tried))
+
+
+def _convergence(iterations: int, converged: bool) -> dict[str, Any]:
+    return {"iterations": iterations, "converged": converged}
+
+
+def nearest_neighbours(features: ProbeFeatures) -> Counted:
+    """Votes of the nearest training examples. The training features are streamed, those of the test split are in memory."""
+    probe_trial = features.probe_trial
+    pool, test = features.reader(*probe_trial.splits.joined), features.reader(probe_trial.splits.test).whole()
+    examples = ((part.values.to(features.device), part.classes) for part in pool)
+    voted = nearest(test.values.to(features.device), examples).vote(probe_trial.num_classes)
+    chosen = {"neighbours": min(NEIGHBOURS, pool.num_rows), "temperature": TEMPERATURE}
+    return features.count([(test, voted)], chosen)
+
+
+def own_head(features: ProbeFeatures) -> Counted:
+    """The model's own head. A prediction is correct if it is one of the labels (ReaL: arXiv:2006.07159)."""
+    weight, bias = (tensor.to(features.device) for tensor in head_of(features.probe_trial.source))
+    predictions = features.predictions(lambda features: F.linear(features, weight, bias).argmax(dim=1))
+    return features.count(predictions, {"head": "the model's own"})
+
+
+def head_of(source: FeatureSource) -> list[Tensor]:
+    """Weight (K, D) and bias (K,) of the head of a published model, without loading the rest."""
+    store = open_store(source.model)
+    config = published_record(store)
+    if config["digest"] != source.model_digest:
+        raise RuntimeError(
+            f"{source.model} has digest {config['digest'][:12]}, but the evaluation was planned with "
+            f"{source.model_digest[:12]}. The model was replaced; evaluate again."
+        )
+    pieces = {piece["name"]: piece for piece in config["tensors"]}
+    return read_tensors(store, file_key(config, WEIGHTS), [pieces[name] for name in HEAD])
+
+
+PROBE_METHODS: dict[Method, Callable[[ProbeFeatures], Counted]] = {
+    "least-squares": few_shot,
+    "logistic": linear_probe,
+    "nearest": nearest_neighbours,
+    "head": own_head,
+}
+
+
+def score_probe(root: str, probe_trial: ProbeTrial) -> Score:
+    """Computes and stores the score of a probe trial, whose features must be complete. A stored score is returned as it is.
+
+    `wall_s` and `cpu_s` include what computing the features took, even if that was earlier. Raises RuntimeError unless
+    every image of the test split was counted.
+    """
+    store = open_store(root)
+    if (done := stored_probe_score(store, probe_trial)) is not None:
+        return done
+    started, cpu_started = time.perf_counter(), time.process_time()
+    features = ProbeFeatures(store, probe_trial)
+    counted = PROBE_METHODS[probe_trial.method](features)
+    if counted.num_examples != probe_trial.num_test:
+        raise RuntimeError(
+            f"{counted.num_examples:,} test images of {probe_trial.task.corpus} were counted, but the split has "
+            f"{probe_trial.num_test:,}. The score is not recorded. Delete {store.uri_of(probe_trial.source.folder)} and "
+            "evaluate again."
+        )
+    wall_s, cpu_s = features.cost()
+    score = Score(
+        task=probe_trial.task.name,
+        protocol=probe_trial.protocol,
+        seed=probe_trial.seed,
+        model=probe_trial.source.model,
+        model_digest=probe_trial.source.model_digest,
+        value=counted.hits / counted.num_examples,
+        num_examples=counted.num_examples,
+        chosen=counted.chosen,
+        tried=counted.tried,
+        majority_fraction=counted.largest_class / counted.num_examples,
+        num_classes=probe_trial.num_classes,
+        corpus_digest=probe_trial.corpus_digest,
+        split_digest=probe_trial.test_digest,
+        repetition=probe_trial.source.repetition,
+        replaces=replaced(probe_trial.score_key),
+        wall_s=wall_s + time.perf_counter() - started,
+        cpu_s=cpu_s + time.process_time() - cpu_started,
+        trials=(),
+    )
+    try:
+        store.create(probe_trial.score_key, score.model_dump_json(indent=1).encode())
+        return score
+    except PreconditionFailed:
+        return stored_probe_score(store, probe_trial) or score

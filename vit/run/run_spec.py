@@ -1,0 +1,115 @@
+"""The spec, run key, progress and start records of a training run. Imports no torch, so that flows start fast."""
+
+from datetime import datetime
+from typing import NotRequired, TypedDict
+
+from pydantic import PositiveFloat, PositiveInt
+
+from vitline.infra.config import FrozenConfig
+from vitline.infra.keys import run_key
+from vitline.infra.night import Night
+from vitline.infra.records import UnreadableRecord, reading
+from vitline.infra.runs.progress import RunProgress
+from vitline.infra.storage import Store, open_store
+from vitline.vit.config import ParentCheckpoint, TrainConfig
+from vitline.vit.corpora.training_corpora import TrainingCorpora, open_corpora
+from vitline.vit.published.model_record import published_record
+from vitline.vit.run.branch import check_branch
+
+# Ray Train tries to place the worker group for so long before it reports that there is no room, and tries again.
+START_TRY_S = 30.0
+MIXTURE_KEY = "mixture.json"
+"""In the folder of a run on a mixture: `vitline.vit.corpora.training_corpora.MixtureRecord`."""
+
+
+class RunSpec(FrozenConfig):
+    """`config.json` of a run: its config and the inputs that the run key covers."""
+
+    schema_version: int = 1
+    run_key: str
+    """<name>-<12 hex>, see `make_spec`."""
+    config: TrainConfig
+    inputs: dict[str, str]
+    """Digests of corpus (of a mixture also of each of its corpora), decode policy and initial model; the names of the splits; of a
+    branch `parent`, run key and step of the checkpoint that it starts from."""
+    models: str
+    """URI of the folder in which the model is published."""
+    night: Night | None = None
+    """The scheduled start of a nightly run."""
+    pause_at_step: PositiveInt | None = None
+    """The step at which this attempt pauses with a checkpoint, from which a later one goes on; None trains to the end."""
+    pause_at: PositiveFloat | None = None
+    """Unix seconds at which this attempt pauses likewise; None for no such time."""
+
+
+def make_spec(
+    config: TrainConfig, root: str, night: datetime | None = None, corpora: TrainingCorpora | None = None
+) -> RunSpec:
+    """The spec of a run. Its key covers config, corpus, and initial model or parent; FileNotFoundError if one of them is missing.
+    `corpora`: those of the config, if they are open.
+
+    Raises ValueError for a branch that changes what its parent does not allow.
+    """
+    # The corpus digest does not cover the names of the splits, but the results of the run depend on them.
+    inputs = {"split": config.split, "val_split": config.val_split or "", **(corpora or open_corpora(config)).inputs()}
+    if config.parent is not None:
+        parent = parent_spec(config.parent)
+        if "init_model" in parent.inputs:  # the weights come from it by way of the parent, even if it was deleted since
+            inputs["init_model"] = parent.inputs["init_model"]
+        ours = {name: value for name, value in parent.inputs.items() if name != "parent"}
+        check_branch(config.parent, config.recipe, inputs, parent.config.recipe, ours)
+        inputs["parent"] = f"{parent.run_key}@{config.parent.step}"
+    elif config.init_model is not None:
+        inputs["init_model"] = published_record(open_store(config.init_model))["digest"]
+    key = run_key(config.name, config.stage, config.config_digest, inputs, night)
+    return RunSpec(
+        run_key=key, config=config, inputs=inputs, models=f"{open_store(root).uri.rstrip('/')}/models", night=night
+    )
+
+
+def parent_spec(parent: ParentCheckpoint) -> RunSpec:
+    """The spec of the run that a branch starts from. Raises ValueError if there is none."""
+    run = open_store(parent.run)
+    found = run.read_json_or_none("config.json")
+    if found is None:
+        raise ValueError(f"There is no run at {run.uri}; `vitline runs ls` lists them.")
+    try:
+        with reading(run.uri_of("config.json")):
+            return RunSpec.model_validate(found)
+    except UnreadableRecord as odd:
+        raise ValueError(f"{odd} A branch needs a training that this version of vitline can read.") from odd
+
+
+def read_progress(run: Store) -> RunProgress | None:
+    """The latest `progress.json`, or None if there is none yet."""
+    progress: RunProgress | None = run.read_json_or_none("progress.json")
+    return progress
+
+
+class StartRecord(TypedDict):
+    """`starts/a<attempt>-from-<checkpoint>-<number>.json`: a start of the worker group."""
+
+    at: float
+    """Unix seconds."""
+    world_size: int
+    host: NotRequired[str]
+    versions: NotRequired[dict[str, str]]
+    """Versions of packages, and `commit` if the code is a git checkout."""
+    hardware: str
+    """Kind of the device of rank 0, without names of machines: `NVIDIA H100 80GB HBM3`, or the model of the CPU."""
+
+
+class WorkerError(TypedDict):
+    """`errors/a<attempt>-<milliseconds>-rank<rank>.json`: an error that ended a worker."""
+
+    at: float
+    """Unix seconds."""
+    rank: int
+    error: str
+    stacks: NotRequired[str]
+    """Key of the stacks of a worker that was killed because it made no progress."""
+
+
+def read_starts(run: Store) -> list[StartRecord]:
+    """The starts of the worker group, by their keys. Empty for a run that is no training."""
+    return [run.read_json(key) for key in run.list("starts/")]
