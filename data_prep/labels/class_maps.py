@@ -15,6 +15,7 @@ from pathlib import Path
 from vitline.data_prep.labels.classes import ClassInfo, ClassMap, require_one_spelling
 from vitline.data_prep.labels.label_texts import labelled_number
 from vitline.infra.config import FrozenConfig
+from vitline.infra.html.text import shortened_list
 from vitline.infra.storage import read_small
 
 
@@ -208,14 +209,8 @@ class Mapping:
     def summary(self) -> str:
         """The counts in one line, with the first few classes by name."""
         kept = len(self.label_ids) - len(self.lost)
-        return f"{kept:,} classes are in both; only in the first: {_few(self.lost)}; only in the second: {_few(self.unmet)}"
-
-
-def _few(source_ids: tuple[str, ...]) -> str:
-    if not source_ids:
-        return "none"
-    more = ", ..." if len(source_ids) > 3 else ""
-    return f"{len(source_ids):,} ({', '.join(source_ids[:3])}{more})"
+        first, second = (shortened_list(ids, 3) or "none" for ids in (self.lost, self.unmet))
+        return f"{kept:,} classes are in both; only in the first: {first}; only in the second: {second}"
 
 
 def mapping(from_map: ClassMap, to_map: ClassMap) -> Mapping:

@@ -10,8 +10,8 @@ from vitline.data_prep.labels.classes import ClassMap
 from vitline.data_prep.pages.report import size_plots
 from vitline.data_prep.pages.report_pictures import load_pictures
 from vitline.data_prep.plan.corpus_stats import CorpusStats, SampleRow
-from vitline.infra.html.page import duration, num_bytes
 from vitline.infra.html.page import render as render_page
+from vitline.infra.html.text import duration, num_bytes
 from vitline.infra.storage import open_store
 
 _MAX_CLASSES_SHOWN = 200

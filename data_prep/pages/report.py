@@ -22,8 +22,9 @@ from vitline.data_prep.plan.corpus_stats import (
 )
 from vitline.data_prep.plan.leakage import own_splits_text
 from vitline.data_prep.shard_format import Manifest, SegmentInfo
-from vitline.infra.html.page import duration, num_bytes, render, short
+from vitline.infra.html.page import render
 from vitline.infra.html.plots import Axis, Bar, Line, Plot, ticks
+from vitline.infra.html.text import duration, num_bytes, short
 
 _MAX_CLASS_BARS, _MAX_CLASSES_NAMED, _MAX_LIST_CHARS = 40, 20, 800_000
 

@@ -5,7 +5,7 @@ from typing import Any, NotRequired, TypedDict, cast
 
 from vitline.data_prep.progress import PROGRESS_KEY, preparation_progress
 from vitline.flows.catalog.stored_configs import RunFile
-from vitline.flows.console import duration
+from vitline.infra.html.text import clock
 from vitline.infra.runs.progress import RunProgress
 from vitline.infra.runs.run_state import WAITING, RunStateRecord
 from vitline.infra.storage import Store
@@ -140,5 +140,5 @@ def progress_text(row: WorkRow) -> str:
     if row.get("images_per_s"):
         parts.append(f"{row['images_per_s']:,.0f} images/s")
     if row["state"] == "running" and remaining_s is not None:
-        parts.append(f"{duration(remaining_s)} left")
+        parts.append(f"{clock(remaining_s)} left")
     return ", ".join(parts)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitline.flows import console
+from vitline.infra.html.text import field
 
 if TYPE_CHECKING:
     from vitline.infra.settings import Settings
@@ -61,7 +62,7 @@ def show_rows(
     elif not rows and not odd:
         console.say(empty)
     else:
-        console.table("", columns, [[console.field(column, row.get(column)) for column in columns] for row in rows])
+        console.table("", columns, [[field(column, row.get(column)) for column in columns] for row in rows])
     for each in odd:
         console.say(f"error: {each}")
     if odd:
@@ -75,4 +76,4 @@ def show_one(value: Mapping[str, Any], as_json: bool) -> None:
         return
     from vitline.infra.config import flatten
 
-    console.table("", ["field", "value"], [[key, console.field(key, v)] for key, v in flatten(value).items()])
+    console.table("", ["field", "value"], [[key, field(key, v)] for key, v in flatten(value).items()])

@@ -21,6 +21,7 @@ from vitline.flows.on_prefect.home.address import home_url
 from vitline.flows.reports.report import SCORE_COLUMNS, score_rows, stage_time, standard_error
 from vitline.flows.runs.prepare_corpus import fetch_sources
 from vitline.flows.runs.stage import run_store
+from vitline.infra.html.text import clock
 from vitline.infra.local.paths import local_dir
 from vitline.infra.local.running_stack import stack_dir
 from vitline.infra.runs.run_state import NO_STATE, read_state
@@ -107,7 +108,7 @@ def preamble(settings: Settings, profile: Profile, say: Callable[[str], None] = 
 def show(settings: Settings, record: PipelineRecord, scores: list[Score], page: str, note: str, wall_s: float) -> None:
     """Prints the result: stages with their budgets, scores with control and chance, and links."""
     rows = [
-        [s.stage, s.what, s.where, stage_time(s) + ("" if s.reused else f" of {console.duration(BUDGETS_S[s.stage])}")]
+        [s.stage, s.what, s.where, stage_time(s) + ("" if s.reused else f" of {clock(BUDGETS_S[s.stage])}")]
         for s in record.stages
     ]
     console.table("Stages", ["stage", "what", "where", "time"], rows, right=(3,))
@@ -134,7 +135,7 @@ def show(settings: Settings, record: PipelineRecord, scores: list[Score], page: 
         console.print_result(f"MLflow: {settings.mlflow_tracking_uri}")
     if (login := stack_dir(settings) / "login").exists():
         console.print_result(f"Login of both pages: user:password in {login}; Prefect asks for the whole line.")
-    console.print_result(f"Whole run: {console.duration(wall_s)}. The stack stays up; `make down` stops it.")
+    console.print_result(f"Whole run: {clock(wall_s)}. The stack stays up; `make down` stops it.")
 
 
 def local_copy(settings: Settings, record: PipelineRecord) -> Path:

@@ -23,7 +23,7 @@ from vitline.flows import console
 from vitline.flows.catalog.lists import find_corpus
 from vitline.flows.reports.corpus_facts import facts_of
 from vitline.flows.runs.prepare_corpus import leakage_text
-from vitline.infra.html.page import num_bytes
+from vitline.infra.html.text import cell, num_bytes
 from vitline.infra.local.paths import local_dir
 from vitline.infra.ray_jobs import RayJobs
 from vitline.infra.settings import Settings
@@ -107,13 +107,13 @@ def show_diff(settings: Settings, first: str, second: str, *, as_json: bool) -> 
     if not corpora:
         console.print_result(f"{titles[0]} and {titles[1]} are equal.")
         return
-    console.table("Corpora", ["", *titles], [[row.what, console.cell(row.a), console.cell(row.b)] for row in corpora])
+    console.table("Corpora", ["", *titles], [[row.what, cell(row.a), cell(row.b)] for row in corpora])
     rows = [[_CHANGES[kind], f"{changes.count:,}"] for kind, changes in examples.changes.items()]
     console.table("Examples", ["", ""], [["in both", f"{examples.num_common:,}"], *rows], right=(1,))
     for kind, changes in examples.changes.items():
         if changes.count:
             shown = f"the first {len(changes.first)}" if changes.count > len(changes.first) else f"{changes.count}"
-            lines = [[each.example_id, console.cell(each.a), console.cell(each.b)] for each in changes.first]
+            lines = [[each.example_id, cell(each.a), cell(each.b)] for each in changes.first]
             console.table(f"{_CHANGES[kind]}: {shown}", ["example", *titles], lines)
 
 

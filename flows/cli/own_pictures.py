@@ -12,6 +12,7 @@ from vitline.flows.plans.held_out import held_out, score_text
 from vitline.flows.runs.engines import open_engines
 from vitline.flows.runs.prepare_corpus import PreparedCorpus, prepare_corpora, refusals, source_request
 from vitline.flows.runs.pretrain import train_model
+from vitline.infra.html.text import clock, percent
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
 from vitline.vit.config import TrainConfig
@@ -44,7 +45,7 @@ def run_own_pictures(
             console.say(f"warning: {name}: {scored_on.text}")
         seconds = estimate(config, corpus.manifest.num_classes)
         console.say(
-            f"recipe: {config.recipe.model.summary}; estimated {console.duration(seconds)} here on "
+            f"recipe: {config.recipe.model.summary}; estimated {clock(seconds)} here on "
             f"{devices_text('cuda' if gpus else 'cpu', config.execution.num_workers)}, {config.recipe.precision}"
         )
         if (
@@ -59,11 +60,11 @@ def run_own_pictures(
         console.emit({"run": spec.run_key, "reused": result.reused, "estimated_s": seconds, **result.state})
         return
     state = result.state
-    rows = [["run", spec.run_key], ["time", "reused" if result.reused else console.duration(result.wall_s)]]
+    rows = [["run", spec.run_key], ["time", "reused" if result.reused else clock(result.wall_s)]]
     rows.append(["top-1 on held-out pictures", score_text(state, labelled=config.recipe.masked_patches is None)])
     if "val_top1" in state:
         rows.append(["held-out pictures", f"{state['val_examples']:,}"])
-        rows.append(["majority class", console.percent(state["val_majority_fraction"])])
+        rows.append(["majority class", percent(state["val_majority_fraction"])])
     rows.append(["model", state["model"]])
     console.table(name, ["", ""], rows)
     console.print_result(

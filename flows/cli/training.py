@@ -13,6 +13,7 @@ from vitline.flows.plans.held_out import score_text
 from vitline.flows.plans.training_plan import settings_of
 from vitline.flows.runs.engines import Engines, open_engines
 from vitline.flows.runs.pretrain import train_model
+from vitline.infra.html.text import field
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
 from vitline.vit.config import TrainConfig
@@ -106,9 +107,7 @@ def show_plan(
         return
     show_one(plan, as_json=False)
     chosen = [
-        [path, console.field(path, one["value"]), one["origin"]]
-        for path, one in settings.items()
-        if one["origin"] != "default"
+        [path, field(path, one["value"]), one["origin"]] for path, one in settings.items() if one["origin"] != "default"
     ]
     console.table("Settings that are not at their defaults", ["field", "value", "from"], chosen)
 

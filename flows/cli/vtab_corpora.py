@@ -15,6 +15,7 @@ from vitline.data_prep.find_corpus import corpus_store
 from vitline.data_prep.shard_format import MANIFEST_KEY, ShardReader
 from vitline.flows import console
 from vitline.infra.csv_text import csv_text
+from vitline.infra.html.text import cell
 from vitline.infra.settings import Settings
 from vitline.infra.storage import Store, open_store
 from vitline.vit.evaluation.reference.report import coverage
@@ -123,7 +124,7 @@ def show_files(tasks: Sequence[str], *, as_json: bool) -> None:
         return
     for folder in dict.fromkeys(row["folder"] for row in rows):
         own = [row for row in rows if row["folder"] == folder]
-        body = [[row["file"], console.cell(row["bytes"]), "  ".join(row["or"])] for row in own]
+        body = [[row["file"], cell(row["bytes"]), "  ".join(row["or"])] for row in own]
         console.table(f"{folder}/", ["file", "bytes", "other names"], body, right=(1,))
         homes = dict.fromkeys((row["from"], row["terms"]) for row in own)
         for home, terms in homes:

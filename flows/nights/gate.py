@@ -11,8 +11,9 @@ from typing import Any
 
 from vitline.flows.catalog.lists import corpus_stats
 from vitline.flows.catalog.records import PipelineRecord, read_pipeline
-from vitline.flows.nights.judge import Verdict, and_list, short_name
+from vitline.flows.nights.judge import Verdict, short_name
 from vitline.flows.nights.night_record import ChampionRecord, GateResult
+from vitline.infra.html.text import and_list
 from vitline.infra.storage import Store, open_store
 from vitline.vit.published.model_record import published_record, read_contract
 

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from vitline.flows.nights.compare import Compared, Word, compare
 from vitline.flows.nights.night_scores import NightScores
+from vitline.infra.html.text import and_list, points, shortened_list
 from vitline.infra.night import Night, night_text
 from vitline.infra.records import StoredRecord
 from vitline.infra.runs.run_state import RunState
@@ -107,16 +108,6 @@ def short_name(metric: str) -> str:
     return " ".join(metric.split("/")[1:-1]) or metric
 
 
-def and_list(names: Sequence[str]) -> str:
-    """`digits, emoji and pets`"""
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-
-
-def points(fraction: float) -> str:
-    """A difference in percentage points: `+1.2`, `-0.3`."""
-    return f"{100 * fraction:+.1f}"
-
-
 def other_night(against: Against) -> str:
     """`the champion (night of 2026-11-20 02:00 UTC)`"""
     when = f"night of {night_text(against.night)}" if against.night else against.key
@@ -170,8 +161,7 @@ def _changed(against: Against) -> str:
     ]
     if not names:
         return "Nothing is known to have changed."
-    more = f" and {len(names) - NAMED_CHANGES} more" if len(names) > NAMED_CHANGES else ""
-    return f"Changed since: {', '.join(names[:NAMED_CHANGES])}{more}."
+    return f"Changed since: {shortened_list(names, NAMED_CHANGES)}."
 
 
 def _value(value: Any) -> str:

@@ -3,9 +3,10 @@
 from typing import Any
 
 from vitline.flows.nights.compare import Difference
-from vitline.flows.nights.judge import Against, other_night, points, short_name
+from vitline.flows.nights.judge import Against, other_night, short_name
 from vitline.flows.nights.night_record import NightRecord
 from vitline.infra.html.markdown import markdown_table
+from vitline.infra.html.text import cell, points
 from vitline.infra.night import night_name, night_text
 
 COLUMNS = ("", "this night", "before", "difference", "±", "noise: seeds", "noise: images", "verdict")
@@ -29,7 +30,7 @@ def difference_rows(against: Against) -> list[list[str]]:
 
 def change_rows(against: Against) -> list[list[str]]:
     """What has changed: name, there, here."""
-    return [[name, *map(value_text, pair)] for name, pair in against.changes.items()]
+    return [[name, *map(cell, pair)] for name, pair in against.changes.items()]
 
 
 def title(against: Against) -> str:
@@ -100,9 +101,3 @@ def _row(difference: Difference) -> list[str]:
         name, f"{100 * difference.ours:.1f}", f"{100 * difference.theirs:.1f}", points(difference.value),
         half(difference.half_width), half(difference.seeds_se), half(difference.images_se), difference.word,
     ]  # fmt: skip
-
-
-def value_text(value: Any) -> str:
-    """A recorded value for a table: a digest by its first characters."""
-    text = "-" if value is None else str(value)
-    return text[:12] if len(text) in (40, 64) and " " not in text else text

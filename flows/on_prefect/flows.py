@@ -16,7 +16,6 @@ from prefect.client.schemas.objects import FlowRun as PrefectFlowRun
 from prefect.client.schemas.objects import State, StateType
 from prefect.exceptions import Abort, Pause
 
-from vitline.flows.console import field, percent
 from vitline.flows.forms.evaluation_plan import resolve_evaluate, resolve_predict
 from vitline.flows.forms.finetune_config import resolve_finetune
 from vitline.flows.forms.forms import (
@@ -45,6 +44,7 @@ from vitline.flows.runs.heartbeat import beating
 from vitline.flows.runs.pretrain import train_model
 from vitline.flows.runs.stage import Skipped, exclusively, still_running, stop_jobs_of
 from vitline.infra.config import FrozenConfig
+from vitline.infra.html.text import field, percent
 from vitline.infra.night import night_text
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store

@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from vitline.flows.console import duration
 from vitline.infra.html.markdown import markdown_table
+from vitline.infra.html.text import clock
 
 Url = Callable[[], str | None]
 """A page, or a link to one, that may not be there yet."""
@@ -41,7 +41,7 @@ class Stage:
     def row(self) -> list[str]:
         spent = "" if self.began is None else f"since {time.strftime('%H:%M:%S', time.gmtime(self.began))} UTC"
         if self.took_s is not None:
-            spent = duration(self.took_s)
+            spent = clock(self.took_s)
         runs = [f"`{key}` ({', '.join(job.links())})" for key, job in self.jobs.items()]
         reports = [f"{what}: {found}" for what, where in self.reports.items() if (found := where())]
         state = f"{self.state}: {self.now}" if self.now else self.state

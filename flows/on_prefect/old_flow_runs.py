@@ -30,9 +30,9 @@ from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound
 
 from vitline.flows.catalog.registered_by import is_of_project
-from vitline.flows.console import utc
 from vitline.flows.on_prefect.prefect_observer import client
 from vitline.flows.ops.reconcile import Inconsistency
+from vitline.infra.html.text import utc
 
 NOTHING_TO_DO = {"reconcile": "no inconsistencies", "collect-garbage": "no garbage"}
 """The message of a flow run that had nothing to do, by flow."""

@@ -35,14 +35,13 @@ from prefect.exceptions import ObjectNotFound, Pause, TerminationSignal
 from prefect.logging import get_run_logger
 from prefect.states import Pending
 
-from vitline.flows.console import line, position
 from vitline.flows.on_prefect.flow_states import state_of, word_of
 from vitline.flows.on_prefect.live_page import LivePage, Url
 from vitline.flows.runs.engines import Show, StopRequested, Suspended
 from vitline.infra.html.markdown import markdown_table
 from vitline.infra.ray_jobs import AWAY_S
 from vitline.infra.redact import cleaned
-from vitline.infra.runs.progress import RunProgress
+from vitline.infra.runs.progress import RunProgress, position, progress_line
 from vitline.infra.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -135,7 +134,7 @@ class PrefectObserver:
 
         def show(progress: RunProgress | None) -> None:
             now = time.monotonic()
-            text = line(title, progress, now - started)
+            text = progress_line(title, progress, now - started)
             waits = progress is not None and "waits" in progress
             if progress and (waits or progress["total_steps"]) and artifact and now - drawn[0] > SHOW_EVERY_S:
                 drawn[0] = now

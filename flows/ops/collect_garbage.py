@@ -10,12 +10,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
-from vitline.flows.console import utc
 from vitline.flows.forms.forms import CollectGarbageRequest
 from vitline.flows.ops.garbage import FOLDERS, Ages, Heap, heaps
 from vitline.flows.ops.reconcile import Inconsistency
 from vitline.flows.runs.engines import Engines
 from vitline.infra.config import digest_of
+from vitline.infra.html.text import utc
 from vitline.infra.records import UnreadableRecord, reading
 from vitline.infra.storage import PreconditionFailed, Store, json_bytes, open_store
 

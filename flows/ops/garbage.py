@@ -14,9 +14,9 @@ from typing import NamedTuple
 from vitline.data_prep.progress import PROGRESS_KEY
 from vitline.data_prep.records import WORK
 from vitline.data_prep.shard_format import MANIFEST_KEY, load_manifest
-from vitline.flows.console import utc
 from vitline.flows.runs.heartbeat import PREFIX, beats
 from vitline.flows.to_mlflow.outbox import entries
+from vitline.infra.html.text import utc
 from vitline.infra.records import UnreadableRecord, reading
 from vitline.infra.runs.claims import Claim, read_claim
 from vitline.infra.runs.run_state import NO_STATE, RunStateRecord, read_state

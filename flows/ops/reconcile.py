@@ -23,7 +23,6 @@ from vitline.flows.catalog.records import (
     read_pipeline,
     write_pipeline,
 )
-from vitline.flows.console import first_of, utc
 from vitline.flows.forms.forms import ReconcileRequest
 from vitline.flows.ops.flow_runs import FlowRuns, NoFlowRuns, SeenFlowRun
 from vitline.flows.ops.seen_runs import SeenRun, has_ended, last_attempt_of, read_run, reconciled_state, updated_at
@@ -41,6 +40,7 @@ from vitline.flows.runs.stage import (
 from vitline.flows.to_mlflow import outbox
 from vitline.flows.to_mlflow.shipper import sync_runs
 from vitline.infra.config import replace
+from vitline.infra.html.text import shortened_list, utc
 from vitline.infra.ray_jobs import Job
 from vitline.infra.records import UnreadableRecord, read_each, read_or_why, reading
 from vitline.infra.runs.claims import Claim, life_of, read_claim
@@ -277,7 +277,7 @@ class Reconciler:
                 keys.append(record.key)
         if not keys:
             return
-        problem = f"may lack parts of {first_of(keys)}"
+        problem = f"may lack parts of {shortened_list(keys)}"
         if self.request.dry_run:
             self.findings.append(Inconsistency("MLflow", problem, "would be sent what it lacks"))
             return
@@ -287,10 +287,10 @@ class Reconciler:
             self.findings.append(Inconsistency("MLflow", problem, f"not done: {error}"))
             return
         if report.sent:
-            self.findings.append(Inconsistency("MLflow", f"lacked parts of {first_of(report.sent)}", "sent"))
+            self.findings.append(Inconsistency("MLflow", f"lacked parts of {shortened_list(report.sent)}", "sent"))
         for why in dict.fromkeys(report.left.values()):
             left = [key for key, reason in report.left.items() if reason == why]
-            self.findings.append(Inconsistency("MLflow", f"lacks parts of {first_of(left)}", f"not done: {why}"))
+            self.findings.append(Inconsistency("MLflow", f"lacks parts of {shortened_list(left)}", f"not done: {why}"))
         if not report.left:
             self.root.write_json(SYNCED, {"schema_version": 1, "until": self.now})
 

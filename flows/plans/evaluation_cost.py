@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from vitline.data_prep.shard_format import load_manifest
-from vitline.flows.console import init_text
 from vitline.flows.forms.evaluation_plan import EvaluationPlan
 from vitline.infra.storage import Store, open_store
 from vitline.vit.config import ExecutionConfig, OptimConfig, TrainRecipe
-from vitline.vit.evaluation.evaluate import EvaluationSpec, TaskSweep, plan_task_sweeps, stored_score
+from vitline.vit.evaluation.evaluate import EvaluationSpec, TaskSweep, init_text, plan_task_sweeps, stored_score
 from vitline.vit.evaluation.packing import micro_batch_size
 from vitline.vit.evaluation.probes import Probe
 from vitline.vit.evaluation.trials import finished_result

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, NamedTuple
 
 from vitline.flows.catalog.lists import corpus_stats
-from vitline.flows.console import percent
+from vitline.infra.html.text import percent
 from vitline.infra.runs.run_state import RunStateRecord
 
 if TYPE_CHECKING:

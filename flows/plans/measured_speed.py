@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from vitline.flows.catalog.lists import list_runs
-from vitline.infra.html.page import num_bytes
+from vitline.infra.html.text import num_bytes
 from vitline.infra.records import UnreadableRecord, readable, reading
 from vitline.infra.runs.journal import read_journal
 from vitline.infra.runs.run_state import RunStateRecord, read_state

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from vitline.flows.plans.held_out import held_out
-from vitline.infra.html.page import num_bytes
+from vitline.infra.html.text import num_bytes
 from vitline.infra.storage import open_store
 from vitline.vit.config import SpikeGuardConfig, TrainConfig, TrainRecipe
 from vitline.vit.cost.demand import GPU, TRAINING_MFU, demand_of

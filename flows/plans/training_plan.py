@@ -9,10 +9,9 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from vitline.flows.console import duration
 from vitline.flows.plans.measured_speed import measured_speeds
 from vitline.flows.plans.training_cost import TrainingCost, training_cost
-from vitline.infra.html.page import num_bytes, short
+from vitline.infra.html.text import clock, num_bytes, short
 from vitline.vit.config import TrainConfig
 from vitline.vit.cost.demand import GPU, TRAINING_MFU, demand_of
 from vitline.vit.models.config import OwnNetworkConfig
@@ -192,7 +191,7 @@ def checkpoints_text(config: TrainConfig, weights: int, images_per_s: float | No
     """`1.04 GB each, every 2,000 steps (38 min), 156 in all: 162 GB to the store; the newest 2 are kept`"""
     execution, batch, steps = config.execution, config.recipe.input.global_batch_size, config.recipe.total_steps
     size, number = checkpoint_bytes(config, weights), ceil(steps / execution.save_every_steps)
-    pause = "" if images_per_s is None else f" ({duration(execution.save_every_steps * batch / images_per_s)})"
+    pause = "" if images_per_s is None else f" ({clock(execution.save_every_steps * batch / images_per_s)})"
     kept = f"the newest {execution.keep_checkpoints} are kept"
     if execution.keep_every_images is not None:
         lasting = steps * batch // execution.keep_every_images

@@ -6,7 +6,7 @@ from typing import Any
 
 from vitline.flows import console
 from vitline.flows.plans.training_cost import reading_plan
-from vitline.infra.html.page import num_bytes
+from vitline.infra.html.text import num_bytes
 from vitline.vit.config import TrainConfig
 from vitline.vit.corpora.training_corpora import open_corpora
 from vitline.vit.corpora.training_sources import sources_of

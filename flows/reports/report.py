@@ -8,10 +8,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from vitline.flows.catalog.records import StageRecord
-from vitline.flows.console import duration, init_text, percent, setting
+from vitline.flows.reports.score_lines import setting
 from vitline.infra.html.page import render as render_page
 from vitline.infra.html.plots import Plot
-from vitline.vit.evaluation.evaluate import Score
+from vitline.infra.html.text import clock, percent
+from vitline.vit.evaluation.evaluate import Score, init_text
 from vitline.vit.evaluation.protocols import over_seeds
 
 
@@ -73,7 +74,7 @@ def mean_value(scores: Sequence[Score]) -> float | None:
 
 def stage_time(stage: StageRecord) -> str:
     """`2:31`, or `reused` if the stage was finished before."""
-    return "reused" if stage.reused else duration(stage.wall_s)
+    return "reused" if stage.reused else clock(stage.wall_s)
 
 
 def standard_error(score: Score) -> float:

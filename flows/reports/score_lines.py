@@ -1,11 +1,11 @@
 """The score report as tables of text, which the console, HTML and Markdown show."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from vitline.flows.console import duration
 from vitline.flows.reports.score_report import Extent, ScoreReport, published_for
+from vitline.infra.html.text import clock, percent
 from vitline.vit.evaluation.protocols import seed_statistic
 from vitline.vit.evaluation.reference.published_scores import ROWS, PublishedRow
 from vitline.vit.evaluation.reference.report import (
@@ -203,7 +203,7 @@ def cost_table(report: ScoreReport, extent: Extent = "usual") -> TextTable:
         facts = report.facts[init]
         trainings, wall_s = sum(row.num_trainings for row in rows), sum(row.wall_s for row in rows)
         network = facts.architecture or "-"
-        cells = (network, _number(facts.exaflops), _number(facts.device_days), f"{trainings:,}", duration(wall_s))
+        cells = (network, _number(facts.exaflops), _number(facts.device_days), f"{trainings:,}", clock(wall_s))
         lines.append(Line(rows[0].label, cells, "ours"))
     foot = Footnotes()
     scored = {facts.architecture for facts in report.facts.values()} - {None}
@@ -354,3 +354,23 @@ def _probe_order(protocol: str) -> tuple[bool, int, str]:
 def _probe_name(protocol: str) -> str:
     method, _, shots = protocol.partition("-")
     return f"{shots} shots" if method == "fewshot" else PROBE_NAMES.get(protocol, protocol)
+
+
+_FIRST = ("peak_lr", "total_steps", "shots", "neighbours", "strength")
+
+
+def setting(chosen: Mapping[str, Any]) -> str:
+    """A setting with the validation score that chose it: `lr 0.03, 100 steps, val 41.0 %`. Counts of 0 and flags that are
+    true are left out."""
+    parts = []
+    for name in sorted(chosen.keys() - {"val_top1"}, key=lambda name: (name not in _FIRST, name)):
+        value, word = chosen[name], name.replace("_", " ")
+        if isinstance(value, bool):
+            parts += [] if value else [f"not {word}"]
+        elif isinstance(value, float):
+            parts.append(f"{'lr' if name == 'peak_lr' else word} {value:g}")
+        elif isinstance(value, int):
+            parts += [f"{value:,} {word.removeprefix('total ').removeprefix('num ')}"] if value else []
+        else:
+            parts.append(f"{word}: {value}")
+    return ", ".join([*parts, f"val {percent(chosen['val_top1'])}"] if "val_top1" in chosen else parts)

@@ -3,15 +3,16 @@
 from collections.abc import Sequence
 
 from vitline.data_prep.shard_format import load_manifest
-from vitline.flows import console
 from vitline.flows.forms.evaluation_plan import EvaluationPlan
+from vitline.flows.reports.score_lines import setting
 from vitline.flows.runs.attempts import finished_units
 from vitline.flows.runs.engines import Engines
 from vitline.flows.runs.stage import StageResult, run_stage, run_store
 from vitline.infra.config import digest_of, replace
+from vitline.infra.html.text import percent
 from vitline.infra.keys import run_key
 from vitline.infra.storage import open_store
-from vitline.vit.evaluation.evaluate import EvaluationSpec, Score, TaskSweep, plan_task_sweeps
+from vitline.vit.evaluation.evaluate import EvaluationSpec, Score, TaskSweep, init_text, plan_task_sweeps
 from vitline.vit.evaluation.probes import Probe
 from vitline.vit.features.probe_trials import ProbeTrial, plan_probe_trials
 from vitline.vit.run.run_spec import read_progress
@@ -86,9 +87,9 @@ def score_cells(score: Score) -> list[str]:
     """A score as a row of SCORE_COLUMNS."""
     return [
         score.task,
-        console.init_text(score.model_digest),
-        console.percent(score.value),
+        init_text(score.model_digest),
+        percent(score.value),
         f"{score.num_examples:,}",
-        console.setting(score.chosen),
-        console.percent(score.majority_fraction),
+        setting(score.chosen),
+        percent(score.majority_fraction),
     ]

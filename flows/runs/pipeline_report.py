@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from vitline.flows.catalog.records import PipelineRecord
-from vitline.flows.console import init_text
 from vitline.flows.reports.report import ReportPage, render
 from vitline.flows.runs.prepare_corpus import PreparedCorpus
 from vitline.flows.runs.stage import run_store
@@ -11,7 +10,7 @@ from vitline.flows.to_mlflow.evaluation_snapshot import final_trial
 from vitline.infra.html.plots import Plot, line_plot
 from vitline.infra.runs.journal import read_journal
 from vitline.infra.storage import Store, open_store
-from vitline.vit.evaluation.evaluate import EvaluationSpec, Score, plan_task_sweeps, stored_score
+from vitline.vit.evaluation.evaluate import EvaluationSpec, Score, init_text, plan_task_sweeps, stored_score
 from vitline.vit.evaluation.probes import Probe
 
 

@@ -1,10 +1,10 @@
 """model and corpus -> predicted classes in Parquet files, by one Ray job."""
 
 from vitline.data_prep.shard_format import load_manifest
-from vitline.flows import console
 from vitline.flows.runs.attempts import finished_units
 from vitline.flows.runs.engines import Engines
 from vitline.flows.runs.stage import StageResult, run_stage, run_store
+from vitline.infra.html.text import percent
 from vitline.infra.storage import open_store
 from vitline.vit.features.prediction_plan import FOLDER, PredictionSpec, plan_predictions, predictions_exist
 from vitline.vit.run.run_spec import read_progress
@@ -39,7 +39,7 @@ def prediction_rows(spec: PredictionSpec, result: StageResult) -> list[list[str]
     counts = result.state["predicted"]
     rows = [["images", f"{counts['images']:,}"], ["files", folder_of(spec)]]
     if counts["known"]:
-        right = console.percent(counts["hits"] / counts["known"])
+        right = percent(counts["hits"] / counts["known"])
         rows.insert(1, ["top-1", f"{right} of the {counts['known']:,} images with a label that the model knows"])
     return rows
 
@@ -47,6 +47,6 @@ def prediction_rows(spec: PredictionSpec, result: StageResult) -> list[list[str]
 def prediction_sentence(spec: PredictionSpec, result: StageResult) -> str:
     """`1,797 images, top-1 97.1 %: <URI>`"""
     counts = result.state["predicted"]
-    score = f", top-1 {console.percent(counts['hits'] / counts['known'])}" if counts["known"] else ""
+    score = f", top-1 {percent(counts['hits'] / counts['known'])}" if counts["known"] else ""
     reused = " (predicted before)" if result.reused else ""
     return f"{counts['images']:,} images{score}: {folder_of(spec)}{reused}"

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from vitline.flows.runs.attempts import finished_units
 from vitline.flows.runs.engines import Engines, Here, open_engines
 from vitline.flows.runs.stage import StageResult, run_stage, run_store
 from vitline.infra.config import digest_of
+from vitline.infra.html.text import clock, shortened_list
 from vitline.infra.keys import run_key
 from vitline.infra.plain_text import visible
 from vitline.infra.settings import Settings
@@ -189,7 +190,7 @@ def prepare_and_show(
         console.emit(shown)
         return
     for corpus in corpora:
-        rows = [*corpus_rows(corpus), ["time", console.duration(time.monotonic() - started)]]
+        rows = [*corpus_rows(corpus), ["time", clock(time.monotonic() - started)]]
         console.table(corpus.manifest.name, ["", ""], rows)
         for line in refusals(corpus, limit=20):
             console.print_result(f"  {visible(line)}")
@@ -255,21 +256,18 @@ def leakage_text(stats: CorpusStats | None, num_left: int = 0) -> str:
         )
     parts = [
         "; ".join(leak_lines(stats)) or "none",
-        f"compared with {_few(f'{name} ({s})' for name, s in stats.compared)}",
+        f"compared with {shortened_list(sorted(f'{name} ({s})' for name, s in stats.compared), _MOST_NAMES)}",
     ]
     if stats.older_versions:
-        parts.append(f"older versions not compared: {_few(stats.older_versions)}")
+        parts.append(f"older versions not compared: {shortened_list(sorted(stats.older_versions), _MOST_NAMES)}")
     if num_left:
         parts.append(f"{num_left:,} pairs with similar hashes were too many to compare")
     return "; ".join(parts)
 
 
-def _few(names: Iterable[str]) -> str:
-    return console.first_of(sorted(names), 6)
-
-
 _ADJECTIVE = {"train": "training", "val": "validation"}
 _MAX_LEAKS = 3
+_MOST_NAMES = 6
 
 
 def _by_severity(item: tuple[Leak, Findings]) -> tuple[bool, int, Leak]:
@@ -294,10 +292,10 @@ def leak_lines(stats: CorpusStats) -> list[str]:
             )
     if len(lines) <= _MAX_LEAKS + 1:
         return lines
-    others = list(dict.fromkeys(names[_MAX_LEAKS:]))
+    others = shortened_list(sorted(set(names[_MAX_LEAKS:])), _MOST_NAMES)
     return [
         *lines[:_MAX_LEAKS],
-        f"{len(lines) - _MAX_LEAKS:,} more such matches, with splits of {_few(others)}; `vitline data stats --json` lists all",
+        f"{len(lines) - _MAX_LEAKS:,} more such matches, with splits of {others}; `vitline data stats --json` lists all",
     ]
 
 

@@ -4,12 +4,12 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from vitline.data_prep.shard_format import load_manifest
-from vitline.flows import console
 from vitline.flows.forms.self_training_plan import SelfTrainingPlan
 from vitline.flows.forms.training_config import resolve_pretrain
 from vitline.flows.runs.engines import Engines
 from vitline.flows.runs.predict_classes import predict_classes, prediction_sentence
 from vitline.flows.runs.prepare_corpus import PreparedCorpus, prepare_corpora
+from vitline.infra.html.text import percent
 from vitline.infra.storage import open_store
 from vitline.vit.config import TrainConfig
 
@@ -42,6 +42,6 @@ def label_images(plan: SelfTrainingPlan, engines: Engines) -> PreparedCorpus:
     )
     kept, of = corpus.manifest.counts.num_accepted, predicted.state["predicted"]["images"]
     engines.observer.say(
-        f"{kept:,} of {of:,} images of {unlabelled.name} ({console.percent(kept / of)}) have a label of the teacher: {corpus.uri}"
+        f"{kept:,} of {of:,} images of {unlabelled.name} ({percent(kept / of)}) have a label of the teacher: {corpus.uri}"
     )
     return corpus

@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from vitline.flows.catalog.stored_configs import JSON, EvaluationFile
-from vitline.flows.console import percent
 from vitline.flows.to_mlflow.run_snapshot import (
     MODEL_PARAMS,
     Child,
@@ -21,6 +20,7 @@ from vitline.flows.to_mlflow.run_snapshot import (
 )
 from vitline.infra.config import digest_of
 from vitline.infra.html.markdown import markdown_table
+from vitline.infra.html.text import percent
 from vitline.infra.runs.run_state import RunStateRecord
 from vitline.infra.storage import Store, json_bytes
 from vitline.vit.evaluation.evaluate import Score

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Literal, TypedDict
 
 from vitline.flows.catalog.records import PipelineRecord
-from vitline.flows.console import percent
 from vitline.flows.nights.night_record import read_champion
 from vitline.flows.to_mlflow import outbox
 from vitline.flows.to_mlflow.outbox import Kind, OutboxEntry
@@ -21,6 +20,7 @@ from vitline.flows.to_mlflow.run_snapshot import Child, Published, RunSnapshot
 from vitline.flows.to_mlflow.stage_snapshots import pipeline_snapshot, stage_snapshot
 from vitline.infra.config import digest_of
 from vitline.infra.html.markdown import markdown_table
+from vitline.infra.html.text import percent
 from vitline.infra.mlflow.pages import version_url
 from vitline.infra.mlflow.tracking import DataUse, Model, Point, TrackedRun, Tracking, thinned
 from vitline.infra.mlflow.tracking_ids import RUN, TrackingIds, child_ids_key, pipeline_ids_key

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitline.infra.html.text import duration, num_bytes
 from vitline.infra.plain_text import visible_lines
 
 if TYPE_CHECKING:
@@ -54,23 +55,3 @@ def right_aligned(rows: Sequence[Sequence[str]]) -> list[bool]:
         i > 0 and all(not c.lstrip("+-") or c.lstrip("+-")[0].isdigit() for c in cells)
         for i, cells in enumerate(columns)
     ]
-
-
-def num_bytes(number: float) -> str:
-    """Formats bytes, such as 1.5 MB."""
-    return short(number, "B")
-
-
-def short(number: float, unit: str = "") -> str:
-    """Formats a number to three digits, such as 20k, or 1.5 MB with a unit."""
-    prefixes = iter(("", "k", "M", "G", "T"))
-    while (prefix := next(prefixes, "P")) != "P" and number >= 999.5:
-        number /= 1000
-    return f"{number:.3g}{' ' if unit else ''}{prefix}{unit}"
-
-
-def duration(seconds: float) -> str:
-    """Formats seconds, such as 0.8 s, 12 min or 3.5 h."""
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from vitline.infra.html.page import short
+from vitline.infra.html.text import short
 
 NUM_COLOURS = 6
 """Classes c1 to c6 of the style sheet."""

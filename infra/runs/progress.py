@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import TypedDict
 
+from vitline.infra.html.text import clock
 from vitline.infra.storage import Store
 
 
@@ -53,3 +54,41 @@ def write_progress(run: Store, progress: RunProgress, check_claim: Callable[[], 
     """Writes `progress.json` after `check_claim()`, which raises ClaimLost in an attempt that is not the current one."""
     check_claim()
     run.write_json("progress.json", progress)
+
+
+def position(p: RunProgress | None) -> tuple[object, ...]:
+    """How far a job is. A line that shows the same again is not worth a place in a log."""
+    return () if p is None else (p.get("step"), p.get("unit"), p.get("waiting_for"), p.get("waits"))
+
+
+def progress_line(title: str, p: RunProgress | None, elapsed_s: float) -> str:
+    """`pretrain 120/600 steps, 640 images/s, loss 2.31, 1:10 left`"""
+    if p is None:
+        return f"{title}: waiting for the job to start ({clock(elapsed_s)})"
+    if p.get("waiting_for"):
+        return f"{title}: waiting for {p['waiting_for']} ({clock(elapsed_s)})"
+    if "waits" in p:
+        return f"{title}: no progress yet after {clock(elapsed_s)}; {p['waits']}"
+    of = f"/{p['total_steps']:,}" if p["total_steps"] else ""
+    parts = [f"{title}: {p['step']:,}{of} {p.get('unit', 'steps')}"]
+    if p.get("images_per_s"):
+        parts.append(f"{p['images_per_s']:,.0f} images/s")
+    if p.get("bytes_per_s"):
+        parts.append(f"{p['bytes_per_s'] / 1e6:,.1f} MB/s")
+    if (loss := p.get("loss")) is not None:
+        parts.append(f"loss {loss:.3f}")
+    if p.get("validation"):
+        parts.append(p["validation"])
+    if p.get("spikes"):
+        parts.append(p["spikes"])
+    if p.get("devices"):
+        parts.append(f"on {p['devices']}")
+    if p.get("input_wait"):
+        parts.append(p["input_wait"])
+    if p.get("slow_rank"):
+        parts.append(p["slow_rank"])
+    if p.get("refused"):
+        parts.append(f"{p['refused']:,} refused")
+    if (remaining_s := p.get("remaining_s")) is not None:
+        parts.append(f"{clock(remaining_s)} left")
+    return ", ".join(parts)

@@ -23,7 +23,6 @@ from sklearn.linear_model import LogisticRegression
 from vitline.data_prep.decode import decode
 from vitline.data_prep.shard_format import ShardReader, load_manifest
 from vitline.flows.cli.groups.stack import join_stack
-from vitline.flows.console import init_text
 from vitline.flows.forms.forms import PipelineRequest
 from vitline.flows.forms.pipeline_plan import resolve_pipeline
 from vitline.flows.on_prefect.deployments import DEMO
@@ -32,7 +31,7 @@ from vitline.flows.runs.engines import open_engines
 from vitline.infra.provenance import versions
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
-from vitline.vit.evaluation.evaluate import Score
+from vitline.vit.evaluation.evaluate import Score, init_text
 from vitline.vit.evaluation.tasks import find_task_splits
 from vitline.vit.input.augment import evaluation_pixels
 from vitline.vit.input.config import AugmentConfig

@@ -13,8 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from vitline.flows.cli import main as cli
-from vitline.flows.console import duration, field, line
 from vitline.flows.runs.engines import Terminal
+from vitline.infra.html.text import clock, field
+from vitline.infra.runs.progress import progress_line
 from vitline.infra.runs.run_state import write_state
 from vitline.infra.settings import inherited_environment
 from vitline.infra.storage import open_store
@@ -367,15 +368,17 @@ def test_scores_and_shares_are_shown_in_percent_and_settings_as_set_takes_them(n
 
 
 def test_progress_is_shown_as_one_line():
-    assert [duration(s) for s in (0.4, 90, 8000)] == ["0:00", "1:30", "2:13:20"]
+    assert [clock(s) for s in (0.4, 90, 8000)] == ["0:00", "1:30", "2:13:20"]
     now = {"step": 120, "total_steps": 1200, "images_per_s": 640.4, "loss": 2.3061, "remaining_s": 70}
-    assert line("pretrain", now, 3) == "pretrain: 120/1,200 steps, 640 images/s, loss 2.306, 1:10 left"
-    assert "waiting for the job to start (0:03)" in line("pretrain", None, 3)
-    slow = line(
+    assert progress_line("pretrain", now, 3) == "pretrain: 120/1,200 steps, 640 images/s, loss 2.306, 1:10 left"
+    assert "waiting for the job to start (0:03)" in progress_line("pretrain", None, 3)
+    slow = progress_line(
         "pretrain", {"step": 1, "total_steps": 9, "input_wait": "waits 43 % of the time for data: decoding is slow"}, 3
     )
     assert slow == "pretrain: 1/9 steps, waits 43 % of the time for data: decoding is slow"
-    behind = line("pretrain", {"step": 1, "total_steps": 9, "slow_rank": "waits 18 % of the time for rank 3"}, 3)
+    behind = progress_line(
+        "pretrain", {"step": 1, "total_steps": 9, "slow_rank": "waits 18 % of the time for rank 3"}, 3
+    )
     assert behind == "pretrain: 1/9 steps, waits 18 % of the time for rank 3"
     now = {"step": 3, "total_steps": 9, "unit": "parts (examine)", "bytes_per_s": 12_345_678, "refused": 2}
-    assert line("prepare", now, 3) == "prepare: 3/9 parts (examine), 12.3 MB/s, 2 refused"
+    assert progress_line("prepare", now, 3) == "prepare: 3/9 parts (examine), 12.3 MB/s, 2 refused"

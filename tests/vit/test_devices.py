@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from vitline.flows.console import line
 from vitline.infra.runs.claims import take_claim
+from vitline.infra.runs.progress import progress_line
 from vitline.infra.storage import open_store
 from vitline.vit.run.devices import choose_devices, most_of
 
@@ -55,8 +55,11 @@ def test_most_gpus_are_those_of_one_node_or_of_declared_node_types():
 
 def test_progress_line_shows_awaited_and_used_gpus():
     waiting = {"step": 0, "total_steps": 9, "waiting_for": "2 GPUs, of which the cluster has 1"}
-    assert line("pretrain", waiting, 65) == "pretrain: waiting for 2 GPUs, of which the cluster has 1 (1:05)"
-    assert line("pretrain", {"step": 3, "total_steps": 9, "devices": "2 GPUs"}, 65) == "pretrain: 3/9 steps, on 2 GPUs"
+    assert progress_line("pretrain", waiting, 65) == "pretrain: waiting for 2 GPUs, of which the cluster has 1 (1:05)"
+    assert (
+        progress_line("pretrain", {"step": 3, "total_steps": 9, "devices": "2 GPUs"}, 65)
+        == "pretrain: 3/9 steps, on 2 GPUs"
+    )
 
 
 # The driver of a real job; only the work and the backend, which needs real GPUs, are replaced.

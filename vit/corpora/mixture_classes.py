@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from vitline.infra.config import digest_of
+from vitline.infra.html.text import shortened_list
 from vitline.infra.names import did_you_mean, there_are
 from vitline.vit.corpora.class_table import MIXTURE_CLASS, ClassTable, read_class_table
 from vitline.vit.input.mapped_labels import LabelMap
@@ -86,9 +87,7 @@ def _by_table(corpora: Sequence[CorpusClasses], table: ClassTable) -> Iterator[l
             found[label] = row.mixture_class
         missing = [name for label, name in enumerate(corpus.names) if label not in found]
         if missing:
-            shown = ", ".join(map(repr, missing[:_SHOWN])) + (
-                f" and {len(missing) - _SHOWN:,} more" if len(missing) > _SHOWN else ""
-            )
+            shown = shortened_list([*map(repr, missing)], _SHOWN)
             raise ValueError(
                 f"{table.uri} has no row for {len(missing):,} of the {len(corpus.names):,} classes of {corpus.title}: {shown}. Give "
                 f"each a row; one with an empty {MIXTURE_CLASS} drops the class."

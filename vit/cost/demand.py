@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from vitline.infra.html.page import short
+from vitline.infra.html.text import short
 from vitline.vit.config import TrainRecipe
 from vitline.vit.models.flops import forward_flops
 from vitline.vit.training.timing.gpu_peaks import named_peak

@@ -9,7 +9,7 @@ from math import ceil, floor, inf
 from statistics import fmean
 from typing import Literal, get_args
 
-from vitline.infra.html.page import num_bytes
+from vitline.infra.html.text import num_bytes
 from vitline.vit.cost.input_speed import WorkerSpeed
 
 Stage = Literal["store", "network", "decode", "hand-over"]

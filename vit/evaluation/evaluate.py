@@ -345,3 +345,8 @@ def list_scores(root: Store) -> Iterator[Score]:
 
 def total_trials(task_sweeps: Iterable[TaskSweep]) -> int:
     return sum(len(task_sweep.settings) + 1 for task_sweep in task_sweeps)
+
+
+def init_text(model: str | None) -> str:
+    """What a trial starts from; `model` is a URI or digest, None for the control."""
+    return "pre-trained" if model else "from scratch"

@@ -13,6 +13,7 @@ from PIL import Image
 from vitline.data_prep.examine.decode_apart import decode_apart
 from vitline.data_prep.shard_format import Manifest, ShardReader
 from vitline.infra.html.page import render
+from vitline.infra.html.text import shortened_list
 from vitline.infra.storage import Store
 from vitline.vit.input.order import RowGroups
 from vitline.vit.training.predictions import Predictions
@@ -118,10 +119,9 @@ def top_losses_page(
 
     def card(place: int) -> _Card:
         example = shown[int(predictions.row[place])]
-        more = f" and {len(example.labels) - _MAX_NAMES} more" if len(example.labels) > _MAX_NAMES else ""
         return _Card(
             shown=example,
-            classes=", ".join(names[label] for label in example.labels[:_MAX_NAMES]) + more,
+            classes=shortened_list([names[label] for label in example.labels], _MAX_NAMES),
             predicted=names[predictions.predicted[place]],
             probability=float(predictions.probability[place]),
             loss=float(predictions.loss[place]),

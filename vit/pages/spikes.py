@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitline.infra.html.page import render
+from vitline.infra.html.text import shortened_list
 from vitline.infra.storage import Store
 from vitline.vit.config import TrainConfig
 from vitline.vit.corpora.training_corpora import TrainingCorpora
@@ -168,5 +169,4 @@ def _places(
 
 def _shown(names: Sequence[str], ids: Sequence[int]) -> str:
     """Names of the first classes."""
-    more = f" and {len(ids) - _MAX_NAMES} more" if len(ids) > _MAX_NAMES else ""
-    return ", ".join(names[i] for i in ids[:_MAX_NAMES]) + more
+    return shortened_list([names[i] for i in ids], _MAX_NAMES)

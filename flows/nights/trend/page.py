@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 from vitline.flows.nights.judge import short_name
 from vitline.flows.nights.night_record import last_told
 from vitline.flows.nights.trend.trend import KINDS, NightPoint, Series, row_id, trend_plot
-from vitline.infra.html.page import duration, render
+from vitline.infra.html.page import render
+from vitline.infra.html.text import duration
 from vitline.infra.night import night_text
 
 

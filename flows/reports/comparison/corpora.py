@@ -9,8 +9,8 @@ from vitline.data_prep.pages.diff_stats import diff_stats
 from vitline.data_prep.shard_format import Manifest
 from vitline.flows.catalog.lists import say_unreadable
 from vitline.flows.catalog.records import PipelineRecord
-from vitline.flows.nights.night_page import value_text
 from vitline.flows.reports.corpus_facts import facts_of
+from vitline.infra.html.text import cell
 from vitline.infra.storage import Store
 
 MAX_ROWS = 2_000_000
@@ -70,8 +70,4 @@ def _examples(before: Store, was: Manifest, now: Store, manifest: Manifest) -> s
 
 def _rows(before: Store, now: Store) -> list[list[str]]:
     facts = [facts_of(corpus)[0] for corpus in (before, now)]
-    return [[row.what, _text(row.a), _text(row.b)] for row in diff_stats(*facts) if row.what != "digest"]
-
-
-def _text(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else value_text(value)
+    return [[row.what, cell(row.a), cell(row.b)] for row in diff_stats(*facts) if row.what != "digest"]

@@ -6,8 +6,7 @@ from datetime import UTC, datetime
 
 from vitline.flows.catalog.records import PipelineRecord
 from vitline.flows.nights.compare import MEAN
-from vitline.flows.nights.judge import points, short_name
-from vitline.flows.nights.night_page import value_text
+from vitline.flows.nights.judge import short_name
 from vitline.flows.nights.night_scores import NightScores
 from vitline.flows.reports.comparison.attention import attention_beside
 from vitline.flows.reports.comparison.comparison import (
@@ -20,7 +19,8 @@ from vitline.flows.reports.comparison.comparison import (
 from vitline.flows.reports.comparison.corpora import corpora_by_digest, corpus_changes
 from vitline.flows.reports.comparison.curves import curves
 from vitline.flows.reports.comparison.vtab_bars import vtab_bars
-from vitline.infra.html.page import duration, render
+from vitline.infra.html.page import render
+from vitline.infra.html.text import cell, duration, points
 from vitline.infra.storage import Store
 
 
@@ -107,7 +107,7 @@ def _sentences(other: Other) -> list[str]:
 
 
 def _changed_rows(other: Other) -> list[list[str]]:
-    return [[name, *map(value_text, pair)] for name, pair in other.changed.items()]
+    return [[name, *map(cell, pair)] for name, pair in other.changed.items()]
 
 
 def _time_rows(records: Sequence[PipelineRecord]) -> list[list[str]]:

@@ -13,7 +13,6 @@ from vitline.data_prep.prepare.job import PrepareSpec, prepare
 from vitline.data_prep.progress import Progress, preparation_progress, remaining_s
 from vitline.data_prep.shard_format import load_manifest
 from vitline.flows.cli.groups.data import number_of
-from vitline.flows.console import line
 from vitline.flows.runs.prepare_corpus import (
     PreparedCorpus,
     corpus_links,
@@ -22,6 +21,7 @@ from vitline.flows.runs.prepare_corpus import (
     source_request,
 )
 from vitline.flows.to_mlflow.stage_snapshots import stage_snapshot
+from vitline.infra.runs.progress import progress_line
 from vitline.infra.runs.run_state import write_state
 from vitline.infra.storage import open_store
 
@@ -352,7 +352,7 @@ def test_progress_is_that_of_the_first_unfinished_stage():
     assert now["remaining_s"] > 0
     Progress(first, "plan", 1, "corpus")
     assert preparation_progress([first, second])["unit"] == "parts (examine)"
-    shown = line("prepare", now | {"images_per_s": 640.2, "bytes_per_s": 66e6, "remaining_s": 70}, 3)
+    shown = progress_line("prepare", now | {"images_per_s": 640.2, "bytes_per_s": 66e6, "remaining_s": 70}, 3)
     assert shown == "prepare: 5/8 parts (examine), 640 images/s, 66.0 MB/s, 7 refused, 1:10 left"
 
 
