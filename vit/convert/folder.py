@@ -1,7 +1,7 @@
 """Reads and writes folders of timm and transformers: `model.safetensors` and `config.json`. Pickles are refused."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,14 @@ def read_classes(path: str | Path) -> tuple[str, ...] | None:
     if isinstance(names, Mapping):
         return tuple(str(names[key]) for key in sorted(names, key=int))
     return tuple(map(str, names)) if names else None
+
+
+def check_class_names(classes: Sequence[str], num_classes: int) -> None:
+    """Raises ValueError unless there is one name per class of the head."""
+    if len(classes) != num_classes:
+        raise ValueError(
+            f"Got {len(classes)} class names, but the head has {num_classes} classes. Give one name per class."
+        )
 
 
 def write_folder(directory: str | Path, state: Mapping[str, Tensor], files: Mapping[str, Any]) -> None:

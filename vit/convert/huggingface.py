@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitline.vit.convert.folder import CONFIG, read_folder, write_folder
+from vitline.vit.convert.folder import CONFIG, check_class_names, read_folder, write_folder
 from vitline.vit.convert.report import ConversionError, ConversionReport, Converted, finish, refusing
-from vitline.vit.convert.tables import Table, give, head_classes, numbered, position_table, take, zero_head
+from vitline.vit.convert.shapes import Entries
+from vitline.vit.convert.tables import Table, give, position_table
 from vitline.vit.input.image_contract import ImageContract
-from vitline.vit.models.build import meta_network
 from vitline.vit.models.config import ViTConfig
 from vitline.vit.models.network import Network
 from vitline.vit.models.vit import VisionTransformer
@@ -92,14 +92,14 @@ def _converted(
     prefix = "vit." if any(name.startswith("vit.") for name in state) else ""
     in_memory = any(name.startswith(f"{prefix}layers.") for name in state)
     table = {n: t.replace("vit.", prefix, 1) for n, t in (IN_MEMORY if in_memory else CLASSIC).items()}
-    has_head, pooler = "classifier.weight" in state, f"{prefix}pooler.dense"
-    ours = _config(state, prefix, config, report, pre_logits=f"{pooler}.weight" in state and not has_head)
-    classes = head_classes(state, "classifier.weight", num_classes, report)
-    weights, unused = take(meta_network(ours, classes).state_dict(), table, state, report)
-    if not has_head:
-        zero_head(weights, ours.embed_dim, classes, report)
+    entries = Entries(state, table, report, "a ViT of transformers")
+    has_head = entries.has("head.weight")
+    ours = _config(entries, config, pre_logits=entries.has("pre_logits.weight") and not has_head)
+    classes = entries.classes(num_classes)
+    weights, unused = entries.take(ours, classes)
     reasons = {f"{prefix}embeddings.mask_token": "the mask token is used in pre-training only"}
     if has_head:
+        pooler = table["pre_logits"]
         reasons |= {f"{pooler}.{leaf}": "the classifier does not use the pooler" for leaf in ("weight", "bias")}
     report.skipped |= {name: why for name, why in reasons.items() if name in unused}
     return finish(ours, classes, weights, report, unused - set(report.skipped))
@@ -115,10 +115,7 @@ def write_huggingface(
     what its ViT cannot compute: hybrids and BiT, a pool other than the class token, a pre-logits layer before the head,
     relative or every-layer position embeddings. Also raises it for a wrong number of class names, or duplicate ones.
     """
-    if len(classes) != network.num_classes:
-        raise ValueError(
-            f"Got {len(classes)} class names, but the head has {network.num_classes} classes. Give one name per class."
-        )
+    check_class_names(classes, network.num_classes)
     if twice := [name for name, times in Counter(classes).items() if times > 1]:
         raise ValueError(
             f"{', '.join(sorted(twice)[:6])}: more than one class has this name, "
@@ -144,10 +141,8 @@ def write_huggingface(
     write_folder(directory, give(weights, CLASSIC), files)
 
 
-def _config(
-    state: Mapping[str, Tensor], prefix: str, config: Mapping[str, Any], report: ConversionReport, *, pre_logits: bool
-) -> ViTConfig:
-    settings = _DEFAULTS | dict(config)
+def _config(entries: Entries, config: Mapping[str, Any], *, pre_logits: bool) -> ViTConfig:
+    report, settings = entries.report, _DEFAULTS | dict(config)
     refused = f"{report.source}: not supported: "
     if (kind := settings.get("model_type", "vit")) != "vit":
         raise ConversionError(f"{refused}model_type={kind!r}; supported: 'vit'.")
@@ -157,15 +152,6 @@ def _config(
         raise ConversionError(f"{refused}num_channels={settings['num_channels']}; supported: 3.")
     if pre_logits and settings["pooler_act"] != "tanh":
         raise ConversionError(f"{refused}pooler_act={settings['pooler_act']!r}; supported: tanh.")
-    blocks = max(numbered(state, rf"{prefix}{age}\.(\d+)\.", report) for age in (r"encoder\.layer", "layers"))
-    hidden = next(
-        (v for n, v in state.items() if n.endswith(("0.intermediate.dense.weight", "0.mlp.fc1.weight"))), None
-    )
-    if hidden is None:
-        shown = ", ".join(sorted(state)[:5])
-        raise ConversionError(
-            f"{report.source} is not a ViT of transformers: it has no block 0. Its first entries: {shown}."
-        )
     if rates := [
         f"{name}={settings[name]:g}"
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob")
@@ -174,23 +160,18 @@ def _config(
         report.adapted.append(
             f"left out, because our networks apply dropout elsewhere (in training only): {', '.join(rates)}"
         )
-    try:
-        return ViTConfig(
-            image_size_px=_one(settings, "image_size", report),
-            patch_size_px=_one(settings, "patch_size", report),
-            embed_dim=settings["hidden_size"],
-            depth=blocks,
-            num_heads=settings["num_attention_heads"],
-            mlp_dim=hidden.shape[0],
-            pre_logits=pre_logits,
-            qkv_bias=any(n.endswith((".attention.query.bias", ".attention.q_proj.bias")) for n in state),
-            gelu="erf" if _GELU[settings["hidden_act"]] == "erf" else "tanh",
-            norm_eps=settings["layer_norm_eps"],
-        )
-    except ValueError as error:
-        if isinstance(error, ConversionError):
-            raise
-        raise ConversionError(f"{report.source} does not describe a network: {error}") from error
+    return ViTConfig(
+        image_size_px=_one(settings, "image_size", report),
+        patch_size_px=_one(settings, "patch_size", report),
+        embed_dim=settings["hidden_size"],
+        depth=entries.depth,
+        num_heads=settings["num_attention_heads"],
+        mlp_dim=entries.mlp_dim,
+        pre_logits=pre_logits,
+        qkv_bias=entries.qkv_bias,
+        gelu="erf" if _GELU[settings["hidden_act"]] == "erf" else "tanh",
+        norm_eps=settings["layer_norm_eps"],
+    )
 
 
 def _their_config(ours: ViTConfig, classes: Sequence[str]) -> dict[str, Any]:

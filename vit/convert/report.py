@@ -111,6 +111,14 @@ def check_variant(config: NetworkConfig, variant: str, source: str) -> None:
         )
 
 
+def check_classes(found: int, asked: int | None, source: str) -> None:
+    """Raises ConversionError if the head found has another number of classes than requested."""
+    if asked not in (None, found):
+        raise ConversionError(
+            f"{source} has a head of {found} classes, not {asked}. Give one class name per class of the head."
+        )
+
+
 def _some(names: set[str], most: int = 6) -> str:
     shown = sorted(names)
     return ", ".join(shown[:most]) + (f" and {len(shown) - most} more" if len(shown) > most else "")

@@ -12,7 +12,7 @@ from vitline.vit.convert.folder import MAX_CONFIG_BYTES, read_classes
 from vitline.vit.convert.huggingface import read_huggingface
 from vitline.vit.convert.npz import read_npz
 from vitline.vit.convert.preprocessing import evaluation_of
-from vitline.vit.convert.report import ConversionError, ConversionReport, check_variant, refusing
+from vitline.vit.convert.report import ConversionError, ConversionReport, check_classes, check_variant, refusing
 from vitline.vit.convert.timm import read_timm
 from vitline.vit.input.config import AugmentConfig
 from vitline.vit.input.image_contract import ImageContract
@@ -53,11 +53,7 @@ def load_weights(
     network = weights.model.network
     if variant is not None:
         check_variant(network.config, variant, uri)
-    if num_classes not in (None, network.num_classes):
-        raise ConversionError(
-            f"{uri} has a head of {network.num_classes} classes, not {num_classes}. "
-            "Give one class name per class of the head."
-        )
+    check_classes(network.num_classes, num_classes, uri)
     return weights
 
 

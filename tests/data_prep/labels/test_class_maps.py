@@ -86,8 +86,7 @@ def test_mapping_between_releases_lists_lost_classes(releases):
     found = mapping(google, fall11)
     assert (found.lost, found.unmet) == (("n03931044", "n09859684"), ())
     assert (
-        "21,841 classes are in both; only in the first: n03931044, n09859684; only in the second: none"
-        in found.summary
+        "21,841 classes are in both; only in the first: n03931044, n09859684; only in the second: none" in found.summary
     )
     for label_id, other in enumerate(found.label_ids):
         assert other is None or google.classes[label_id].source_id == fall11.classes[other].source_id

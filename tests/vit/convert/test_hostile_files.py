@@ -127,7 +127,7 @@ BAD_TIMM = {
     "deep": ({}, {"blocks.100000000.x": torch.ones(1)}, "block 100000000, expected fewer than 1,000"),
     "image": ({"model_args": {"img_size": 10**9}}, {}, "image_size_px=1000000000, expected at most 8,192"),
     "wide": ({}, {"patch_embed.proj.weight": torch.ones(2**17, 1, 1, 1)}, "embed_dim=131072, expected at most 65,536"),
-    "scalar": ({}, {"head.weight": torch.tensor(1.0)}, "does not describe a network"),
+    "scalar": ({}, {"head.weight": torch.tensor(1.0)}, r"head.weight has shape \(\), expected 2 axes"),
 }
 
 
@@ -152,7 +152,7 @@ BAD_HUGGINGFACE = {
     "width": ({"hidden_size": 10**18}, {}, "embed_dim=1000000000000000000, expected at most 65,536"),
     "image": ({"image_size": 10**12}, {}, "image_size_px=1000000000000, expected at most 8,192"),
     "deep": ({}, {"vit.encoder.layer.100000000.x": torch.ones(1)}, "block 100000000, expected fewer than 1,000"),
-    "scalar": ({}, {"vit.encoder.layer.0.intermediate.dense.weight": torch.tensor(1.0)}, "does not describe a network"),
+    "scalar": ({}, {"vit.encoder.layer.0.intermediate.dense.weight": torch.tensor(1.0)}, r"shape \(\), expected 2 axes"),
     "kind": ({"hidden_act": ["gelu"]}, {}, "hidden_act=\\['gelu'\\]"),
 }  # fmt: skip
 

@@ -7,18 +7,26 @@ from typing import Any
 
 from torch import Tensor
 
-from vitline.vit.convert.folder import CONFIG, write_folder
+from vitline.vit.convert.folder import CONFIG, check_class_names, write_folder
 from vitline.vit.convert.tables import Table, give, position_table
-from vitline.vit.convert.timm.kernels import kernel_to_timm, rescale
-from vitline.vit.convert.timm.names import BACKBONE, BIT, DROPOUT, GELU, HYBRID, NORM_EPS, POOL, STEM_ONLY, TRANSFORMER
+from vitline.vit.convert.timm.mapping import (
+    ACT_LAYER,
+    BACKBONE,
+    BIT,
+    DROPOUT,
+    GLOBAL_POOL,
+    HYBRID,
+    NORM_EPS,
+    STEM_ONLY,
+    TRANSFORMER,
+    kernel_to_timm,
+    rescale,
+)
 from vitline.vit.input.image_contract import ImageContract
 from vitline.vit.models.config import BiTConfig, HybridConfig, TransformerConfig, ViTConfig
 from vitline.vit.models.network import Network
 from vitline.vit.models.variants import BIT_STAGES
 from vitline.vit.models.vit import Transformer
-
-_ACT_LAYER = {ours: theirs for theirs, ours in GELU.items()}
-_GLOBAL_POOL = {ours: theirs for theirs, ours in POOL.items()}
 
 # Names of timm by (width, depth, heads), with their patch sizes. Any other network uses `_ANY_VIT` with all its arguments.
 _NAMES = {
@@ -90,10 +98,10 @@ def _transformer_to_timm(network: Transformer, config: TransformerConfig) -> tup
         "mlp_ratio": _mlp_ratio(config),
         "qkv_bias": config.qkv_bias,
         "class_token": config.pool == "token",
-        "global_pool": _GLOBAL_POOL[config.pool],
+        "global_pool": GLOBAL_POOL[config.pool],
         "fc_norm": False,  # the final norm comes before the pool
         "pos_embed": "none" if positions is None else "learn",
-        "act_layer": _ACT_LAYER[config.gelu],
+        "act_layer": ACT_LAYER[config.gelu],
     }
     return args | {rate: config.dropout_rate for rate in DROPOUT if config.dropout_rate}, give(weights, table)
 
@@ -106,10 +114,7 @@ def write_timm(
     `contract` becomes timm's data config. Without it the config is: resize to the square, bilinear, values from -1 to 1.
     Raises ValueError like `to_timm`, and for a wrong number of class names.
     """
-    if len(classes) != network.num_classes:
-        raise ValueError(
-            f"Got {len(classes)} class names, but the head has {network.num_classes} classes. Give one name per class."
-        )
+    check_class_names(classes, network.num_classes)
     args, state = to_timm(network)
     name = args.pop("model_name")
     bit = isinstance(network.config, BiTConfig)

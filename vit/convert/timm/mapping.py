@@ -1,4 +1,8 @@
-"""timm's names of our modules, and of the arguments that both have."""
+"""What reading and writing share: timm's names of our modules and settings, and the factors of its kernels."""
+
+from collections.abc import Callable
+
+from torch import Tensor
 
 from vitline.vit.convert.tables import Table
 
@@ -40,7 +44,30 @@ BIT: Table = {
 }
 
 NORM_EPS = 1e-6  # of timm's LayerNorm; a config.json cannot set another one
-# timm's value -> ours (the tables above map ours to timm's).
-GELU = {"gelu": "erf", "gelu_tanh": "tanh"}
-POOL = {"token": "token", "avg": "gap", "map": "map"}
+ACT_LAYER = {"erf": "gelu", "tanh": "gelu_tanh"}
+GLOBAL_POOL = {"token": "token", "gap": "avg", "map": "map"}
 DROPOUT = ("pos_drop_rate", "proj_drop_rate")
+
+
+def rescale(weights: dict[str, Tensor], prefix: str, change: Callable[[Tensor], Tensor]) -> None:
+    """Changes all convolution kernels whose names start with `prefix`, in place."""
+    for name, value in weights.items():
+        if name.startswith(prefix) and value.ndim == 4:
+            weights[name] = change(value.detach())
+
+
+def kernel_from_timm(kernel: Tensor) -> Tensor:
+    """The kernel a k for which a k / (a std + 1e-5) = k / sqrt(var + 1e-8)."""
+    std = _std(kernel)
+    return (kernel * (1e3 * ((std.square() + 1e-8).sqrt() + std))).to(kernel.dtype)
+
+
+def kernel_to_timm(kernel: Tensor) -> Tensor:
+    """The kernel b k for which b k / sqrt(b^2 var + 1e-8) = k / (std + 1e-5)."""
+    std = _std(kernel)
+    return (kernel * (1e-8 / (2e-5 * std + 1e-10)).sqrt()).to(kernel.dtype)
+
+
+def _std(kernel: Tensor) -> Tensor:
+    """Biased standard deviation per output channel, in float64."""
+    return kernel.double().std(dim=(1, 2, 3), correction=0, keepdim=True)
