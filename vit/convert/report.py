@@ -7,10 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from vitline.vit.models.build import meta_network, network_with
-from vitline.vit.models.config import NetworkConfig
+from vitline.vit.models.build import at_resolution, meta_network, network_with
+from vitline.vit.models.config import NetworkConfig, TransformerConfig
 from vitline.vit.models.network import Network
 from vitline.vit.models.variants import network_variant
+from vitline.vit.models.vit import Transformer
 
 
 class ConversionError(ValueError):
@@ -92,6 +93,18 @@ def finish(
             "If the file is a different variant, pass that variant with --variant."
         )
     return Converted(network_with(config, num_classes, weights), report)
+
+
+def resampled(network: Network, image_size_px: int | None, report: ConversionReport) -> Network:
+    """The network at another resolution. The report says how its position embeddings were resampled."""
+    if image_size_px in (None, network.config.image_size_px):
+        return network
+    moved = at_resolution(network, int(image_size_px or 0))
+    before, after = (c.grid_side if isinstance(c, TransformerConfig) else 0 for c in (network.config, moved.config))
+    if before != after and isinstance(moved, Transformer) and moved.config.pos_embed.startswith("learned"):
+        how = moved.config.pos_embed_resample
+        report.adapted.append(f"pos_embed: resampled from {before} x {before} to {after} x {after} patches ({how})")
+    return moved
 
 
 SIZES = {

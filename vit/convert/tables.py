@@ -41,16 +41,7 @@ def numbers_of(ours: str, table: Table, state: Iterable[str], report: Conversion
     for name in state:
         if match := pattern.match(name):
             found = zip(match.groups(), pieces[1::2], strict=True)
-            yield tuple(module_number(digits, match[0], report) - bool(from_1) for digits, from_1 in found)
-
-
-def numbered(state: Iterable[str], pattern: str, report: ConversionReport) -> int:
-    """One more than the largest number that `pattern` matches, 0 without a match: the count of modules numbered from 0.
-
-    Raises ConversionError for a number that no network has, before anything of that size is built.
-    """
-    found = (match for name in state if (match := re.match(pattern, name)))
-    return 1 + max((module_number(match[1], match[0], report) for match in found), default=-1)
+            yield tuple(_module_number(digits, match[0], report) - bool(from_1) for digits, from_1 in found)
 
 
 def give(weights: Mapping[str, Tensor], table: Table) -> dict[str, Tensor]:
@@ -83,7 +74,7 @@ def _numbered(number: int) -> Callable[[re.Match[str]], str]:
     return lambda place: f"{number + bool(place[1]):0{len(place[1])}d}"
 
 
-def module_number(digits: str, name: str, report: ConversionReport) -> int:
+def _module_number(digits: str, name: str, report: ConversionReport) -> int:
     """The number of a block or stage in the name of an entry. Raises ConversionError above MAX_BLOCKS."""
     if len(digits) > 9 or int(digits) >= MAX_BLOCKS:
         raise ConversionError(

@@ -12,14 +12,18 @@ from vitline.vit.convert.folder import MAX_CONFIG_BYTES, read_classes
 from vitline.vit.convert.huggingface import read_huggingface
 from vitline.vit.convert.npz import read_npz
 from vitline.vit.convert.preprocessing import evaluation_of
-from vitline.vit.convert.report import ConversionError, ConversionReport, check_classes, check_variant, refusing
+from vitline.vit.convert.report import (
+    ConversionError,
+    ConversionReport,
+    check_classes,
+    check_variant,
+    refusing,
+    resampled,
+)
 from vitline.vit.convert.timm import read_timm
 from vitline.vit.input.config import AugmentConfig
 from vitline.vit.input.image_contract import ImageContract
-from vitline.vit.models.build import at_resolution
-from vitline.vit.models.config import TransformerConfig
 from vitline.vit.models.network import Network
-from vitline.vit.models.vit import Transformer
 from vitline.vit.published.models import PublishedModel, load_model
 
 UNPUBLISHED = "unpublished"
@@ -59,7 +63,7 @@ def load_weights(
 
 def _published(uri: str, image_size_px: int | None) -> Weights:
     model, report = load_model(uri), ConversionReport(source=uri, family="a published model")
-    network = _moved(model.network, image_size_px, report)
+    network = resampled(model.network, image_size_px, report)
     if network is model.network:
         return Weights(model, report)
     contract = at_size(model.contract, network.config.image_size_px)
@@ -84,23 +88,11 @@ def _folder(uri: str, config: dict[str, Any] | None, num_classes: int | None, im
         done.report.adapted.append("float64 became float32")
     with refusing(uri):
         view = evaluation_of(network, config, _json(uri, "preprocessor_config.json"), done.report)
-    moved = _moved(network, image_size_px, done.report)
+    moved = resampled(network, image_size_px, done.report)
     contract = at_size(ImageContract(decode=DecodePolicy(), evaluation=view), moved.config.image_size_px)
     with refusing(uri):
         classes = read_classes(path if path.is_dir() else path.parent)
     return Weights(_model(uri, moved, contract.evaluation, classes, done.report), done.report)
-
-
-def _moved(network: Network, image_size_px: int | None, report: ConversionReport) -> Network:
-    """The network at another resolution. The report says how its position embeddings were resampled."""
-    if image_size_px in (None, network.config.image_size_px):
-        return network
-    moved = at_resolution(network, int(image_size_px or 0))
-    before, after = (c.grid_side if isinstance(c, TransformerConfig) else 0 for c in (network.config, moved.config))
-    if before != after and isinstance(moved, Transformer) and moved.config.pos_embed.startswith("learned"):
-        how = moved.config.pos_embed_resample
-        report.adapted.append(f"pos_embed: resampled from {before} x {before} to {after} x {after} patches ({how})")
-    return moved
 
 
 def at_size(contract: ImageContract, image_size_px: int) -> ImageContract:

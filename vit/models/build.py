@@ -104,11 +104,12 @@ def network_with(config: NetworkConfig, num_classes: int, weights: Mapping[str, 
 def at_resolution(network: Network, image_size_px: int) -> Network:
     """The same network for images of another size. Position embeddings are resampled, all other weights are shared.
 
-    Raises ValueError for relative position embeddings, which cannot be resampled.
+    Raises ValueError for relative position embeddings, which cannot be resampled, and for sizes beyond `limits.py`.
     """
     if image_size_px == network.config.image_size_px:
         return network
     config = replace(network.config, image_size_px=image_size_px)
+    check_limits(config)
     weights: dict[str, Tensor] = dict(network.state_dict())
     if isinstance(config, TransformerConfig):
         weights = resample_positions(weights, config)

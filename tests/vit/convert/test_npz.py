@@ -166,7 +166,7 @@ def changed(**changes):
         (changed(), {"variant": "b16"}, "is not b16: .*embed_dim: 48 instead of 768"),
         (changed(), {"num_classes": 5}, "has a head of 7 classes, not 5"),
         (changed(), {"image_size_px": 4}, "image_size_px=4 must be at least patch_size_px=8"),
-        (changed(embedding__kernel=None), {}, "does not match any known .npz family: entry embedding/kernel is missing"),
+        (changed(embedding__kernel=None), {}, "is not an official .npz checkpoint, or it is incomplete: it has no embedding/kernel"),
         ({"embedding/kernel": np.array([{}], dtype=object)}, {}, "it has pickled entries"),
         (changed(embedding__bias=np.array(["a"])), {}, "embedding/bias has dtype <U1, expected floating-point"),
         ({}, {}, "contains no weights"),
