@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vitline.vit.convert.folder import CONFIG, check_class_names, read_folder, write_folder
+from vitline.vit.convert.preprocessing import mean_and_std
 from vitline.vit.convert.report import ConversionError, ConversionReport, Converted, finish, refusing
 from vitline.vit.convert.shapes import Entries
 from vitline.vit.convert.tables import Table, give, position_table
@@ -83,26 +84,20 @@ def from_huggingface(
     """
     report = ConversionReport(source=source, family="transformers, ViT")
     with refusing(source):
-        return _converted(state, config, report, num_classes)
-
-
-def _converted(
-    state: Mapping[str, Tensor], config: Mapping[str, Any], report: ConversionReport, num_classes: int | None
-) -> Converted:
-    prefix = "vit." if any(name.startswith("vit.") for name in state) else ""
-    in_memory = any(name.startswith(f"{prefix}layers.") for name in state)
-    table = {n: t.replace("vit.", prefix, 1) for n, t in (IN_MEMORY if in_memory else CLASSIC).items()}
-    entries = Entries(state, table, report, "a ViT of transformers")
-    has_head = entries.has("head.weight")
-    ours = _config(entries, config, pre_logits=entries.has("pre_logits.weight") and not has_head)
-    classes = entries.classes(num_classes)
-    weights, unused = entries.take(ours, classes)
-    reasons = {f"{prefix}embeddings.mask_token": "the mask token is used in pre-training only"}
-    if has_head:
-        pooler = table["pre_logits"]
-        reasons |= {f"{pooler}.{leaf}": "the classifier does not use the pooler" for leaf in ("weight", "bias")}
-    report.skipped |= {name: why for name, why in reasons.items() if name in unused}
-    return finish(ours, classes, weights, report, unused - set(report.skipped))
+        prefix = "vit." if any(name.startswith("vit.") for name in state) else ""
+        in_memory = any(name.startswith(f"{prefix}layers.") for name in state)
+        table = {n: t.replace("vit.", prefix, 1) for n, t in (IN_MEMORY if in_memory else CLASSIC).items()}
+        entries = Entries(state, table, report, "a ViT of transformers")
+        has_head = entries.has("head.weight")
+        ours = _config(entries, config, pre_logits=entries.has("pre_logits.weight") and not has_head)
+        classes = entries.classes(num_classes)
+        weights, unused = entries.take(ours, classes)
+        reasons = {f"{prefix}embeddings.mask_token": "the mask token is used in pre-training only"}
+        if has_head:
+            pooler = table["pre_logits"]
+            reasons |= {f"{pooler}.{leaf}": "the classifier does not use the pooler" for leaf in ("weight", "bias")}
+        report.skipped |= {name: why for name, why in reasons.items() if name in unused}
+        return finish(ours, classes, weights, report, unused - set(report.skipped))
 
 
 def write_huggingface(
@@ -197,7 +192,7 @@ def _their_config(ours: ViTConfig, classes: Sequence[str]) -> dict[str, Any]:
 
 def _preprocessor(contract: ImageContract) -> dict[str, Any]:
     """The image contract as settings of `ViTImageProcessor`, whose resize (torchvision or Pillow) differs from ours."""
-    low, high = contract.low, contract.high
+    mean, std = mean_and_std(contract.low, contract.high)
     size, cut = contract.evaluation.image_size_px, contract.evaluation.eval_resize_px
     square = {"height": size, "width": size}
     return {
@@ -211,8 +206,8 @@ def _preprocessor(contract: ImageContract) -> dict[str, Any]:
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
-        "image_mean": [-low / (high - low)] * 3,
-        "image_std": [1 / (high - low)] * 3,
+        "image_mean": mean,
+        "image_std": std,
     }
 
 

@@ -49,6 +49,11 @@ def evaluation_of(
     return AugmentConfig(image_size_px=size, antialias=True)
 
 
+def mean_and_std(low: float = -1.0, high: float = 1.0) -> tuple[list[float], list[float]]:
+    """The mean and standard deviation of each colour that take pixel / 255 to values from `low` to `high`."""
+    return [-low / (high - low)] * 3, [1 / (high - low)] * 3
+
+
 def fold(network: Network, mean: Sequence[float], std: Sequence[float], report: ConversionReport) -> None:
     """Changes a network that was trained on (pixel / 255 - mean) / std so that it takes values from -1 to 1."""
     if tuple(mean) == OURS and tuple(std) == OURS:

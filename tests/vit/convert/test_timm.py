@@ -180,6 +180,8 @@ def test_written_resnets_have_the_same_logits_in_timm_and_read_back(variant, tim
     with torch.no_grad():
         x = images(ours, torch.float64, count=2)
         assert rel_diff(theirs.double()(x), ours.double()(x)) <= 1e-5
+    named = {f"{theirs.pretrained_cfg[layer]}.weight" for layer in ("first_conv", "classifier")}
+    assert named <= theirs.state_dict().keys()
     back = read_timm(tmp_path)
     assert back.config == config
     for name, value in ours.float().state_dict().items():

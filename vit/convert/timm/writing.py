@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from vitline.vit.convert.folder import CONFIG, check_class_names, write_folder
+from vitline.vit.convert.preprocessing import mean_and_std
 from vitline.vit.convert.tables import Table, give, position_table
 from vitline.vit.convert.timm.mapping import (
     ACT_LAYER,
-    BACKBONE,
     BIT,
     DROPOUT,
     GLOBAL_POOL,
@@ -117,24 +117,20 @@ def write_timm(
     check_class_names(classes, network.num_classes)
     args, state = to_timm(network)
     name = args.pop("model_name")
-    bit = isinstance(network.config, BiTConfig)
-    hybrid = isinstance(network.config, HybridConfig)
-    stem = (
-        f"{BACKBONE}.{'' if network.config.stages else 'stem.'}conv" if isinstance(network.config, HybridConfig) else ""
-    )
-    size = network.config.image_size_px
+    config, size = network.config, network.config.image_size_px
+    table = _place(config)[2] if isinstance(config, TransformerConfig) else BIT
     about = {
         "tag": "vitline",
         "custom_load": False,
         "input_size": [3, size, size],
-        "fixed_input_size": not bit,
+        "fixed_input_size": isinstance(config, TransformerConfig),
         **_data_config(contract),
         "num_classes": network.num_classes,
         "pool_size": None,
-        "first_conv": "stem.conv" if bit else stem if hybrid else "patch_embed.proj",
-        "classifier": "head.fc" if bit else "head",
+        "first_conv": next(table[n] for n in ("conv_root", "resnet.conv_root", "patch_embed") if n in table),
+        "classifier": table["head"],
     }
-    config = {
+    about_model = {
         "architecture": name,
         "num_classes": network.num_classes,
         "num_features": network.head.in_features,
@@ -143,7 +139,7 @@ def write_timm(
         "model_args": args,
         "pretrained_cfg": about,
     }
-    write_folder(directory, state, {CONFIG: config})
+    write_folder(directory, state, {CONFIG: about_model})
 
 
 def _place(config: TransformerConfig) -> tuple[int, str, Table]:
@@ -173,12 +169,12 @@ def _mlp_ratio(config: TransformerConfig) -> float:
 
 
 def _data_config(contract: ImageContract | None) -> dict[str, Any]:
-    low, high = (contract.low, contract.high) if contract else (-1.0, 1.0)
+    mean, std = mean_and_std(contract.low, contract.high) if contract else mean_and_std()
     evaluation = contract.evaluation if contract else None
     cut = evaluation.eval_resize_px if evaluation else None
     return {
-        "mean": [-low / (high - low)] * 3,
-        "std": [1 / (high - low)] * 3,
+        "mean": mean,
+        "std": std,
         "interpolation": "bilinear",
         "crop_mode": "center" if cut else "squash",
         "crop_pct": evaluation.image_size_px / cut if evaluation and cut else 1.0,
