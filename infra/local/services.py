@@ -13,7 +13,7 @@ from typing import Any
 
 from vitline.infra.children import child_environment
 from vitline.infra.local import seaweed
-from vitline.infra.local.databases import database_file, ready_database
+from vitline.infra.local.databases import check_database, database_file
 from vitline.infra.local.ray_node import FOREIGN_TO_RAY, RayHead
 from vitline.infra.local.stack_config import MARK, StackConfig
 from vitline.infra.mlflow.pages import experiments_url
@@ -90,7 +90,7 @@ def programs(num_cpus: int | None = None) -> dict[str, Program]:
             lambda config, since: _mlflow_problem(config),
             _mlflow_environment,
             StackConfig.mlflow_login,
-            before=lambda config: ready_database(config.directory, "mlflow"),
+            before=lambda config: check_database(config.directory, "mlflow"),
         ),
         Program(
             "prefect",
@@ -100,7 +100,7 @@ def programs(num_cpus: int | None = None) -> dict[str, Program]:
             lambda config, since: _prefect_problem(config),
             _prefect_environment,
             StackConfig.prefect_login,
-            before=lambda config: ready_database(config.directory, "prefect"),
+            before=lambda config: check_database(config.directory, "prefect"),
         ),
         Program(
             "prefect-worker",

@@ -111,7 +111,7 @@ def start_stack(
         wanted = [name for name in ALL if name in services and (name != "s3" or config.object_store)]
         for name in ("mlflow", "prefect"):
             if name in wanted:
-                databases.migrate_database(directory, name, announce)
+                databases.prepare_database(directory, name, announce)
         try:
             _run_supervisor(config, log_dir, wanted, num_cpus, ends_with_caller, announce)
             state = find_stack(directory)

@@ -16,7 +16,7 @@ from vitline.flows.on_prefect.flows import FLOW_NAMES
 from vitline.flows.on_prefect.old_flow_runs import PrefectOldFlowRuns
 from vitline.flows.on_prefect.registration import register
 from vitline.infra.children import child_environment, end_with_parent
-from vitline.infra.local.databases import copy_database
+from vitline.infra.local.databases import prepare_database
 from vitline.infra.local.processes import free_ports, tail
 from vitline.infra.settings import DEFAULT_PROJECT, NO_TELEMETRY, Settings
 
@@ -31,8 +31,8 @@ IDLE = {**DONE, "message": "no inconsistencies"}
 @pytest.fixture(scope="module")
 def prefect(tmp_path_factory):
     """A Prefect server of its own, with vitline's deployments: its API."""
-    home, (port,) = tmp_path_factory.mktemp("prefect"), free_ports(1)
-    copy_database("prefect", home / "prefect.db")
+    home, (port,) = tmp_path_factory.mktemp("stack") / "prefect", free_ports(1)
+    prepare_database(home.parent, "prefect", print)
     env = {"PREFECT_API_URL": f"http://127.0.0.1:{port}/api", "PREFECT_API_AUTH_STRING": "ann:secret"}
     servers = {
         "PREFECT_HOME": str(home),

@@ -16,9 +16,10 @@ import pytest
 from vitline.infra.children import child_environment
 from vitline.infra.local import databases
 from vitline.infra.local.databases import (
+    check_database,
     database_file,
     make_empty_databases,
-    migrate_database,
+    prepare_database,
     prepared_database,
 )
 from vitline.infra.local.stack import find_stack, restart_service, start_stack, stop_stack
@@ -51,8 +52,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 MIGRATE = """
 import pathlib, sys
-from vitline.infra.local.databases import migrate_database
-migrate_database(pathlib.Path(sys.argv[1]), sys.argv[2], print)
+from vitline.infra.local.databases import prepare_database
+prepare_database(pathlib.Path(sys.argv[1]), sys.argv[2], print)
 """
 
 
@@ -123,7 +124,7 @@ def test_an_older_database_is_migrated_and_kept_as_it_was(stack_folder, package)
     mode = path.stat().st_mode
     for number in ("", "-2"):  # a name that is taken is not taken twice
         kept = path.with_name(f"{path.name}.before-{version(package)}{number}")
-        migrate_database(stack_folder, package, said.append)
+        prepare_database(stack_folder, package, said.append)
         assert revision(path) == revision(prepared_database(package))
         assert (revision(kept), ask(kept, ROWS[package]), ask(path, ROWS[package])) == (before, "kept", "kept")
         assert path.stat().st_mode == mode
@@ -139,19 +140,34 @@ def test_a_database_of_this_version_is_left_alone(stack_folder, package):
     shutil.rmtree(path.parent)
     path.parent.mkdir()
     shutil.copyfile(prepared_database(package), path)
-    migrate_database(stack_folder, package, pytest.fail)
-    migrate_database(stack_folder / "empty", package, pytest.fail)
+    prepare_database(stack_folder, package, pytest.fail)
+    prepare_database(stack_folder / "new", package, pytest.fail)
+    assert database_file(stack_folder / "new", package).read_bytes() == prepared_database(package).read_bytes()
     assert (path.read_bytes(), files(path)) == (prepared_database(package).read_bytes(), {path.name})
 
 
+@pytest.mark.slow
+def test_an_installation_without_empty_databases_makes_one_in_the_stack(tmp_path, package, monkeypatch):
+    prepared, said = prepared_database(package), []
+    monkeypatch.setattr(databases, "prepared_database", lambda package: tmp_path / "none")
+    for _ in range(2):
+        prepare_database(tmp_path, package, said.append)
+        check_database(tmp_path, package)
+    assert revision(database_file(tmp_path, package)) == revision(prepared)
+    assert said == [f"creating the tables of {package} {version(package)}"]
+
+
+@pytest.mark.slow
 def test_a_newer_database_is_refused_and_not_changed(stack_folder, package):
     path, said = database_file(stack_folder, package), []
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE alembic_version SET version_num = '0123456789ab'")
+        connection.commit()
+        connection.execute("PRAGMA journal_mode = DELETE")  # as each migration does first
     path.with_name(f"{path.name}.before-9.9").touch()
     before = path.read_bytes()
     with pytest.raises(
-        RuntimeError, match=f"(?s){package}.db has the revision 0123456789ab.*newer version.*before-9.9"
+        RuntimeError, match=f"(?s){package}.db .*0123456789ab.*not changed.*newer version of {package}.*before-9.9"
     ):
         up(stack_folder, package, said)
     assert (find_stack(stack_folder), path.read_bytes()) == (None, before)
@@ -171,7 +187,7 @@ def test_a_migration_that_fails_changes_nothing(stack_folder, package):
         RuntimeError,
         match=r"(?s)could not be migrated.*already.*output is in .*migration.log.*not changed.*stack up` again",
     ):
-        migrate_database(stack_folder, package, said.append)
+        prepare_database(stack_folder, package, said.append)
     assert (revision(path), ask(path, ROWS[package]), files(path)) == (before, "kept", {path.name})
 
 
@@ -187,7 +203,7 @@ def test_a_killed_migration_is_done_again(stack_folder, package):
             time.sleep(0.01)
         os.killpg(migration.pid, signal.SIGKILL)
     assert (revision(path), ask(path, ROWS[package])) == (before, "kept")
-    migrate_database(stack_folder, package, [].append)
+    prepare_database(stack_folder, package, [].append)
     assert revision(path) == revision(prepared_database(package))
     assert files(path) == {path.name, f"{path.name}.before-{version(package)}"}
 
@@ -198,7 +214,7 @@ def test_a_database_in_use_is_not_migrated(stack_folder, package):
         server.execute("BEGIN IMMEDIATE")
         server.execute("UPDATE alembic_version SET version_num = version_num")
         with pytest.raises(RuntimeError, match="database is locked"):
-            migrate_database(stack_folder, package, [].append)
+            prepare_database(stack_folder, package, [].append)
     assert files(path) == {path.name}
 
 
@@ -210,7 +226,7 @@ def test_a_restarted_service_neither_migrates_nor_uses_an_older_database(stack_f
     for running in supervisor.running.values():
         supervisor._launch(running)
         assert running.process is None
-        assert "is of an older version" in running.problem
+        assert "is of another version" in running.problem
         assert "`vitline stack up`, which migrates it" in running.problem
     assert revision(database_file(stack_folder, package)) == before
 
@@ -233,18 +249,3 @@ def test_the_stack_serves_what_the_older_database_holds(stack_folder, package):
         restart_service(stack_folder, package)
     finally:
         stop_stack(stack_folder)
-
-
-def test_a_database_is_copied_where_a_file_has_one_name_only(tmp_path, monkeypatch):
-    def refuse(*_):
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(os, "link", refuse)
-    database, work = tmp_path / "mlflow.db", tmp_path / "work"
-    work.mkdir()
-    for number, content in enumerate((b"old", b"older")):
-        database.write_bytes(content)
-        kept = databases._keep(database, "mlflow.db.before-3", work)
-        assert kept.name == ("mlflow.db.before-3", "mlflow.db.before-3-2")[number]
-        assert kept.read_bytes() == content
-    assert not list(work.iterdir())
