@@ -65,10 +65,10 @@ def main() -> int:
     # -qq hides warnings, such as those about this machine's pip settings, but not errors.
     pip = in_venv("pip", "--disable-pip-version-check", "install", "-qq", "--no-compile")
     alone = ["--no-deps", "--no-build-isolation"] if hashes else ["--no-deps"]
-    trains = any(pin.name == "torch" for pin in chosen)
+    names = {pin.name for pin in chosen}
     stamp, wanted = VENV / f"installed-{extra}", fingerprint()
     if stamp.exists() and stamp.read_text() == wanted:
-        if trains:
+        if "torch" in names:
             build_decoder([*pip, *alone], explain=False)
         return 0
     print(
@@ -89,10 +89,15 @@ def main() -> int:
     if not installed:
         print("The installation failed; pip's message is above. Next: fix the cause and run the same command again.")
         return 1
-    if trains:
+    if "torch" in names:
         build_decoder([*pip, *alone], explain=True)
     compile_modules()
-    if not prepare_databases():
+    # With them the first start of the local stack is faster. Only some extras have its servers.
+    databases = in_venv("vitline.infra.local.databases")
+    if "mlflow" in names and work("preparing the databases of MLflow and Prefect", databases):
+        print(
+            "The databases of MLflow and Prefect could not be prepared; the reason is above. Next: run the command again."
+        )
         return 1
     stamp.write_text(wanted)
     return 0
@@ -201,16 +206,6 @@ def compile_modules() -> None:
     """Compiles the installed modules on all processors. pip would take one, for nearly half of the installation. Some packages hold
     templates of modules that do not compile: they are left out."""
     work("compiling the modules", in_venv("compileall", "-qq", "-j0", str(VENV / "lib")))
-
-
-def prepare_databases() -> bool:
-    """Prepares the databases of MLflow and Prefect, so that the first start of the local stack is faster."""
-    failed = work("preparing the databases of MLflow and Prefect", in_venv("vitline.infra.local.databases"))
-    if failed:
-        print(
-            "The databases of MLflow and Prefect could not be prepared; the reason is above. Next: run the command again."
-        )
-    return not failed
 
 
 def work(what: str, command: list[str], log: IO[str] | None = None) -> int:

@@ -133,6 +133,20 @@ def test_a_step_that_takes_long_says_what_it_does(monkeypatch, capfd):
     assert install.work("fails", [sys.executable, "-c", "raise SystemExit(3)"]) == 3
 
 
+@pytest.mark.parametrize(("extra", "serves"), [("train", False), ("flows", False), ("local", True)])
+def test_databases_are_prepared_where_their_servers_are_installed(extra, serves, tmp_path, monkeypatch):
+    commands = []
+    monkeypatch.setattr(install, "VENV", tmp_path)
+    monkeypatch.setattr(install, "unfit", lambda *machine: "")
+    monkeypatch.setattr(install, "label_of_torch", lambda *index: "")
+    monkeypatch.setattr(install, "build_decoder", lambda *pip, explain: None)
+    monkeypatch.setattr(install, "work", lambda what, command, log=None: commands.append(command) or 0)
+    monkeypatch.setattr(sys, "argv", ["install.py", extra])
+    assert install.main() == 0
+    assert (install.in_venv("vitline.infra.local.databases") in commands) == serves
+    assert (tmp_path / f"installed-{extra}").exists()
+
+
 def test_another_system_than_that_of_the_lock_needs_the_way_out(monkeypatch):
     monkeypatch.setattr(install.platform, "machine", lambda: "aarch64")
     assert "aarch64. Next: " + WAY_OUT in unfit((3, 12, 0), True)
