@@ -105,7 +105,7 @@ def start_stack(
             return running
         if stop_stack(directory):
             announce("ended processes that an earlier stack had left")
-        config, notes = settle(directory, _needed_ports(ports), root)
+        config, notes = settle(directory, ports, root)
         for note in notes:
             announce(note)
         wanted = [name for name in ALL if name in services and (name != "s3" or config.object_store)]
@@ -289,10 +289,6 @@ def _one_at_a_time(directory: Path, announce: Callable[[str], None]) -> Iterator
         yield
 
 
-def _needed_ports(ports: Mapping[str, int]) -> dict[str, int]:
-    return {name: port for name, port in ports.items() if port}
-
-
 def _check_same(
     directory: Path, running: StackState, services: Sequence[str], ports: Mapping[str, int], root: str | None
 ) -> None:
@@ -304,7 +300,7 @@ def _check_same(
         raise RuntimeError(
             f"the stack in {directory} runs without {', '.join(missing)}. Run `vitline stack down` first, then up again."
         )
-    for name, port in _needed_ports(ports).items():
+    for name, port in ports.items():
         if config.ports.get(name) != port:
             raise RuntimeError(
                 f"{name} runs on port {config.ports.get(name)}, not {port}. Run `vitline stack down` first, then up again."
@@ -355,10 +351,7 @@ def _stack_config(directory: Path) -> StackConfig:
     return config
 
 
-def _wait(condition: Callable[[], bool], patience_s: float) -> bool:
+def _wait(condition: Callable[[], bool], patience_s: float) -> None:
     deadline = time.monotonic() + patience_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
+    while not condition() and time.monotonic() < deadline:
         time.sleep(0.05)
-    return True

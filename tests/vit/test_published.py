@@ -370,9 +370,7 @@ def test_store_of_a_stopped_stack_is_read_or_the_next_step_is_named(network, wor
 
     def stack(object_store):
         ports = dict.fromkeys(("s3", "mlflow", "prefect", "ray"), 9)
-        config = StackConfig(
-            id="0a", directory=directory, ports=ports, object_store=object_store, artifacts_in_store=False
-        )
+        config = StackConfig(id="0a", directory=directory, ports=ports, object_store=object_store)
         (directory / "place.json").write_text(config.model_dump_json(exclude={"directory"}))
 
     stack(object_store=True)
