@@ -39,7 +39,6 @@ from vitline.infra.local.processes import (
     STILL_S,
     Stillness,
     free_ports,
-    is_busy,
     load,
     short_temporary,
     tail,
@@ -51,14 +50,9 @@ from vitline.infra.ray_jobs import ONE_TRAINING
 OBJECT_STORE_BYTES = 512 * 1024 * 1024
 AGENT_PORTS = 4
 ORDERLY_S = 5.0  # Ray needs about 1 s; jobs that should write a checkpoint must be stopped before
-_MAX_TRIES = 5
-_GAVE_UP_AFTER_S = 20.0
-"""Ray waits a fixed time for some of its processes. If it ends sooner than this, the machine was not too busy."""
 _SAY_EVERY_S = 30.0
 _NO_LIMIT_S = "86400"
 """For Ray's own limits of starting: `Stillness` ends what makes no progress."""
-_WRONG_VALUE = "ValueError: "
-"""Ray's error for a value that it cannot use, such as a negative size. It would fail again."""
 _LOG, _SUPERVISOR_LOG = (
     "local-ray.log",
     "local-ray-supervisor.log",
@@ -181,21 +175,12 @@ def main() -> None:
     def over() -> bool:
         return bool(asked_to_end) or os.getppid() != arguments.parent
 
-    problem = ""
-    for tries in range(1, _MAX_TRIES + 1):
-        problem, again = _serve(arguments, over)
-        if not problem or not again or over() or tries == _MAX_TRIES:
-            break
-        print(f"{problem}; starting it again", file=sys.stderr, flush=True)
-    if problem:
-        _answer({"error": problem if tries == 1 else f"{problem}, in {tries} tries ({load()})"})
+    if problem := _serve(arguments, over):
+        _answer({"error": problem})
 
 
-def _serve(arguments: argparse.Namespace, over: Callable[[], bool]) -> tuple[str, bool]:
-    """Runs Ray until `over()`, then ends all its processes.
-
-    Returns the reason if it did not start, else an empty text, and whether another try may help.
-    """
+def _serve(arguments: argparse.Namespace, over: Callable[[], bool]) -> str:
+    """Runs Ray until `over()`, then ends all its processes. Returns the reason if it did not start, else an empty text."""
     with temporary_folder() as folder:
         token = folder / "token"
         make_token(token)
@@ -203,7 +188,6 @@ def _serve(arguments: argparse.Namespace, over: Callable[[], bool]) -> tuple[str
         options = arguments.num_cpus, arguments.object_store_bytes, arguments.more_nodes
         head = RayHead(folder / "ray", token, login, free_ports(1)[0], *options)
         environment = head.environment()
-        began = time.monotonic()
         with open(arguments.log_dir / _LOG, "wb") as log:
             process = subprocess.Popen(
                 head.command(),
@@ -218,15 +202,13 @@ def _serve(arguments: argparse.Namespace, over: Callable[[], bool]) -> tuple[str
         children = {process.pid: process}
         try:
             if problem := _wait_until_ready(process, head, over):
-                reason = last_words(tail(arguments.log_dir / _LOG))
-                slow = is_busy() or time.monotonic() - began > _GAVE_UP_AFTER_S
-                return f"{problem}: {reason}", slow and not reason.startswith(_WRONG_VALUE)
+                return f"{problem}: {last_words(tail(arguments.log_dir / _LOG))}"
             certificates = {name: value for name, value in environment.items() if name.startswith(_CERTIFICATES)}
             _answer({"env": head.client_environment() | certificates})
             while not over() and process.returncode is None:
                 reap(children)
                 time.sleep(0.2)
-            return "", False
+            return ""
         finally:
             end_children([process], ORDERLY_S)
             end_descendants(children)

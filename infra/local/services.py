@@ -41,8 +41,6 @@ class Program:
     logins: Callable[[StackConfig], dict[str, str]] = lambda config: {}
     """The logins of services that it uses or serves."""
     needs: tuple[str, ...] = ()
-    first_tries: int = 1
-    """How often it may die at the first start of the stack. With 1, a wrong setting is reported at once."""
     before: Callable[[StackConfig], object] = lambda config: None
     after: Callable[[StackConfig, Path], object] = lambda config, log_dir: None
 
@@ -124,7 +122,6 @@ def programs(num_cpus: int | None = None) -> dict[str, Program]:
             lambda config: head(config).command(),
             lambda config, since: head(config).problem(),
             lambda config: head(config).environment(),
-            first_tries=2,  # its start fails after a fixed 30 s, on a busy machine several times
             after=leave,
         ),
     )  # fmt: skip

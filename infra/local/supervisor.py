@@ -23,7 +23,7 @@ import psutil
 
 from vitline.infra.children import adopt_orphans, birth_of, end_children, end_descendants, end_with_parent, reap
 from vitline.infra.local.paths import write_private
-from vitline.infra.local.processes import STILL_S, Stillness, is_busy, listening_ports, load, tail
+from vitline.infra.local.processes import STILL_S, Stillness, listening_ports, load, tail
 from vitline.infra.local.service_logs import open_private, shorten
 from vitline.infra.local.services import Program, programs
 from vitline.infra.local.stack_config import MARK, StackConfig, load_stack_config
@@ -206,7 +206,8 @@ class Supervisor:
     def _step(self, first: bool) -> None:
         """Checks all services once and acts on changes.
 
-        During the `first` start a service fails after fewer deaths, and there are no restart requests.
+        During the `first` start a service that dies is not started again, so that a wrong setting is reported at once, and there are no
+        restart requests.
         """
         reap(self._children())
         for running in self.running.values():
@@ -276,8 +277,7 @@ class Supervisor:
         self._clear(running)
         now = time.monotonic()
         running.deaths = [t for t in running.deaths if now - t < _DEATHS_WITHIN_S] + [now]
-        slow_start = running.program.first_tries > 1 and is_busy()
-        if len(running.deaths) >= (running.program.first_tries if first and not slow_start else _MAX_DEATHS):
+        if first or len(running.deaths) >= _MAX_DEATHS:
             running.state = "failed"
             say(f"{name} died {len(running.deaths)} times in {_DEATHS_WITHIN_S:g} s and is not started again")
             return
