@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from vitline.vit.convert.npz import read_npz
-from vitline.vit.convert.report import ConversionError
+from vitline.vit.convert.npz import BIT, TRANSFORMER, read_npz
+from vitline.vit.convert.report import ConversionError, ConversionReport
+from vitline.vit.convert.tables import names_of, numbers_of
 from vitline.vit.models.pos_embed import resample_pos_embed
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
@@ -190,3 +191,23 @@ def test_truncated_and_foreign_files_are_refused(tmp_path):
             read_npz(f"{tmp_path}/{name}")
     with pytest.raises(ConversionError, match=re.escape(f"There is no file {tmp_path}/none.npz")):
         read_npz(f"{tmp_path}/none.npz")
+
+
+def test_stages_and_units_are_counted_from_1_in_files():
+    line, report = "stages.#.#.conv2.weight", ConversionReport(source="x", family="")
+    assert names_of("resnet.stages.0.8.conv2.weight", TRANSFORMER) == ["block1/unit9/conv2/kernel"]
+    for ours, theirs in {
+        "stages.0.8.conv2.weight": "block1/unit09",
+        "stages.3.9.conv2.weight": "block4/unit10",
+    }.items():
+        assert names_of(ours, BIT) == [f"{theirs}/conv2/kernel"]
+    assert list(numbers_of(line, BIT, ["block1/unit09/gn1/scale", "head/kernel", "block4/unit10/x"], report)) == [
+        (0, 8),
+        (3, 9),
+    ]
+
+
+def test_tables_name_each_entry_once():
+    for table in (TRANSFORMER, BIT):
+        assert len(set(table.values())) == len(table)
+        assert all(ours.count("#") == theirs.count("#") for ours, theirs in table.items())
