@@ -1,6 +1,6 @@
 """Locates the corpus of a request before any work is done: the same request finds the corpus that is already finished."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from vitline.data_prep.config import CorpusConfig, LabelTable, Source
@@ -11,7 +11,7 @@ from vitline.infra.config import digest_of
 from vitline.infra.keys import run_key
 from vitline.infra.names import there_are
 from vitline.infra.records import UnreadableRecord, and_unreadable, readable
-from vitline.infra.storage import Store
+from vitline.infra.storage import Store, open_store
 
 
 class FoundCorpus(NamedTuple):
@@ -58,39 +58,71 @@ def find_corpus(root: Store, config: CorpusConfig) -> Manifest | None:
     return load_manifest(corpus) if corpus.exists(MANIFEST_KEY) else None
 
 
-def prepared_corpora(root: Store, report: Callable[[UnreadableRecord], None], name: str = "") -> list[FoundCorpus]:
-    """Every finished corpus below a root, or in the folder of a name, sorted by name, then from old to new. One that cannot be read
-    is reported."""
+class Corpora:
+    """The finished corpora below a root. What was listed or read is kept, so that a request asks for each of them once."""
 
-    def read(key: str) -> FoundCorpus:
-        corpus = root.child(key.removesuffix(f"/{MANIFEST_KEY}"))
-        return FoundCorpus(corpus, load_manifest(corpus))
+    def __init__(self, root: Store) -> None:
+        self._root = root
+        self._keys = dict[str, list[str]]()
+        self._opened = dict[str, FoundCorpus]()
 
-    keys = [
-        key
-        for key in root.list(f"corpora/{name}/" if name else "corpora/")
-        if key.endswith(f"/{MANIFEST_KEY}") and key.count("/") == 3
-    ]
-    found = readable(keys, read, report)
-    return sorted(found, key=lambda each: (each.manifest.name, str(each.manifest.provenance.get("created_at", ""))))
+    @property
+    def opened(self) -> Mapping[str, FoundCorpus]:
+        """Those that were read so far, by URI."""
+        return self._opened
+
+    def at(self, uri: str) -> FoundCorpus:
+        """The corpus at a URI, also outside of the root. Raises ValueError for one that is missing or cannot be read."""
+        try:
+            return self._open(open_store(uri))
+        except UnreadableRecord as error:
+            raise ValueError(str(error)) from error
+
+    def find(self, name: str) -> FoundCorpus:
+        """The finished corpus NAME (its newest version that is not a subset) or NAME/VERSION. Raises ValueError that lists the
+        existing corpora."""
+        odd = list[UnreadableRecord]()
+        # All corpora are read only to find one that was copied to a folder of another name, and for the error.
+        is_folder = all(part.strip(".") for part in name.split("/"))
+        for folder in dict.fromkeys((name, name.partition("/")[0], "")) if is_folder else ("",):
+            odd.clear()
+            every = self.all(odd.append, folder)
+            for found in reversed(every):
+                manifest = found.manifest
+                of_that_name = name == manifest.name and manifest.view_of is None
+                if of_that_name or name == f"{manifest.name}/{manifest.version}":
+                    return found
+        known = there_are(name, {manifest.name for _, manifest in every})
+        below = self._root.uri.removeprefix("file://")
+        raise ValueError(
+            f"There is no corpus {name!r} below {below}; {known} `vitline data prep` prepares one.{and_unreadable(odd)}"
+        )
+
+    def all(self, report: Callable[[UnreadableRecord], None], folder: str = "") -> list[FoundCorpus]:
+        """Every finished corpus, or those in the folder of a NAME or NAME/VERSION, sorted by name, then from old to new. One that
+        cannot be read is reported."""
+        found = readable(
+            self._listed(folder), lambda key: self._open(self._root.child(key.removesuffix(f"/{MANIFEST_KEY}"))), report
+        )
+        return sorted(found, key=lambda each: (each.manifest.name, str(each.manifest.provenance.get("created_at", ""))))
+
+    def _listed(self, folder: str) -> list[str]:
+        if folder not in self._keys:
+            keys = self._root.list(f"corpora/{folder}/" if folder else "corpora/")
+            self._keys[folder] = [key for key in keys if key.endswith(f"/{MANIFEST_KEY}") and key.count("/") == 3]
+        return self._keys[folder]
+
+    def _open(self, corpus: Store) -> FoundCorpus:
+        if corpus.uri not in self._opened:
+            self._opened[corpus.uri] = FoundCorpus(corpus, load_manifest(corpus))
+        return self._opened[corpus.uri]
+
+
+def prepared_corpora(root: Store, report: Callable[[UnreadableRecord], None]) -> list[FoundCorpus]:
+    """Every finished corpus below a root, as `Corpora.all`."""
+    return Corpora(root).all(report)
 
 
 def prepared_corpus(root: Store, name: str) -> FoundCorpus:
-    """The finished corpus NAME (its newest version that is not a subset) or NAME/VERSION. Raises ValueError that lists the
-    existing corpora."""
-    odd = list[UnreadableRecord]()
-    own = name.partition("/")[0]
-    # All corpora are read only to find one that was copied to a folder of another name, and for the error.
-    for folder in (own, "") if own.strip(".") else ("",):
-        odd.clear()
-        every = prepared_corpora(root, odd.append, folder)
-        for found in reversed(every):
-            manifest = found.manifest
-            of_that_name = name == manifest.name and manifest.view_of is None
-            if of_that_name or name == f"{manifest.name}/{manifest.version}":
-                return found
-    known = there_are(name, {manifest.name for _, manifest in every})
-    below = root.uri.removeprefix("file://")
-    raise ValueError(
-        f"There is no corpus {name!r} below {below}; {known} `vitline data prep` prepares one.{and_unreadable(odd)}"
-    )
+    """The finished corpus of a name, as `Corpora.find`."""
+    return Corpora(root).find(name)

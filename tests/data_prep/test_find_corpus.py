@@ -28,6 +28,20 @@ def test_a_corpus_is_found_by_name_and_version_without_reading_others(two_corpor
     assert read == ["city", "city"]
 
 
+def test_what_was_listed_or_read_is_not_asked_for_again(two_corpora, read, monkeypatch):
+    root, listed = open_store(two_corpora), []
+    list_keys = type(root).list
+    monkeypatch.setattr(type(root), "list", lambda store, prefix="": listed.append(prefix) or list_keys(store, prefix))
+    corpora = find_corpus.Corpora(root)
+    found = [corpora.find("city"), corpora.find("city")]
+    found += [corpora.find(f"city/{found[0].manifest.version}"), corpora.at(found[0].store.uri)]
+    assert {id(each) for each in found} == {id(corpora.opened[found[0].store.uri])}
+    assert read == ["city"]
+    assert listed == ["corpora/city/", f"corpora/city/{found[0].manifest.version}/"]
+    assert [each.manifest.name for each in corpora.all(pytest.fail)] == ["birds", "city"]
+    assert read == ["city", "birds"]
+
+
 @pytest.mark.parametrize("name", ["citty", "../birds", "/etc", ".", ""])
 def test_an_unknown_name_lists_what_there_is(two_corpora, name):
     with pytest.raises(ValueError, match=r"There is no corpus .* `vitline data prep` prepares one"):
