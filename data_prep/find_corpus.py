@@ -1,6 +1,6 @@
 """Locates the corpus of a request before any work is done: the same request finds the corpus that is already finished."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from vitline.data_prep.config import CorpusConfig, LabelTable, Source
@@ -59,16 +59,17 @@ def find_corpus(root: Store, config: CorpusConfig) -> Manifest | None:
 
 
 class Corpora:
-    """The finished corpora below a root. What was listed or read is kept, so that a request asks for each of them once."""
+    """The finished corpora below a root. What was listed or read is kept, so that a request asks for each of them once; `known` were
+    read before."""
 
-    def __init__(self, root: Store) -> None:
+    def __init__(self, root: Store, known: Iterable[FoundCorpus] = ()) -> None:
         self._root = root
         self._keys = dict[str, list[str]]()
-        self._opened = dict[str, FoundCorpus]()
+        self._opened = {corpus.store.uri: corpus for corpus in known}
 
     @property
     def opened(self) -> Mapping[str, FoundCorpus]:
-        """Those that were read so far, by URI."""
+        """Those that are known or were read so far, by URI."""
         return self._opened
 
     def at(self, uri: str) -> FoundCorpus:

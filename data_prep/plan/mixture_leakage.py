@@ -14,7 +14,7 @@ from vitline.data_prep.decode import DecodePolicy
 from vitline.data_prep.plan.leak_pairs import PAIRS_PER_TASK, nearest_hashes
 from vitline.data_prep.plan.leakage import EVALUATION_SCHEMA, prepared_sets, published_rows
 from vitline.data_prep.plan.locate_pictures import PictureReader, PictureRow, listed_as_cell
-from vitline.data_prep.shard_format import KnownShard, Manifest, known_shards, load_manifest, open_shard
+from vitline.data_prep.shard_format import KnownShard, Manifest, known_shards, open_shard
 from vitline.infra.storage import Store, open_store
 
 _HASHES = ["phash", "phash_mirror"]
@@ -32,7 +32,7 @@ class MixtureLeak(NamedTuple):
 
 
 def find_mixture_leaks(
-    corpora: Sequence[Store],
+    corpora: Sequence[tuple[Store, Manifest]],
     root: Store,
     *,
     split: str,
@@ -44,10 +44,9 @@ def find_mixture_leaks(
 
     Reads the hashes of the training rows, and of images only those whose hashes are near. Raises ShardError for a bad shard.
     """
-    manifests = [load_manifest(corpus) for corpus in corpora]
-    sets = _evaluation_sets(corpora, manifests, root, val_split)
+    sets = _evaluation_sets(corpora, root, val_split)
     leaks = list[MixtureLeak]()
-    for corpus, manifest in zip(corpora, manifests, strict=True):
+    for corpus, manifest in corpora:
         title, rows = f"{manifest.name}/{manifest.version}", [EVALUATION_SCHEMA.empty_table()]
         for other, of, splits in sets:
             known = {done for name, done in compared.get(title, ()) if name == f"{of.name}/{of.version}"}
@@ -64,12 +63,10 @@ def find_mixture_leaks(
 _Set = tuple[Store, Manifest, tuple[str, ...]]
 
 
-def _evaluation_sets(
-    corpora: Sequence[Store], manifests: Sequence[Manifest], root: Store, val_split: str | None
-) -> list[_Set]:
+def _evaluation_sets(corpora: Sequence[tuple[Store, Manifest]], root: Store, val_split: str | None) -> list[_Set]:
     """The newest evaluation sets below the root, and the corpora of the mixture with the splits that are scored."""
     sets = {versions[-1][0].uri: versions[-1] for versions in prepared_sets(root).values()}
-    for corpus, manifest in zip(corpora, manifests, strict=True):
+    for corpus, manifest in corpora:
         if val_split in manifest.splits:
             _, _, splits = sets.get(corpus.uri, (corpus, manifest, ()))
             sets[corpus.uri] = corpus, manifest, tuple(dict.fromkeys((*splits, str(val_split))))

@@ -16,9 +16,9 @@ from vitline.infra.html.text import clock, percent
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
 from vitline.vit.config import TrainConfig
-from vitline.vit.corpora.training_corpora import open_corpora
 from vitline.vit.recipes.own_pictures import own_pictures
 from vitline.vit.run.devices import devices_text
+from vitline.vit.run.resolved import resolve
 
 # Time of decoding, cropping and waiting as a fraction of the arithmetic, measured on 2 cores with small images.
 INPUT_SHARE = 0.25
@@ -41,7 +41,9 @@ def run_own_pictures(
         config = own_pictures(
             name, corpus.uri, corpus.manifest, num_workers=min(cpus, 8), total_steps=steps, num_gpus=gpus, num_cpus=cpus
         )
-        if not (scored_on := held_out(config, open_corpora(config))).is_telling:
+        opened = {corpus.uri: (open_store(corpus.uri), corpus.manifest)}
+        training = resolve(config, settings.root, opened)
+        if not (scored_on := held_out(config, training.corpora)).is_telling:
             console.say(f"warning: {name}: {scored_on.text}")
         seconds = estimate(config, corpus.manifest.num_classes)
         console.say(
@@ -55,7 +57,7 @@ def run_own_pictures(
             and not typer.confirm("Start?", default=True, err=True)
         ):
             raise typer.Exit(0)
-        spec, result = train_model(config, engines)
+        spec, result = train_model(training, engines)
     if as_json:
         console.emit({"run": spec.run_key, "reused": result.reused, "estimated_s": seconds, **result.state})
         return

@@ -16,10 +16,10 @@ from vitline.flows.runs.pretrain import train_model
 from vitline.infra.html.text import field
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
-from vitline.vit.config import TrainConfig
 from vitline.vit.published.model_record import network_of, published_record, read_contract
 from vitline.vit.recipes import recipe_named
 from vitline.vit.recipes.own import kind_of
+from vitline.vit.run.resolved import ResolvedTraining
 
 
 def requested_training(
@@ -29,8 +29,8 @@ def requested_training(
     overrides: Sequence[str],
     class_map: str | None = None,
     init_from: str | None = None,
-) -> TrainConfig:
-    """The config of a command line. Raises ValueError for a corpus, recipe, field or value that does not exist.
+) -> ResolvedTraining:
+    """The training of a command line. Raises ValueError for a corpus, recipe, field or value that does not exist.
 
     Weights of another codebase are published below the root first.
     """
@@ -79,29 +79,29 @@ def _weighted(text: str) -> tuple[str, float]:
         return text, 1.0
 
 
-def train_and_show(settings: Settings, config: TrainConfig, *, as_json: bool) -> None:
+def train_and_show(settings: Settings, training: ResolvedTraining, *, as_json: bool) -> None:
     """Runs a training to its end and prints its final state."""
     with open_engines(settings) as engines:
-        train_on(engines, config, as_json=as_json)
+        train_on(engines, training, as_json=as_json)
 
 
-def train_on(engines: Engines, config: TrainConfig, *, as_json: bool) -> None:
+def train_on(engines: Engines, training: ResolvedTraining, *, as_json: bool) -> None:
     """The same on engines that may have done other work before."""
-    spec, result = train_model(config, engines)
+    spec, result = train_model(training, engines)
     shown = {"run": spec.run_key, "reused": result.reused, "wall_s": round(result.wall_s, 1), **result.state}
     if as_json:
         console.emit(shown)
         return
     show_one(shown, as_json=False)
-    if score := score_text(result.state, labelled=config.recipe.masked_patches is None):
+    if score := score_text(result.state, labelled=training.config.recipe.masked_patches is None):
         console.print_result(score)
 
 
 def show_plan(
-    plan: Mapping[str, Any], config: TrainConfig, recipe: str, overrides: Sequence[str], as_json: bool
+    plan: Mapping[str, Any], training: ResolvedTraining, recipe: str, overrides: Sequence[str], as_json: bool
 ) -> None:
     """Prints a plan and where its settings come from: on a terminal those that are not at their defaults."""
-    settings = settings_of(config, recipe, parse_overrides(overrides))
+    settings = settings_of(training.config, recipe, parse_overrides(overrides))
     if as_json:
         show_one({**plan, "settings": settings}, as_json=True)
         return

@@ -1,8 +1,9 @@
 """A form for an evaluation, or a batch prediction, -> what it will compute, or a refusal in one sentence (ValueError). Starts nothing."""
 
-from vitline.flows.catalog.lists import find_corpus, find_model
+from vitline.data_prep.find_corpus import Corpora
+from vitline.flows.catalog.lists import find_model
 from vitline.flows.forms.forms import EvaluateRequest, PredictRequest
-from vitline.flows.forms.named_corpora import named_tasks
+from vitline.flows.forms.named_corpora import find_named, named_tasks
 from vitline.flows.forms.requested_protocol import requested_protocol
 from vitline.infra.config import FrozenConfig, digest_of
 from vitline.infra.keys import run_key
@@ -34,12 +35,13 @@ class EvaluationPlan(FrozenConfig):
 def resolve_evaluate(root: str, request: EvaluateRequest) -> EvaluationPlan:
     """The plan of an evaluation whose model and tasks exist."""
     uri = find_model(root, request.model)
-    tasks = named_tasks(root, request.tasks)
+    corpora = Corpora(open_store(root))
+    tasks = named_tasks(root, corpora, request.tasks)
     return EvaluationPlan(
         models=(uri, None) if request.from_scratch else (uri,),
         tasks=tuple(
             TaskRef(name=corpus.manifest.name, corpus=corpus.store.uri)
-            for corpus in (find_corpus(root, task) for task in tasks.names)
+            for corpus in (find_named(corpora, task) for task in tasks.names)
         ),
         architecture=published_network(uri),
         protocol=requested_protocol(request.protocol, request.overrides, request.from_scratch),
@@ -54,9 +56,10 @@ WHOLE = ("train", "val", "test")
 """The splits that contain every image once; others, such as `trainval`, are made of them."""
 
 
-def resolve_predict(root: str, request: PredictRequest) -> PredictionSpec:
-    """The spec of a prediction whose model, corpus and splits exist."""
-    uri, (corpus, manifest) = find_model(root, request.model), find_corpus(root, request.corpus)
+def resolve_predict(root: str, request: PredictRequest, corpora: Corpora | None = None) -> PredictionSpec:
+    """The spec of a prediction whose model, corpus and splits exist. `corpora` are those of a request that it is a part of."""
+    uri = find_model(root, request.model)
+    corpus, manifest = find_named(corpora or Corpora(open_store(root)), request.corpus)
     record = published_record(open_store(uri))
     for split in request.splits:
         if split not in manifest.splits:

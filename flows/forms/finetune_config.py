@@ -1,10 +1,12 @@
-"""A form for a fine-tuning -> its config, or a refusal in one sentence (ValueError). Starts nothing."""
+"""A form for a fine-tuning -> its config and inputs, or a refusal in one sentence (ValueError). Starts nothing."""
 
 from typing import Any
 
+from vitline.data_prep.find_corpus import Corpora
 from vitline.data_prep.shard_format import Manifest
-from vitline.flows.catalog.lists import find_corpus, find_model
+from vitline.flows.catalog.lists import find_model
 from vitline.flows.forms.forms import FinetuneRequest
+from vitline.flows.forms.named_corpora import find_named
 from vitline.flows.forms.own_code import with_own_code
 from vitline.flows.forms.probed_corpora import with_probed_corpora
 from vitline.flows.forms.training_draft import check_loss, training_name, with_steps
@@ -18,17 +20,18 @@ from vitline.vit.input.config import AugmentConfig, InputConfig
 from vitline.vit.input.plan import propose_num_lanes
 from vitline.vit.models.config import NetworkConfig, network_config
 from vitline.vit.published.model_record import network_of, published_record, read_contract
+from vitline.vit.run.resolved import ResolvedTraining, resolve
 
 
-def resolve_finetune(root: str, request: FinetuneRequest) -> TrainConfig:
-    """The config of a fine-tuning by the paper's rules (arXiv:2010.11929, B.1.1); the loss is that of the labels of the corpus."""
+def resolve_finetune(root: str, request: FinetuneRequest) -> ResolvedTraining:
+    """A fine-tuning by the paper's rules (arXiv:2010.11929, B.1.1); the loss is that of the labels of the corpus."""
     from vitline.vit.input.image_contract import ImageContract
 
-    model = find_model(root, request.model)
+    corpora, model = Corpora(open_store(root)), find_model(root, request.model)
     published = published_record(open_store(model))
     contract = ImageContract.model_validate(read_contract(open_store(model), published))
     architecture = network_of(open_store(model), published)
-    store, manifest = find_corpus(root, request.corpus)
+    store, manifest = find_named(corpora, request.corpus)
     if request.protocol is None:
         recipe = _finetune_recipe(request, architecture, contract.evaluation, manifest)
     else:
@@ -44,9 +47,9 @@ def resolve_finetune(root: str, request: FinetuneRequest) -> TrainConfig:
             num_workers=request.num_workers or 1, save_every_steps=max(1, recipe.total_steps // 4)
         ),
     )
-    config = with_own_code(with_probed_corpora(replace(config, **request.overrides), root))
+    config = with_own_code(with_probed_corpora(replace(config, **request.overrides), corpora))
     check_loss(config, store.uri, manifest)
-    return config
+    return resolve(config, root, corpora.opened, {model: published})
 
 
 def _finetune_recipe(

@@ -5,11 +5,10 @@ from typing import NamedTuple
 
 from vitline.data_prep.config import CorpusConfig
 from vitline.data_prep.examples.presets import PRESETS
-from vitline.data_prep.find_corpus import corpus_version
-from vitline.data_prep.shard_format import load_manifest
-from vitline.flows.catalog.lists import find_corpus, list_corpora
+from vitline.data_prep.find_corpus import Corpora, FoundCorpus, corpus_version
+from vitline.flows.catalog.lists import say_unreadable
 from vitline.infra.names import there_are
-from vitline.infra.storage import Store, open_store
+from vitline.infra.storage import open_store
 from vitline.vit.evaluation.tasks import VTAB_TASKS
 from vitline.vit.published.model_names import is_location
 
@@ -27,13 +26,18 @@ class NamedTasks(NamedTuple):
     """A sentence about the tasks of `vtab` that are not prepared; None if all are, or if `vtab` is not requested."""
 
 
-def named_tasks(root: str, tasks: Sequence[str]) -> NamedTasks:
+def find_named(corpora: Corpora, name: str) -> FoundCorpus:
+    """The corpus of a `NAME`, `NAME/VERSION` or URI, as `catalog.find_corpus`, among those that the same request looks up."""
+    return corpora.at(name) if is_location(name) else corpora.find(name)
+
+
+def named_tasks(root: str, corpora: Corpora, tasks: Sequence[str]) -> NamedTasks:
     """Each requested task once; `vtab` stands for its tasks that are prepared.
 
     Raises ValueError if none of them is prepared."""
     if VTAB not in tasks:
         return NamedTasks(tuple(dict.fromkeys(tasks)), None)
-    prepared = {row["name"] for row in list_corpora(root) if row["view_of"] is None}
+    prepared = {each.manifest.name for each in corpora.all(say_unreadable) if each.manifest.view_of is None}
     of_vtab = [task.corpus_name for task in VTAB_TASKS if task.corpus_name in prepared]
     if not of_vtab:
         raise ValueError(f"No task of VTAB is prepared below {root}; `vitline vtab prepare` prepares them.")
@@ -46,23 +50,23 @@ def named_tasks(root: str, tasks: Sequence[str]) -> NamedTasks:
     return NamedTasks(tuple(names), note if missing else None)
 
 
-def choose_corpus(root: str, name: str) -> CorpusChoice:
+def choose_corpus(root: str, corpora: Corpora, name: str) -> CorpusChoice:
     """The preset of this name, else the prepared corpus."""
     if name in PRESETS:
         return PRESETS[name]()
     try:
-        return find_corpus(root, name).store.uri
+        return find_named(corpora, name).store.uri
     except ValueError as error:
         if is_location(name):
             raise
-        known = there_are(name, {*PRESETS, *(row["name"] for row in list_corpora(root))})
+        known = there_are(name, {*PRESETS, *(each.manifest.name for each in corpora.all(say_unreadable))})
         raise ValueError(
             f"There is no corpus {name!r} below {root}; {known} `vitline data prep` prepares one."
         ) from error
 
 
-def corpus_identity(root: Store, choice: CorpusChoice) -> str:
+def corpus_identity(root: str, corpora: Corpora, choice: CorpusChoice) -> str:
     """What identifies a corpus in a pipeline's key: the version that will be made, or the digest of a prepared one."""
     if isinstance(choice, CorpusConfig):
-        return f"{choice.name}/{corpus_version(root, choice)}"
-    return load_manifest(open_store(choice)).digest
+        return f"{choice.name}/{corpus_version(open_store(root), choice)}"
+    return corpora.at(choice).manifest.digest

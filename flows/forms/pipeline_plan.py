@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from vitline.data_prep.config import CorpusConfig
-from vitline.data_prep.shard_format import load_manifest
+from vitline.data_prep.find_corpus import Corpora
 from vitline.flows.forms.forms import PipelineRequest
 from vitline.flows.forms.named_corpora import CorpusChoice, choose_corpus, corpus_identity, named_tasks
 from vitline.flows.forms.nights import NightSettings, night_settings
@@ -21,6 +21,7 @@ from vitline.infra.keys import run_key
 from vitline.infra.storage import open_store
 from vitline.vit.config import TrainConfig, TrainRecipe
 from vitline.vit.corpora.class_table import read_class_table
+from vitline.vit.corpora.training_corpora import open_corpora
 from vitline.vit.evaluation.probes import Probe
 from vitline.vit.evaluation.protocols import Protocol
 from vitline.vit.input.mixture import Mixture
@@ -50,21 +51,23 @@ def resolve_pipeline(root: str, request: PipelineRequest, night: datetime | None
     training = draft_training(request.name, request)
     changes = {k: v for k, v in request.overrides.items() if k.startswith("protocol.")}
     protocol = requested_protocol(request.protocol, changes, request.from_scratch)
-    names, note = named_tasks(root, request.tasks)
-    sources = [choose_corpus(root, name) for name in (request.corpus, *(each.corpus for each in request.mix_with))]
-    tasks = [choose_corpus(root, name) for name in names]
-    check_probed_names(training, root, {each.name for each in (*sources, *tasks) if isinstance(each, CorpusConfig)})
+    corpora = Corpora(open_store(root))
+    names, note = named_tasks(root, corpora, request.tasks)
+    trained_on = (request.corpus, *(each.corpus for each in request.mix_with))
+    sources = [choose_corpus(root, corpora, name) for name in trained_on]
+    tasks = [choose_corpus(root, corpora, name) for name in names]
+    check_probed_names(training, corpora, {each.name for each in (*sources, *tasks) if isinstance(each, CorpusConfig)})
     identity: list[Any] = [training.recipe, training.val_split, protocol, request.seed, request.from_scratch]
-    inputs = {f"{i}": corpus_identity(open_store(root), choice) for i, choice in enumerate((sources[0], *tasks))}
+    inputs = {f"{i}": corpus_identity(root, corpora, choice) for i, choice in enumerate((sources[0], *tasks))}
     if request.mix_with:
-        identity.append(_check_mixture(training, request, sources))
-        inputs |= {f"mixed.{i}": corpus_identity(open_store(root), choice) for i, choice in enumerate(sources[1:])}
+        identity.append(_check_mixture(corpora, training, request, sources))
+        inputs |= {f"mixed.{i}": corpus_identity(root, corpora, choice) for i, choice in enumerate(sources[1:])}
     nights = night_settings(request.overrides)
     if nights.ingest:
-        _check_growing(sources[0], request.corpus)
+        _check_growing(corpora, sources[0], request.corpus)
         identity.append("ingest")
         if night is not None:  # by its name: the digest changes when it grows
-            inputs["0"] = load_manifest(open_store(str(sources[0]))).name
+            inputs["0"] = corpora.at(str(sources[0])).manifest.name
     if nights.advance_images is not None:
         _check_long_run(training.recipe, nights)
         identity.append({"advance_images": nights.advance_images, "cooldown_images": nights.cooldown_images})
@@ -77,13 +80,13 @@ def resolve_pipeline(root: str, request: PipelineRequest, night: datetime | None
     return PipelinePlan(key, request, tuple(sources), tuple(tasks), training, protocol, nights, night, note)
 
 
-def _check_growing(source: CorpusChoice, name: str) -> None:
+def _check_growing(corpora: Corpora, source: CorpusChoice, name: str) -> None:
     """Refuses a corpus that cannot grow."""
     if not isinstance(source, str):
         raise ValueError(
             f"nights.ingest: {name!r} is a preset, whose images stay the same. Prepare a corpus of your own, or leave nights.ingest out."
         )
-    manifest = load_manifest(open_store(source))
+    manifest = corpora.at(source).manifest
     if manifest.view_of is not None or "request" not in manifest.provenance:
         raise ValueError(
             f"nights.ingest: {manifest.name}/{manifest.version} is a subset or has no source on record, so that nothing can be added to "
@@ -130,7 +133,9 @@ def _check_cooldown(recipe: TrainRecipe, nights: NightSettings, deadline_hours: 
         )
 
 
-def _check_mixture(training: TrainConfig, request: PipelineRequest, sources: Sequence[CorpusChoice]) -> dict[str, Any]:
+def _check_mixture(
+    corpora: Corpora, training: TrainConfig, request: PipelineRequest, sources: Sequence[CorpusChoice]
+) -> dict[str, Any]:
     """Weights and classes of a mixture, for the key. Refuses what does not fit together: classes and labels only where all corpora are
     prepared, else they are checked before the training starts."""
     names = [request.corpus, *(each.corpus for each in request.mix_with)]
@@ -142,5 +147,6 @@ def _check_mixture(training: TrainConfig, request: PipelineRequest, sources: Seq
     rows = [row[1:] for row in read_class_table(table).rows] if table else None  # without its place
     prepared = [source for source in sources if isinstance(source, str)]
     if len(prepared) == len(sources):
-        on_corpora(training, request, [(uri, load_manifest(open_store(uri))) for uri in prepared])
+        config = on_corpora(training, request, [corpora.at(uri) for uri in prepared])
+        open_corpora(config, corpora.opened)  # raises for what does not fit together
     return {"weights": weights.tolist(), "class_map": rows or request.class_map}

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 
 from vitline.data_prep.config import CorpusConfig, CorpusRecipe, PredictedClasses
-from vitline.data_prep.shard_format import Manifest, load_class_names, load_manifest
-from vitline.flows.catalog.lists import find_corpus
+from vitline.data_prep.find_corpus import Corpora
+from vitline.data_prep.shard_format import Manifest, load_class_names
 from vitline.flows.forms.evaluation_plan import resolve_predict
 from vitline.flows.forms.forms import FurtherCorpus, PredictRequest, PretrainRequest, SelfTrainRequest
+from vitline.flows.forms.named_corpora import find_named
 from vitline.flows.forms.training_draft import check_loss, draft_training, training_name
 from vitline.infra.storage import open_store
 from vitline.vit.corpora.training_corpora import check_same_decoding
@@ -38,15 +39,17 @@ class SelfTrainingPlan:
 def resolve_self_train(root: str, request: SelfTrainRequest) -> SelfTrainingPlan:
     """The plan of a self-training whose teacher and corpora exist and fit together."""
     fields = {"model": request.teacher, "corpus": request.unlabelled, "splits": request.splits, "top_k": request.top_k}
-    prediction = resolve_predict(root, PredictRequest.model_validate(fields))
-    labelled, manifest = find_corpus(root, request.corpus)
-    unlabelled = load_manifest(open_store(prediction.corpus))
+    corpora = Corpora(open_store(root))
+    prediction = resolve_predict(root, PredictRequest.model_validate(fields), corpora)
+    labelled, manifest = find_named(corpora, request.corpus)
+    unlabelled = corpora.at(prediction.corpus).manifest
     check_same_decoding(unlabelled, manifest)
     model = open_store(prediction.model)
     teacher = read_classes(model, published_record(model))
-    if not set(teacher) & set(load_class_names(labelled)):
+    names = load_class_names(labelled)
+    if not set(teacher) & set(names):
         raise ValueError(
-            f"The teacher {request.teacher} knows none of the classes of {manifest.name}, such as {load_class_names(labelled)[0]!r}; "
+            f"The teacher {request.teacher} knows none of the classes of {manifest.name}, such as {names[0]!r}; "
             f"its first class is {teacher[0]!r}. Choose a teacher that was trained on the classes of the student."
         )
     training = PretrainRequest(

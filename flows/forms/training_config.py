@@ -1,14 +1,16 @@
-"""A form for a pre-training and its corpora, or for a branch -> the config, or a refusal in one sentence (ValueError). Starts
-nothing."""
+"""A form for a pre-training and its corpora, or for a branch -> the config and its inputs, or a refusal in one sentence (ValueError).
+Starts nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vitline.data_prep.find_corpus import Corpora, FoundCorpus
 from vitline.data_prep.shard_format import Manifest
-from vitline.flows.catalog.lists import find_corpus, find_model, find_run
+from vitline.flows.catalog.lists import find_model, find_run
 from vitline.flows.catalog.records import list_run_keys
 from vitline.flows.forms.forms import BranchRequest, PipelineRequest, PretrainRequest
+from vitline.flows.forms.named_corpora import find_named
 from vitline.flows.forms.overrides import refuse_form_fields
 from vitline.flows.forms.own_code import with_own_code
 from vitline.flows.forms.probed_corpora import with_probed_corpora
@@ -19,21 +21,39 @@ from vitline.infra.storage import open_store
 from vitline.vit.checkpoints.names import kept_steps, newest_step, no_checkpoint
 from vitline.vit.config import MixedCorpus, MixtureConfig, ParentCheckpoint, TrainConfig, TrainRecipe
 from vitline.vit.corpora.mixture_classes import NAMES, PREFIXED
-from vitline.vit.corpora.training_corpora import open_corpora
 from vitline.vit.models.config import check_same_network
-from vitline.vit.published.model_record import published_network
-from vitline.vit.run.run_spec import RunSpec, make_spec, parent_spec
+from vitline.vit.published.model_record import ModelRecord, network_of, published_record
+from vitline.vit.run.resolved import ResolvedTraining, resolve
+from vitline.vit.run.run_spec import RunSpec, parent_spec
 
 
-def resolve_pretrain(root: str, request: PretrainRequest) -> TrainConfig:
-    """The config of a pre-training on a prepared corpus, or on a mixture of them, from random weights or those of a model."""
-    config = with_probed_corpora(_from_random_weights(root, request), root)
-    if request.init_from is None:
-        return config
-    model = initial_model(root, request.init_from)
-    source = published_network(model)
-    check_same_network(source, config.recipe.model, "trained on as")
-    return replace(config, init_model=model)
+def resolve_pretrain(root: str, request: PretrainRequest) -> ResolvedTraining:
+    """A pre-training on a prepared corpus, or on a mixture of them, from random weights or those of a model."""
+    check_mixture_fields(request)
+    corpora, names = Corpora(open_store(root)), (request.corpus, *(each.corpus for each in request.mix_with))
+    found = [find_named(corpora, name) for name in names]
+    name = request.name or training_name(_together([each.manifest for each in found]), recipe_title(recipe_of(request)))
+    draft, published = draft_training(name, request), dict[str, ModelRecord]()
+    if request.init_from is not None:
+        model = initial_model(root, request.init_from)
+        published[model] = published_record(open_store(model))
+        check_same_network(network_of(open_store(model), published[model]), draft.recipe.model, "trained on as")
+        draft = replace(draft, init_model=model)
+    return with_corpora(root, corpora, draft, request, found, published)
+
+
+def with_corpora(
+    root: str,
+    corpora: Corpora,
+    draft: TrainConfig,
+    request: PretrainRequest | PipelineRequest,
+    found: Sequence[FoundCorpus],
+    published: Mapping[str, ModelRecord] | None = None,
+) -> ResolvedTraining:
+    """The training of a draft on its prepared corpora, among `corpora`: `corpus` of the form, then those of `mix_with`. Raises as
+    `on_corpora`, `with_probed_corpora` and `resolve`."""
+    config = with_probed_corpora(on_corpora(draft, request, found), corpora)
+    return resolve(config, root, corpora.opened, published)
 
 
 def initial_model(root: str, reference: str) -> str:
@@ -49,13 +69,6 @@ def initial_model(root: str, reference: str) -> str:
     return find_model(root, state["model"])
 
 
-def _from_random_weights(root: str, request: PretrainRequest) -> TrainConfig:
-    check_mixture_fields(request)
-    found = [find_corpus(root, name) for name in (request.corpus, *(each.corpus for each in request.mix_with))]
-    name = request.name or training_name(_together([each.manifest for each in found]), recipe_title(recipe_of(request)))
-    return on_corpora(draft_training(name, request), request, [(each.store.uri, each.manifest) for each in found])
-
-
 def check_mixture_fields(request: PretrainRequest | PipelineRequest) -> None:
     """Refuses fields of a mixture without one."""
     if not request.mix_with and (request.corpus_weight != 1 or request.class_map != NAMES):
@@ -67,18 +80,14 @@ def check_mixture_fields(request: PretrainRequest | PipelineRequest) -> None:
 
 
 def on_corpora(
-    config: TrainConfig, request: PretrainRequest | PipelineRequest, corpora: Sequence[tuple[str, Manifest]]
+    draft: TrainConfig, request: PretrainRequest | PipelineRequest, found: Sequence[FoundCorpus]
 ) -> TrainConfig:
-    """A draft with its prepared corpora, by URI: `corpus` of the form, then those of `mix_with`. Refuses a loss that does not suit the
-    labels, and a mixture whose classes do not fit together."""
-    for uri, manifest in corpora:
-        check_loss(config, uri, manifest)
-    val = config.val_split if any(config.val_split in manifest.splits for _, manifest in corpora) else None
-    uris = [uri for uri, _ in corpora]
-    config = replace(config, corpus=uris[0], mixture=_mixture(request, uris), val_split=val)
-    if config.mixture is not None:
-        open_corpora(config)  # raises for what does not fit together
-    return config
+    """The config of a draft on its prepared corpora. Refuses a loss that does not suit the labels."""
+    for store, manifest in found:
+        check_loss(draft, store.uri, manifest)
+    val = draft.val_split if any(draft.val_split in manifest.splits for _, manifest in found) else None
+    uris = [store.uri for store, _ in found]
+    return replace(draft, corpus=uris[0], mixture=_mixture(request, uris), val_split=val)
 
 
 def weights_of(request: PretrainRequest | PipelineRequest) -> list[float]:
@@ -108,8 +117,8 @@ def _together(manifests: Sequence[Manifest]) -> str:
     return f"{first}-and-{others[0] if len(others) == 1 else f'{len(others)}-more'}"
 
 
-def resolve_branch(root: str, request: BranchRequest) -> TrainConfig:
-    """The config of a run that goes on from a kept checkpoint: that of its parent but for what the request names, which is what
+def resolve_branch(root: str, request: BranchRequest) -> ResolvedTraining:
+    """A training that goes on from a kept checkpoint. Its config is that of its parent but for what the request names, which is what
     `allow` of the parent lists. A request whose run has begun needs the checkpoint no longer."""
     run = find_run(root, request.parent)
     parent = ParentCheckpoint(run=run.uri, step=request.step)
@@ -123,12 +132,14 @@ def resolve_branch(root: str, request: BranchRequest) -> TrainConfig:
     allow = tuple(sorted(path for path in changes if path.startswith("recipe.")))
     name = request.name or f"{spec.config.name}-branch"[:63]
     config = replace(spec.config, name=name, parent=replace(parent, allow=allow).model_dump(), **changes)
-    config = with_own_code(with_probed_corpora(config, root))
-    key = make_spec(config, root).run_key  # raises for what a branch may not change
+    corpora = Corpora(open_store(root))
+    config = with_own_code(with_probed_corpora(config, corpora))
+    training = resolve(config, root, corpora.opened, parent=spec)
+    key = training.spec().run_key  # raises for what a branch may not change
     own = run.uri.rpartition("/")[0]
     if request.step not in kept_steps(run) and newest_step(open_store(f"{own}/{key}")) is None:
         raise ValueError(no_checkpoint(run, request.step))
-    return config
+    return training
 
 
 def _cooldown(spec: RunSpec, request: BranchRequest) -> dict[str, Any]:

@@ -48,7 +48,7 @@ from vitline.infra.html.text import field, percent
 from vitline.infra.night import night_text
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
-from vitline.vit.config import TrainConfig
+from vitline.vit.run.resolved import ResolvedTraining
 
 if TYPE_CHECKING:
     from vitline.flows.nights.night_record import NightRecord
@@ -320,15 +320,15 @@ def show_findings(engines: Engines, key: str, findings: "list[Inconsistency]") -
     return count
 
 
-def run_training(config: TrainConfig, engines: Engines) -> str:
+def run_training(training: ResolvedTraining, engines: Engines) -> str:
     """Trains and returns URI and score of the model."""
-    spec, result = train_model(config, engines)
+    spec, result = train_model(training, engines)
     state = result.state
     fields: Mapping[str, object] = state
     names = ("step", "images_seen", "val_top1", "val_mean_average_precision", "model")
     rows = [[name, field(name, fields[name])] for name in names if name in fields]
     show(engines, "model", spec.run_key, ["field", "value"], rows)
-    score = score_text(state, labelled=config.recipe.masked_patches is None)
+    score = score_text(state, labelled=training.config.recipe.masked_patches is None)
     return f"{state['model']}{f', {score}' if score else ''}{' (trained before)' if result.reused else ''}"
 
 

@@ -11,6 +11,7 @@ from vitline.vit.cost.demand import GPU, TRAINING_MFU, demand_of
 
 if TYPE_CHECKING:
     from vitline.vit.corpora.training_corpora import TrainingCorpora
+    from vitline.vit.run.resolved import ResolvedTraining
 
 DEVICES = {
     "auto": "auto: a GPU for each worker if the cluster has GPUs or its autoscaler can add some, else a CPU",
@@ -79,17 +80,14 @@ class TrainingCost(TypedDict):
     """The corpora of a mixture by name."""
 
 
-def training_cost(
-    config: TrainConfig, corpora: "TrainingCorpora | None" = None, *, gpu: str = GPU, mfu: float = TRAINING_MFU
-) -> TrainingCost:
+def training_cost(training: "ResolvedTraining", *, gpu: str = GPU, mfu: float = TRAINING_MFU) -> TrainingCost:
     """Steps, epochs, compute, reading and memory of a training, before it starts, on GPUs of a kind at a share of their peak FLOP/s.
 
     Raises ValueError for a GPU whose peak is not known, and for lanes, workers or batch that do not fit the corpus.
     """
-    from vitline.vit.corpora.training_corpora import open_corpora
     from vitline.vit.models.flops import forward_flops
 
-    recipe, corpora = config.recipe, corpora or open_corpora(config)
+    config, corpora, recipe = training.config, training.corpora, training.config.recipe
     reading = reading_plan(config, corpora)
     rows = [part.num_rows(config.split) for part in corpora.parts]
     images = recipe.total_steps * recipe.input.global_batch_size
@@ -123,7 +121,7 @@ def training_cost(
     }
     if not scored_on.is_telling:
         cost["warning"] = f"{cost['corpus']['name']}: {scored_on.text}"
-    if start := start_text(config, corpora):
+    if start := start_text(training):
         cost["start"] = start
     if recipe.spike_guard.action != "off":
         cost["spike_guard"] = guard_text(recipe.spike_guard)
@@ -143,24 +141,23 @@ def training_cost(
     return cost
 
 
-def start_text(config: TrainConfig, corpora: "TrainingCorpora") -> str:
+def start_text(training: "ResolvedTraining") -> str:
     """What a training takes from its parent or initial model, and what is new; empty where it starts from random weights."""
-    if config.parent is not None:
+    config, corpora, theirs, record = training.config, training.corpora, training.parent, training.initial
+    if config.parent is not None and theirs is not None:
         from vitline.vit.run.branch import differences
-        from vitline.vit.run.run_spec import parent_spec
 
-        theirs, step = parent_spec(config.parent), config.parent.step
+        step = config.parent.step
         changed = differences(theirs.config.recipe, config.recipe)
         return (
             f"network, optimizer, averages and position in the reading order from step {step:,} of {theirs.run_key}; "
             f"{config.recipe.total_steps - step:,} steps are left; {f'changed: {changed}' if changed else 'nothing is changed'}"
         )
-    if config.init_model is None:
+    if config.init_model is None or record is None:
         return ""
-    from vitline.vit.published.model_record import published_record, read_classes
+    from vitline.vit.published.model_record import read_classes
 
     store = open_store(config.init_model)
-    record = published_record(store)
     title = f"{'/'.join(store.uri.rstrip('/').split('/')[-2:])} (digest {record['digest'][:12]})"
     same = config.stage == "pretrain" and read_classes(store, record) == corpora.class_names()
     same &= record["model"].get("pre_logits", False) == getattr(config.recipe.model, "pre_logits", False)

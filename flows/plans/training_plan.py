@@ -15,6 +15,7 @@ from vitline.infra.html.text import clock, num_bytes, short
 from vitline.vit.config import TrainConfig
 from vitline.vit.cost.demand import GPU, TRAINING_MFU, demand_of
 from vitline.vit.models.config import OwnNetworkConfig
+from vitline.vit.run.resolved import ResolvedTraining
 from vitline.vit.training.schedule import lr_at
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -44,18 +45,18 @@ class TrainingPlan(TrainingCost):
 
 
 def training_plan(
-    config: TrainConfig,
-    root: str,
+    training: ResolvedTraining,
     *,
     gpu: str = GPU,
     mfu: float = TRAINING_MFU,
     gpu_hour_price: float | None = None,
 ) -> TrainingPlan:
-    """The plan of a training on GPUs of a kind at a share of their peak FLOP/s, beside the trainings below `root`. Raises ValueError
+    """The plan of a training on GPUs of a kind at a share of their peak FLOP/s, beside the trainings below its root. Raises ValueError
     like `training_cost`, and for a GPU whose peak is not known."""
     from vitline.vit.models.build import meta_network
 
-    cost, recipe = training_cost(config, gpu=gpu, mfu=mfu), config.recipe
+    config, recipe = training.config, training.config.recipe
+    cost = training_cost(training, gpu=gpu, mfu=mfu)
     classes, images_per_s, days = (
         cost["corpus"]["classes"],
         None,
@@ -75,7 +76,7 @@ def training_plan(
         "memory": memory_text(config, weights),
         "checkpoints": checkpoints_text(config, weights, images_per_s),
         "days": days,
-        "earlier_runs": [speed.text(classes) for speed in islice(measured_speeds(root, config), _EARLIER)],
+        "earlier_runs": [speed.text(classes) for speed in islice(measured_speeds(training.root, config), _EARLIER)],
     }
 
 

@@ -8,7 +8,6 @@ from vitline.flows import console
 from vitline.flows.plans.training_cost import reading_plan
 from vitline.infra.html.text import num_bytes
 from vitline.vit.config import TrainConfig
-from vitline.vit.corpora.training_corpora import open_corpora
 from vitline.vit.corpora.training_sources import sources_of
 from vitline.vit.cost.decoder_speed import DecoderSpeed, decoder_speed
 from vitline.vit.cost.demand import Demand, demand_of
@@ -16,10 +15,11 @@ from vitline.vit.cost.input_speed import node_speed
 from vitline.vit.cost.input_verdict import STAGES, InputVerdict, Setting
 from vitline.vit.input.decoding.how_many import decode_processes
 from vitline.vit.input.load_queue import most_loads
+from vitline.vit.run.resolved import ResolvedTraining
 
 
 def show_bench(
-    config: TrainConfig,
+    training: ResolvedTraining,
     *,
     gpu: str,
     mfu: float,
@@ -29,7 +29,7 @@ def show_bench(
     as_json: bool,
 ) -> None:
     """Measures and prints. Raises ValueError before anything is measured for what does not fit together."""
-    corpora, split = open_corpora(config), config.split
+    config, corpora, split = training.config, training.corpora, training.config.split
     needed = demand_of(config.recipe, corpora.num_classes, gpu=gpu, mfu=mfu, images_per_s=images_per_s)
     if not 1 <= workers <= config.execution.num_workers:
         raise ValueError(

@@ -3,18 +3,17 @@
 from pathlib import Path
 
 from vitline.flows import console
-from vitline.vit.config import TrainConfig
-from vitline.vit.corpora.training_corpora import open_corpora
 from vitline.vit.pages.views import collect_views, views_html
+from vitline.vit.run.resolved import ResolvedTraining
 
 
 def write_views(
-    config: TrainConfig, recipe_name: str, out: Path, *, examples: int, views: int, mixed: int, as_json: bool
+    training: ResolvedTraining, recipe_name: str, out: Path, *, examples: int, views: int, mixed: int, as_json: bool
 ) -> None:
     """Writes the page and prints where it is. Raises ValueError if the folder of `out` does not exist."""
     if not out.parent.is_dir() or out.is_dir():
         raise ValueError(f"--out {str(out)!r} is not a file in an existing folder. Name one, such as views.html.")
-    corpora = open_corpora(config)
+    config, corpora = training.config, training.corpora
     names = " and ".join(part.title for part in corpora.parts)
     versions = " and ".join(f"{part.manifest.name}/{part.manifest.version}" for part in corpora.parts)
     with console.progress(f"drawing views of {names}"):

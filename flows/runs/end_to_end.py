@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from vitline.data_prep.config import CorpusConfig
+from vitline.data_prep.find_corpus import Corpora, FoundCorpus
 from vitline.data_prep.plan.check_refused import NothingNew
 from vitline.data_prep.shard_format import load_manifest
 from vitline.flows.catalog.records import PipelineRecord, StageRecord, read_pipeline, write_pipeline
@@ -21,7 +22,7 @@ from vitline.flows.forms.named_corpora import CorpusChoice
 from vitline.flows.forms.nights import NightSettings
 from vitline.flows.forms.pipeline_plan import PipelinePlan
 from vitline.flows.forms.prepare_config import growth_request
-from vitline.flows.forms.training_config import on_corpora
+from vitline.flows.forms.training_config import with_corpora
 from vitline.flows.nights.from_records import night_of
 from vitline.flows.nights.night_record import THE_GATE, NightRecord, write_night
 from vitline.flows.nights.promote import make_champion
@@ -39,13 +40,13 @@ from vitline.infra.redact import cleaned
 from vitline.infra.runs.claims import ClaimHolder
 from vitline.infra.runs.run_state import RunState
 from vitline.infra.storage import open_store
-from vitline.vit.config import TrainConfig
 from vitline.vit.evaluation.evaluate import EvaluationSpec, Score, TaskRef
 from vitline.vit.evaluation.protocols import over_seeds
 from vitline.vit.evaluation.reference.report import group_means
 from vitline.vit.evaluation.tasks import VTAB_TASKS
 from vitline.vit.published.model_record import published_record
-from vitline.vit.run.run_spec import RunSpec, make_spec
+from vitline.vit.run.resolved import ResolvedTraining
+from vitline.vit.run.run_spec import RunSpec
 
 log = logging.getLogger(__name__)
 
@@ -102,12 +103,13 @@ def prepare_stage(plan: PipelinePlan, engines: Engines, recorder: "PipelineRecor
     started = time.monotonic()
     growth = grow(plan, engines) if plan.nights.ingest else None
     choices = (growth.corpus if growth else plan.sources[0], *plan.sources[1:], *plan.tasks)
-    for uri in (choice for choice in choices if isinstance(choice, str)):
-        show_report(engines, prepared_before(uri))
+    before = {uri: prepared_before(uri) for uri in choices if isinstance(uri, str)}
+    for corpus in before.values():
+        show_report(engines, corpus)
     requests = to_prepare(choices)
     prepared, key, result = prepare_corpora(requests, engines)
     made = {request.name: corpus for request, corpus in zip(requests, prepared, strict=True)}
-    corpora = [made[c.name] if isinstance(c, CorpusConfig) else prepared_before(c) for c in choices]
+    corpora = [made[c.name] if isinstance(c, CorpusConfig) else before[c] for c in choices]
     for request in requests:
         show_report(engines, made[request.name])
     counts = ", ".join(f"{c.manifest.name} {c.manifest.counts.num_accepted:,}" for c in corpora)
@@ -183,8 +185,10 @@ def pretrain_stage(
     plan: PipelinePlan, nth_seed: int, corpora: Sequence[PreparedCorpus], engines: Engines, recorder: "PipelineRecorder"
 ) -> str:
     """URI of the published model of the n-th seed. The record names that of the first."""
-    training = on_corpora(plan.training, plan.request, [(corpus.uri, corpus.manifest) for corpus in corpora])
-    training = replace(training, **{"recipe.seed": training.recipe.seed + nth_seed})
+    draft = replace(plan.training, **{"recipe.seed": plan.training.recipe.seed + nth_seed})
+    found = [FoundCorpus(open_store(corpus.uri), corpus.manifest) for corpus in corpora]
+    known = Corpora(open_store(engines.root), found)
+    training = with_corpora(engines.root, known, draft, plan.request, found)
     if plan.nights.advance_images is not None:
         spec, trained = go_on(plan.nights, training, engines, recorder)
     elif plan.nights.cooldown_at_hours is not None:
@@ -193,7 +197,7 @@ def pretrain_stage(
         spec, trained = train_model(training, engines, plan.night)
     state = trained.state
     what = f"{state['images_seen']:,} images in {state['step']:,} steps"
-    if score := score_text(state, labelled=training.recipe.masked_patches is None):
+    if score := score_text(state, labelled=draft.recipe.masked_patches is None):
         what += f", {score}"
     if "val_top1" in state:
         before = recorder.record.metrics.get("val/top1", 0.0)
@@ -208,11 +212,11 @@ def pretrain_stage(
 
 
 def go_on(
-    nights: NightSettings, training: TrainConfig, engines: Engines, recorder: "PipelineRecorder"
+    nights: NightSettings, training: ResolvedTraining, engines: Engines, recorder: "PipelineRecorder"
 ) -> tuple[RunSpec, StageResult]:
     """Trains the long run a part further. Returns the run whose model is scored: a cooldown from there, or the long run at its end."""
     advance, cooldown = nights.advance_images or 0, nights.cooldown_images or 0
-    run, recipe = run_store(engines.root, make_spec(training, engines.root).run_key), training.recipe
+    run, recipe = run_store(engines.root, training.spec().run_key), training.config.recipe
     # A pipeline that was cut goes to the step that it had begun for, however far it came.
     step = recorder.record.long_run_step or next_step(recipe, advance, run)
     recorder.note(long_run_step=step)
@@ -228,13 +232,13 @@ def go_on(
 
 
 def in_time(
-    plan: PipelinePlan, training: TrainConfig, engines: Engines, recorder: "PipelineRecorder"
+    plan: PipelinePlan, training: ResolvedTraining, engines: Engines, recorder: "PipelineRecorder"
 ) -> tuple[RunSpec, StageResult]:
     """Trains to the end, or until the time for the cooldown has come. Returns the run whose model is scored: the cooldown from there,
     or the training itself. Raises StageFailed where that time came within the warmup."""
-    nights, recipe, step = plan.nights, training.recipe, recorder.record.long_run_step
+    nights, recipe, step = plan.nights, training.config.recipe, recorder.record.long_run_step
     if step is not None:  # a pipeline that was cut has begun the cooldown
-        spec = make_spec(training, engines.root, plan.night)
+        spec = training.spec(plan.night)
     else:
         begin = recorder.record.started_at + 3600 * (nights.cooldown_at_hours or 0)
         spec, trained = train_model(training, engines, plan.night, pause_at=begin)

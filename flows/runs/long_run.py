@@ -1,6 +1,8 @@
 """One long pre-training that goes on a part a night. What is scored of it is a branch of where it stands, whose learning rate falls to
 zero, so that scores of a half-done schedule can be compared (docs/design.md, "Nights")."""
 
+import dataclasses
+
 from vitline.flows.forms.training_config import cooldown_changes
 from vitline.flows.runs.engines import Engines
 from vitline.flows.runs.pretrain import train_model
@@ -8,7 +10,8 @@ from vitline.flows.runs.stage import StageResult, run_store
 from vitline.infra.config import replace
 from vitline.infra.storage import Store
 from vitline.vit.checkpoints.names import newest_step
-from vitline.vit.config import ParentCheckpoint, TrainConfig, TrainRecipe
+from vitline.vit.config import ParentCheckpoint, TrainRecipe
+from vitline.vit.run.resolved import ResolvedTraining
 from vitline.vit.run.run_spec import RunSpec
 
 
@@ -20,17 +23,20 @@ def next_step(recipe: TrainRecipe, images: int, run: Store) -> int:
     return step if step <= recipe.total_steps - recipe.optim.cooldown_steps else recipe.total_steps
 
 
-def train_part(config: TrainConfig, engines: Engines, step: int) -> tuple[RunSpec, StageResult]:
+def train_part(training: ResolvedTraining, engines: Engines, step: int) -> tuple[RunSpec, StageResult]:
     """Trains the long run up to a step, where it pauses with a checkpoint. At its last step it publishes its model."""
-    return train_model(config, engines, pause_at_step=step if step < config.recipe.total_steps else None)
+    is_part = step < training.config.recipe.total_steps
+    return train_model(training, engines, pause_at_step=step if is_part else None)
 
 
 def train_cooldown(
-    config: TrainConfig, engines: Engines, long_run: RunSpec, step: int, images: int
+    training: ResolvedTraining, engines: Engines, long_run: RunSpec, step: int, images: int
 ) -> tuple[RunSpec, StageResult]:
     """Trains the branch of the long run at a step, on so many images more, to its published model."""
-    changes = cooldown_changes(config.recipe, step, images // config.recipe.input.global_batch_size)
+    recipe = training.config.recipe
+    changes = cooldown_changes(recipe, step, images // recipe.input.global_batch_size)
     parent = ParentCheckpoint(
         run=run_store(engines.root, long_run.run_key).uri, step=step, allow=tuple(sorted(changes))
     )
-    return train_model(replace(config, parent=parent.model_dump(), **changes), engines)
+    config = replace(training.config, parent=parent.model_dump(), **changes)
+    return train_model(dataclasses.replace(training, config=config, initial=None, parent=long_run), engines)

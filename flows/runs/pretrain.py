@@ -3,50 +3,47 @@
 from datetime import datetime
 
 from vitline.flows.catalog.lists import corpus_stats
-from vitline.flows.forms.probed_corpora import with_probed_corpora
 from vitline.flows.plans.measured_speed import measured_speed
 from vitline.flows.plans.training_cost import training_cost
 from vitline.flows.plans.training_plan import plan_rows
 from vitline.flows.runs.engines import Engines
 from vitline.flows.runs.prepare_corpus import leak_lines
 from vitline.flows.runs.stage import StageResult, run_stage, run_store
-from vitline.infra.config import replace
 from vitline.infra.runs.run_state import NO_STATE, read_state
 from vitline.infra.storage import open_store
 from vitline.vit.checkpoints.names import newest_step
-from vitline.vit.config import TrainConfig
-from vitline.vit.corpora.training_corpora import open_corpora
 from vitline.vit.run.branch import pin_parent
-from vitline.vit.run.run_spec import START_TRY_S, RunSpec, make_spec, read_progress
+from vitline.vit.run.resolved import ResolvedTraining
+from vitline.vit.run.run_spec import START_TRY_S, RunSpec, read_progress
 
 
 def train_model(
-    config: TrainConfig,
+    training: ResolvedTraining,
     engines: Engines,
     night: datetime | None = None,
     pause_at_step: int | None = None,
     pause_at: float | None = None,
 ) -> tuple[RunSpec, StageResult]:
-    """Trains the config's network, or returns the finished run of the same key; also fine-tunes on a whole corpus.
+    """Trains the network, or returns the finished run of the same key; also fine-tunes on a whole corpus.
     With `pause_at_step`, or `pause_at` in Unix seconds, it trains up to there, and the state may be `paused`.
 
     Raises ValueError for a config that does not fit its corpus or parent, before a job is submitted; StageFailed, Skipped.
     """
-    config = with_probed_corpora(config, engines.root)
-    corpora = open_corpora(config)
-    spec = replace(make_spec(config, engines.root, night, corpora), pause_at_step=pause_at_step, pause_at=pause_at)
+    config, spec = training.config, training.spec(night, pause_at_step, pause_at)
     run = run_store(engines.root, spec.run_key)
-    if config.mixture is not None and read_state(run) is None:  # a run that has begun has said it
+    begun = read_state(run)
+    finished = (begun or NO_STATE)["state"] == "finished"
+    if config.mixture is not None and begun is None:  # a run that has begun has said it
         engines.observer.say("looking for leakage in the corpora of the mixture")
-        for line in mixture_leaks(config, engines.root):
+        for line in mixture_leaks(training):
             engines.observer.say(f"warning: {line}")
-    if config.parent is not None and newest_step(run) is None and (read_state(run) or NO_STATE)["state"] != "finished":
+    if config.parent is not None and newest_step(run) is None and not finished:
         pin_parent(config.parent, spec.run_key)  # before anything is submitted: the parent may be at work
         engines.observer.say(
             f"step {config.parent.step:,} of {spec.inputs['parent'].partition('@')[0]} is kept for {spec.run_key}"
         )
-    execution, cost = config.execution, training_cost(config, corpora)
-    if (read_state(run) or NO_STATE)["state"] != "finished":
+    execution, cost = config.execution, training_cost(training)
+    if not finished:
         engines.observer.say(
             f"{cost['images']:,} images in {cost['steps']:,} steps, {cost['epochs']:.1f} epochs; {cost['loss']}"
         )
@@ -73,22 +70,22 @@ def train_model(
     return spec, result
 
 
-def mixture_leaks(config: TrainConfig, root: str) -> list[str]:
+def mixture_leaks(training: ResolvedTraining) -> list[str]:
     """Leakage of all corpora of a mixture, as sentences: what their preparations have found, and what came later or is in the
     validation split of another of them. Nothing for one corpus, whose preparation has said it."""
-    if config.mixture is None:
+    if training.config.mixture is None:
         return []
     from vitline.data_prep.plan.mixture_leakage import find_mixture_leaks
 
-    stores = [open_store(each.corpus) for each in config.mixture.corpora]
+    config, corpora = training.config, [(part.store, part.manifest) for part in training.corpora.parts]
     lines, compared = list[str](), dict[str, frozenset[tuple[str, str]]]()
-    for store in stores:
+    for store, _ in corpora:
         if (found := corpus_stats(store)) is not None:
             title = "/".join(store.uri.rstrip("/").split("/")[-2:])
             compared[title] = found.stats.compared
             lines += [f"{title}: {line}" for line in leak_lines(found.stats)]
     leaks = find_mixture_leaks(
-        stores, open_store(root), split=config.split, val_split=config.val_split, compared=compared
+        corpora, open_store(training.root), split=config.split, val_split=config.val_split, compared=compared
     )
     return lines + [
         f"{leak.corpus}: {leak.num_images:,} training images match the {leak.split} split of {leak.evaluation}; prepare "

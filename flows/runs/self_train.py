@@ -11,16 +11,16 @@ from vitline.flows.runs.predict_classes import predict_classes, prediction_sente
 from vitline.flows.runs.prepare_corpus import PreparedCorpus, prepare_corpora
 from vitline.infra.html.text import percent
 from vitline.infra.storage import open_store
-from vitline.vit.config import TrainConfig
+from vitline.vit.run.resolved import ResolvedTraining
 
 T = TypeVar("T")
 
 
-def self_train(plan: SelfTrainingPlan, engines: Engines, train: Callable[[TrainConfig], T]) -> T:
+def self_train(plan: SelfTrainingPlan, engines: Engines, train: Callable[[ResolvedTraining], T]) -> T:
     """Labels images with the teacher and returns what `train` makes of the student. Raises as `label_images` and `train`."""
     engines.observer.outline(f"Stages of {plan.labelling.name}", ("predict", "prepare-corpus", "pretrain"), {})
     student = resolve_pretrain(engines.root, plan.student_on(label_images(plan, engines).uri))
-    return engines.observer.part("pretrain", student.name, {"name": student.name}, lambda: train(student))
+    return engines.observer.part("pretrain", student.config.name, {"name": student.config.name}, lambda: train(student))
 
 
 def label_images(plan: SelfTrainingPlan, engines: Engines) -> PreparedCorpus:

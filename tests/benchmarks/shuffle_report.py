@@ -18,10 +18,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vitline.data_prep.shard_format import Manifest, ShardReader, load_manifest
+from vitline.data_prep.shard_format import Manifest, ShardReader
 from vitline.flows.cli.training import requested_training
 from vitline.infra.settings import Settings
-from vitline.infra.storage import Store, open_store
+from vitline.infra.storage import Store
 from vitline.vit.input.keyed import KeyedPermutation, derive_key, hash64
 from vitline.vit.input.order import Ints, Order, Rows
 
@@ -241,11 +241,11 @@ def main() -> None:
     parser.add_argument("--root", default=Settings().root)
     parser.add_argument("--batches", type=int, default=64)
     asked = parser.parse_args()
-    config = requested_training(asked.root, [asked.corpus], asked.recipe, [])
-    store = open_store(config.corpus)
-    manifest = load_manifest(store)
-    order = Order.of(manifest, config.split, config.recipe.input, seed=config.recipe.seed)
-    report = shuffle_report(order, SmallColumns(store, manifest, config.split), num_batches=asked.batches)
+    training = requested_training(asked.root, [asked.corpus], asked.recipe, [])
+    config, (corpus,) = training.config, training.corpora.parts
+    order = corpus.order(config.split, config.recipe.input, config.recipe.seed)
+    columns = SmallColumns(corpus.store, corpus.manifest, config.split)
+    report = shuffle_report(order, columns, num_batches=asked.batches)
     for field in fields(report):
         value = getattr(report, field.name)
         if isinstance(value, Figure):

@@ -42,7 +42,6 @@ from vitline.vit.models.build import build_network
 from vitline.vit.models.config import ViTConfig
 from vitline.vit.published.models import publish
 from vitline.vit.recipes import RECIPES
-from vitline.vit.run.run_spec import make_spec
 
 VALUES = Path(__file__).with_name("values.json")
 _THEN = 1_700_000_000
@@ -170,7 +169,7 @@ def run_keys(root: str, folder: Path) -> dict[str, str]:
     }
     return {
         "prepare": preparation_key([asked[0].name], stores, root),
-        **{stage: make_spec(config, root).run_key for stage, config in trainings.items()},
+        **{stage: training.spec().run_key for stage, training in trainings.items()},
         "evaluate": evaluation_spec("birds-vtab", plan, root).run_key,
         "pipeline": resolve_pipeline(root, pipeline).key,
     }
@@ -202,7 +201,7 @@ def shown_in_mlflow(root: str, folder: Path, corpora: Mapping[str, Manifest]) ->
     store = open_store(root)
     score = score_record(root)["record"] | {"model": store.uri + score_record(root)["record"]["model"]}
     evaluation = forms.EvaluateRequest(model="birds", tasks=("vtab-dtd",), protocol="vit-paper")
-    training = make_spec(resolve_pretrain(root, forms.PretrainRequest(corpus="birds", recipe="digits")), root)
+    training = resolve_pretrain(root, forms.PretrainRequest(corpus="birds", recipe="digits")).spec()
     made = {"birds": {"version": corpora["birds"].version, "digest": corpora["birds"].digest}}
     model = store.uri_of("models/birds/1")
     runs: list[tuple[Any, StateDetail]] = [

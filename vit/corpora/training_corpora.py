@@ -17,6 +17,9 @@ from vitline.vit.input.mixture import whole_weights
 from vitline.vit.input.order import Order
 from vitline.vit.published.model_record import MixtureEntry, ModelProvenance
 
+OpenCorpora = Mapping[str, tuple[Store, Manifest]]
+"""Corpora that were opened before, by URI."""
+
 
 class MixtureRecord(TypedDict):
     """`mixture.json` of a run: the corpora of its mixture, and the class of the mixture that each of their classes is."""
@@ -160,18 +163,26 @@ class TrainingCorpora:
         }
 
 
-def open_corpora(config: TrainConfig) -> TrainingCorpora:
-    """The corpora of a training. Raises RuntimeError for a corpus that is missing, ValueError for a mixture that does not fit."""
+def open_corpora(config: TrainConfig, opened: OpenCorpora | None = None) -> TrainingCorpora:
+    """The corpora of a training; those of `opened` are not read again. Raises RuntimeError for a corpus that is missing, ValueError
+    for a mixture that does not fit."""
     if config.mixture is None:
-        store = open_store(config.corpus)
-        manifest = load_manifest(store)
+        store, manifest = open_corpus(config.corpus, opened)
         return TrainingCorpora((TrainingCorpus(store, manifest, manifest.name, single_label=manifest.single_label),))
-    return _open_mixture(config.mixture)
+    return _open_mixture(config.mixture, opened)
 
 
-def _open_mixture(mixture: MixtureConfig) -> TrainingCorpora:
-    stores = [open_store(each.corpus) for each in mixture.corpora]
-    manifests = [load_manifest(store) for store in stores]
+def open_corpus(uri: str, opened: OpenCorpora | None = None) -> tuple[Store, Manifest]:
+    """The corpus at a URI with its manifest; that of `opened` is not read again. Raises UnreadableRecord."""
+    if opened is not None and uri in opened:
+        return opened[uri]
+    store = open_store(uri)
+    return store, load_manifest(store)
+
+
+def _open_mixture(mixture: MixtureConfig, opened: OpenCorpora | None) -> TrainingCorpora:
+    found = [open_corpus(each.corpus, opened) for each in mixture.corpora]
+    stores, manifests = [store for store, _ in found], [manifest for _, manifest in found]
     _check_together(manifests)
     titles = corpus_titles(manifests)
     classes = mixture_classes([_classes_of(*each) for each in zip(stores, titles, strict=True)], mixture.class_map)

@@ -2,10 +2,10 @@
 
 from typing import NamedTuple
 
-from vitline.data_prep.shard_format import Manifest, load_manifest
-from vitline.infra.storage import Store, open_store
+from vitline.data_prep.shard_format import Manifest
+from vitline.infra.storage import Store
 from vitline.vit.config import TrainConfig
-from vitline.vit.corpora.training_corpora import corpus_titles, open_corpora
+from vitline.vit.corpora.training_corpora import OpenCorpora, TrainingCorpora, corpus_titles, open_corpus
 
 TRAIN, VAL = "train", "val"
 """Splits of a corpus that is named for probes."""
@@ -22,8 +22,10 @@ class ProbedCorpus(NamedTuple):
     scored: str
 
 
-def probed_corpora(config: TrainConfig) -> list[ProbedCorpus]:
-    """The corpora to probe on; empty if there are to be no probes.
+def probed_corpora(
+    config: TrainConfig, corpora: TrainingCorpora, opened: OpenCorpora | None = None
+) -> list[ProbedCorpus]:
+    """The corpora to probe a training on `corpora` on; empty if there are to be no probes. Those of `opened` are not read again.
 
     Raises ValueError naming a corpus that has several labels per image or lacks a split, and where the training has none to probe on.
     """
@@ -31,26 +33,25 @@ def probed_corpora(config: TrainConfig) -> list[ProbedCorpus]:
     if not probes.every_steps:
         return []
     if probes.corpora:
-        stores, splits = [open_store(uri) for uri in probes.corpora], (TRAIN, VAL)
+        found, splits = [open_corpus(uri, opened) for uri in probes.corpora], (TRAIN, VAL)
     else:
-        stores, splits = _of_training(config)
-    manifests = [load_manifest(store) for store in stores]
-    for manifest in manifests:
+        found, splits = _of_training(config, corpora)
+    for _, manifest in found:
         _check(manifest, splits)
-    titles = [title.replace("/", "-") for title in corpus_titles(manifests)]
-    return [ProbedCorpus(*each, *splits) for each in zip(titles, stores, manifests, strict=True)]
+    titles = [title.replace("/", "-") for title in corpus_titles([manifest for _, manifest in found])]
+    return [ProbedCorpus(title, *each, *splits) for title, each in zip(titles, found, strict=True)]
 
 
-def _of_training(config: TrainConfig) -> tuple[list[Store], tuple[str, str]]:
+def _of_training(config: TrainConfig, corpora: TrainingCorpora) -> tuple[list[tuple[Store, Manifest]], tuple[str, str]]:
     """The corpora of the training that have a validation split, and the names of the two splits."""
     val = config.val_split
-    parts = open_corpora(config).with_split(val)
+    parts = corpora.with_split(val)
     if val is None or not parts:
         raise ValueError(
             f"execution.probes: the corpora of {config.name} have no validation split to score. Name others in "
             "execution.probes.corpora, or set execution.probes.every_steps=0."
         )
-    return [part.store for part in parts], (config.split, val)
+    return [(part.store, part.manifest) for part in parts], (config.split, val)
 
 
 def _check(manifest: Manifest, splits: tuple[str, str]) -> None:

@@ -26,10 +26,11 @@ def score_checkpoint(run: Store, prefix: str, device: torch.device) -> dict[str,
     """
     spec = RunSpec.model_validate(run.read_json("config.json"))
     config, probes = spec.config, spec.config.execution.probes
-    network = checkpoint_network(run, prefix, spec).to(device)
-    contract = ImageContract(decode=open_corpora(config).decode_policy, evaluation=config.recipe.input.augment)
+    corpora = open_corpora(config)
+    network = checkpoint_network(run, prefix, spec, corpora.num_classes).to(device)
+    contract = ImageContract(decode=corpora.decode_policy, evaluation=config.recipe.input.augment)
     scores: dict[str, float] = {}
-    for corpus in probed_corpora(config):
+    for corpus in probed_corpora(config, corpora):
         examples, scored = (
             split_features(network, contract, corpus, split, probes, device)
             for split in (corpus.examples, corpus.scored)
@@ -39,7 +40,7 @@ def score_checkpoint(run: Store, prefix: str, device: torch.device) -> dict[str,
     return scores
 
 
-def checkpoint_network(run: Store, prefix: str, spec: RunSpec) -> Network:
+def checkpoint_network(run: Store, prefix: str, spec: RunSpec, num_classes: int) -> Network:
     """The network to score at a checkpoint, on the CPU and in evaluation mode: with the averaged weights where the recipe keeps an
     average. Nothing else of the checkpoint is read. Raises CheckpointError."""
     recipe = spec.config.recipe
@@ -51,7 +52,7 @@ def checkpoint_network(run: Store, prefix: str, spec: RunSpec) -> Network:
         tensors = read_checkpoint(run, ref, wanted=lambda name: name.startswith(group))
     except FileNotFoundError as gone:
         raise CheckpointError(f"{run.uri_of(prefix)} was deleted") from gone
-    network = build_network(recipe.model, open_corpora(spec.config).num_classes)
+    network = build_network(recipe.model, num_classes)
     network.load_state_dict({name.removeprefix(group): value for name, value in tensors.items()})
     return network.eval()
 

@@ -196,8 +196,8 @@ def data_views(
     from vitline.flows.cli.training import requested_training
     from vitline.flows.reports.views import write_views
 
-    config = requested_training(settings(root).root, names, recipe, set_ or [], class_map)
-    write_views(config, recipe, out, examples=examples, views=views, mixed=mixed, as_json=json)
+    training = requested_training(settings(root).root, names, recipe, set_ or [], class_map)
+    write_views(training, recipe, out, examples=examples, views=views, mixed=mixed, as_json=json)
 
 
 @app.command("bench")
@@ -230,5 +230,5 @@ def data_bench(
     from vitline.flows.cli.training import requested_training
     from vitline.flows.reports.input_bench import show_bench
 
-    config = requested_training(settings(root).root, names, recipe, set_ or [], class_map)
-    show_bench(config, gpu=gpu, mfu=mfu, images_per_s=images_per_s, workers=workers, seconds=seconds, as_json=json)
+    training = requested_training(settings(root).root, names, recipe, set_ or [], class_map)
+    show_bench(training, gpu=gpu, mfu=mfu, images_per_s=images_per_s, workers=workers, seconds=seconds, as_json=json)

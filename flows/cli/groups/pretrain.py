@@ -47,10 +47,9 @@ def pretrain_plan(
     from vitline.flows.cli.training import requested_training, show_plan
     from vitline.flows.plans.training_plan import training_plan
 
-    chosen = settings(root).root
-    config = requested_training(chosen, corpus, recipe, set_ or [], class_map, init_from)
-    plan = training_plan(config, chosen, gpu=gpu, mfu=mfu, gpu_hour_price=gpu_hour_price)
-    show_plan(plan, config, recipe, set_ or [], json)
+    training = requested_training(settings(root).root, corpus, recipe, set_ or [], class_map, init_from)
+    plan = training_plan(training, gpu=gpu, mfu=mfu, gpu_hour_price=gpu_hour_price)
+    show_plan(plan, training, recipe, set_ or [], json)
 
 
 @app.command("recipes")
@@ -96,8 +95,8 @@ def pretrain_run(
     from vitline.flows.cli.training import requested_training, train_and_show
 
     chosen = settings(root)
-    config = requested_training(chosen.root, corpus, recipe, set_ or [], class_map, init_from)
-    train_and_show(chosen, config, as_json=json)
+    training = requested_training(chosen.root, corpus, recipe, set_ or [], class_map, init_from)
+    train_and_show(chosen, training, as_json=json)
 
 
 @app.command("self-train")
@@ -184,8 +183,8 @@ def pretrain_branch(
     fields = {"parent": parent, "step": step, "cooldown_images": cooldown_images, "name": name}
     request = BranchRequest.model_validate(fields | {"overrides": parse_overrides(set_ or [])})
     chosen = settings(root)
-    config = resolve_branch(chosen.root, request)
+    training = resolve_branch(chosen.root, request)
     if plan:
-        show_one(training_plan(config, chosen.root), json)
+        show_one(training_plan(training), json)
     else:
-        train_and_show(chosen, config, as_json=json)
+        train_and_show(chosen, training, as_json=json)

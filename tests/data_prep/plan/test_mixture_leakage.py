@@ -45,8 +45,9 @@ def mixed(tmp_path_factory):
 
 
 def leaks_of(mixed, val_split="val", compared=None, names=("first", "later")):
-    root, stores = mixed[0], [store for store in mixed[1] if load_manifest(store).name in names]
-    found = find_mixture_leaks(stores, root, split="train", val_split=val_split, compared=compared or {})
+    root, corpora = mixed[0], [(store, load_manifest(store)) for store in mixed[1]]
+    corpora = [(store, manifest) for store, manifest in corpora if manifest.name in names]
+    found = find_mixture_leaks(corpora, root, split="train", val_split=val_split, compared=compared or {})
     return [
         (leak.corpus.partition("/")[0], leak.evaluation.partition("/")[0], leak.split, leak.num_images)
         for leak in found

@@ -17,7 +17,6 @@ from vitline.vit.models.build import build_network
 from vitline.vit.models.config import HybridConfig
 from vitline.vit.recipes import recipe_named
 from vitline.vit.run.branch import pin_parent
-from vitline.vit.run.run_spec import make_spec
 
 
 @pytest.fixture
@@ -35,21 +34,22 @@ def branch(root, parent, step=10, **fields):
 
 def test_a_branch_has_the_config_of_its_parent_but_for_what_is_named(root, parent, train_config):
     theirs = train_config("birds")
-    config = branch(root, parent[:9], num_workers=2, overrides={"recipe.optim.peak_lr": 0.5})
+    training = branch(root, parent[:9], num_workers=2, overrides={"recipe.optim.peak_lr": 0.5})
+    config = training.config
     assert config.name == "birds-branch"
     assert config.parent.run == open_store(root).child(f"runs/{parent}").uri
     assert (config.parent.step, config.parent.allow) == (10, ("recipe.optim.peak_lr",))
     assert config.recipe == replace(theirs.recipe, **{"optim.peak_lr": 0.5})
     assert config.execution == replace(theirs.execution, num_workers=2)
-    assert branch(root, parent, name="owls").name == "owls"
-    assert training_cost(config)["start"] == (
+    assert branch(root, parent, name="owls").config.name == "owls"
+    assert training_cost(training)["start"] == (
         f"network, optimizer, averages and position in the reading order from step 10 of {parent}; 10 steps are left; changed: "
         "recipe.optim.peak_lr: 0.001 -> 0.5"
     )
 
 
 def test_a_cooldown_ends_so_many_images_after_the_checkpoint_and_keeps_the_schedule_before(root, parent):
-    recipe = branch(root, parent, cooldown_images=16 * 4 + 7).recipe
+    recipe = branch(root, parent, cooldown_images=16 * 4 + 7).config.recipe
     assert (recipe.total_steps, recipe.optim.cooldown_steps, recipe.optim.decay_steps) == (14, 4, 20)
     with pytest.raises(ValueError, match="cooldown_images=15 is less than one batch of 16 images"):
         branch(root, parent, cooldown_images=15)
@@ -83,18 +83,18 @@ def test_a_wrong_branch_is_refused_in_one_sentence(root, parent, fields, says):
 
 
 def test_a_branch_that_has_begun_needs_the_checkpoint_of_its_parent_no_longer(root, parent):
-    config, runs = branch(root, parent, step=5), open_store(root).child("runs")
+    training, runs = branch(root, parent, step=5), open_store(root).child("runs")
     runs.child(parent).delete("checkpoints/step-000000005-a1/manifest.json")
-    key = make_spec(config, root).run_key
+    key = training.spec().run_key
     runs.child(key).write_json("checkpoints/step-000000007-a1/manifest.json", {})
-    assert branch(root, parent, step=5) == config
+    assert branch(root, parent, step=5).config == training.config
 
 
 def test_runs_show_lists_checkpoints_and_branches_and_names_the_parent(root, parent):
-    config, runs = branch(root, parent), open_store(root).child("runs")
-    spec = make_spec(config, root)
+    training, runs = branch(root, parent), open_store(root).child("runs")
+    spec = training.spec()
     runs.child(spec.run_key).write_json("config.json", spec.model_dump(mode="json"))
-    pin_parent(config.parent, spec.run_key)
+    pin_parent(training.config.parent, spec.run_key)
     theirs, ours = (show_run(root, runs.child(key)) for key in (parent, spec.run_key))
     assert (theirs["checkpoints"], theirs["branches"]) == ([5, 10], [f"{spec.run_key} at step 10"])
     assert (ours["branch_of"], ours["checkpoints"]) == (f"{parent}@10", [])
@@ -126,16 +126,16 @@ def test_a_pre_training_starts_from_a_model_or_the_run_that_published_it(root, d
     with pytest.raises(ValueError, match=f"{key} has published no model; it is running"):
         from_weights(root, digits, init_from=key)
     write_state(run, "finished", attempt, model=uri)
-    configs = [from_weights(root, digits, init_from=name) for name in ("before", "before/1", uri, key)]
-    assert {config.init_model for config in configs} == {uri}
-    assert {config.stage for config in configs} == {"pretrain"}
+    trainings = [from_weights(root, digits, init_from=name) for name in ("before", "before/1", uri, key)]
+    assert {training.config.init_model for training in trainings} == {uri}
+    assert {training.config.stage for training in trainings} == {"pretrain"}
     plain = from_weights(root, digits)
-    assert plain.init_model is None
+    assert plain.config.init_model is None
     assert "start" not in training_cost(plain)
-    assert make_spec(plain, root).run_key != make_spec(configs[0], root).run_key
+    assert plain.spec().run_key != trainings[0].spec().run_key
     digest = open_store(uri).read_json("config.json")["digest"][:12]
     start = f"weights of before/1 (digest {digest}), with its head; optimizer, averages and reading order begin anew"
-    assert training_cost(configs[0])["start"] == start
+    assert training_cost(trainings[0])["start"] == start
 
 
 def test_other_classes_get_a_new_head_and_another_network_is_refused(root, digits, weights):

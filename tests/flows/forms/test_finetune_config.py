@@ -22,7 +22,7 @@ def test_the_model_must_exist(digits_root):
 
 def test_a_finetuning_takes_the_fields_of_a_protocol_that_the_request_leaves_out(digits_root, tiny):
     def recipe(**fields):
-        return resolve_finetune(digits_root, FinetuneRequest(model=tiny, corpus="digits", **fields)).recipe
+        return resolve_finetune(digits_root, FinetuneRequest(model=tiny, corpus="digits", **fields)).config.recipe
 
     own = recipe()
     assert (own.total_steps, own.optim.peak_lr, own.input.global_batch_size, own.model.image_size_px) == (
@@ -43,7 +43,7 @@ def test_a_finetuning_takes_the_fields_of_a_protocol_that_the_request_leaves_out
 def test_fewer_steps_shorten_the_warmup_of_a_protocol_and_overrides_take_precedence(digits_root, tiny):
     def plan(protocol, steps, **overrides):
         fields = {"protocol": protocol, "steps": steps, "peak_lr": 0.01, "image_size_px": 16, "overrides": overrides}
-        recipe = resolve_finetune(digits_root, FinetuneRequest(model=tiny, corpus="digits", **fields)).recipe
+        recipe = resolve_finetune(digits_root, FinetuneRequest(model=tiny, corpus="digits", **fields)).config.recipe
         return recipe.total_steps, recipe.optim.warmup_steps
 
     for protocol, steps, warmup in [
@@ -64,20 +64,17 @@ def test_fewer_steps_shorten_the_warmup_of_a_protocol_and_overrides_take_precede
 
 @pytest.mark.parametrize("protocol", [None, "vit-paper"])
 def test_several_labels_per_image_take_the_sigmoid_loss_and_refuse_softmax(tagged, digits_root, tiny, protocol):
-    def config(**overrides):
+    def training(**overrides):
         fields = {"model": tiny, "corpus": tagged.uri, "protocol": protocol, "global_batch_size": 8}
         return resolve_finetune(digits_root, FinetuneRequest(**fields, overrides=overrides))
 
-    chosen = config()
-    assert (chosen.recipe.loss, chosen.recipe.model.head_bias_init) == (
-        "sigmoid",
-        -1.1,
-    )  # a quarter for each of 4 classes
-    assert training_cost(chosen)["loss"] == "sigmoid, for several labels per image"
+    recipe = training().config.recipe
+    assert (recipe.loss, recipe.model.head_bias_init) == ("sigmoid", -1.1)  # a quarter for each of 4 classes
+    assert training_cost(training())["loss"] == "sigmoid, for several labels per image"
     with pytest.raises(
         ValueError, match=r"several labels per image, but the training 'tagged-finetune' uses a softmax loss"
     ):
-        config(**{"recipe.loss": "softmax"})
+        training(**{"recipe.loss": "softmax"})
 
 
 @pytest.mark.parametrize(
@@ -95,7 +92,7 @@ def test_sizes_before_a_crop_scale_with_the_image_size(digits_root, tmp_path, ow
 
     def finetuned(**fields):
         request = FinetuneRequest(model=model, corpus="digits", **fields)
-        return resolve_finetune(digits_root, request).recipe.input.augment
+        return resolve_finetune(digits_root, request).config.recipe.input.augment
 
     assert finetuned() == augment
     assert finetuned(image_size_px=384) == replace(augment, image_size_px=384, **at_384)

@@ -5,10 +5,12 @@ import shutil
 
 import pytest
 
+from vitline.data_prep.find_corpus import Corpora
 from vitline.flows.forms.evaluation_plan import resolve_evaluate
 from vitline.flows.forms.forms import EvaluateRequest, PipelineRequest
 from vitline.flows.forms.named_corpora import named_tasks
 from vitline.flows.forms.pipeline_plan import resolve_pipeline
+from vitline.infra.storage import open_store
 
 
 @pytest.fixture
@@ -23,16 +25,19 @@ def some_of_vtab(digits_root, tmp_path) -> str:
 
 
 def test_vtab_selects_its_prepared_tasks_in_every_form(some_of_vtab, digits_root, tiny):
+    def named(tasks):
+        return named_tasks(some_of_vtab, Corpora(open_store(some_of_vtab)), tasks)
+
     tasks = ("pets", "vtab", "vtab-dtd")
     plan = resolve_pipeline(some_of_vtab, PipelineRequest(corpus="pets", recipe="digits", tasks=tasks))
     assert [uri.split("/")[-2] for uri in plan.tasks] == ["pets", "vtab-dtd", "vtab-svhn"]
     evaluation = resolve_evaluate(some_of_vtab, EvaluateRequest(model=tiny, tasks=tasks))
     assert [task.name for task in evaluation.tasks] == ["pets", "vtab-dtd", "vtab-svhn"]
-    assert evaluation.note == plan.note == named_tasks(some_of_vtab, tasks).note
+    assert evaluation.note == plan.note == named(tasks).note
     assert plan.note.startswith(
         "vtab means 2 of its 19 tasks here; not prepared: vtab-caltech101, vtab-cifar100, vtab-flowers102"
     )
     assert plan.note.endswith("`vitline vtab prepare` prepares them.")
-    assert named_tasks(some_of_vtab, ("pets",)).note is None
+    assert named(("pets",)).note is None
     with pytest.raises(ValueError, match=r"No task of VTAB is prepared below .*vitline vtab prepare"):
         resolve_pipeline(digits_root, PipelineRequest(corpus="digits", recipe="digits", tasks=("vtab",)))

@@ -10,7 +10,6 @@ from vitline.flows.forms.pipeline_plan import resolve_pipeline
 from vitline.flows.forms.training_config import resolve_pretrain
 from vitline.flows.runs.end_to_end import to_prepare
 from vitline.infra.storage import open_store
-from vitline.vit.run.run_spec import make_spec
 
 DIGITS = {"corpus": "digits", "recipe": "digits", "tasks": ("digits-5-to-9",)}
 NIGHT = datetime(2026, 11, 21, 2, tzinfo=UTC)
@@ -43,10 +42,8 @@ def test_the_keys_of_a_pipeline_and_its_training_depend_on_the_night(digits_root
     plan = resolve_pipeline(digits_root, PipelineRequest(**DIGITS), NIGHT)
     assert plan.night == NIGHT
     assert plan.key == key(digits_root, NIGHT) != key(digits_root, datetime(2026, 11, 22, 2, tzinfo=UTC))
-    config = resolve_pretrain(digits_root, PretrainRequest(corpus="digits", recipe="digits"))
-    keys = {
-        make_spec(config, digits_root, night).run_key for night in (None, NIGHT, datetime(2026, 11, 22, 2, tzinfo=UTC))
-    }
+    training = resolve_pretrain(digits_root, PretrainRequest(corpus="digits", recipe="digits"))
+    keys = {training.spec(night).run_key for night in (None, NIGHT, datetime(2026, 11, 22, 2, tzinfo=UTC))}
     assert len(keys) == 3
 
 

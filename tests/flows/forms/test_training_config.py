@@ -17,7 +17,7 @@ def test_a_budget_of_images_sets_steps_and_shortens_the_warmup(digits_root):
     batch = recipe.input.global_batch_size
     config = resolve_pretrain(
         digits_root, PretrainRequest(corpus="digits", recipe="digits", train_images=30 * batch + 7)
-    )
+    ).config
     assert config.recipe.total_steps == 30
     assert config.recipe.optim.warmup_steps == recipe.optim.warmup_steps * 30 // recipe.total_steps
     assert config.name == "digits-digits"
@@ -26,9 +26,9 @@ def test_a_budget_of_images_sets_steps_and_shortens_the_warmup(digits_root):
 
 def test_an_override_takes_precedence_over_a_field_and_is_validated(digits_root):
     fields = {"corpus": "digits", "recipe": "digits", "peak_lr": 0.5}
-    assert resolve_pretrain(digits_root, PretrainRequest(**fields)).recipe.optim.peak_lr == 0.5
+    assert resolve_pretrain(digits_root, PretrainRequest(**fields)).config.recipe.optim.peak_lr == 0.5
     changed = PretrainRequest(**fields, overrides={"recipe.optim.peak_lr": 0.25})
-    assert resolve_pretrain(digits_root, changed).recipe.optim.peak_lr == 0.25
+    assert resolve_pretrain(digits_root, changed).config.recipe.optim.peak_lr == 0.25
     with pytest.raises(ValueError, match=r"no group 'recipe\.optimm'"):
         resolve_pretrain(digits_root, PretrainRequest(**fields, overrides={"recipe.optimm.peak_lr": 1}))
     for path in ("corpus", "protocol.total_steps"):  # an override without effect is refused
@@ -67,10 +67,10 @@ def test_the_plan_of_a_mixture_has_the_share_and_epochs_of_each_corpus(two_corpo
         "recipe.total_steps": 60,
         "recipe.optim.warmup_steps": 1,
     }
-    config = requested(two_corpora, corpus_weight=1.0, overrides=small)
-    assert config.name == "birds-and-city-digits"
-    assert [each.weight for each in config.mixture.corpora] == [1.0, 0.5]
-    cost = training_cost(config)
+    training = requested(two_corpora, corpus_weight=1.0, overrides=small)
+    assert training.config.name == "birds-and-city-digits"
+    assert [each.weight for each in training.config.mixture.corpora] == [1.0, 0.5]
+    cost = training_cost(training)
     assert cost["corpus"]["name"] == "birds + city"
     assert cost["corpus"]["classes"] == 4  # owl is in both
     birds, city = cost["mixture"]["birds"], cost["mixture"]["city"]
@@ -96,7 +96,7 @@ def test_options_of_the_command_are_the_fields_of_the_form():
 
 def test_leakage_of_all_corpora_is_said_for_a_mixture_only(two_corpora, monkeypatch):
     found = MixtureLeak("birds/1", "city/2", "val", 3)
-    monkeypatch.setattr(mixture_leakage, "find_mixture_leaks", lambda stores, root, **given: [found])
+    monkeypatch.setattr(mixture_leakage, "find_mixture_leaks", lambda corpora, root, **given: [found])
     expected = "birds/1: 3 training images match the val split of city/2; prepare birds with --decontaminate city to leave them out"
-    assert mixture_leaks(requested(two_corpora), two_corpora)[-1] == expected
-    assert mixture_leaks(requested(two_corpora, mix_with=[]), two_corpora) == []
+    assert mixture_leaks(requested(two_corpora))[-1] == expected
+    assert mixture_leaks(requested(two_corpora, mix_with=[])) == []

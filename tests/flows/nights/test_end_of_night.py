@@ -87,9 +87,9 @@ def test_a_night_of_several_seeds_trains_and_evaluates_each_and_records_means(ro
     evaluated = [stage.run_key for stage in record.stages if stage.stage == "evaluate"]
     seeds = []
 
-    def train_model(config, engines, night):
-        nth = config.recipe.seed - 5
-        seeds.append((config.recipe.seed, night))
+    def train_model(training, engines, night):
+        nth = training.config.recipe.seed - 5
+        seeds.append((training.config.recipe.seed, night))
         state = {
             "images_seen": 16,
             "step": 1,

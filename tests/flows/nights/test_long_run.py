@@ -20,7 +20,7 @@ from vitline.infra.runs.run_state import read_state
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
 from vitline.vit.published.model_record import published_record
-from vitline.vit.run.run_spec import make_spec
+from vitline.vit.run.resolved import resolve
 
 LONG = {"nights.advance_images": 64_000, "nights.cooldown_images": 12_800}
 
@@ -123,7 +123,7 @@ def test_a_pipeline_that_is_started_again_goes_to_the_same_step_unless_a_person_
 @pytest.mark.timeout(900)
 def test_nights_train_one_run_and_score_a_cooldown_from_where_it_stands(root, tmp_path, train_config):
     """That a run which pauses equals one that does not is tested in tests/vit/test_run.py."""
-    config, nights = train_config("long"), plan_of(root).nights
+    training, nights = resolve(train_config("long"), root), plan_of(root).nights
     nights = nights.model_copy(update={"advance_images": 13 * 16, "cooldown_images": 4 * 16})
     with open_engines(Settings(root=root, home=tmp_path)) as engines:
 
@@ -133,10 +133,10 @@ def test_nights_train_one_run_and_score_a_cooldown_from_where_it_stands(root, tm
             recorder = SimpleNamespace(
                 stage=lambda *row: rows.append(row), note=said.update, record=SimpleNamespace(long_run_step=step)
             )
-            spec, trained = go_on(nights, config, engines, recorder)
+            spec, trained = go_on(nights, training, engines, recorder)
             return rows, spec, trained, said["long_run_step"]
 
-        long_run = open_store(root).child(f"runs/{make_spec(config, root).run_key}")
+        long_run = open_store(root).child(f"runs/{training.spec().run_key}")
         ((stage, key, reused, _, what, _),), spec, trained, step = night()
         assert (stage, reused, step, what) == ("advance", False, 13, "208 of 320 images of the long run")
         assert (read_state(long_run)["state"], read_state(long_run)["step"]) == ("paused", 13)
@@ -166,7 +166,7 @@ def test_a_training_that_is_out_of_time_is_cooled_down_from_where_it_stands(root
             rows, said = [], {}
             record = SimpleNamespace(long_run_step=step, started_at=0.0)
             recorder = SimpleNamespace(stage=lambda *row: rows.append(row), note=said.update, record=record)
-            return rows, said, *in_time(plan, config, engines, recorder)
+            return rows, said, *in_time(plan, resolve(config, root), engines, recorder)
 
         ((stage, key, _, _, what, _),), said, spec, trained = night(config)
         assert (stage, said["long_run_step"], what) == ("advance", 1, "16 of 16,000,000 images, then out of time")

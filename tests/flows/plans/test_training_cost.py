@@ -12,6 +12,7 @@ from vitline.flows.plans.training_plan import plan_rows
 from vitline.infra.config import replace
 from vitline.infra.runs.run_state import NO_STATE
 from vitline.vit.input.decoding import which_decoder
+from vitline.vit.run.resolved import resolve
 
 
 def test_loading_names_each_setting_and_its_origin(train_config, monkeypatch):
@@ -66,14 +67,15 @@ def test_bandwidth_is_that_of_the_gpus_of_one_node(train_config):
         "measures it"
     )
     assert bandwidth_text(replace(config, **{"execution.device": "cpu"}), 10, 1000) == "1 kB an image"
-    assert "each A100 at 20% of its peak" in training_cost(config, gpu="A100", mfu=0.2)["bandwidth"]
+    assert "each A100 at 20% of its peak" in training_cost(resolve(config, "nowhere"), gpu="A100", mfu=0.2)["bandwidth"]
 
 
 def test_a_plan_says_what_the_spike_guard_does(train_config):
     config = train_config("cost")
-    assert "spike_guard" not in training_cost(config)
+    assert "spike_guard" not in training_cost(resolve(config, "nowhere"))
     guard = {"action": "rewind", "rewind_steps": 50, "lr_factor": 0.5, "lr_steps": 200}
-    assert training_cost(replace(config, **{"recipe.spike_guard": guard}))["spike_guard"] == (
+    config = replace(config, **{"recipe.spike_guard": guard})
+    assert training_cost(resolve(config, "nowhere"))["spike_guard"] == (
         "rewind: where loss or gradient norm stands 10 spreads above the median of 128 steps, the training goes back and leaves out the "
         "updates of 50 steps before and after, then 0.5 of the learning rate for 200 steps; more than 10 spikes in 1,000 steps end it"
     )
@@ -90,7 +92,7 @@ def test_a_score_that_tells_nothing_or_is_missing_is_said_before_the_training_an
         manifest["num_classes"] = num_classes
         manifest["splits"].pop(without, None)
         (corpus / "manifest.json").write_text(json.dumps(manifest))
-        cost = training_cost(replace(train_config("plan"), corpus=str(corpus), **changes))
+        cost = training_cost(resolve(replace(train_config("plan"), corpus=str(corpus), **changes), "nowhere"))
         assert dict(plan_rows(train_config("plan"), cost))["held-out images"] == cost["held_out"]
         return cost["held_out"], cost.get("warning")
 

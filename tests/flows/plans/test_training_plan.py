@@ -29,6 +29,7 @@ from vitline.vit.config import TrainConfig
 from vitline.vit.cost.demand import TRAINING_MFU
 from vitline.vit.models.build import meta_network
 from vitline.vit.recipes import recipe_named
+from vitline.vit.run.resolved import resolve
 
 
 @pytest.fixture
@@ -137,14 +138,14 @@ def test_the_speed_of_a_run_is_that_of_its_journal_and_a_damaged_one_has_none(b1
 
 def test_a_plan_has_all_of_it_and_knows_gpus_by_name(train_config, root):
     config = replace(train_config("owls", workers=2), **{"execution.device": "cpu"})
-    plan = training_plan(config, root)
+    plan = training_plan(resolve(config, root))
     assert plan["earlier_runs"] == []
     assert inspect.signature(pretrain_plan).parameters["mfu"].default == TRAINING_MFU
     assert plan["days"] == "not known for CPUs; `vitline model bench` measures a step"
     on_gpus = replace(config, **{"execution.device": "auto"})
-    assert "on 2 A100 at 50% of their peak" in training_plan(on_gpus, root, gpu="A100", mfu=0.5)["days"]
+    assert "on 2 A100 at 50% of their peak" in training_plan(resolve(on_gpus, root), gpu="A100", mfu=0.5)["days"]
     with pytest.raises(ValueError, match=r"The peak of the GPU 'T1000' is not known; available: A100"):
-        training_plan(on_gpus, root, gpu="T1000")
+        training_plan(resolve(on_gpus, root), gpu="T1000")
     rows = dict(plan_rows(on_gpus, plan))
     assert "on GPUs" not in rows  # done in no time
     assert "on GPUs" in dict(plan_rows(on_gpus, {**plan, "images": 10**12}))

@@ -17,7 +17,7 @@ from vitline.infra.runs.journal import read_journal
 from vitline.infra.runs.run_state import read_state
 from vitline.infra.settings import Settings
 from vitline.vit.checkpoints.names import FOLDER, find_checkpoints, kept_steps
-from vitline.vit.run.run_spec import make_spec
+from vitline.vit.run.resolved import resolve
 
 pytestmark = [pytest.mark.long, pytest.mark.servers, pytest.mark.timeout(1800)]
 
@@ -33,10 +33,10 @@ def test_a_branch_of_two_workers_survives_a_kill_and_the_loss_of_its_parents_che
     size = {"embed_dim": 128, "depth": 6, "num_heads": 4, "mlp_dim": 512}
     config = replace(config, **{f"recipe.model.{name}": value for name, value in size.items()})
     with open_engines(Settings(root=root, home=tmp_path)) as engines:
-        spec, _ = train_model(config, engines)
+        spec, _ = train_model(resolve(config, root), engines)
         parent = run_store(root, spec.run_key)
         branch = resolve_branch(root, BranchRequest(parent=spec.run_key, step=20))
-        run = run_store(root, make_spec(branch, root).run_key)
+        run = run_store(root, branch.spec().run_key)
         ended, unpinned = threading.Event(), list[float]()
 
         def kill_at_the_first_checkpoint():

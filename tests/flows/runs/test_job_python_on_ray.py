@@ -16,6 +16,7 @@ from vitline.infra.config import replace
 from vitline.infra.local.ray_node import LocalRay
 from vitline.infra.runs.claims import read_claim
 from vitline.infra.settings import Settings
+from vitline.vit.run.resolved import resolve
 
 pytestmark = [pytest.mark.slow, pytest.mark.servers, pytest.mark.timeout(1800)]
 
@@ -66,7 +67,7 @@ def test_the_python_of_the_cluster_runs_the_job(engines, elsewhere):
 def test_a_job_python_without_vitline_fails_with_the_variable_to_set(engines, train_config, tmp_path):
     for python in (str(tmp_path / "nowhere" / "python"), str(Path(sys.base_prefix) / "bin" / "python3")):
         with pytest.raises(StageFailed, match="VITLINE_JOB_PYTHON") as refused, engines(python) as used:
-            train_model(train_config(f"named-{len(python)}", steps=3), used)
+            train_model(resolve(train_config(f"named-{len(python)}", steps=3), used.root), used)
         assert python in str(refused.value)
 
 
@@ -76,7 +77,7 @@ def test_other_versions_are_named_before_the_training_starts(engines, train_conf
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 99.0\n")
     try:
         with pytest.raises(StageFailed, match=r"torch 99\.0 \(submitted from torch ") as refused, engines() as used:
-            train_model(train_config("other-versions", steps=3), used)
+            train_model(resolve(train_config("other-versions", steps=3), used.root), used)
     finally:
         (other / "METADATA").unlink()
         other.rmdir()

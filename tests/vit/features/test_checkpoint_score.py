@@ -8,6 +8,7 @@ from vitline.infra.config import replace
 from vitline.vit.checkpoints.manifest import CheckpointError
 from vitline.vit.checkpoints.names import list_checkpoints
 from vitline.vit.config import CheckpointProbeConfig, MaskedPatchConfig
+from vitline.vit.corpora.training_corpora import open_corpora
 from vitline.vit.features.checkpoint_plan import probed_corpora
 from vitline.vit.features.checkpoint_score import checkpoint_network, score_checkpoint
 from vitline.vit.features.extract_features import part_features
@@ -66,7 +67,7 @@ def test_a_checkpoint_that_is_gone_is_named(trained, train_config):
     run, _ = trained(train_config("probed", probes=CheckpointProbeConfig(every_steps=10)))
     spec = RunSpec.model_validate(run.read_json("config.json"))
     with pytest.raises(CheckpointError, match="step-000000005-a1"):
-        checkpoint_network(run, "checkpoints/step-000000005-a1", spec)
+        checkpoint_network(run, "checkpoints/step-000000005-a1", spec, num_classes=10)
 
 
 def test_probes_without_a_cadence_are_refused():
@@ -77,21 +78,20 @@ def test_probes_without_a_cadence_are_refused():
 def test_a_training_without_a_validation_split_needs_a_corpus_to_probe_on(train_config, digits):
     config = replace(train_config("owls", probes=CheckpointProbeConfig(every_steps=10)), val_split=None)
     with pytest.raises(ValueError, match=r"have no validation split .* execution\.probes\.corpora"):
-        probed_corpora(config)
-    (found,) = probed_corpora(replace(config, **{"execution.probes.corpora": (digits.uri,)}))
+        probed_corpora(config, open_corpora(config))
+    config = replace(config, **{"execution.probes.corpora": (digits.uri,)})
+    (found,) = probed_corpora(config, open_corpora(config))
     assert (found.examples, found.scored) == ("train", "val")
 
 
-def test_a_corpus_that_cannot_be_probed_on_is_refused_by_name(train_config, monkeypatch, digits):
+def test_a_corpus_that_cannot_be_probed_on_is_refused_by_name(train_config, digits):
     config = train_config("owls", probes=CheckpointProbeConfig(every_steps=10, corpora=(digits.uri,)))
     manifest = load_manifest(digits)
 
     def refused_with(**changes):
-        monkeypatch.setattr(
-            "vitline.vit.features.checkpoint_plan.load_manifest", lambda store: manifest.model_copy(update=changes)
-        )
+        opened = {digits.uri: (digits, manifest.model_copy(update=changes))}
         with pytest.raises(ValueError, match=r"execution\.probes: digits/.*execution\.probes\.corpora") as error:
-            probed_corpora(config)
+            probed_corpora(config, open_corpora(config), opened)
         return str(error.value)
 
     assert "several labels" in refused_with(single_label=False)
