@@ -55,7 +55,8 @@ from vitline.vit.input.batches import Batch
 from vitline.vit.input.config import AugmentConfig, InputConfig
 from vitline.vit.models.variants import vit_config
 from vitline.vit.recipes import digits
-from vitline.vit.run.run_spec import make_spec, read_starts
+from vitline.vit.run.resolved import resolve
+from vitline.vit.run.run_spec import read_starts
 from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.train import Hook, initial_state, train
 from vitline.vit.training.world import World
@@ -221,7 +222,7 @@ def prepared(root: str) -> Store:
 
 
 def started(root: str, config: TrainConfig) -> tuple[Store, int]:
-    spec = make_spec(config, root)
+    spec = resolve(config, root).spec()
     run = open_store(root).child(f"runs/{spec.run_key}")
     run.write_json("config.json", spec.model_dump(mode="json"))
     claim = take_claim(run, spec.run_key, job_state=lambda job: "failed", owner="benchmark")
@@ -264,7 +265,7 @@ def ray(rounds: int, steps: int = 60) -> None:
                 process = context.Process(target=in_process, args=(root, config, by_ray))
                 process.start()
                 process.join()
-                found[by_ray] = step_times(open_store(root).child(f"runs/{make_spec(config, root).run_key}"))
+                found[by_ray] = step_times(open_store(root).child(f"runs/{resolve(config, root).spec().run_key}"))
             ratios.append(found[True][0] / found[False][0])
             firsts.append(found[True][1])
             print(

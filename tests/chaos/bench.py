@@ -23,7 +23,7 @@ from vitline.vit.config import ExecutionConfig, OptimConfig, TrainConfig, TrainR
 from vitline.vit.input.config import AugmentConfig, InputConfig
 from vitline.vit.models.config import ViTConfig
 from vitline.vit.published.models import load_model
-from vitline.vit.run.run_spec import make_spec
+from vitline.vit.run.resolved import resolve
 from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.world import World
 
@@ -49,7 +49,7 @@ class Training:
     """One run of the tiny training, attempt by attempt, without a cluster. Made with the claim of its first attempt."""
 
     def __init__(self, root: str, config: TrainConfig) -> None:
-        spec = make_spec(config, root)
+        spec = resolve(config, root).spec()
         self.key, self.run = spec.run_key, open_store(root).child(f"runs/{spec.run_key}")
         self.run.write_json("config.json", spec.model_dump(mode="json"))
         self.attempt = self.claim()

@@ -15,7 +15,8 @@ from vitline.infra.runs.progress import RunProgress
 from vitline.infra.runs.run_state import NO_STATE, read_state
 from vitline.infra.settings import Settings
 from vitline.infra.storage import Store
-from vitline.vit.run.run_spec import START_TRY_S, make_spec, read_progress, read_starts
+from vitline.vit.run.resolved import resolve
+from vitline.vit.run.run_spec import START_TRY_S, read_progress, read_starts
 
 from ..servers.ray_nodes import ThreeNodes, three_nodes
 from .bench import Bench, Outcome, Training
@@ -87,7 +88,7 @@ def followed(
 ) -> Training:
     """The tiny training, followed to its end with `engines`; `look(run)` is called every second. Raises StageFailed."""
     config = bench.config(name, None, **execution)
-    spec = make_spec(config, bench.place.uri)
+    spec = resolve(config, bench.place.uri).spec()
     run = run_store(bench.place.uri, spec.run_key)
     run.write_json(FAULT, {"fault": fault})
 

@@ -12,7 +12,7 @@ from tests.servers.stack import use_s3
 from vitline.infra.config import replace
 from vitline.infra.local.stack import stack_environment, start_stack, stop_stack
 from vitline.infra.storage import open_store
-from vitline.vit.run.run_spec import make_spec
+from vitline.vit.run.resolved import resolve
 
 from .test_kills import KilledTraining, Session, result_of, slow_config, training_workers, wait_until  # noqa: F401
 from .undisturbed import train_undisturbed
@@ -81,7 +81,7 @@ def corpus_on_s3(on_s3, digits):
 
 @pytest.fixture
 def expected(alone, tmp_path):
-    return result_of(train_undisturbed(make_spec(alone, str(tmp_path)), str(tmp_path)))
+    return result_of(train_undisturbed(resolve(alone, str(tmp_path)).spec(), str(tmp_path)))
 
 
 def have_ended(processes):

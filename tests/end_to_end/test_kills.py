@@ -23,7 +23,7 @@ from vitline.infra.runs.watching import Watch
 from vitline.infra.settings import Settings
 from vitline.vit.checkpoints.names import list_checkpoints
 from vitline.vit.published.models import load_model
-from vitline.vit.run.run_spec import make_spec
+from vitline.vit.run.resolved import resolve
 
 from .undisturbed import train_undisturbed
 
@@ -58,7 +58,7 @@ class Session:
 
     def submit(self, config):
         """The next attempt of a training, as a job."""
-        spec = make_spec(config, self.root)
+        spec = resolve(config, self.root).spec()
         run = run_store(self.root, spec.run_key)
         claim = self.claim(run, spec.run_key)
         run.write_json("config.json", spec.model_dump(mode="json"))
@@ -161,7 +161,7 @@ def driver_of(run):
 @pytest.fixture
 def undisturbed(slow_config, tmp_path):
     """The result of the same training without Ray and without kills."""
-    result = result_of(train_undisturbed(make_spec(slow_config, str(tmp_path)), str(tmp_path)))
+    result = result_of(train_undisturbed(resolve(slow_config, str(tmp_path)).spec(), str(tmp_path)))
     assert sorted(result.losses) == list(range(1, STEPS + 1))
     return result
 

@@ -25,7 +25,7 @@ from vitline.vit.checkpoints.names import list_checkpoints
 from vitline.vit.checkpoints.search import newest_checkpoint
 from vitline.vit.config import TrainConfig
 from vitline.vit.published.models import load_model
-from vitline.vit.run.run_spec import make_spec
+from vitline.vit.run.resolved import resolve
 from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.world import World
 
@@ -76,7 +76,7 @@ def on_disk(tmp_path_factory):
 
 def start(config, root):
     """The run and attempt of a claimed spec, as a flow leaves it for the driver."""
-    spec = make_spec(config, root)
+    spec = resolve(config, root).spec()
     run = open_store(root).child(f"runs/{spec.run_key}")
     claim = take_claim(run, spec.run_key, job_state=lambda job: "failed", owner="test")
     run.write_json("config.json", spec.model_dump(mode="json"))

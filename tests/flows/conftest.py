@@ -9,7 +9,7 @@ from vitline.flows.catalog.records import AttemptRecord, Origin
 from vitline.flows.cli import main as cli
 from vitline.infra.runs.claims import take_claim
 from vitline.infra.storage import open_store
-from vitline.vit.run.run_spec import make_spec
+from vitline.vit.run.resolved import resolve
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def begin_run(train_config):
 
     def make(root, name=None, origin=None, attempt_at=1_700_000_000.0, **execution):
         # A unique name, because other tests keep their runs on the same server.
-        spec = make_spec(train_config(name or f"t-{uuid.uuid4().hex[:8]}", **execution), root)
+        spec = resolve(train_config(name or f"t-{uuid.uuid4().hex[:8]}", **execution), root).spec()
         run = open_store(root).child(f"runs/{spec.run_key}")
         claim = take_claim(run, spec.run_key, job_state=lambda job: "failed", owner="test")
         run.write_json("config.json", spec.model_dump(mode="json"))

@@ -19,7 +19,7 @@ from vitline.infra.runs.progress import progress_line
 from vitline.infra.runs.run_state import write_state
 from vitline.infra.settings import inherited_environment
 from vitline.infra.storage import open_store
-from vitline.vit.run.run_spec import make_spec
+from vitline.vit.run.resolved import resolve
 
 COMMANDS = """demo, run, data prep, data ls, data show, data verify, data stats, data diff, data take,
 data bench, pretrain run, pretrain plan, pretrain branch, finetune run, vtab run, vtab report, runs ls, runs show, runs compare, runs sync,
@@ -236,7 +236,7 @@ def two_runs(train_config, root):
     """Keys of two finished runs that differ in their steps."""
     keys = []
     for steps in (20, 40):
-        spec = make_spec(train_config("birds", steps=steps), root)
+        spec = resolve(train_config("birds", steps=steps), root).spec()
         run = open_store(root).child(f"runs/{spec.run_key}")
         run.write_json("config.json", spec.model_dump(mode="json"))
         write_state(run, "finished", 1, step=steps)

@@ -33,7 +33,7 @@ from vitline.infra.runs.run_state import read_state
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
 from vitline.vit.published.models import load_model
-from vitline.vit.run.run_spec import make_spec
+from vitline.vit.run.resolved import resolve
 from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.world import World
 
@@ -62,7 +62,7 @@ class Candidate(NamedTuple):
 def candidate(stack, s3_uri, train_config):
     """A finished training in the object store of the stack that was sent to its MLflow."""
     torch.set_num_threads(1)
-    spec = make_spec(train_config(f"t-{uuid.uuid4().hex[:8]}"), s3_uri)
+    spec = resolve(train_config(f"t-{uuid.uuid4().hex[:8]}"), s3_uri).spec()
     run = open_store(s3_uri).child(f"runs/{spec.run_key}")
     claim = take_claim(run, spec.run_key, job_state=lambda job: "failed", owner="test")
     run.write_json("config.json", spec.model_dump(mode="json"))

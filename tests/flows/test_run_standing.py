@@ -12,7 +12,7 @@ from vitline.flows.catalog.records import AttemptRecord, Origin, PipelineRecord,
 from vitline.flows.to_mlflow.stage_snapshots import stage_snapshot
 from vitline.infra.runs.run_state import write_state
 from vitline.infra.storage import open_store
-from vitline.vit.run.run_spec import make_spec
+from vitline.vit.run.resolved import resolve
 
 PROGRESS = {"step": 120, "total_steps": 600, "loss": 2.3, "images_per_s": 640.4, "remaining_s": 70.2}
 AT = 1_795_000_000.0
@@ -21,7 +21,7 @@ AT = 1_795_000_000.0
 @pytest.fixture
 def submitted(root, train_config):
     """submitted(attempt): a training whose job was submitted for a night; its store."""
-    spec = make_spec(train_config("birds", steps=600), root)
+    spec = resolve(train_config("birds", steps=600), root).spec()
     run = open_store(root).child(f"runs/{spec.run_key}")
     run.write_json("config.json", spec.model_dump(mode="json"))
 
@@ -102,7 +102,7 @@ def test_an_attempt_after_a_preempted_one_is_not_shown_as_ended(submitted, liste
 
 def test_active_runs_come_first_and_ended_ones_have_their_date(submitted, listed, root, train_config):
     submitted()
-    later = make_spec(train_config("birds", steps=20), root)
+    later = resolve(train_config("birds", steps=20), root).spec()
     run = open_store(root).child(f"runs/{later.run_key}")
     run.write_json("config.json", later.model_dump(mode="json"))
     write_state(run, "finished", 1, step=20, val_top1=0.5)

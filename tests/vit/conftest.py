@@ -53,10 +53,10 @@ def start(root):
     from vitline.infra.config import replace
     from vitline.infra.runs.claims import take_claim
     from vitline.infra.storage import open_store
-    from vitline.vit.run.run_spec import make_spec
+    from vitline.vit.run.resolved import resolve
 
     def make(config, run=None, pause_at_step=None):
-        spec = replace(make_spec(config, root), pause_at_step=pause_at_step)
+        spec = replace(resolve(config, root).spec(), pause_at_step=pause_at_step)
         run = run or open_store(root).child(f"runs/{spec.run_key}")
         run.write_json("config.json", spec.model_dump(mode="json"))
         return run, take_claim(run, spec.run_key, job_state=lambda job: "failed", owner="test").attempt

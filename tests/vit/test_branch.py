@@ -21,7 +21,7 @@ from vitline.vit.checkpoints.read import read_checkpoint
 from vitline.vit.checkpoints.save import prune
 from vitline.vit.published.models import adapt, load_model
 from vitline.vit.run.branch import branches_of, pin_parent
-from vitline.vit.run.run_spec import make_spec
+from vitline.vit.run.resolved import resolve
 from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.guard.spike_guard import SpikeGuard
 from vitline.vit.training.world import World
@@ -147,7 +147,7 @@ def test_a_pinned_checkpoint_stays_until_the_branch_has_one_of_its_own(train, st
     """The parent is at work: it saves step 20 and keeps only this one."""
     parent = train(parent_config)
     config = branch(parent, step=10)
-    key = make_spec(config, parent.uri.rpartition("/runs/")[0]).run_key
+    key = resolve(config, parent.uri.rpartition("/runs/")[0]).spec().run_key
     pin_parent(config.parent, key)
     prune(parent, keep=1, newest=list_checkpoints(parent)[0])
     assert kept_steps(parent) == [10, 20]
@@ -208,7 +208,7 @@ def test_a_damaged_checkpoint_of_the_parent_is_not_marked_by_the_branch(train, b
 def test_what_a_branch_may_not_change_is_refused_by_name(start, branch, parent_config, root, changes, allow, says):
     parent, _ = start(parent_config)
     with pytest.raises(ValueError, match=says):
-        make_spec(branch(parent, allow=allow, **changes), root)
+        resolve(branch(parent, allow=allow, **changes), root).spec()
 
 
 def test_the_key_of_a_branch_covers_parent_step_and_recipe(start, branch, parent_config, root):
@@ -222,9 +222,9 @@ def test_the_key_of_a_branch_covers_parent_step_and_recipe(start, branch, parent
         branch(parent, allow=tuple(longer), **longer),
         branch(other, **{"recipe.label_smoothing": 0.1}),
     ]
-    assert len({make_spec(config, root).run_key for config in configs}) == len(configs)
+    assert len({resolve(config, root).spec().run_key for config in configs}) == len(configs)
     scored = branch(parent, val_split="test", allow=("recipe.optim",), **{"execution.num_workers": 2})
-    assert make_spec(scored, root).inputs["parent"] == f"{parent.uri.rpartition('/')[2]}@10"
+    assert resolve(scored, root).spec().inputs["parent"] == f"{parent.uri.rpartition('/')[2]}@10"
 
 
 def test_a_length_that_ends_before_the_checkpoint_is_refused(start, branch, parent_config):
@@ -261,7 +261,7 @@ def test_a_pre_training_from_weights_begins_with_them(start, train_config, pretr
     assert found["head.weight"].shape[0] == 2
     assert all(torch.equal(found[name], value) for name, value in weights.items() if not name.startswith("head."))
     plain = train_config("again")
-    keys = {make_spec(c, root).run_key for c in (plain, replace(plain, init_model=pretrained.uri))}
+    keys = {resolve(c, root).spec().run_key for c in (plain, replace(plain, init_model=pretrained.uri))}
     assert len(keys) == 2
 
 
@@ -279,7 +279,7 @@ def test_a_branch_goes_back_to_its_parents_checkpoint_which_stays_pinned_until_t
     parent = train(parent_config)
     guard = {"action": "rewind", "rewind_steps": 2, "window_steps": 8}
     config = branch(parent, allow=("recipe.spike_guard",), **{"recipe.spike_guard": guard})
-    key = make_spec(config, parent.uri.rpartition("/runs/")[0]).run_key
+    key = resolve(config, parent.uri.rpartition("/runs/")[0]).spec().run_key
     pin_parent(config.parent, key)
     monkeypatch.setattr(loop, "batch_targets", plant({17}))
     run = train(config)

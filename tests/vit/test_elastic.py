@@ -13,7 +13,8 @@ from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
 from vitline.vit.checkpoints.names import newest_step
 from vitline.vit.ray_jobs import elastic
-from vitline.vit.run.run_spec import make_spec, read_starts
+from vitline.vit.run.resolved import resolve
+from vitline.vit.run.run_spec import read_starts
 
 from ..servers.ray_nodes import three_nodes
 
@@ -105,7 +106,7 @@ def test_a_training_goes_on_without_a_lost_node_and_with_a_new_one(train_config,
     """Only the head has the resource `vitline_training`, as the guide for a cluster says."""
     config = train_config("elastic", workers=2, steps=10**6, min_workers=1)
     config = replace(config, **{"recipe.model.dropout_rate": 0.0, "execution.save_every_steps": 50})
-    spec = make_spec(config, root)
+    spec = resolve(config, root).spec()
     run = open_store(root).child(f"runs/{spec.run_key}")
     run.write_json("config.json", spec.model_dump(mode="json"))
     claim = take_claim(run, spec.run_key, job_state=lambda job: "failed", owner="test")

@@ -13,7 +13,7 @@ from vitline.infra.runs.journal import read_journal
 from vitline.infra.runs.run_state import read_state
 from vitline.infra.storage import open_store
 from vitline.vit.checkpoints.names import list_checkpoints
-from vitline.vit.run.run_spec import make_spec
+from vitline.vit.run.resolved import resolve
 from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.world import World
 
@@ -67,7 +67,7 @@ def claimed(root):
     """claimed(config): the run and the claim of its first attempt."""
 
     def make(config):
-        spec = make_spec(config, root)
+        spec = resolve(config, root).spec()
         run = open_store(root).child(f"runs/{spec.run_key}")
         run.write_json("config.json", spec.model_dump(mode="json"))
         return run, take_claim(run, spec.run_key, job_state=lambda job: "failed", owner="test")

@@ -15,7 +15,7 @@ from vitline.infra.runs.run_state import read_state
 from vitline.infra.storage import open_store
 from vitline.vit.convert.timm import to_timm
 from vitline.vit.input.batches import eval_batches, train_batches
-from vitline.vit.run.run_spec import make_spec
+from vitline.vit.run.resolved import resolve
 from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.train import initial_state
 from vitline.vit.training.world import World
@@ -92,7 +92,7 @@ def plain_loop(timm, config, digits):
 @pytest.mark.parametrize(("loss", "mixup"), [("softmax", None), ("sigmoid", None), ("softmax", 0.2)])
 def test_a_training_equals_a_plain_loop_on_the_network_of_timm(timm, train_config, digits, root, loss, mixup):
     config = config_of(train_config, loss, mixup)
-    spec = make_spec(config, root)
+    spec = resolve(config, root).spec()
     run = open_store(root).child(f"runs/{spec.run_key}")
     run.write_json("config.json", spec.model_dump(mode="json"))
     attempt = take_claim(run, spec.run_key, job_state=lambda job: None, owner="test").attempt

@@ -30,7 +30,7 @@ from vitline.vit.corpora.training_corpora import open_corpora
 from vitline.vit.cost.memory import activation_bytes
 from vitline.vit.models.config import BiTConfig, HybridConfig, ViTConfig
 from vitline.vit.published.models import adapt, load_model
-from vitline.vit.run.run_spec import make_spec
+from vitline.vit.run.resolved import resolve
 from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.reporter import Reporter, system_metrics
 from vitline.vit.training.world import World
@@ -431,12 +431,12 @@ def test_run_key_depends_on_decode_policy_and_held_out_split(train_config, root,
     manifest["decode_policy"]["background"] = [0, 0, 0]
     copy.write_json("manifest.json", manifest)
     other_pixels = TrainConfig.model_validate(config.model_dump() | {"corpus": copy.uri})
-    assert len({make_spec(c, root).run_key for c in (config, other_val, other_pixels)}) == 3
+    assert len({resolve(c, root).spec().run_key for c in (config, other_val, other_pixels)}) == 3
 
 
 def test_a_model_is_published_below_the_root_whatever_the_folder_of_the_job(train_config, root, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert make_spec(train_config("relative"), "store").models == f"{open_store(root).uri}/models"
+    assert resolve(train_config("relative"), "store").spec().models == f"{open_store(root).uri}/models"
 
 
 def test_a_replaced_corpus_is_refused(start, train_config):
@@ -525,12 +525,12 @@ def test_the_key_of_a_mixture_covers_corpora_weights_and_classes(train_config, t
         replace(one, corpus=swapped[0]["corpus"], **{"mixture.corpora": swapped}),
         replace(one, mixture=None),
     ]
-    keys = [make_spec(config, root).run_key for config in (one, *others)]
+    keys = [resolve(config, root).spec().run_key for config in (one, *others)]
     assert len(set(keys)) == len(keys)
     same = replace(
         one, **{"mixture.corpora": [each.model_dump() | {"weight": 5 * each.weight} for each in one.mixture.corpora]}
     )
-    assert make_spec(same, root).run_key == keys[0]
+    assert resolve(same, root).spec().run_key == keys[0]
 
 
 def test_a_changed_class_table_is_refused(start, train_config, two_corpora, class_table):

@@ -18,7 +18,8 @@ from vitline.vit.ray_jobs.worker_starts import (
     report_waiting,
     waits,
 )
-from vitline.vit.run.run_spec import make_spec, read_progress, read_starts
+from vitline.vit.run.resolved import resolve
+from vitline.vit.run.run_spec import read_progress, read_starts
 
 
 class Clock:
@@ -157,7 +158,7 @@ def test_a_training_that_lost_its_place_waits_is_stopped_or_goes_on(ray_jobs, un
     """Another job takes the CPU of a killed worker. The wait takes far more than the queue timeout and more than the four tries
     that ended a run before; then the CPU is free again."""
     config = train_config("displaced", steps=1_000_000, queue_timeout_s=15)
-    spec = make_spec(config, root)
+    spec = resolve(config, root).spec()
     run = open_store(root).child(f"runs/{spec.run_key}")
     run.write_json("config.json", spec.model_dump(mode="json"))
     claim = take_claim(run, spec.run_key, job_state=lambda job: "failed", owner="test")

@@ -1,20 +1,15 @@
-"""The spec, run key, progress and start records of a training run. Imports no torch, so that flows start fast."""
+"""The spec, progress and start records of a training run. Imports no torch, so that flows start fast."""
 
-from datetime import datetime
 from typing import NotRequired, TypedDict
 
 from pydantic import PositiveFloat, PositiveInt
 
 from vitline.infra.config import FrozenConfig
-from vitline.infra.keys import run_key
 from vitline.infra.night import Night
 from vitline.infra.records import UnreadableRecord, reading
 from vitline.infra.runs.progress import RunProgress
 from vitline.infra.storage import Store, open_store
 from vitline.vit.config import ParentCheckpoint, TrainConfig
-from vitline.vit.corpora.training_corpora import TrainingCorpora, open_corpora
-from vitline.vit.published.model_record import published_record
-from vitline.vit.run.branch import check_branch
 
 # Ray Train tries to place the worker group for so long before it reports that there is no room, and tries again.
 START_TRY_S = 30.0
@@ -27,7 +22,7 @@ class RunSpec(FrozenConfig):
 
     schema_version: int = 1
     run_key: str
-    """<name>-<12 hex>, see `make_spec`."""
+    """<name>-<12 hex>, see `vitline.vit.run.resolved`."""
     config: TrainConfig
     inputs: dict[str, str]
     """Digests of corpus (of a mixture also of each of its corpora), decode policy and initial model; the names of the splits; of a
@@ -40,31 +35,6 @@ class RunSpec(FrozenConfig):
     """The step at which this attempt pauses with a checkpoint, from which a later one goes on; None trains to the end."""
     pause_at: PositiveFloat | None = None
     """Unix seconds at which this attempt pauses likewise; None for no such time."""
-
-
-def make_spec(
-    config: TrainConfig, root: str, night: datetime | None = None, corpora: TrainingCorpora | None = None
-) -> RunSpec:
-    """The spec of a run. Its key covers config, corpus, and initial model or parent; FileNotFoundError if one of them is missing.
-    `corpora`: those of the config, if they are open.
-
-    Raises ValueError for a branch that changes what its parent does not allow.
-    """
-    # The corpus digest does not cover the names of the splits, but the results of the run depend on them.
-    inputs = {"split": config.split, "val_split": config.val_split or "", **(corpora or open_corpora(config)).inputs()}
-    if config.parent is not None:
-        parent = parent_spec(config.parent)
-        if "init_model" in parent.inputs:  # the weights come from it by way of the parent, even if it was deleted since
-            inputs["init_model"] = parent.inputs["init_model"]
-        ours = {name: value for name, value in parent.inputs.items() if name != "parent"}
-        check_branch(config.parent, config.recipe, inputs, parent.config.recipe, ours)
-        inputs["parent"] = f"{parent.run_key}@{config.parent.step}"
-    elif config.init_model is not None:
-        inputs["init_model"] = published_record(open_store(config.init_model))["digest"]
-    key = run_key(config.name, config.stage, config.config_digest, inputs, night)
-    return RunSpec(
-        run_key=key, config=config, inputs=inputs, models=f"{open_store(root).uri.rstrip('/')}/models", night=night
-    )
 
 
 def parent_spec(parent: ParentCheckpoint) -> RunSpec:

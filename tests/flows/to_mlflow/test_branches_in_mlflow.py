@@ -10,7 +10,7 @@ from vitline.infra.runs.run_state import write_state
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
 from vitline.vit.run.branch import pin_parent
-from vitline.vit.run.run_spec import make_spec
+from vitline.vit.run.resolved import resolve
 
 
 @pytest.mark.stack
@@ -22,7 +22,7 @@ def test_a_branch_and_its_parent_link_to_each_other(stack, root, begin_run, trai
     sync_runs(settings)
     name = parent_key.rpartition("-")[0]
     config = replace(train_config(name), parent={"run": parent.uri, "step": 10})
-    spec = make_spec(config, root)
+    spec = resolve(config, root).spec()
     pin_parent(config.parent, spec.run_key)
     run = open_store(root).child(f"runs/{spec.run_key}")
     take_claim(run, spec.run_key, job_state=lambda job: "failed", owner="test")

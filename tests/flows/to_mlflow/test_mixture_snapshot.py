@@ -6,14 +6,14 @@ from vitline.infra.config import replace
 from vitline.infra.runs.run_state import write_state
 from vitline.infra.storage import open_store
 from vitline.vit.corpora.training_corpora import open_corpora
-from vitline.vit.run.run_spec import make_spec
+from vitline.vit.run.resolved import resolve
 
 
 def test_all_corpora_of_a_mixture_are_params_data_sets_and_a_file(train_config, two_corpora, root):
     uris = [find_corpus(two_corpora, name).store.uri for name in ("birds", "city")]
     mixture = {"corpora": [{"corpus": uris[0], "weight": 3}, {"corpus": uris[1], "weight": 1}]}
     config = replace(train_config("mix"), corpus=uris[0], mixture=mixture)
-    spec = make_spec(config, root)
+    spec = resolve(config, root).spec()
     run = open_store(root).child(f"runs/{spec.run_key}")
     run.write_json("config.json", spec.model_dump(mode="json"))
     run.write_json("mixture.json", open_corpora(config).record())

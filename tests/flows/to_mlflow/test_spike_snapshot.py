@@ -4,11 +4,11 @@ from vitline.flows.to_mlflow.stage_snapshots import stage_snapshot
 from vitline.infra.config import replace
 from vitline.infra.runs.run_state import write_state
 from vitline.infra.storage import open_store
-from vitline.vit.run.run_spec import make_spec
+from vitline.vit.run.resolved import resolve
 
 
 def test_spikes_are_a_tag_a_line_and_pages(train_config, root):
-    spec = make_spec(replace(train_config("spiky"), **{"recipe.spike_guard.action": "skip"}), root)
+    spec = resolve(replace(train_config("spiky"), **{"recipe.spike_guard.action": "skip"}), root).spec()
     run = open_store(root).child(f"runs/{spec.run_key}")
     run.write_json("config.json", spec.model_dump(mode="json"))
     run.write("spikes/step-000001234.html", b"<html>")
@@ -22,7 +22,7 @@ def test_spikes_are_a_tag_a_line_and_pages(train_config, root):
 
 
 def test_a_training_without_a_guard_says_nothing_of_spikes(train_config, root):
-    spec = make_spec(train_config("quiet"), root)
+    spec = resolve(train_config("quiet"), root).spec()
     run = open_store(root).child(f"runs/{spec.run_key}")
     run.write_json("config.json", spec.model_dump(mode="json"))
     write_state(run, "finished", 1)

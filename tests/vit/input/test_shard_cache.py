@@ -239,13 +239,13 @@ def test_a_damaged_shard_is_an_error_with_a_cache_too(corpus_maker, tmp_path, ca
 def test_training_uses_the_cache_of_its_config(digits, train_config, root, tmp_path, monkeypatch):
     from vitline.infra.runs.claims import take_claim
     from vitline.infra.storage import open_store
-    from vitline.vit.run.run_spec import make_spec
+    from vitline.vit.run.resolved import resolve
     from vitline.vit.run.training_run import TrainingRun
     from vitline.vit.training.world import World
 
     config = train_config("cached", steps=3, shard_cache_dir=str(tmp_path / "nvme"), shard_cache_bytes=10**7)
-    spec = make_spec(config, root)
-    assert spec.run_key == make_spec(train_config("cached", steps=3), root).run_key
+    spec = resolve(config, root).spec()
+    assert spec.run_key == resolve(train_config("cached", steps=3), root).spec().run_key
     run = open_store(root).child(f"runs/{spec.run_key}")
     run.write_json("config.json", spec.model_dump(mode="json"))
     claim = take_claim(run, spec.run_key, job_state=lambda job: "failed", owner="test")

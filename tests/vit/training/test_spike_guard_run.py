@@ -19,7 +19,7 @@ from vitline.vit.checkpoints.names import list_checkpoints
 from vitline.vit.checkpoints.read import read_checkpoint
 from vitline.vit.corpora.training_corpora import open_corpora
 from vitline.vit.evaluation.top_losses import load_shown
-from vitline.vit.run.run_spec import make_spec
+from vitline.vit.run.resolved import resolve
 from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.guard.spike_guard import SpikeGuard
 from vitline.vit.training.world import World
@@ -41,7 +41,7 @@ def begin(tmp_path, train_config):
         config = replace(
             train_config(name, steps=40, save_every_steps=5, keep_checkpoints=1), **{"recipe.spike_guard": guard}
         )
-        spec = make_spec(config, str(tmp_path / "store"))
+        spec = resolve(config, str(tmp_path / "store")).spec()
         run = open_store(str(tmp_path / "store")).child(f"runs/{name}")
         run.write_json("config.json", spec.model_dump(mode="json"))
         take_claim(run, spec.run_key, job_state=lambda job: "failed", owner="test")

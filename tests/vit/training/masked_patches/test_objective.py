@@ -16,7 +16,7 @@ from vitline.vit.config import ExecutionConfig, MaskedPatchConfig, TrainRecipe
 from vitline.vit.models.config import PatchTarget
 from vitline.vit.models.masked_patches import MaskedPatchModel
 from vitline.vit.published.models import load_model
-from vitline.vit.run.run_spec import make_spec
+from vitline.vit.run.resolved import resolve
 from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.masked_patches.objective import batch_corruption
 from vitline.vit.training.train import initial_state, train, train_step
@@ -116,7 +116,7 @@ def test_context_is_learned_and_the_published_network_is_fine_tuned(tmp_path, tr
 
 
 def execute(config, root):
-    spec = make_spec(config, root)
+    spec = resolve(config, root).spec()
     run = open_store(root).child(f"runs/{spec.run_key}")
     run.write_json("config.json", spec.model_dump(mode="json"))
     claim = take_claim(run, spec.run_key, job_state=lambda job: "failed", owner="test")
