@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from vitline.data_prep.config import CorpusConfig
 from vitline.data_prep.executors import Executor, for_pictures, in_process
-from vitline.data_prep.find_corpus import prepared_corpora, prepared_corpus
+from vitline.data_prep.find_corpus import Corpora, FoundCorpus, prepared_corpus
 from vitline.data_prep.parquet_files import read_parquet
 from vitline.data_prep.plan.corpus_stats import CorpusStats, SampleRule, merged
 from vitline.data_prep.plan.leak_pairs import (
@@ -230,15 +230,15 @@ def leak_lists(corpus: Store) -> Iterator[pa.Table]:
 _Prepared = tuple[Store, Manifest, tuple[str, ...]]
 
 
-def prepared_sets(root: Store) -> dict[str, list[_Prepared]]:
-    """The evaluation sets below the root with their evaluation splits, by name, from old to new; subsets are skipped. Raises
-    UnreadableRecord: without a set that cannot be read, its leaks would be missing from the list."""
+def prepared_sets(root: Store, known: Iterable[FoundCorpus] = ()) -> dict[str, list[_Prepared]]:
+    """The evaluation sets below the root with their evaluation splits, by name, from old to new; subsets are skipped. `known`
+    corpora are not read again. Raises UnreadableRecord: without a set that cannot be read, its leaks would be missing from the list."""
     found: dict[str, list[_Prepared]] = {}
 
     def refuse(odd: UnreadableRecord) -> None:
         raise odd
 
-    for store, manifest in prepared_corpora(root, refuse):
+    for store, manifest in Corpora(root, known).all(refuse):
         if manifest.view_of is None and (splits := evaluation_splits(store, manifest)):
             found.setdefault(manifest.name, []).append((store, manifest, splits))
     return found

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from vitline.data_prep.decode import DecodePolicy
+from vitline.data_prep.find_corpus import FoundCorpus
 from vitline.data_prep.plan.leak_pairs import PAIRS_PER_TASK, nearest_hashes
 from vitline.data_prep.plan.leakage import EVALUATION_SCHEMA, prepared_sets, published_rows
 from vitline.data_prep.plan.locate_pictures import PictureReader, PictureRow, listed_as_cell
@@ -32,7 +33,7 @@ class MixtureLeak(NamedTuple):
 
 
 def find_mixture_leaks(
-    corpora: Sequence[tuple[Store, Manifest]],
+    corpora: Sequence[FoundCorpus],
     root: Store,
     *,
     split: str,
@@ -63,9 +64,9 @@ def find_mixture_leaks(
 _Set = tuple[Store, Manifest, tuple[str, ...]]
 
 
-def _evaluation_sets(corpora: Sequence[tuple[Store, Manifest]], root: Store, val_split: str | None) -> list[_Set]:
+def _evaluation_sets(corpora: Sequence[FoundCorpus], root: Store, val_split: str | None) -> list[_Set]:
     """The newest evaluation sets below the root, and the corpora of the mixture with the splits that are scored."""
-    sets = {versions[-1][0].uri: versions[-1] for versions in prepared_sets(root).values()}
+    sets = {versions[-1][0].uri: versions[-1] for versions in prepared_sets(root, corpora).values()}
     for corpus, manifest in corpora:
         if val_split in manifest.splits:
             _, _, splits = sets.get(corpus.uri, (corpus, manifest, ()))

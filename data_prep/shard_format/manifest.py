@@ -254,8 +254,15 @@ def load_manifest(corpus: Store) -> Manifest:
 
 def load_class_names(corpus: Store) -> list[str]:
     """Class names of a corpus; the position is the label id. Raises RuntimeError if the corpus does not exist."""
+    return [entry["name"] for entry in load_classes(corpus)]
+
+
+def load_classes(corpus: Store) -> list[dict[str, Any]]:
+    """The classes of a corpus, as its class map has them; the position is the label id. Raises RuntimeError if the corpus does not
+    exist."""
     try:
-        return [entry["name"] for entry in corpus.read_json(CLASSES_KEY)["classes"]]
+        found: list[dict[str, Any]] = corpus.read_json(CLASSES_KEY)["classes"]
+        return found
     except FileNotFoundError as error:
         raise RuntimeError(
             f"There is no corpus at {corpus.uri}: {CLASSES_KEY} is missing. `vitline data ls` lists the corpora."

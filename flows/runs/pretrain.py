@@ -2,6 +2,7 @@
 
 from datetime import datetime
 
+from vitline.data_prep.find_corpus import FoundCorpus
 from vitline.flows.catalog.lists import corpus_stats
 from vitline.flows.plans.measured_speed import measured_speed
 from vitline.flows.plans.training_cost import training_cost
@@ -77,7 +78,8 @@ def mixture_leaks(training: ResolvedTraining) -> list[str]:
         return []
     from vitline.data_prep.plan.mixture_leakage import find_mixture_leaks
 
-    config, corpora = training.config, [(part.store, part.manifest) for part in training.corpora.parts]
+    config = training.config
+    corpora = [FoundCorpus(part.store, part.manifest) for part in training.corpora.parts]
     lines, compared = list[str](), dict[str, frozenset[tuple[str, str]]]()
     for store, _ in corpora:
         if (found := corpus_stats(store)) is not None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TypedDict
 
 from vitline.data_prep.decode import DecodePolicy
-from vitline.data_prep.shard_format import CLASSES_KEY, Manifest, load_class_names, load_manifest
+from vitline.data_prep.shard_format import Manifest, load_class_names, load_classes, load_manifest
 from vitline.infra.config import digest_of
 from vitline.infra.storage import Store, open_store
 from vitline.vit.config import MixtureConfig, TrainConfig
@@ -204,8 +204,8 @@ def corpus_titles(manifests: Sequence[Manifest]) -> list[str]:
 
 
 def _classes_of(store: Store, title: str) -> CorpusClasses:
-    names = load_class_names(store)
-    entries = store.read_json(CLASSES_KEY)["classes"]
+    entries = load_classes(store)
+    names = [entry["name"] for entry in entries]
     return CorpusClasses(title, names, [entry.get("source_id", entry["name"]) for entry in entries])
 
 

@@ -6,7 +6,7 @@ from PIL import Image, ImageOps
 from sklearn.datasets import load_sample_images
 
 from vitline.data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe
-from vitline.data_prep.find_corpus import corpus_store
+from vitline.data_prep.find_corpus import FoundCorpus, corpus_store
 from vitline.data_prep.plan.mixture_leakage import find_mixture_leaks
 from vitline.data_prep.prepare.job import prepare
 from vitline.data_prep.shard_format import load_manifest
@@ -45,9 +45,9 @@ def mixed(tmp_path_factory):
 
 
 def leaks_of(mixed, val_split="val", compared=None, names=("first", "later")):
-    root, corpora = mixed[0], [(store, load_manifest(store)) for store in mixed[1]]
-    corpora = [(store, manifest) for store, manifest in corpora if manifest.name in names]
-    found = find_mixture_leaks(corpora, root, split="train", val_split=val_split, compared=compared or {})
+    root, corpora = mixed[0], [FoundCorpus(store, load_manifest(store)) for store in mixed[1]]
+    named = [corpus for corpus in corpora if corpus.manifest.name in names]
+    found = find_mixture_leaks(named, root, split="train", val_split=val_split, compared=compared or {})
     return [
         (leak.corpus.partition("/")[0], leak.evaluation.partition("/")[0], leak.split, leak.num_images)
         for leak in found
