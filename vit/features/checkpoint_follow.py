@@ -12,7 +12,7 @@ from vitline.infra.runs.claims import ClaimHolder, ClaimLost
 from vitline.infra.runs.journal import Journal
 from vitline.infra.storage import Store
 from vitline.vit.checkpoints.names import FOLDER, find_checkpoints
-from vitline.vit.features.checkpoint_plan import is_due
+from vitline.vit.corpora.probed_corpora import is_due
 
 log = logging.getLogger(__name__)
 LOOK_S, LAST_LOOK_S = 5.0, 0.5

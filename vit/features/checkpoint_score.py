@@ -6,8 +6,8 @@ from vitline.infra.storage import Store
 from vitline.vit.checkpoints.manifest import CheckpointError, open_checkpoint
 from vitline.vit.checkpoints.read import read_checkpoint
 from vitline.vit.config import CheckpointProbeConfig
+from vitline.vit.corpora.probed_corpora import ProbedCorpus, probed_corpora
 from vitline.vit.corpora.training_corpora import open_corpora
-from vitline.vit.features.checkpoint_plan import ProbedCorpus, probed_corpora
 from vitline.vit.features.extract_features import BATCH_SIZE, part_features
 from vitline.vit.features.features import Features
 from vitline.vit.features.linear_probes import draw_shots, least_squares

@@ -7,8 +7,8 @@ from datetime import datetime
 from vitline.infra.keys import run_key
 from vitline.infra.storage import open_store
 from vitline.vit.config import TrainConfig
+from vitline.vit.corpora.probed_corpora import probed_corpora
 from vitline.vit.corpora.training_corpora import OpenCorpora, TrainingCorpora, open_corpora
-from vitline.vit.features.checkpoint_plan import probed_corpora
 from vitline.vit.published.model_record import ModelRecord, published_record
 from vitline.vit.run.branch import check_branch
 from vitline.vit.run.run_spec import RunSpec, parent_spec

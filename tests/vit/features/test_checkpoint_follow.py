@@ -7,9 +7,9 @@ import pytest
 from vitline.infra.runs.claims import take_claim
 from vitline.infra.runs.journal import read_journal
 from vitline.infra.storage import open_store
+from vitline.vit.corpora.probed_corpora import is_due
 from vitline.vit.features import checkpoint_follow
 from vitline.vit.features.checkpoint_follow import ProbeFollower
-from vitline.vit.features.checkpoint_plan import is_due
 
 
 class Scored:

@@ -8,8 +8,8 @@ from vitline.infra.config import replace
 from vitline.vit.checkpoints.manifest import CheckpointError
 from vitline.vit.checkpoints.names import list_checkpoints
 from vitline.vit.config import CheckpointProbeConfig, MaskedPatchConfig
+from vitline.vit.corpora.probed_corpora import probed_corpora
 from vitline.vit.corpora.training_corpora import open_corpora
-from vitline.vit.features.checkpoint_plan import probed_corpora
 from vitline.vit.features.checkpoint_score import checkpoint_network, score_checkpoint
 from vitline.vit.features.extract_features import part_features
 from vitline.vit.features.linear_probes import draw_shots, least_squares
