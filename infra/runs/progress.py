@@ -1,10 +1,12 @@
 """The progress of a running job, as `progress.json` in its folder and on the pages of observers."""
 
 from collections.abc import Callable
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from vitline.infra.html.text import clock
-from vitline.infra.storage import Store
+
+if TYPE_CHECKING:  # the console words progress, and must load fast
+    from vitline.infra.storage import Store
 
 
 class RunProgress(TypedDict, total=False):
@@ -50,7 +52,7 @@ def remaining_s(done: float, left: float, elapsed_s: float) -> float | None:
     return left * elapsed_s / done if done > 0 and elapsed_s >= ESTIMATE_AFTER_S else None
 
 
-def write_progress(run: Store, progress: RunProgress, check_claim: Callable[[], object]) -> None:
+def write_progress(run: "Store", progress: RunProgress, check_claim: Callable[[], object]) -> None:
     """Writes `progress.json` after `check_claim()`, which raises ClaimLost in an attempt that is not the current one."""
     check_claim()
     run.write_json("progress.json", progress)
