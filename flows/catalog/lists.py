@@ -12,15 +12,16 @@ from vitline.data_prep.shard_format import (
     load_manifest,
 )
 from vitline.flows import console
-from vitline.flows.catalog.records import PipelineRecord, list_pipeline_keys, list_run_keys, read_pipeline
-from vitline.flows.catalog.run_standing import AT_WORK, PROGRESS, WorkDetail, WorkRow, attempts_of, standing
-from vitline.flows.catalog.stored_configs import RunFile, stage_of
+from vitline.flows.catalog.records import PipelineRecord, list_run_keys
+from vitline.flows.catalog.run_standing import AT_WORK, PROGRESS, WorkDetail, WorkRow, standing
+from vitline.flows.catalog.snapshot import RootSnapshot, StoredRun
+from vitline.flows.catalog.stored_configs import stage_of
 from vitline.infra.names import matching
 from vitline.infra.records import UnreadableRecord, read_each, readable, reading
 from vitline.infra.runs.journal import read_journal
-from vitline.infra.runs.run_state import NO_STATE, read_state
+from vitline.infra.runs.run_state import NO_STATE
 from vitline.infra.settings import Settings
-from vitline.infra.storage import Store, listed_records, open_store
+from vitline.infra.storage import Store, open_store
 from vitline.vit.checkpoints.best import best_checkpoint
 from vitline.vit.checkpoints.names import kept_steps
 from vitline.vit.published.model_names import find_published, is_location
@@ -164,36 +165,45 @@ def corpus_stats(corpus: Store) -> FoundStats | None:
 
 def list_pipelines(root: str) -> list[PipelineRecord]:
     """Every pipeline, newest first."""
-    with listed_records(open_store(root), "pipelines/") as store:
-        records = list(readable(list_pipeline_keys(store), lambda key: read_pipeline(store, key), say_unreadable))
+    with RootSnapshot.read(open_store(root), ["pipeline"]) as snapshot:
+        return pipelines_of(snapshot)
+
+
+def pipelines_of(snapshot: RootSnapshot) -> list[PipelineRecord]:
+    """The pipelines of a snapshot, newest first; it says which it leaves out."""
+    for odd in snapshot.unreadable:
+        if odd.kind == "pipeline":
+            say_unreadable(odd.error)
+    records = (pipeline.record for pipeline in snapshot.pipelines.values())
     return sorted(records, key=lambda record: record.started_at, reverse=True)
 
 
 def list_runs(root: str) -> list[WorkRow]:
-    """Every run, active ones first, then newest first: key, stage, state, progress, score, URI. A run of which a record cannot
-    be read has the state `unreadable`, and why as its reason."""
-    store, keys = open_store(root), dict[str, list[str]]()
-    with listed_records(store, "runs/") as records:
-        for key in records.list("runs/"):
-            keys.setdefault(key.split("/")[1], []).append(key)
-        runs = [run for run, found in keys.items() if f"runs/{run}/config.json" in found]
-        rows = read_each(
-            runs, lambda run: run_row_or_why(store, records.child(f"runs/{run}"), run, attempts_of(keys[run]))
-        )
-    return sorted(rows, key=active_then_newest)
+    """The runs alone, as `list_work` lists them."""
+    with RootSnapshot.read(open_store(root), ["run"]) as snapshot:
+        return run_rows(snapshot)
 
 
 def list_work(root: str) -> list[WorkRow]:
-    """Every run and pipeline, active ones first, then newest first. The progress of a pipeline is that of its active run."""
-    runs = list_runs(root)
-    rows = list(runs)
-    for record in list_pipelines(root):
-        row = pipeline_row(open_store(root), record)
-        active = [run for run in runs if run.get("pipeline") == record.key and run["state"] in AT_WORK]
-        if row["state"] == "running" and active:
-            progress = {name: value for name, value in active[0].items() if name in PROGRESS}
-            row = cast(WorkRow, {**row, **progress, "part": active[0]["stage"], "at_work": active[0]["run"]})
-        rows.append(row)
+    """Every run and pipeline, active ones first, then newest first: key, stage, state, progress, score, URI. The progress of a
+    pipeline is that of its active run. A run of which a record cannot be read has the state `unreadable`, and why as its reason."""
+    with RootSnapshot.read(open_store(root)) as snapshot:
+        runs = run_rows(snapshot)
+        rows = list(runs)
+        for record in pipelines_of(snapshot):
+            row = pipeline_row(snapshot.root, record)
+            active = [run for run in runs if run.get("pipeline") == record.key and run["state"] in AT_WORK]
+            if row["state"] == "running" and active:
+                progress = {name: value for name, value in active[0].items() if name in PROGRESS}
+                row = cast(WorkRow, {**row, **progress, "part": active[0]["stage"], "at_work": active[0]["run"]})
+            rows.append(row)
+    return sorted(rows, key=active_then_newest)
+
+
+def run_rows(snapshot: RootSnapshot) -> list[WorkRow]:
+    """The runs of a snapshot, active ones first, then newest first."""
+    rows = read_each(snapshot.runs.values(), lambda run: run_row_or_why(snapshot.root, run))
+    rows += [unreadable_row(snapshot.root, odd.key, odd.error) for odd in snapshot.unreadable if odd.kind == "run"]
     return sorted(rows, key=active_then_newest)
 
 
@@ -220,32 +230,36 @@ def pipeline_row(root: Store, record: PipelineRecord) -> WorkRow:
     }
 
 
-def run_row_or_why(root: Store, run: Store, key: str, attempts: int) -> WorkRow:
+def run_row_or_why(root: Store, run: StoredRun) -> WorkRow:
     try:
-        with reading(run.uri):
-            return run_row(root, run, attempts)
+        with reading(run.store.uri):
+            return run_row(root, run)
     except UnreadableRecord as odd:
-        row: WorkRow = {
-            "run": key,
-            "stage": "unknown",
-            "state": "unreadable",
-            "step": None,
-            "val_top1": None,
-            "reason": str(odd),
-            "model": None,
-            "updated_at": None,
-            "uri": run.uri,
-        }
-        return row
+        return unreadable_row(root, run.key, odd)
 
 
-def run_row(root: Store, run: Store, attempts: int) -> WorkRow:
-    config: RunFile = run.read_json("config.json")
-    state = read_state(run)
+def unreadable_row(root: Store, key: str, odd: UnreadableRecord) -> WorkRow:
+    return {
+        "run": key,
+        "stage": "unknown",
+        "state": "unreadable",
+        "step": None,
+        "val_top1": None,
+        "reason": str(odd),
+        "model": None,
+        "updated_at": None,
+        "uri": root.uri_of(f"runs/{key}"),
+    }
+
+
+def run_row(root: Store, run: StoredRun) -> WorkRow:
+    config, state = run.config(), run.state
     written = state or NO_STATE
-    now = standing(root, run, config, state, attempts)
+    now = standing(root, run, config)
+    written_at = state["updated_at"] if state and state["attempt"] >= run.attempts else None
     # Only the pipeline of an active run is needed.
-    submitted = run.read_json(f"attempts/a{attempts}.json") if now["state"] in AT_WORK and attempts else {}
+    active = now["state"] in AT_WORK and run.attempts
+    submitted = run.records.read_json(f"attempts/a{run.attempts}.json") if active else {}
     return {
         "run": config["run_key"],
         "stage": stage_of(config),
@@ -254,9 +268,9 @@ def run_row(root: Store, run: Store, attempts: int) -> WorkRow:
         "val_top1": written.get("val_top1"),
         "reason": written.get("reason"),
         "model": written.get("model"),
-        "updated_at": state["updated_at"] if state and state["attempt"] >= attempts else submitted.get("started_at"),
+        "updated_at": submitted.get("started_at") if written_at is None else written_at,
         "pipeline": submitted.get("origin", {}).get("pipeline"),
-        "uri": run.uri,
+        "uri": run.store.uri,
     }
 
 
@@ -275,8 +289,8 @@ def show_run(root: str, run: Store) -> WorkDetail:
     last: dict[str, float] = {}
     for record in read_journal(run):
         last[record.key] = record.value
-    row = run_row(open_store(root), run, attempts_of(run.list("attempts/")))
-    config: RunFile = run.read_json("config.json")
+    stored = StoredRun.read(run, run, run.list("attempts/"))
+    row, config = run_row(open_store(root), stored), stored.config()
     shown = cast(WorkDetail, {**row, "config": config, "metrics": last})
     if "config" in config:
         shown["checkpoints"] = kept_steps(run)

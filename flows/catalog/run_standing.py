@@ -1,13 +1,14 @@
 """The state and progress of a run: step of the total, images per second, and the time left."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NotRequired, TypedDict, cast
 
 from vitline.data_prep.progress import PROGRESS_KEY, preparation_progress
+from vitline.flows.catalog.snapshot import StoredRun
 from vitline.flows.catalog.stored_configs import RunFile
 from vitline.infra.html.text import clock
 from vitline.infra.runs.progress import RunProgress
-from vitline.infra.runs.run_state import WAITING, RunStateRecord
+from vitline.infra.runs.run_state import WAITING
 from vitline.infra.storage import Store
 from vitline.vit.checkpoints.best import BestMark
 from vitline.vit.run.run_spec import read_progress
@@ -74,24 +75,19 @@ class WorkDetail(WorkRow):
     """The branches of a run, each as `<run key> at step <step>`."""
 
 
-def attempts_of(keys: Iterable[str]) -> int:
-    """The newest attempt among the keys of a run; 0 before the first."""
-    numbers = (key.rpartition("/a")[2].removesuffix(".json") for key in keys if "attempts/a" in key)
-    return max((int(number) for number in numbers if number.isdigit()), default=0)
-
-
-def standing(root: Store, run: Store, config: RunFile, state: RunStateRecord | None, attempts: int) -> Standing:
+def standing(root: Store, run: StoredRun, config: RunFile) -> Standing:
     """State and attempt, and for a running one its progress: step, total_steps, unit, images_per_s, remaining_s.
 
     `waiting` is an attempt that was submitted and has written no state yet: it is starting or waits for the cluster. So is one whose
     workers have to be started again and wait for room.
     """
-    if attempts > (state["attempt"] if state else 0):
-        return {"state": WAITING, "attempt": attempts}
+    state = run.state
+    if run.attempts > (state["attempt"] if state else 0):
+        return {"state": WAITING, "attempt": run.attempts}
     if state is None:
         return {"state": "not started", "attempt": None, "step": None}
     found: Standing = {"state": state["state"], "attempt": state["attempt"], "step": state.get("step")}
-    progress = progress_of(root, run, config) if state["state"] == "running" else None
+    progress = progress_of(root, run.records, config) if state["state"] == "running" else None
     known = {name: value for name, value in progress.items() if value is not None} if progress else {}
     if known.get("waiting_for"):
         found["state"] = WAITING

@@ -271,7 +271,7 @@ def test_a_signal_ends_a_command_in_order_and_it_says_how_to_resume(vitline, mon
             stopped.append(Terminal().stop(error))
             raise
 
-    monkeypatch.setattr("vitline.flows.catalog.lists.list_runs", interrupted)
+    monkeypatch.setattr("vitline.flows.catalog.lists.list_work", interrupted)
     code, _, err = vitline("runs", "ls")
     assert (code, stopped[0].reason) == (128 + number, "preempted")
     assert "the same command resumes" in err

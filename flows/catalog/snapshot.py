@@ -1,0 +1,130 @@
+"""What a root holds at one moment: its runs and pipelines, from one listing and their small records.
+
+A snapshot only nominates. Whoever repairs, ends or deletes something reads it anew from the store first.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, Self, TypeVar
+
+from vitline.flows.catalog.records import PipelineRecord, list_pipeline_keys, read_pipeline
+from vitline.flows.catalog.stored_configs import RunFile
+from vitline.infra.records import UnreadableRecord, read_each, read_or_why
+from vitline.infra.runs.claims import Claim, read_claim
+from vitline.infra.runs.run_state import RunStateRecord, read_state, read_stop
+from vitline.infra.storage import Keys, Store, listed_records
+
+Kind = Literal["run", "pipeline"]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run at the moment of the snapshot."""
+
+    key: str
+    store: Store
+    """The folder of the run, as it is now."""
+    records: Store
+    """The folder of the run as the snapshot lists it, for small records."""
+    keys: Keys
+    """The listed keys below the folder; in a snapshot all."""
+    claim: Claim | None
+    """None also where the snapshot was read without claims."""
+    state: RunStateRecord | None
+
+    @classmethod
+    def read(cls, store: Store, records: Store, keys: Keys, *, claims: bool = False) -> Self:
+        """Raises UnreadableRecord."""
+        if claims:
+            read_stop(records)  # what the reconciled state of a silent attempt follows from
+        key = store.uri.rpartition("/")[2]
+        return cls(key, store, records, keys, read_claim(records) if claims else None, read_state(records))
+
+    @property
+    def attempts(self) -> int:
+        """The number of the newest attempt that was submitted; 0 before the first."""
+        names = (key.removeprefix("attempts/a") for key in self.keys if key.startswith("attempts/a"))
+        numbers = (name.removesuffix(".json") for name in names)
+        return max((int(number) for number in numbers if number.isdigit()), default=0)
+
+    def config(self) -> RunFile:
+        """Its `config.json`, not validated."""
+        config: RunFile = self.records.read_json("config.json")
+        return config
+
+
+@dataclass(frozen=True)
+class StoredPipeline:
+    """A pipeline at the moment of the snapshot."""
+
+    record: PipelineRecord
+    claim: Claim | None
+    """None also where the snapshot was read without claims."""
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A run or pipeline of which a record cannot be read: nobody knows whether it lives."""
+
+    kind: Kind
+    key: str
+    error: UnreadableRecord
+
+
+@dataclass(frozen=True)
+class RootSnapshot:
+    """The runs and pipelines of a root by key, and those that cannot be read."""
+
+    root: Store
+    runs: Mapping[str, StoredRun]
+    """Those that have a config."""
+    pipelines: Mapping[str, StoredPipeline]
+    unreadable: Sequence[Unreadable]
+
+    @classmethod
+    @contextlib.contextmanager
+    def read(cls, root: Store, kinds: Sequence[Kind] = ("run", "pipeline"), *, claims: bool = False) -> Iterator[Self]:
+        """The snapshot of a root, or of its runs or pipelines alone. What is read of a run within the context is read as the
+        snapshot lists it; on a store that is far away, most of it without a request (`listed_records`)."""
+        prefixes = [f"{kind}s/" for kind in kinds] + ["claims/"] * (claims and "pipeline" in kinds)
+        with listed_records(root, *prefixes) as records:
+            unreadable = list[Unreadable]()
+            found = _keys_by_run(records) if "run" in kinds else {}
+
+            def run(key: str) -> StoredRun:
+                folder = f"runs/{key}"
+                return StoredRun.read(root.child(folder), records.child(folder), found[key], claims=claims)
+
+            def pipeline(key: str) -> StoredPipeline:
+                claim = read_claim(records.child(f"claims/{key}")) if claims else None
+                return StoredPipeline(read_pipeline(records, key), claim)
+
+            runs = _read_known("run", [*found], run, unreadable)
+            keys = list_pipeline_keys(records) if "pipeline" in kinds else []
+            pipelines = _read_known("pipeline", keys, pipeline, unreadable)
+            yield cls(root, runs, pipelines, unreadable)
+
+
+def _keys_by_run(records: Store) -> dict[str, Keys]:
+    """The keys below the folder of each run that has a config."""
+    found = dict[str, Keys]()
+    for key in records.list("runs/"):
+        _, run, *inside = key.split("/", 2)
+        found.setdefault(run, []).extend(inside)
+    return {run: keys for run, keys in found.items() if "config.json" in keys}
+
+
+def _read_known(
+    kind: Kind, keys: Sequence[str], read: Callable[[str], T], unreadable: list[Unreadable]
+) -> dict[str, T]:
+    """What `read` makes of each key. One that cannot be read goes to `unreadable` and stops no other."""
+    known = dict[str, T]()
+    for key, found in zip(keys, read_each(keys, partial(read_or_why, read)), strict=True):
+        if isinstance(found, UnreadableRecord):
+            unreadable.append(Unreadable(kind, key, found))
+        else:
+            known[key] = found
+    return known
