@@ -178,12 +178,6 @@ def pipelines_of(snapshot: RootSnapshot) -> list[PipelineRecord]:
     return sorted(records, key=lambda record: record.started_at, reverse=True)
 
 
-def list_runs(root: str) -> list[WorkRow]:
-    """The runs alone, as `list_work` lists them."""
-    with RootSnapshot.read(open_store(root), ["run"]) as snapshot:
-        return run_rows(snapshot)
-
-
 def list_work(root: str) -> list[WorkRow]:
     """Every run and pipeline, active ones first, then newest first: key, stage, state, progress, score, URI. The progress of a
     pipeline is that of its active run. A run of which a record cannot be read has the state `unreadable`, and why as its reason."""

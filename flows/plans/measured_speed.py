@@ -5,11 +5,11 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from vitline.flows.catalog.lists import list_runs
+from vitline.flows.catalog.snapshot import RootSnapshot, StoredRun
 from vitline.infra.html.text import num_bytes
 from vitline.infra.records import UnreadableRecord, readable, reading
 from vitline.infra.runs.journal import read_journal
-from vitline.infra.runs.run_state import RunStateRecord, read_state
+from vitline.infra.runs.run_state import NO_STATE, RunStateRecord, read_state
 from vitline.infra.storage import Store, open_store
 from vitline.vit.config import TrainConfig
 from vitline.vit.cost.demand import TRAINING_MFU
@@ -52,14 +52,21 @@ class MeasuredSpeed:
 
 def measured_speeds(root: str, training: TrainConfig) -> Iterator[MeasuredSpeed]:
     """The finished and paused trainings of the same network, batch and precision, the newest first."""
-    for row in list_runs(root):
-        if row["stage"] != training.stage or row["state"] not in ("finished", "paused"):
-            continue
-        run = open_store(row["uri"])
-        # A config with fields of a newer version is none of the same training.
-        config = next(readable([run], _config, lambda odd: None), None)
-        if config is not None and _like(config) == _like(training) and (found := measured_speed(run, config)):
-            yield found
+    with RootSnapshot.read(open_store(root), ["run"]) as snapshot:
+        ended = {run.key: at for run in snapshot.runs.values() if (at := _ended_at(run)) is not None}
+        for key in sorted(ended, key=lambda key: -ended[key]):
+            run = snapshot.runs[key]
+            # A config with fields of a newer version is none of the same training.
+            config = next(readable([run], _config, lambda odd: None), None)
+            if config is not None and _like(config) == _like(training) and (found := measured_speed(run.store, config)):
+                yield found
+
+
+def _ended_at(run: StoredRun) -> float | None:
+    """When a run was finished or paused; None if it was not, or another attempt has followed."""
+    state = run.state or NO_STATE
+    ended = state["state"] in ("finished", "paused") and state["attempt"] >= run.attempts
+    return state["updated_at"] if ended else None
 
 
 def measured_speed(run: Store, config: TrainConfig) -> MeasuredSpeed | None:
@@ -84,11 +91,11 @@ def _memory(state: RunStateRecord | None) -> tuple[int, int] | None:
     return state["peak_memory_bytes"], state["planned_memory_bytes"]
 
 
-def _config(run: Store) -> TrainConfig:
-    with reading(run.uri_of("config.json")):
-        return TrainConfig.model_validate(run.read_json("config.json")["config"])
+def _config(run: StoredRun) -> TrainConfig:
+    with reading(run.store.uri_of("config.json")):
+        return TrainConfig.model_validate(run.records.read_json("config.json")["config"])
 
 
 def _like(training: TrainConfig) -> tuple[object, ...]:
     recipe = training.recipe
-    return recipe.model, recipe.input.global_batch_size, recipe.precision
+    return training.stage, recipe.model, recipe.input.global_batch_size, recipe.precision

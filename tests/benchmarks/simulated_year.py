@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from vitline.flows.catalog.lists import list_models, list_runs, list_work
+from vitline.flows.catalog.lists import list_models, list_work
 from vitline.flows.catalog.records import PipelineRecord, write_pipeline
 from vitline.flows.forms.forms import CollectGarbageRequest, ReconcileRequest
 from vitline.flows.on_prefect.deployments import COLLECT
@@ -106,7 +106,7 @@ def store_year(num_runs: int) -> None:
             collect_s, _ = timed(lambda: collect_garbage(CollectGarbageRequest.model_validate(COLLECT), engines))
             if week % 13 == 0:
                 files = [path for path in root.rglob("*") if path.is_file()]
-                sizes, list_s = sum(path.stat().st_size for path in files) / 1e6, timed(lambda: list_runs(str(root)))[0]
+                sizes, list_s = sum(path.stat().st_size for path in files) / 1e6, timed(lambda: list_work(str(root)))[0]
                 manifests = sum(path.name == "manifest.json" for path in files)
                 journals = sum("journal" in path.parts for path in files)
                 counts = f"{number:,} | {len(files):,} | {journals:,} | {sizes:.1f} | {manifests:,}"
@@ -264,7 +264,6 @@ def lists(num_runs: int, num_models: int) -> None:
     print(f"{root.uri.partition('//')[0]} written in {write_s:.0f} s", flush=True)
     engines = Engines(settings, None, Terminal(), Shipper(settings, Path(tempfile.gettempdir())))  # type: ignore[arg-type]
     asked: dict[str, Callable[[], Any]] = {
-        "list_runs": lambda: list_runs(settings.root),
         "list_work (`vitline runs ls`)": lambda: list_work(settings.root),
         "list_models (`vitline model ls`)": lambda: list_models(settings.root),
         "compare_newest of 10": lambda: compare_newest(settings.root, [], 10),

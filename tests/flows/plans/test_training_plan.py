@@ -5,7 +5,8 @@ import inspect
 import pytest
 
 from vitline.flows.cli.groups.pretrain import pretrain_plan
-from vitline.flows.plans.measured_speed import MeasuredSpeed, measured_speed
+from vitline.flows.plans import measured_speed as measured_speed_module
+from vitline.flows.plans.measured_speed import MeasuredSpeed, measured_speed, measured_speeds
 from vitline.flows.plans.training_plan import (
     batch_text,
     checkpoint_bytes,
@@ -150,3 +151,23 @@ def test_a_plan_has_all_of_it_and_knows_gpus_by_name(train_config, root):
     assert "on GPUs" not in rows  # done in no time
     assert "on GPUs" in dict(plan_rows(on_gpus, {**plan, "images": 10**12}))
     assert "on GPUs" not in dict(plan_rows(config, {**plan, "images": 10**12}))
+
+
+def test_the_speeds_of_a_plan_are_those_of_ended_trainings_like_it_the_newest_first(b16, root, monkeypatch):
+    monkeypatch.setattr(measured_speed_module, "measured_speed", lambda run, config: run.uri.rpartition("/")[2])
+    precision = "float32" if b16.recipe.precision == "bfloat16" else "bfloat16"
+    other = replace(b16, **{"recipe.precision": precision})
+    for key, config, state in (
+        ("a", b16, "finished"),
+        ("b", b16, "paused"),
+        ("c", b16, "failed"),
+        ("d", other, "finished"),
+        ("e", b16, "finished"),
+        ("f", b16, "finished"),
+    ):
+        run = open_store(root).child(f"runs/{key}")
+        run.write_json("config.json", {"run_key": key, "config": config.model_dump(mode="json")})
+        write_state(run, state, 1)
+    run.write("config.json", b"{}")
+    open_store(root).write("runs/e/attempts/a2.json", b"{}")  # it was submitted again
+    assert [*measured_speeds(root, b16)] == ["b", "a"]
