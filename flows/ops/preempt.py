@@ -6,7 +6,7 @@ from functools import partial
 from vitline.flows.catalog.lists import find_run
 from vitline.flows.ops import reconcile
 from vitline.infra.runs.claims import life_of, read_claim
-from vitline.infra.runs.run_state import NO_STATE, read_state, request_stop
+from vitline.infra.runs.run_state import NO_STATE, has_ended, read_state, request_stop
 from vitline.infra.runs.watching import moving
 from vitline.infra.settings import user_at_host
 
@@ -17,7 +17,7 @@ def preempt(root: str, key: str) -> dict[str, str | int]:
     claim, state = read_claim(run), read_state(run) or NO_STATE
     if claim is None:
         raise ValueError(f"{run.uri} has had no attempt, so there is nothing to preempt; `vitline runs ls` lists runs.")
-    if state["state"] != "running" and state["attempt"] >= claim.attempt:
+    if has_ended(state, claim.attempt):
         raise ValueError(f"{claim.run_key} is {state['state']}, not running; `vitline runs ls` shows the active runs.")
     silent_s = time.time() - claim.heartbeat
     # A heartbeat that is old, or ahead, by the clock of this machine may move all the same.

@@ -151,6 +151,11 @@ def read_state(run: Store) -> RunStateRecord | None:
     return state if ended_itself else {**state, **reconciled}
 
 
+def has_ended(state: RunStateRecord | None, attempt: int) -> bool:
+    """Whether an attempt has written how it ended, or a later one has."""
+    return state is not None and state["state"] != "running" and state["attempt"] >= attempt
+
+
 def _read_record(run: Store, key: str) -> RunStateRecord | None:
     with reading(run.uri_of(key)):
         found: RunStateRecord | None = run.read_json_or_none(key)
