@@ -13,7 +13,7 @@ from vitline.flows.catalog.records import PipelineRecord, list_pipeline_keys, re
 from vitline.flows.catalog.stored_configs import RunFile
 from vitline.infra.records import UnreadableRecord, read_each, read_or_why
 from vitline.infra.runs.claims import Claim, read_claim
-from vitline.infra.runs.run_state import RunStateRecord, read_state, read_stop
+from vitline.infra.runs.run_state import NO_STATE, RunStateRecord, has_ended, read_state, read_stop
 from vitline.infra.storage import Keys, Store, listed_records
 
 Kind = Literal["run", "pipeline"]
@@ -49,6 +49,16 @@ class StoredRun:
         names = (key.removeprefix("attempts/a") for key in self.keys if key.startswith("attempts/a"))
         numbers = (name.removesuffix(".json") for name in names)
         return max((int(number) for number in numbers if number.isdigit()), default=0)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the attempt that holds the claim has written how it ended."""
+        return has_ended(self.state, self.claim.attempt if self.claim else 0)
+
+    @property
+    def updated_at(self) -> float:
+        """When its state was written, in Unix seconds; 0 before."""
+        return (self.state or NO_STATE)["updated_at"]
 
     def config(self) -> RunFile:
         """Its `config.json`, not validated."""

@@ -10,22 +10,16 @@ import contextlib
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-from vitline.flows.catalog.records import (
-    AttemptRecord,
-    PipelineRecord,
-    list_pipeline_keys,
-    list_run_keys,
-    read_pipeline,
-    write_pipeline,
-)
+from vitline.flows.catalog.records import AttemptRecord, PipelineRecord, read_pipeline, write_pipeline
+from vitline.flows.catalog.snapshot import RootSnapshot, StoredRun
 from vitline.flows.forms.forms import ReconcileRequest
 from vitline.flows.ops.flow_runs import FlowRuns, NoFlowRuns, SeenFlowRun
-from vitline.flows.ops.seen_runs import SeenRun, has_ended, last_attempt_of, read_run, reconciled_state, updated_at
+from vitline.flows.ops.seen_runs import last_attempt_of, reconciled_state
 from vitline.flows.runs.engines import Engines
 from vitline.flows.runs.heartbeat import beat_of, beats, forget
 from vitline.flows.runs.stage import (
@@ -42,20 +36,20 @@ from vitline.flows.to_mlflow.shipper import sync_runs
 from vitline.infra.config import replace
 from vitline.infra.html.text import shortened_list, utc
 from vitline.infra.ray_jobs import Job
-from vitline.infra.records import UnreadableRecord, read_each, read_or_why, reading
+from vitline.infra.records import UnreadableRecord, reading
 from vitline.infra.runs.claims import Claim, life_of, read_claim
 from vitline.infra.runs.run_state import (
     NO_STATE,
     OUTCOMES,
     RunState,
+    has_ended,
     read_state,
     write_reconciled_state,
 )
 from vitline.infra.runs.watching import Watch, moving
-from vitline.infra.storage import Store, listed_records, open_store
+from vitline.infra.storage import Store, open_store
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 # Six missed heartbeats: even with a shorter `quiet_minutes`, a busy machine must not be taken for a dead one.
 LIFE_S = 60.0
 # Three heartbeats.
@@ -122,13 +116,13 @@ class Reconciler:
         self.jobs = {job.id: job for job in jobs}
         self.unfinished = {run.id: run for run in self.prefect.unfinished()}
         self.alive: set[str] = set()
-        self.pipeline_claims: dict[str, Claim | None] = {}
         self.beats = beats(self.root, partial(self._keep, "flow run"))
-        with listed_records(self.root, "runs/", "pipelines/", "claims/") as records:
-            self.runs = self._read_known("run", list_run_keys(records), partial(read_run, records))
-            self.pipelines = self._read_known(
-                "pipeline", list_pipeline_keys(records), partial(self._read_pipeline, records)
-            )
+        with RootSnapshot.read(self.root, claims=True) as snapshot:
+            self.runs = [*snapshot.runs.values()]
+            self.pipelines = [pipeline.record for pipeline in snapshot.pipelines.values()]
+            self.pipeline_claims = {key: pipeline.claim for key, pipeline in snapshot.pipelines.items()}
+        for odd in snapshot.unreadable:
+            self.findings.append(Inconsistency(f"{odd.kind} {odd.key}", str(odd.error), LEFT))
         self.followers = {job.id: follower_of(self.engines.root, job) for job in self._active_jobs()}
         ids = set(self.followers.values())
         ids |= {record.origin.flow_run_id for record in self.pipelines if record.state == "running"}
@@ -271,7 +265,7 @@ class Reconciler:
             return
         since = self._synced_until() - max(self.quiet_s, LIFE_S)
         unsent = self.changed | {entry.key for entry in outbox.left(self.root)}
-        keys = [run.key for run in self.runs if run.key in unsent or (has_ended(run) and updated_at(run) >= since)]
+        keys = [run.key for run in self.runs if run.key in unsent or (run.ended and run.updated_at >= since)]
         for record in self.pipelines:
             if record.key in unsent or (record.state != "running" and record.updated_at >= since):
                 keys.append(record.key)
@@ -319,16 +313,16 @@ class Reconciler:
         for run in self.runs:
             job = self.jobs.get(run.claim.job_id) if run.claim else None
             at_work = job is not None and not job.terminal
-            if run.claim and not has_ended(run) and not at_work and recent(run.claim.heartbeat):
+            if run.claim and not run.ended and not at_work and recent(run.claim.heartbeat):
                 yield f"run {run.key}", run.claim.heartbeat
 
     def _cancelled(self, run: SeenFlowRun) -> bool:
         """Whether it is cancelled, or has been CANCELLING for so long that no process will finish the cancel."""
         return run.state == "CANCELLED" or (run.state == "CANCELLING" and self._long_ago(run.since))
 
-    def _is_silent(self, run: SeenRun) -> bool:
+    def _is_silent(self, run: StoredRun) -> bool:
         """Whether the attempt of a run has ended, or shows no life, without having written how it ended."""
-        if run.claim is None or has_ended(run):
+        if run.claim is None or run.ended:
             return False
         job = self.jobs.get(run.claim.job_id)
         if (
@@ -337,7 +331,7 @@ class Reconciler:
             return job.terminal and self._long_ago(job.ended_at or 0.0)
         return run.key not in self.alive and self._quiet_since(run.claim.heartbeat, LIFE_S)
 
-    def _is_frozen(self, run: SeenRun) -> bool:
+    def _is_frozen(self, run: StoredRun) -> bool:
         """Whether Ray lists the job of a run as running, but its driver writes no heartbeat. The run may have ended: its
         workers write that."""
         job = self.jobs.get(run.claim.job_id) if run.claim else None
@@ -433,7 +427,7 @@ class Reconciler:
             return None
 
     def _end_of_attempt(
-        self, flow_run: SeenFlowRun, run: SeenRun, record: AttemptRecord
+        self, flow_run: SeenFlowRun, run: StoredRun, record: AttemptRecord
     ) -> tuple[RunState, str] | None:
         """How a dead flow run ends whose last attempt this is. None while the attempt is at work."""
         newest = run.claim.attempt if run.claim else 0
@@ -484,20 +478,6 @@ class Reconciler:
 
     # Reading the store.
 
-    def _read_pipeline(self, records: Store, key: str) -> PipelineRecord:
-        self.pipeline_claims[key] = read_claim(records.child(f"claims/{key}"))
-        return read_pipeline(records, key)
-
-    def _read_known(self, kind: str, keys: Sequence[str], read: Callable[[str], T]) -> list[T]:
-        """What `read` makes of each key. One that cannot be read is a finding and stays as it is."""
-        known = list[T]()
-        for key, found in zip(keys, read_each(keys, partial(read_or_why, read)), strict=True):
-            if isinstance(found, UnreadableRecord):
-                self.findings.append(Inconsistency(f"{kind} {key}", str(found), LEFT))
-            else:
-                known.append(found)
-        return known
-
     def _keep(self, kind: str, key: str, odd: UnreadableRecord) -> None:
         """Nobody knows whether something lives whose records cannot be read: it counts as alive."""
         self.alive.add(key)
@@ -534,6 +514,6 @@ def stop_frozen(engines: Engines, run: Store, claim: Claim) -> None:
 
 def judge(run: Store, claim: Claim, state: RunState, reason: str) -> None:
     """Writes the reconciled state. Raises RuntimeError if the attempt is alive or has ended, or if another has followed."""
-    if read_claim(run) != claim or has_ended(SeenRun(claim.run_key, claim, read_state(run))):
+    if read_claim(run) != claim or has_ended(read_state(run), claim.attempt):
         raise RuntimeError("the claim or state of this run changed meanwhile; the next reconcile checks it again.")
     write_reconciled_state(run, state, claim.attempt, reason)

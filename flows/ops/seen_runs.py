@@ -1,37 +1,12 @@
-"""Runs as reconcile sees them in the store: claim and state, and what follows from them."""
+"""What follows for reconcile from the records of a run: how a silent attempt ended, and which one a flow run submitted last."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from vitline.flows.catalog.records import AttemptRecord, attempt_records
+from vitline.flows.catalog.snapshot import StoredRun
 from vitline.infra.ray_jobs import Job
-from vitline.infra.runs.claims import Claim, read_claim
-from vitline.infra.runs.run_state import NO_STATE, OUTCOMES, RunState, RunStateRecord, read_state, read_stop
+from vitline.infra.runs.run_state import OUTCOMES, RunState, read_stop
 from vitline.infra.storage import Store, listed_records
-
-
-class SeenRun(NamedTuple):
-    """A run as the store shows it."""
-
-    key: str
-    claim: Claim | None
-    state: RunStateRecord | None
-
-
-def read_run(root: Store, key: str) -> SeenRun:
-    run = root.child(f"runs/{key}")
-    read_stop(run)  # what the reconciled state of a silent attempt follows from
-    return SeenRun(key, read_claim(run), read_state(run))
-
-
-def has_ended(run: SeenRun) -> bool:
-    """Whether the attempt that holds the claim has written how it ended."""
-    state, attempt = run.state or NO_STATE, run.claim.attempt if run.claim else 0
-    return state["state"] != "running" and state["attempt"] >= attempt
-
-
-def updated_at(run: SeenRun) -> float:
-    return run.state["updated_at"] if run.state else 0.0
 
 
 def reconciled_state(run: Store, attempt: int, job: Job | None) -> tuple[RunState, str]:
@@ -49,10 +24,10 @@ def reconciled_state(run: Store, attempt: int, job: Job | None) -> tuple[RunStat
     return "failed", f"{found} ({job.message or f'exit code {job.exit_code}'})"
 
 
-def last_attempt_of(root: Store, runs: Iterable[SeenRun], flow_run_id: str) -> tuple[SeenRun, AttemptRecord] | None:
+def last_attempt_of(root: Store, runs: Iterable[StoredRun], flow_run_id: str) -> tuple[StoredRun, AttemptRecord] | None:
     """The newest attempt that a flow run has submitted or followed, whether or not Ray still knows its job. The record of an attempt
     names the flow run that follows it, its claim the one that submitted it. Raises UnreadableRecord."""
-    found = list[tuple[SeenRun, AttemptRecord]]()
+    found = list[tuple[StoredRun, AttemptRecord]]()
     with listed_records(root, "runs/") as records:
         for run in runs:
             for record in attempt_records(records.child(f"runs/{run.key}")):

@@ -7,8 +7,10 @@ import pytest
 
 from vitline.data_prep.shard_format import load_manifest
 from vitline.flows.catalog import lists
+from vitline.flows.catalog.snapshot import RootSnapshot
 from vitline.flows.reports.score_report import read_report
 from vitline.infra.records import UnreadableRecord
+from vitline.infra.runs.claims import take_claim
 from vitline.infra.runs.run_state import write_state
 from vitline.infra.storage import open_store
 
@@ -47,19 +49,37 @@ def test_models_are_listed_and_found_beside_one_that_cannot_be_read(store, root,
     assert lists.find_model(root, "birds/4567") == store.uri_of("models/birds/4567")  # loading it says what is wrong
 
 
-@pytest.mark.parametrize("odd", ODD)
-@pytest.mark.parametrize("record", ["state.json", "config.json"])
-def test_runs_are_listed_with_one_that_cannot_be_read(store, root, record, odd):
+def two_runs(store):
+    """Two runs that have finished; the second, in which a record cannot be read."""
     for key in ("owls-0123456789ab", "odd-0123456789ab"):
         run = store.child(f"runs/{key}")
         run.write_json("config.json", {"run_key": key, "config": {"stage": "pretrain"}})
+        take_claim(run, key, job_state=lambda job: "failed", owner="someone")
         write_state(run, "finished", 1)
+    return run
+
+
+@pytest.mark.parametrize("odd", [*ODD, b'{"state": "melted", "attempt": 1, "updated_at": 0}'])
+@pytest.mark.parametrize("record", ["state.json", "verdict.json", "stop.json", "claim.json"])
+def test_a_snapshot_has_all_runs_but_one_that_cannot_be_read(store, record, odd):
+    run = two_runs(store)
     run.write(record, odd)
+    with RootSnapshot.read(store, claims=True) as snapshot:
+        assert snapshot.runs["owls-0123456789ab"].ended
+    assert len(snapshot.runs) + len(snapshot.unreadable) == 2
+    if odd != b"null" or record == "claim.json":
+        (found,) = snapshot.unreadable
+        assert (found.kind, found.key) == ("run", "odd-0123456789ab")
+        assert str(found.error).startswith(f"{run.uri}/{record} is not a record that this version of vitline reads: ")
+
+
+@pytest.mark.parametrize(("record", "odd"), [("state.json", b"{}"), *(("config.json", odd) for odd in ODD)])
+def test_runs_are_listed_with_one_that_cannot_be_read(store, root, record, odd):
+    two_runs(store).write(record, odd)
     listed = {row["run"]: row for row in lists.list_work(root)}
     assert listed["owls-0123456789ab"]["state"] == "finished"
-    if record == "config.json" or odd != b"null":
-        assert listed["odd-0123456789ab"]["state"] == "unreadable"
-        assert "is not a record that this version of vitline reads" in listed["odd-0123456789ab"]["reason"]
+    assert listed["odd-0123456789ab"]["state"] == "unreadable"
+    assert "is not a record that this version of vitline reads" in listed["odd-0123456789ab"]["reason"]
 
 
 @pytest.mark.parametrize("odd", ODD)
