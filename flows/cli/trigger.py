@@ -25,6 +25,7 @@ from vitline.flows.forms.training_draft import recipe_function
 from vitline.flows.on_prefect.deployments import deployment_named
 from vitline.flows.on_prefect.flow_run import read_request
 from vitline.flows.on_prefect.prefect_observer import client
+from vitline.flows.on_prefect.prefect_private import LAST_LINE, RUN_LOG
 from vitline.flows.on_prefect.registration import check_root
 from vitline.flows.on_prefect.request_checks import REQUEST_CHECKS
 from vitline.flows.ops.prefect_http import flow_run_page
@@ -143,7 +144,7 @@ def print_new_lines(api: SyncPrefectClient, run: FlowRun, shown: set[UUID]) -> b
     for entry in api.read_logs(logs, offset=start, sort=LogSort.TIMESTAMP_ASC):
         if entry.id not in shown:
             shown.add(entry.id)
-            if entry.name == "prefect.flow_runs":
+            if entry.name == RUN_LOG:
                 console.say(f"  {entry.message}")
-                last = last or entry.message.startswith("Finished in state")
+                last = last or entry.message.startswith(LAST_LINE)
     return last

@@ -14,13 +14,13 @@ from prefect.client.schemas.filters import (
     FlowRunFilterStateType,
 )
 from prefect.client.schemas.objects import StateType
-from prefect.utilities.asyncutils import run_coro_as_sync
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from vitline.flows.catalog.records import Origin
 from vitline.flows.forms.refusals import problem_text
 from vitline.flows.forms.training_draft import recipe_function
 from vitline.flows.on_prefect.prefect_observer import client
+from vitline.flows.on_prefect.prefect_private import start_dates
 from vitline.flows.on_prefect.run_names import given_name
 from vitline.flows.ops.prefect_http import flow_run_page
 from vitline.infra.config import FrozenConfig
@@ -93,13 +93,9 @@ class FlowRun:
         """The moments after this one and before this night at which the schedules had a run due that has not begun."""
         if self.night is None:
             return []
-        from prefect.server.schemas.schedules import SCHEDULE_TYPES  # the client's schedules compute no dates
-
         nights = set[datetime]()
         for schedule in self.schedules:
-            known = TypeAdapter[Any](SCHEDULE_TYPES).validate_python(schedule.model_dump())
-            due: Any = run_coro_as_sync(known.get_dates(n=MOST_MISSED, start=after, end=self.due)) or []
-            nights |= {night_at(moment) for moment in due}
+            nights |= {night_at(due) for due in start_dates(schedule, after, self.due, MOST_MISSED)}
         return sorted(night for night in nights - {*map(night_at, self.begun)} if after < night < self.night)
 
     def late_hours(self) -> float:

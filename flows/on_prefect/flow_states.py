@@ -1,13 +1,7 @@
-"""How flows end: run states as Prefect states, by the table in `infra/runs/run_state.py`; and what must not end a flow."""
-
-import logging
-import os
-import sys
+"""How flows end: run states as Prefect states, by the table in `infra/runs/run_state.py`."""
 
 from prefect.client.schemas.objects import State, StateType
-from prefect.exceptions import CancelledRun, CrashedRun, FailedRun
 from pydantic import ValidationError
-from rich.console import Console
 
 from vitline.flows.forms.refusals import problem_text
 from vitline.flows.runs.engines import StopRequested
@@ -47,32 +41,3 @@ def word_of(error: BaseException) -> str:
     if isinstance(error, StopRequested):
         return error.reason
     return error.state if isinstance(error, StageFailed) else "failed"
-
-
-def filter_engine_log() -> None:
-    """Keeps Prefect's engine from logging, after the final message of a flow, a traceback of its own code or an outdated
-    state."""
-    for name in ("prefect.flow_runs", "prefect.engine"):
-        logging.getLogger(name).addFilter(_is_news)
-
-
-def outlive_the_worker() -> None:
-    """Keeps this process running when its output pipe breaks, as when the worker that started it was killed.
-
-    Prefect prints log lines with rich, which ends the process when the pipe is broken. Prefect's API has the lines anyway.
-    """
-
-    def discard_output(console: Console) -> None:
-        null = os.open(os.devnull, os.O_WRONLY)
-        for number in (sys.stdout.fileno(), sys.stderr.fileno()):
-            os.dup2(null, number)
-
-    Console.on_broken_pipe = discard_output  # type: ignore[assignment]
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    # If the worker ends a run, the engine logs its state before that.
-    if record.getMessage().startswith("Finished in state Running("):
-        return False
-    # A flow that returns a failed state has logged the reason. The engine then raises that state and logs the traceback.
-    return not (record.exc_info and isinstance(record.exc_info[1], FailedRun | CrashedRun | CancelledRun))

@@ -35,8 +35,9 @@ from vitline.flows.forms.prepare_config import resolve_prepare
 from vitline.flows.forms.self_training_plan import resolve_self_train
 from vitline.flows.forms.training_config import resolve_branch, resolve_pretrain
 from vitline.flows.on_prefect.flow_run import FlowRun, check_own_recipe, read_request
-from vitline.flows.on_prefect.flow_states import filter_engine_log, outlive_the_worker, state_of
+from vitline.flows.on_prefect.flow_states import state_of
 from vitline.flows.on_prefect.prefect_observer import PrefectObserver, suspended_state
+from vitline.flows.on_prefect.prefect_private import filter_engine_log, outlive_the_worker
 from vitline.flows.on_prefect.run_names import descriptive_name, given_name
 from vitline.flows.plans.held_out import score_text
 from vitline.flows.runs.engines import Engines, Suspended, open_engines

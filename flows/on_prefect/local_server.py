@@ -9,18 +9,7 @@ starts of a stack with earlier runs, when all services of the server look for wo
 
 import sys
 
-import sqlalchemy as sa
-from prefect.cli import app
-from prefect.server.database.configurations import SQLITE_BEGIN_MODE, AioSqliteConfiguration
-
-
-def begin_as_writer(self: AioSqliteConfiguration, conn: sa.Connection) -> None:
-    """What Prefect calls at the begin of a transaction; a read outside of one has no mode."""
-    if SQLITE_BEGIN_MODE.get() is not None:
-        conn.exec_driver_sql("BEGIN IMMEDIATE")
-
+from vitline.flows.on_prefect.prefect_private import serve_with_write_transactions
 
 if __name__ == "__main__":
-    AioSqliteConfiguration.begin_sqlite_stmt = begin_as_writer  # type: ignore[method-assign]
-    sys.argv[1:1] = ["server", "start"]
-    app()
+    serve_with_write_transactions(sys.argv[1:])

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypedDict
 
+from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentUpdate
 from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectHTTPStatusError
-from prefect.utilities.callables import parameter_schema
 from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
@@ -368,7 +368,7 @@ def form_schema(deployment: Deployment, settings: Settings) -> dict[str, Any]:
         """Stands in for the deployment's flow: has its parameters."""
 
     flow.__annotations__ = {"request": deployment.model}
-    schema = parameter_schema(flow).model_dump(exclude_unset=True)
+    schema = Flow(flow).parameters.model_dump(exclude_unset=True)
     for definition in schema.get("definitions", {}).values():
         if "properties" in definition:
             definition["properties"] = {name: without_null(field) for name, field in definition["properties"].items()}

@@ -5,18 +5,18 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 from functools import cache
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from vitline.flows.forms.training_draft import recipe_title
+from vitline.flows.on_prefect.prefect_private import named_by_server
 
 _OURS = re.compile(r".+-\d{4}-\d{6}")
 
 
 def given_name(name: str | None) -> str | None:
     """The name of a flow run if a person chose it; None if Prefect or vitline generated it."""
-    if not name or _OURS.fullmatch(name) or _suggested().fullmatch(name) or _made_by_server(name):
+    if not name or _OURS.fullmatch(name) or _suggested().fullmatch(name) or named_by_server(name):
         return None
     return name
 
@@ -46,18 +46,3 @@ def _suggested() -> re.Pattern[str]:
     # A letter alone is rather the name of a parameter that somebody typed.
     first = rf"{one_of['letter']}(?:[1-9]\d{{0,2}}(?:{rest})?|{rest})"
     return re.compile(rf"{first}|{one_of['adjective']}-{one_of['animal']}")
-
-
-def _made_by_server(name: str) -> bool:
-    """Whether it is an `adjective-animal` of Prefect's server."""
-    first, _, second = name.partition("-")
-    return first in _words("adj_any") and second in _words("subj")
-
-
-@cache
-def _words(part: str) -> frozenset[str]:
-    """The words of a part of the names that Prefect's server makes."""
-    from coolname import data
-
-    known: dict[str, Any] = data.config
-    return frozenset(known[part]["words"] if "words" in known[part] else chain(*map(_words, known[part]["lists"])))

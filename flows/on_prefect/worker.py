@@ -7,9 +7,7 @@ that it does not refuse, and the flow checks its request again, so that refusing
 import argparse
 import asyncio
 import contextlib
-import shlex
 import signal
-import sys
 from abc import ABC
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -28,6 +26,7 @@ from vitline.flows.forms.forms import FinetuneRequest
 from vitline.flows.forms.training_draft import recipe_function
 from vitline.flows.on_prefect.flow_run import check_own_recipe, read_request
 from vitline.flows.on_prefect.flow_states import state_of
+from vitline.flows.on_prefect.prefect_private import flow_process_command
 from vitline.flows.on_prefect.request_checks import REQUEST_CHECKS, Checks
 from vitline.flows.on_prefect.run_names import descriptive_name, given_name
 from vitline.infra.settings import Settings, import_nothing_from_here, inherited_environment
@@ -87,7 +86,7 @@ class OneProcess(ProcessJobConfiguration):
         )
         # Prefect then calls the hook for cancelled runs in this process, which needs the same settings.
         if installed and self.command is None and not any(name.startswith(_SETTINGS) for name in self.env):
-            self.command = shlex.join([sys.executable, "-P", "-m", "prefect.engine"])
+            self.command = flow_process_command()
         super().prepare_for_flow_run(flow_run, deployment, *more, **named)
 
 
