@@ -16,6 +16,7 @@ from vitline.infra.local import seaweed
 from vitline.infra.local.databases import check_database, database_file
 from vitline.infra.local.ray_node import FOREIGN_TO_RAY, RayHead
 from vitline.infra.local.stack_config import MARK, StackConfig
+from vitline.infra.mlflow.mlflow_private import server_environment
 from vitline.infra.mlflow.pages import experiments_url
 from vitline.infra.settings import basic_authorization
 
@@ -149,12 +150,7 @@ def _mlflow(config: StackConfig) -> list[str]:
 
 def _mlflow_environment(config: StackConfig) -> dict[str, str]:
     port = config.ports["mlflow"]
-    env = {
-        # MLflow reads them while it is loaded; `infra/local/access/mlflow_server.py` checks that it does.
-        "_MLFLOW_SERVER_FILE_STORE": f"sqlite:///{database_file(config.directory, 'mlflow')}",
-        "_MLFLOW_SERVER_ARTIFACT_ROOT": "mlflow-artifacts:/",
-        "_MLFLOW_SERVER_ARTIFACT_DESTINATION": config.artifacts,
-        "_MLFLOW_SERVER_SERVE_ARTIFACTS": "true",
+    env = server_environment(f"sqlite:///{database_file(config.directory, 'mlflow')}", config.artifacts) | {
         # Host names must include the port. The pages may send requests from the same origins.
         "MLFLOW_SERVER_ALLOWED_HOSTS": f"127.0.0.1:{port},localhost:{port}",
         "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": f"http://127.0.0.1:{port},http://localhost:{port}",

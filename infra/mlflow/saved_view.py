@@ -10,10 +10,11 @@ import zlib
 from collections.abc import Collection, Mapping
 from typing import TypedDict
 
+from vitline.infra.mlflow.mlflow_private import VIEW_TAG
 from vitline.infra.settings import DEFAULT_PROJECT
 
 VIEW_KEY = "vitlinescores"
-_TAG, _OFFERED = f"mlflow.sharedViewState.{VIEW_KEY}", "vitline.view_offered"
+_TAG, _OFFERED = f"{VIEW_TAG}{VIEW_KEY}", "vitline.view_offered"
 _MAX_METRICS = 64  # a tag has at most 20,000 characters
 # MLflow has five words for the state of a run, so that cancelled, preempted and out of time look alike without it.
 _STATE_TAG = "tags.`vitline.state`"

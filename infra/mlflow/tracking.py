@@ -28,6 +28,7 @@ from mlflow.entities import (
 )
 from mlflow.exceptions import MlflowException, RestException
 
+from vitline.infra.mlflow.mlflow_private import EXPERIMENT_TAGS
 from vitline.infra.mlflow.pages import run_url, version_url
 from vitline.infra.mlflow.saved_view import changed_tags
 from vitline.infra.mlflow.tracking_ids import RUN, TrackingIds
@@ -51,8 +52,6 @@ GATE = "vitline.gate"
 _CHAMPION_NUMBER, _CHAMPION_VERSION = "vitline.champion_number", "vitline.champion_version"
 _RULE = "its training ended last of all versions"
 _OF_RULE = f"; `{CANDIDATE}`, because {_RULE}"
-# For pages of MLflow that read the tag; those of 3.17 go by the address alone (`pages.py`).
-_EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 _TEXT = (".json", ".md", ".html", ".txt", ".csv")
 
 
@@ -379,7 +378,7 @@ class Tracking:
     def _experiment(self, name: str) -> str:
         if name not in self._experiments:
             if self._client.get_experiment_by_name(name) is None:
-                self._raced(lambda: self._client.create_experiment(name, tags=_EXPERIMENT_TAGS))
+                self._raced(lambda: self._client.create_experiment(name, tags=EXPERIMENT_TAGS))
             found = self._client.get_experiment_by_name(name)
             assert found is not None
             if found.lifecycle_stage != "active":

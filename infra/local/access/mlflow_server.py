@@ -2,8 +2,7 @@
 
 python -m vitline.infra.local.access.mlflow_server --port PORT
 
-Its settings are variables (`_mlflow_environment` in `infra/local/services.py`), those by which `mlflow server` hands its options
-over to the process that serves. The log has the lines of that process.
+Its settings are variables (`_mlflow_environment` in `infra/local/services.py`). The log has the lines of that process.
 
 Without it, every user of this machine could read any file of the stack's user through the artifact location of a new
 experiment, and register a model that runs code where it is served. MLflow's own `basic-auth` application needs a database of
@@ -13,20 +12,16 @@ users and hashes the password anew for each request.
 import argparse
 import hmac
 from copy import deepcopy
-from typing import Any
 
 import uvicorn
-from mlflow import server
-from mlflow.server.fastapi_app import app as mlflow_app
-from mlflow.server.handlers import initialize_backend_stores
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from vitline.infra.local.access.own_pages import foreign_page
+from vitline.infra.mlflow.mlflow_private import server_app
 from vitline.infra.settings import Settings, basic_authorization, inherited_environment
 
-known: Any = server  # names that MLflow does not export for type checkers
 _OPEN = ("/health", "/version")
 
 
@@ -60,25 +55,11 @@ class LoginRequired:
 def main() -> None:
     """Serves on 127.0.0.1 until SIGTERM.
 
-    Raises RuntimeError where this MLflow reads its settings from other variables, and what MLflow raises for a database that it
-    cannot use.
+    Raises what `server_app` raises.
     """
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--port", type=int, required=True)
-    needed = {
-        known.BACKEND_STORE_URI_ENV_VAR,
-        known.ARTIFACT_ROOT_ENV_VAR,
-        known.ARTIFACTS_DESTINATION_ENV_VAR,
-        known.SERVE_ARTIFACTS_ENV_VAR,
-    }
-    given = inherited_environment(())
-    if missing := needed - given.keys():
-        raise RuntimeError(
-            f"MLflow {known.VERSION} reads {', '.join(sorted(missing))}, which infra/local/services.py does not set. "
-            "Install the version of requirements.lock: make install."
-        )
-    database = given[known.BACKEND_STORE_URI_ENV_VAR]
-    initialize_backend_stores(database, database, given[known.ARTIFACT_ROOT_ENV_VAR])  # now, not at the first request
+    mlflow_app = server_app(inherited_environment(()))
     log = deepcopy(uvicorn.config.LOGGING_CONFIG)
     for formatter in log["formatters"].values():
         formatter |= {"fmt": f"%(asctime)s {formatter['fmt']}", "datefmt": "%Y/%m/%d %H:%M:%S"}

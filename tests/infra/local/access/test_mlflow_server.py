@@ -19,4 +19,4 @@ def test_a_server_whose_mlflow_reads_other_variables_does_not_start():
     )
     assert ended.returncode == 1
     wanted = "_MLFLOW_SERVER_ARTIFACT_DESTINATION, _MLFLOW_SERVER_ARTIFACT_ROOT, _MLFLOW_SERVER_SERVE_ARTIFACTS"
-    assert f"reads {wanted}, which infra/local/services.py does not set" in ended.stderr
+    assert f"reads {wanted}, which infra/mlflow/mlflow_private.py does not set" in ended.stderr
