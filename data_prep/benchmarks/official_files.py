@@ -1,6 +1,15 @@
-"""The files that a data set is distributed as, where to get them and under which terms. Nothing is downloaded."""
+"""The files that a data set is distributed as, where to get them and under which terms. Nothing is downloaded.
 
+`official_files.toml` lists them for every data set.
+"""
+
+import tomllib
 from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from pydantic import Field, NonNegativeInt, ValidationError
 
 from vitline.infra.config import FrozenConfig
 from vitline.infra.storage import Listed, Store
@@ -10,9 +19,9 @@ class OfficialFile(FrozenConfig):
     """One file of a distribution."""
 
     name: str
-    num_bytes: int = 0
+    num_bytes: NonNegativeInt = 0
     """Size; 0: unknown."""
-    sha256: str = ""
+    sha256: str = Field(default="", pattern="^([0-9a-f]{64})?$")
     """Empty: unknown."""
     other_names: tuple[str, ...] = ()
     """Names accepted instead: the unpacked file (a folder ends with /), or another packing."""
@@ -26,7 +35,7 @@ class OfficialFiles(FrozenConfig):
     """Where to get them."""
     terms: str
     """Licence, as far as it is known, and requirements: an account, rules to accept."""
-    files: tuple[OfficialFile, ...]
+    files: tuple[OfficialFile, ...] = Field(min_length=1)
 
     def found(self, store: Store) -> dict[str, Listed]:
         """The files present in a folder, by official name; for a folder, its first file with the name of the folder.
@@ -54,6 +63,25 @@ class OfficialFiles(FrozenConfig):
             for file in self.files
             if (found := there.get(file.name)) and found.key == file.name and file.num_bytes not in (0, found.size)
         ]
+
+
+_TABLE = "official_files.toml"
+
+
+def official_files(data_set: str) -> OfficialFiles:
+    """The official files of a data set. Raises ValueError if the table does not list it, or lists it wrongly."""
+    tables = _tables()
+    if data_set not in tables:
+        raise ValueError(f"{_TABLE} has no table [{data_set}]; add it. The data sets are {', '.join(tables)}.")
+    try:
+        return OfficialFiles.model_validate(tables[data_set])
+    except ValidationError as error:
+        raise ValueError(f"{_TABLE}, table [{data_set}]: {error}") from error
+
+
+@cache
+def _tables() -> dict[str, Any]:
+    return tomllib.loads((resources.files(__package__) / _TABLE).read_text(encoding="utf-8"))
 
 
 def _listed(store: Store, name: str) -> Listed | None:

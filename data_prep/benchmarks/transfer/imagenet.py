@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from vitline.data_prep.archives.archives import index
-from vitline.data_prep.benchmarks.official_files import OfficialFile, OfficialFiles
+from vitline.data_prep.benchmarks.official_files import official_files
 from vitline.data_prep.benchmarks.tfds_order import order_prefix
-from vitline.data_prep.benchmarks.transfer.imagenet_task import KIT_FILE, VALIDATION_FILE, ImagenetTask, file_name
+from vitline.data_prep.benchmarks.transfer.imagenet_task import ImagenetTask, file_name
 from vitline.data_prep.benchmarks.transfer.transfer_splits import OFFICIAL_SPLITS, VIEWS
 from vitline.data_prep.config import CorpusRecipe
 from vitline.data_prep.sources.folder_layout import is_picture
@@ -32,20 +32,7 @@ class Imagenet(ImagenetTask):
     validation/ILSVRC2012_val_00000001.JPEG."""
 
     views = VIEWS
-    official = OfficialFiles(
-        title="ImageNet-1k (ILSVRC2012)",
-        home="https://image-net.org/download-images",
-        terms="registration; for non-commercial research and education only",
-        files=(
-            OfficialFile(
-                name="ILSVRC2012_img_train.tar",
-                num_bytes=147_897_477_120,
-                sha256="b08200a27a8e34218a0e58fde36b0fe8f73bc377f4acea2d91602057c3ca45bb",
-            ),
-            VALIDATION_FILE,
-            KIT_FILE,
-        ),
-    )
+    official = official_files("imagenet")
 
     def __init__(self, store: Store, recipe: CorpusRecipe) -> None:
         self._official_splits = OFFICIAL_SPLITS["imagenet"]

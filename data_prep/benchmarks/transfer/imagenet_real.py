@@ -11,31 +11,27 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 
-from vitline.data_prep.benchmarks.official_files import OfficialFile, OfficialFiles
+from vitline.data_prep.benchmarks.official_files import official_files
 from vitline.data_prep.benchmarks.tfds_order import order_prefix
-from vitline.data_prep.benchmarks.transfer.imagenet_task import KIT_FILE, VALIDATION_FILE, ImagenetTask, file_name
+from vitline.data_prep.benchmarks.transfer.imagenet_task import ImagenetTask, file_name
 from vitline.data_prep.benchmarks.transfer.transfer_splits import TEST_SETS
 from vitline.data_prep.config import CorpusRecipe
 from vitline.data_prep.sources.imagenet.ilsvrc2012 import validation_number
 from vitline.data_prep.sources.raw import Part, RawExample, WorkFolder
 from vitline.infra.storage import Store
 
-REAL_SHA256 = "d83e9bff374c631aae8439eb064c7019acc56e1b3bc3f56b8380c2a710b0220b"
-"""sha256 of the published real.json, which equals the output of json.dumps for its lists."""
 _REAL = "real.json"
 _MAX_REAL_BYTES = 16 << 20
+_OFFICIAL = official_files("imagenet-real")
+(REAL_SHA256,) = (file.sha256 for file in _OFFICIAL.files if file.name == _REAL)
+"""sha256 of the published real.json, which equals the output of json.dumps for its lists."""
 
 
 class ImagenetReal(ImagenetTask):
     """Test split only, several labels per image. Parts and ids are those of the validation images in `Imagenet`."""
 
     single_label = False
-    official = OfficialFiles(
-        title="ImageNet ReaL",
-        home="https://github.com/google-research/reassessed-imagenet (labels) and https://image-net.org/download-images",
-        terms="labels Apache-2.0; images by registration, for non-commercial research and education only",
-        files=(OfficialFile(name=_REAL, num_bytes=388_478, sha256=REAL_SHA256), VALIDATION_FILE, KIT_FILE),
-    )
+    official = _OFFICIAL
 
     def __init__(self, store: Store, recipe: CorpusRecipe) -> None:
         super().__init__(store, recipe, {"test": TEST_SETS["imagenet-real"]})

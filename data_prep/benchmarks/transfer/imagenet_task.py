@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import ClassVar
 
-from vitline.data_prep.benchmarks.official_files import OfficialFile, OfficialFiles
+from vitline.data_prep.benchmarks.official_files import OfficialFiles
 from vitline.data_prep.benchmarks.transfer.transfer_splits import OFFICIAL_SPLITS
 from vitline.data_prep.config import CorpusRecipe, Ilsvrc2012
 from vitline.data_prep.labels.class_maps import RELEASES
@@ -15,13 +15,6 @@ from vitline.data_prep.sources.imagenet.ilsvrc2012 import Ilsvrc2012Corpus
 from vitline.data_prep.sources.imagenet.ilsvrc2012_kit import KIT, Kit
 from vitline.data_prep.sources.raw import Part, RawCorpus, WorkFolder
 from vitline.infra.storage import Listed, Store
-
-KIT_FILE = OfficialFile(name=KIT)
-VALIDATION_FILE = OfficialFile(
-    name="ILSVRC2012_img_val.tar",
-    num_bytes=6_744_924_160,
-    sha256="c7e06a6c0baccf06d8dbeb6577d71efff84673a5dbdd50633ab44f8ea0456ae0",
-)
 
 
 class ImagenetTask(RawCorpus):

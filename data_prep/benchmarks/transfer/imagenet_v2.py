@@ -8,10 +8,10 @@ makes folder 10 class 2.
 import re
 from collections.abc import Iterator
 
-from vitline.data_prep.benchmarks.official_files import OfficialFile, OfficialFiles
+from vitline.data_prep.benchmarks.official_files import official_files
 from vitline.data_prep.benchmarks.picture_files import picture_members, picture_parts
 from vitline.data_prep.benchmarks.tfds_order import order_prefix
-from vitline.data_prep.benchmarks.transfer.imagenet_task import KIT_FILE, ImagenetTask
+from vitline.data_prep.benchmarks.transfer.imagenet_task import ImagenetTask
 from vitline.data_prep.benchmarks.transfer.transfer_splits import TEST_SETS
 from vitline.data_prep.config import CorpusRecipe
 from vitline.data_prep.sources.folder_layout import readable_id, refusal_by_name
@@ -24,20 +24,7 @@ _IMAGE = re.compile(r"(?:.*/)?(0|[1-9][0-9]*)/([^/]+)", re.DOTALL)
 class ImagenetV2(ImagenetTask):
     """Test split only. Ids: test/207_<file>, with the key that TFDS makes of folder and file."""
 
-    official = OfficialFiles(
-        title="ImageNetV2 (matched frequency)",
-        home="https://huggingface.co/datasets/vaishaal/ImageNetV2 (images) and https://image-net.org/download-images (kit)",
-        terms="no licence of the images stated; the kit by registration",
-        files=(
-            OfficialFile(
-                name="imagenetv2-matched-frequency.tar.gz",
-                num_bytes=1_264_079_360,
-                sha256="f0c37fdf925916b19ea1323cd9a2208cdb6959ba2c32eef2a7fc393835c9ca7c",
-                other_names=("imagenetv2-matched-frequency.tar", "imagenetv2-matched-frequency-format-val/"),
-            ),
-            KIT_FILE,
-        ),
-    )
+    official = official_files("imagenet-v2")
 
     def __init__(self, store: Store, recipe: CorpusRecipe) -> None:
         super().__init__(store, recipe, {"test": TEST_SETS["imagenet-v2"]})

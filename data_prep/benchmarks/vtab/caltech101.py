@@ -21,7 +21,7 @@ from vitline.data_prep.archives.archive_bytes import Gunzipped, Ranges
 from vitline.data_prep.archives.archive_members import ArchiveDamaged, Member
 from vitline.data_prep.archives.archives import archive_kind, member_pieces, read_members
 from vitline.data_prep.archives.tar_members import read_tar, tar_members
-from vitline.data_prep.benchmarks.official_files import OfficialFile, OfficialFiles
+from vitline.data_prep.benchmarks.official_files import official_files
 from vitline.data_prep.benchmarks.official_splits import OFFICIAL_SPLITS
 from vitline.data_prep.benchmarks.picture_files import picture_members, picture_parts, picture_paths
 from vitline.data_prep.benchmarks.tfds_order import tfds_order
@@ -48,22 +48,7 @@ _Picture = tuple[bytes, str]
 class Caltech101(VtabData):
     """Keys are <folder>/<file>; classes are the lower-cased folders in alphabetical order, including background_google."""
 
-    official = OfficialFiles(
-        title="Caltech-101",
-        home="https://data.caltech.edu/records/mzrjq-6wc02 (the archive) and "
-        f"https://huggingface.co/datasets/{_HUB} (train/ and test/)",
-        terms="CC BY 4.0",
-        files=(
-            OfficialFile(
-                name=_ARCHIVE,
-                num_bytes=137_414_764,
-                sha256="331234750fc7f77520e50d9565e8b6907b03565e30320da1401130db08c61f91",
-                other_names=("101_ObjectCategories.tar.gz", "101_ObjectCategories/", _INNER),
-            ),
-            OfficialFile(name="train/", other_names=("wds_vtab-caltech101/train/",)),
-            OfficialFile(name="test/", other_names=("wds_vtab-caltech101/test/",)),
-        ),
-    )
+    official = official_files("caltech101")
 
     def files(self) -> dict[str, Listed]:
         """As the base class."""

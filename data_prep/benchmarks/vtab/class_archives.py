@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
-from vitline.data_prep.benchmarks.official_files import OfficialFile, OfficialFiles
+from vitline.data_prep.benchmarks.official_files import OfficialFile, official_files
 from vitline.data_prep.benchmarks.picture_files import picture_members, picture_parts, picture_paths
 from vitline.data_prep.benchmarks.vtab_data import Found, Key, VtabData
 from vitline.data_prep.sources.folder_layout import refusal_by_name
@@ -53,35 +53,13 @@ def _key(path: str) -> str:
 class EuroSat(ClassArchive):
     """Sentinel-2 images in RGB, 64 x 64."""
 
-    official = OfficialFiles(
-        title="EuroSAT (RGB)",
-        home="https://github.com/phelber/EuroSAT",
-        terms="MIT; Copernicus terms for the imagery",
-        files=(
-            OfficialFile(
-                name="EuroSAT.zip",
-                num_bytes=94_280_567,
-                sha256="8ebea626349354c5328b142b96d0430e647051f26efc2dc974c843f25ecf70bd",
-                other_names=("2750/", "EuroSAT_RGB.zip", "EuroSAT_RGB/"),
-            ),
-        ),
-    )
+    official = official_files("eurosat")
 
 
 class Resisc45(ClassArchive):
     """Aerial images, 256 x 256, 700 per class. The official archive is a RAR, which must be repacked."""
 
-    official = OfficialFiles(
-        title="NWPU-RESISC45",
-        home="https://1drv.ms/u/s!AmgKYzARBl5ca3HNaHIlzp_IXjs",
-        terms="no licence stated; downloaded by hand",
-        files=(
-            OfficialFile(
-                name="NWPU-RESISC45.rar",
-                other_names=("NWPU-RESISC45.zip", "NWPU-RESISC45.tar", "NWPU-RESISC45.tar.gz", "NWPU-RESISC45/"),
-            ),
-        ),
-    )
+    official = official_files("resisc45")
 
     def files(self) -> dict[str, Listed]:
         """As the base class. If only the RAR exists, raises ValueError that says how to repack it."""

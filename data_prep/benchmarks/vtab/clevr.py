@@ -11,7 +11,7 @@ from vitline.data_prep.archives.archives import member_pieces
 from vitline.data_prep.benchmarks.annotation_files import keep_labels, kept_labels
 from vitline.data_prep.benchmarks.json_items import json_items
 from vitline.data_prep.benchmarks.label_rules import clevr_count, clevr_distance
-from vitline.data_prep.benchmarks.official_files import OfficialFile, OfficialFiles
+from vitline.data_prep.benchmarks.official_files import official_files
 from vitline.data_prep.benchmarks.picture_files import picture_members, picture_parts, picture_paths
 from vitline.data_prep.benchmarks.vtab_data import Found, Key, VtabData
 from vitline.data_prep.sources.folder_layout import refusal_by_name
@@ -27,19 +27,7 @@ _READ_BYTES = 4 << 20
 class Clevr(VtabData):
     """The scene files have half a gigabyte; listing reads them once, one scene at a time."""
 
-    official = OfficialFiles(
-        title="CLEVR v1.0",
-        home="https://cs.stanford.edu/people/jcjohns/clevr/",
-        terms="CC BY 4.0; see its LICENSE.txt",
-        files=(
-            OfficialFile(
-                name="CLEVR_v1.0.zip",
-                num_bytes=19_021_600_724,
-                sha256="5cd61cf1096ed20944df93c9adb31e74d189b8459a94f54ba00090e5c59936d1",
-                other_names=("CLEVR_v1.0/",),
-            ),
-        ),
-    )
+    official = official_files("clevr")
 
     def keys(self) -> Mapping[str, Sequence[Key]]:
         return {split: list(labels) for split, labels in self._labels.items()}

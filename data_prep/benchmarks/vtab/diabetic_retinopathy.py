@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from vitline.data_prep.benchmarks.annotation_files import annotation_texts
-from vitline.data_prep.benchmarks.official_files import OfficialFile, OfficialFiles
+from vitline.data_prep.benchmarks.official_files import official_files
 from vitline.data_prep.benchmarks.opencv import opencv
 from vitline.data_prep.benchmarks.picture_files import picture_members, picture_parts
 from vitline.data_prep.benchmarks.vtab_data import Found, Key, VtabData
@@ -31,21 +31,7 @@ _LEVELS = ("no retinopathy", "mild", "moderate", "severe", "proliferative retino
 class DiabeticRetinopathy(VtabData):
     """The images made here depend, in the last bits, on the release of OpenCV, and so do those of TFDS."""
 
-    official = OfficialFiles(
-        title="Diabetic Retinopathy Detection",
-        home="https://www.kaggle.com/c/diabetic-retinopathy-detection/data",
-        terms="Kaggle account and acceptance of the competition rules",
-        files=(
-            OfficialFile(name="train.zip", other_names=("train/",)),
-            OfficialFile(name="test.zip", other_names=("test/",)),
-            OfficialFile(name="trainLabels.csv", other_names=("trainLabels.csv.zip",)),
-            OfficialFile(
-                name="retinopathy_solution.csv",
-                num_bytes=1_181_257,
-                sha256="a6af3d66804e81887da89b9261bcfb7da4f5bacedb070f1b5db83fa879ab60c9",
-            ),
-        ),
-    )
+    official = official_files("diabetic_retinopathy")
 
     def files(self) -> dict[str, Listed]:
         try:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from vitline.data_prep.archives.archive_members import ArchiveDamaged
 from vitline.data_prep.archives.archives import archive_kind, open_members
 from vitline.data_prep.archives.tfrecord import DamagedFile, Feature, Frame, frames, frames_inside, read_example
-from vitline.data_prep.benchmarks.official_files import OfficialFile, OfficialFiles
+from vitline.data_prep.benchmarks.official_files import official_files
 from vitline.data_prep.benchmarks.vtab_data import Found, Key, VtabData
 from vitline.data_prep.sources.raw import Part, WorkFolder
 from vitline.infra.storage import Listed
@@ -18,18 +18,7 @@ _FEATURES = frozenset({"image", "filename", "label"})
 class DmLab(VtabData):
     """TFRecord files in an archive that is read from its beginning: once for the keys, once for the images."""
 
-    official = OfficialFiles(
-        title="DMLab",
-        home="https://storage.googleapis.com/dmlab-vtab/dmlab.tar.gz",
-        terms="no licence stated; citation of VTAB requested",
-        files=(
-            OfficialFile(
-                name="dmlab.tar.gz",
-                num_bytes=3_017_022_789,
-                sha256="638b18fa69a5d61bbc310cd0b87ac603a39f41de0fdb07b6e77de274a24480a4",
-            ),
-        ),
-    )
+    official = official_files("dmlab")
 
     def files(self) -> dict[str, Listed]:
         """The archive or, if it is unpacked, the files dmlab-{train,validation,test}.tfrecord*."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from vitline.data_prep.archives.lossless_png import lossless_png
 from vitline.data_prep.benchmarks.label_rules import dsprites_location, dsprites_orientation
-from vitline.data_prep.benchmarks.official_files import OfficialFile, OfficialFiles
+from vitline.data_prep.benchmarks.official_files import official_files
 from vitline.data_prep.benchmarks.vtab_data import Found, Key, VtabData
 from vitline.data_prep.sources.arrays.array_layouts import ArrayDamaged, damage_of
 from vitline.data_prep.sources.arrays.hdf5_file import Hdf5Array, open_hdf5
@@ -42,19 +42,7 @@ _LATENTS = {
 class DSprites(VtabData):
     """Grey images of 64 x 64. Parts are ranges of rows; keys are the row numbers."""
 
-    official = OfficialFiles(
-        title="dSprites",
-        home="https://github.com/google-deepmind/dsprites-dataset",
-        terms="Apache-2.0",
-        files=(
-            OfficialFile(
-                name=f"{_STEM}.hdf5",
-                num_bytes=28_024_106,
-                sha256="729fa22e884c9c500e1f17415d580746b4c5894fbbb780a1319bbcfa39a745bb",
-                other_names=(f"{_STEM}.npz",),
-            ),
-        ),
-    )
+    official = official_files("dsprites")
 
     def keys(self) -> Mapping[str, Sequence[Key]]:
         file = self._file

@@ -9,7 +9,7 @@ import numpy as np
 
 from vitline.data_prep.benchmarks.annotation_files import annotation_texts, keep_labels, kept_labels
 from vitline.data_prep.benchmarks.label_rules import kitti_distance
-from vitline.data_prep.benchmarks.official_files import OfficialFile, OfficialFiles
+from vitline.data_prep.benchmarks.official_files import official_files
 from vitline.data_prep.benchmarks.picture_files import picture_members, picture_parts, picture_paths
 from vitline.data_prep.benchmarks.vtab_data import Found, Key, VtabData
 from vitline.data_prep.sources.folder_layout import refusal_by_name
@@ -25,31 +25,7 @@ _DRAWN_PERCENT = 10
 class Kitti(VtabData):
     """KITTI. Images of one drive resemble each other, so TFDS draws whole drives for validation and test."""
 
-    official = OfficialFiles(
-        title="KITTI (object detection)",
-        home="https://www.cvlibs.net/datasets/kitti/eval_object.php",
-        terms="CC BY-NC-SA 3.0; the site asks for a login",
-        files=(
-            OfficialFile(
-                name="data_object_image_2.zip",
-                num_bytes=12_569_945_557,
-                sha256="351c5a2aa0cd9238b50174a3a62b846bc5855da256b82a196431d60ff8d43617",
-                other_names=("training/image_2/",),
-            ),
-            OfficialFile(
-                name="data_object_label_2.zip",
-                num_bytes=5_601_213,
-                sha256="4efc76220d867e1c31bb980bbf8cbc02599f02a9cb4350effa98dbb04aaed880",
-                other_names=("training/label_2/",),
-            ),
-            OfficialFile(
-                name="devkit_object.zip",
-                num_bytes=63_794,
-                sha256="ce0b76b69c0c5f89690a0d65b7302bbbdb962a0c7e8aba6efc7050d1b04b4cf1",
-                other_names=("devkit_object/", "mapping/"),
-            ),
-        ),
-    )
+    official = official_files("kitti")
 
     def keys(self) -> Mapping[str, Sequence[Key]]:
         return {split: list(labels) for split, labels in self._labels.items()}

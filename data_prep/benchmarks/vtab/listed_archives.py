@@ -9,7 +9,7 @@ import numpy as np
 
 from vitline.data_prep.archives.archives import read_members
 from vitline.data_prep.archives.matlab_file import read_mat
-from vitline.data_prep.benchmarks.official_files import OfficialFile, OfficialFiles
+from vitline.data_prep.benchmarks.official_files import official_files
 from vitline.data_prep.benchmarks.picture_files import picture_members, picture_parts
 from vitline.data_prep.benchmarks.vtab_data import Found, Key, VtabData
 from vitline.data_prep.sources.raw import Part, WorkFolder
@@ -93,19 +93,7 @@ def _below(path: str) -> str:
 class Dtd(ListedArchive):
     """Textures; the first of ten official splits. Keys are <class>/<file>, classes are in alphabetical order."""
 
-    official = OfficialFiles(
-        title="Describable Textures Dataset",
-        home="https://www.robots.ox.ac.uk/~vgg/data/dtd/",
-        terms="for research purposes",
-        files=(
-            OfficialFile(
-                name="dtd-r1.0.1.tar.gz",
-                num_bytes=625_239_812,
-                sha256="e42855a52a4950a3b59612834602aa253914755c95b0cff9ead6d07395f8e205",
-                other_names=("dtd/",),
-            ),
-        ),
-    )
+    official = official_files("dtd")
 
     def class_names(self) -> Sequence[str]:
         return sorted({key.partition("/")[0] for key in self._listing})
@@ -128,25 +116,7 @@ class Dtd(ListedArchive):
 class Pets(ListedArchive):
     """Cats and dogs of 37 breeds. Keys are file names. Some files named .jpg are PNG or GIF."""
 
-    official = OfficialFiles(
-        title="Oxford-IIIT Pet",
-        home="https://www.robots.ox.ac.uk/~vgg/data/pets/",
-        terms="CC BY-SA 4.0",
-        files=(
-            OfficialFile(
-                name="images.tar.gz",
-                num_bytes=791_918_971,
-                sha256="67195c5e1c01f1ab5f9b6a5d22b8c27a580d896ece458917e61d459337fa318d",
-                other_names=("images/",),
-            ),
-            OfficialFile(
-                name="annotations.tar.gz",
-                num_bytes=19_173_078,
-                sha256="52425fb6de5c424942b7626b428656fcbd798db970a937df61750c0f1d358e91",
-                other_names=("annotations/",),
-            ),
-        ),
-    )
+    official = official_files("pets")
 
     def class_names(self) -> Sequence[str]:
         names: dict[int, str] = {}
@@ -201,29 +171,7 @@ _FLOWERS = tuple(_FLOWERS_TEXT.split(", "))
 class Flowers102(ListedArchive):
     """Flowers common in the United Kingdom. Keys are file names. The files have class numbers but no class names."""
 
-    official = OfficialFiles(
-        title="102 Category Flower Dataset",
-        home="https://www.robots.ox.ac.uk/~vgg/data/flowers/102/",
-        terms="no licence stated; citation requested",
-        files=(
-            OfficialFile(
-                name="102flowers.tgz",
-                num_bytes=344_862_509,
-                sha256="2d01ecc807db462958cfe3d92f57a8c252b4abd240eb955770201e45f783b246",
-                other_names=("jpg/",),
-            ),
-            OfficialFile(
-                name="imagelabels.mat",
-                num_bytes=502,
-                sha256="4903e94206bac23bf772aadf06451916df56b58fc483a62db32a97b82656651d",
-            ),
-            OfficialFile(
-                name="setid.mat",
-                num_bytes=14_989,
-                sha256="46b8678f91fd95d3c8f4feab80d271a6c834a1dd896fe29fd3e6ad9ce5c8dccd",
-            ),
-        ),
-    )
+    official = official_files("flowers102")
 
     def class_names(self) -> Sequence[str]:
         return _FLOWERS

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from vitline.data_prep.archives.lossless_png import lossless_png
-from vitline.data_prep.benchmarks.official_files import OfficialFile, OfficialFiles
+from vitline.data_prep.benchmarks.official_files import official_files
 from vitline.data_prep.benchmarks.vtab_data import Found, Key, VtabData
 from vitline.data_prep.sources.arrays.array_layouts import READ_BYTES, buffered, damage_of
 from vitline.data_prep.sources.arrays.hdf5_file import Hdf5Array, open_hdf5
@@ -22,28 +22,11 @@ _SHAPE = (96, 96, 3)
 _MAX_LABEL_BYTES = 64 << 20
 
 
-def _official(what: str, num_bytes: int, sha256: str) -> OfficialFile:
-    name = f"camelyonpatch_level_2_split_{what}.h5"
-    return OfficialFile(name=f"{name}.gz", num_bytes=num_bytes, sha256=sha256, other_names=(name,))
-
-
 class PatchCamelyon(VtabData):
     """Images of 96 x 96. Parts are ranges of rows of an .h5. An .h5.gz is one part, which is first decompressed into the work
     folder, because HDF5 needs random access."""
 
-    official = OfficialFiles(
-        title="PatchCamelyon",
-        home="https://github.com/basveeling/pcam",
-        terms="CC0",
-        files=(
-            _official("train_x", 6_421_353_462, "d619e741468a7ab35c7e4a75e6821b7e7e6c9411705d45708f2a0efc8960656c"),
-            _official("train_y", 21_378, "b74126d2c01b20d3661f9b46765d29cf4e4fba6faba29c8e0d09d406331ab75a"),
-            _official("valid_x", 805_965_320, "f82ee1670d027b4ec388048d9eabc2186b77c009655dae76d624c0ecb053ccb2"),
-            _official("valid_y", 3_038, "ce1ae30f08feb468447971cfd0472e7becd0ad96d877c64120c72571439ae48c"),
-            _official("test_x", 800_875_929, "79174c2201ad521602a5888be8f36ee10875f37403dd3f2086caf2182ef87245"),
-            _official("test_y", 3_040, "0a522005fccc8bbd04c5a117bfaf81d8da2676f03a29d7499f71d0a0bd6068ef"),
-        ),
-    )
+    official = official_files("patch_camelyon")
 
     def keys(self) -> Mapping[str, Sequence[Key]]:
         return {split: [f"{name}_{row}" for row in range(len(self._labels(split)))] for split, name in _NAMES.items()}

@@ -8,7 +8,7 @@ import numpy as np
 from vitline.data_prep.archives.lossless_png import lossless_png
 from vitline.data_prep.archives.matlab_file import read_mat
 from vitline.data_prep.benchmarks.label_rules import svhn_digit
-from vitline.data_prep.benchmarks.official_files import OfficialFile, OfficialFiles
+from vitline.data_prep.benchmarks.official_files import official_files
 from vitline.data_prep.benchmarks.vtab_data import Found, Key, VtabData
 from vitline.data_prep.sources.arrays.cifar_archive import Cifar
 from vitline.data_prep.sources.raw import Part, WorkFolder
@@ -43,36 +43,14 @@ class Cifar10(_CifarArchive):
     """CIFAR-10. Keys count through the five batches."""
 
     layout = "cifar10"
-    official = OfficialFiles(
-        title="CIFAR-10",
-        home="https://www.cs.toronto.edu/~kriz/cifar.html",
-        terms="no licence stated; citation requested",
-        files=(
-            OfficialFile(
-                name="cifar-10-binary.tar.gz",
-                num_bytes=170_052_171,
-                sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-            ),
-        ),
-    )
+    official = official_files("cifar10")
 
 
 class Cifar100(_CifarArchive):
     """CIFAR-100 with fine labels."""
 
     layout = "cifar100"
-    official = OfficialFiles(
-        title="CIFAR-100",
-        home="https://www.cs.toronto.edu/~kriz/cifar.html",
-        terms="no licence stated; citation requested",
-        files=(
-            OfficialFile(
-                name="cifar-100-binary.tar.gz",
-                num_bytes=168_513_733,
-                sha256="58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-            ),
-        ),
-    )
+    official = official_files("cifar100")
 
 
 _SVHN_FILES = {"train": "train_32x32.mat", "test": "test_32x32.mat"}
@@ -83,23 +61,7 @@ _SVHN_SHAPE = (3, 32, 32)
 class Svhn(VtabData):
     """House numbers, cropped. A part is one of the two MATLAB files, which takes a worker about half a gigabyte of memory."""
 
-    official = OfficialFiles(
-        title="SVHN (cropped digits)",
-        home="http://ufldl.stanford.edu/housenumbers/",
-        terms="for non-commercial use",
-        files=(
-            OfficialFile(
-                name="train_32x32.mat",
-                num_bytes=182_040_794,
-                sha256="435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
-            ),
-            OfficialFile(
-                name="test_32x32.mat",
-                num_bytes=64_275_384,
-                sha256="cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
-            ),
-        ),
-    )
+    official = official_files("svhn")
 
     def keys(self) -> Mapping[str, Sequence[Key]]:
         return {split: range(len(self._arrays(split)[1])) for split in _SVHN_FILES}

@@ -12,7 +12,7 @@ import numpy as np
 
 from vitline.data_prep.archives.lossless_png import lossless_png
 from vitline.data_prep.benchmarks.label_rules import smallnorb_azimuth
-from vitline.data_prep.benchmarks.official_files import OfficialFile, OfficialFiles
+from vitline.data_prep.benchmarks.official_files import official_files
 from vitline.data_prep.benchmarks.vtab_data import Found, Key, VtabData
 from vitline.data_prep.sources.arrays.array_layouts import ArrayDamaged, buffered, damage_of
 from vitline.data_prep.sources.arrays.paired_arrays import StreamedArray
@@ -27,25 +27,11 @@ _NUM_ELEVATIONS, _NUM_AZIMUTHS = 9, 18
 _MAX_ROWS = 1 << 20
 
 
-def _official(name: str, num_bytes: int, sha256: str) -> OfficialFile:
-    return OfficialFile(name=f"{name}.mat.gz", num_bytes=num_bytes, sha256=sha256, other_names=(f"{name}.mat",))
-
-
 class SmallNorb(VtabData):
     """Images of the left camera; the class is the pose. A part is a split; keys are the row numbers."""
 
     # The -cat files, whose classes are kinds of toys, are not required, because no VTAB task uses them.
-    official = OfficialFiles(
-        title="smallNORB",
-        home="https://cs.nyu.edu/~ylclab/data/norb-v1.0-small/",
-        terms="for research purposes, not to be sold",
-        files=(
-            _official(f"{_TRAIN}-dat", 131_896_188, "5ffd6272a07d32695ee1082a26a41a93a37aab8c28da047f8c34ed348d214873"),
-            _official(f"{_TRAIN}-info", 71_052, "de7eb932ebe7a4ee16217fead60660d0eb3d23632c2f4d1c51f88c501c17bf32"),
-            _official(f"{_TEST}-dat", 130_799_817, "cf7104eed3e51174d2f65b66d1e5878b9da233b886f161b0d88f4510ba2c7474"),
-            _official(f"{_TEST}-info", 10_428, "16adf314226327ee006d1a44db8cfef52773c06c829951d5653a9f6f310248a2"),
-        ),
-    )
+    official = official_files("smallnorb")
 
     def keys(self) -> Mapping[str, Sequence[Key]]:
         return {split: range(len(self._labels(split))) for split in _STEMS}

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitline.data_prep.benchmarks.official_files import OfficialFile, OfficialFiles
+from vitline.data_prep.benchmarks.official_files import official_files
 from vitline.data_prep.benchmarks.opencv import opencv
 from vitline.data_prep.benchmarks.vtab.listed_archives import ListedArchive
 from vitline.data_prep.benchmarks.vtab_data import Found
@@ -37,49 +37,16 @@ from vitline.infra.storage import Listed
 _TARGET_PIXELS, _JPEG_QUALITY = 120_000, 95
 _LISTS = {"sun397_tfds_tr.txt": "train", "sun397_tfds_va.txt": "validation", "sun397_tfds_te.txt": "test"}
 _LABELS = "sun397_labels.txt"
-_ARCHIVE = OfficialFile(
-    name="SUN397.tar.gz",
-    num_bytes=39_077_296_924,
-    sha256="f404130965a7ad77bed5ececc71e720ab50f3cc1e1bb257257610d38f3b928ec",
-    other_names=("SUN397/",),
-)
 
 
 class Sun397(ListedArchive):
     """Scenes. Keys are paths below SUN397, such as /a/abbey/sun_aaaulhwrhqgejnyt.jpg; classes are their folders."""
 
-    official = OfficialFiles(
-        title="SUN397",
-        home="https://vision.princeton.edu/projects/2010/SUN/",
-        terms="no licence stated; citation requested",
-        files=(
-            _ARCHIVE,
-            OfficialFile(
-                name="sun397_tfds_tr.txt",
-                num_bytes=3_070_803,
-                sha256="764d9aa5c7b67a12b1a5ef784656a84f6a3a3cc0383ce9dc7acc59e3efd45791",
-            ),
-            OfficialFile(
-                name="sun397_tfds_va.txt",
-                num_bytes=438_722,
-                sha256="0f5f5e56d4c10ea6dd64108980ce1fa3d0a5d92b61ef92530f34b6aa2dbaf192",
-            ),
-            OfficialFile(
-                name="sun397_tfds_te.txt",
-                num_bytes=877_678,
-                sha256="e172ef48fe5e94e26b698b0cdc56d9e100ae072eeb44d2e9e9e5bc289337fccc",
-            ),
-            OfficialFile(
-                name=_LABELS,
-                num_bytes=6_311,
-                sha256="5e24094d43e7ccec1cdb540f574a3a82de9f458a1bf681e3557d3c167123b594",
-            ),
-        ),
-    )
+    official = official_files("sun397")
 
     def files(self) -> dict[str, Listed]:
         """As the base class; the lists may also come from an installed tensorflow-datasets."""
-        there = replace(self.official, files=(_ARCHIVE,)).found(self.store)
+        there = replace(self.official, files=self.official.files[:1]).found(self.store)
         for name, text in self._list_files.items():
             there[name] = Listed(name, len(text), hashlib.sha256(text).hexdigest())
         return there
