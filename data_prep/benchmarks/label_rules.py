@@ -3,7 +3,7 @@
 Thresholds are compared in float32, as in the original code: a value on a threshold belongs to the lower class.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -13,30 +13,6 @@ KITTI_DISTANCES = (-100.0, 8.0, 20.0, 999.0)
 """Thresholds of the distance to the nearest vehicle in metres."""
 KITTI_VEHICLES = ("Car", "Van", "Truck")
 _KITTI_NO_VEHICLE = 1000.0
-
-
-NUM_CLASSES: Mapping[str, int] = {
-    "caltech101": 102,
-    "cifar100": 100,
-    "dtd": 47,
-    "flowers102": 102,
-    "pets": 37,
-    "sun397": 397,
-    "svhn": 10,
-    "patch_camelyon": 2,
-    "eurosat": 10,
-    "resisc45": 45,
-    "diabetic_retinopathy": 5,
-    "clevr_count": 8,
-    "clevr_distance": 6,
-    "dmlab": 6,
-    "dsprites_location": 16,
-    "dsprites_orientation": 16,
-    "kitti_distance": 4,
-    "smallnorb_azimuth": 18,
-    "smallnorb_elevation": 9,
-}
-"""Number of classes of every task."""
 
 
 def binned(value: float, thresholds: Sequence[float]) -> int:

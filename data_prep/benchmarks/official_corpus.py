@@ -5,16 +5,16 @@ TFDS split and the key that TFDS gives the example, such as train/Abyssinian_100
 again from the ids.
 """
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from vitline.data_prep.benchmarks.official_files import files_fingerprint
 from vitline.data_prep.benchmarks.official_splits import OfficialSplits, Views, order_key
 from vitline.data_prep.benchmarks.tfds_order import tfds_order
-from vitline.data_prep.benchmarks.vtab_data import Found, Key, VtabData
+from vitline.data_prep.benchmarks.vtab_data import BenchmarkData, Found, Key
 from vitline.data_prep.labels.classes import ClassInfo, number_label
 from vitline.data_prep.parquet_files import read_parquet
 from vitline.data_prep.sources.folder_layout import readable_id
@@ -24,17 +24,14 @@ from vitline.data_prep.sources.raw import Part, RawCorpus, RawExample, Spill, Wo
 class OfficialCorpus(RawCorpus):
     """The corpus of a data set with official splits. Its parts are those of the files of the data set."""
 
-    def __init__(self, data: VtabData, official_splits: OfficialSplits, views: Views) -> None:
+    def __init__(self, data: BenchmarkData, official_splits: OfficialSplits, views: Views) -> None:
         self._data, self._official_splits, self.views = data, official_splits, views
         self.origin, self.credit = data.store.uri, f"{data.official.title}; {data.official.terms}"
         self.benchmark_rows = official_splits.num_rows
         self._positions: dict[str, Mapping[Key, int] | np.ndarray] = {}
 
     def fingerprint(self) -> str:
-        digest = hashlib.sha256()
-        for name, found in sorted(self._data.files().items()):
-            digest.update(f"{name}\0{found.key}\0{found.size}\0{found.tag}\n".encode(errors="surrogateescape"))
-        return digest.hexdigest()
+        return files_fingerprint(self._data.files())
 
     def parts(self, work: WorkFolder) -> Iterator[Part]:
         files, keys = self._data.files(), self._data.keys()

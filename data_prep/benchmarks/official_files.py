@@ -3,6 +3,7 @@
 `official_files.toml` lists them for every data set.
 """
 
+import hashlib
 import tomllib
 from collections.abc import Mapping
 from functools import cache
@@ -82,6 +83,14 @@ def official_files(data_set: str) -> OfficialFiles:
 @cache
 def _tables() -> dict[str, Any]:
     return tomllib.loads((resources.files(__package__) / _TABLE).read_text(encoding="utf-8"))
+
+
+def files_fingerprint(there: Mapping[str, Listed]) -> str:
+    """A digest of names, sizes and tags of the files of a data set."""
+    digest = hashlib.sha256()
+    for name, found in sorted(there.items()):
+        digest.update(f"{name}\0{found.key}\0{found.size}\0{found.tag}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
 
 
 def _listed(store: Store, name: str) -> Listed | None:

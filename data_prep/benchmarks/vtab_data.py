@@ -26,7 +26,7 @@ class Found:
     """Reason (of `RejectReason`) and detail. Key and split are given as far as they are known."""
 
 
-class VtabData(ABC):
+class BenchmarkData(ABC):
     """The official files of one data set, read for one of its tasks."""
 
     official: ClassVar[OfficialFiles]

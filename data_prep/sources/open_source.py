@@ -18,8 +18,8 @@ _READERS = {
     "icons": "examples.icons.IconCorpus",
     "letters": "examples.letters.LetterCorpus",
     "digits": "examples.digits.DigitsCorpus",
-    "vtab": "benchmarks.vtab.vtab_corpus.open_task",
-    "transfer": "benchmarks.transfer.transfer_corpus.open_task",
+    "vtab": "benchmark_registry.open_task",
+    "transfer": "benchmark_registry.open_task",
 }
 
 

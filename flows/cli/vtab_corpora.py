@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, TypedDict, get_args
 
-from vitline.data_prep.benchmarks.official_files import OfficialFiles
-from vitline.data_prep.benchmarks.transfer import transfer_corpus
-from vitline.data_prep.benchmarks.vtab import vtab_corpus
 from vitline.data_prep.config import CorpusConfig, CorpusRecipe, ShardingConfig, Transfer, TransferTaskName, Vtab
 from vitline.data_prep.find_corpus import corpus_store
 from vitline.data_prep.shard_format import MANIFEST_KEY, ShardReader
+from vitline.data_prep.sources import benchmark_registry
 from vitline.flows import console
 from vitline.infra.csv_text import csv_text
 from vitline.infra.html.text import cell
@@ -51,8 +49,7 @@ def known_tasks(names: Sequence[str]) -> Sequence[str]:
 
 def data_set_of(task: str) -> str:
     """The data set of a task, which is also the name of its folder."""
-    vtab = _VTAB_NAMES.get(task)
-    return vtab_corpus.data_set_of(vtab) if vtab else transfer_corpus.data_set_of(task)
+    return benchmark_registry.data_set_of(_VTAB_NAMES.get(task, task))
 
 
 def data_folder(source: str, task: str) -> Store:
@@ -94,7 +91,7 @@ def official_files(tasks: Sequence[str] = TASK_NAMES) -> list[OfficialFileRow]:
     """Every official file of these tasks."""
     rows: dict[tuple[str, str], OfficialFileRow] = {}
     for task in tasks:
-        official, folder = _official_of(task), data_set_of(task)
+        official, folder = benchmark_registry.official_files_of(_VTAB_NAMES.get(task, task)), data_set_of(task)
         for file in official.files:
             row: OfficialFileRow = {
                 "folder": folder,
@@ -108,12 +105,6 @@ def official_files(tasks: Sequence[str] = TASK_NAMES) -> list[OfficialFileRow]:
             }
             rows.setdefault((folder, file.name), row)["tasks"].append(task)
     return list(rows.values())
-
-
-def _official_of(task: str) -> OfficialFiles:
-    if task in _VTAB_NAMES:
-        return vtab_corpus.open_data(_VTAB_NAMES[task], open_store("memory://vtab-files"), 1).official
-    return transfer_corpus.official_files_of(task)
 
 
 def show_files(tasks: Sequence[str], *, as_json: bool) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import ClassVar
 
-from vitline.data_prep.benchmarks.official_files import OfficialFiles
+from vitline.data_prep.benchmarks.official_files import OfficialFiles, files_fingerprint
 from vitline.data_prep.benchmarks.transfer.transfer_splits import OFFICIAL_SPLITS
 from vitline.data_prep.config import CorpusRecipe, Ilsvrc2012
 from vitline.data_prep.labels.class_maps import RELEASES
@@ -32,10 +32,7 @@ class ImagenetTask(RawCorpus):
         return self.official.found(self.store)
 
     def fingerprint(self) -> str:
-        digest = hashlib.sha256()
-        for name, found in sorted(self.files().items()):
-            digest.update(f"{name}\0{found.key}\0{found.size}\0{found.tag}\n".encode(errors="surrogateescape"))
-        return digest.hexdigest()
+        return files_fingerprint(self.files())
 
     def declared_classes(self) -> tuple[str, ...]:
         return tuple(self.kit.classes)

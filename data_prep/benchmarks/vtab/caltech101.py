@@ -25,7 +25,7 @@ from vitline.data_prep.benchmarks.official_files import official_files
 from vitline.data_prep.benchmarks.official_splits import OFFICIAL_SPLITS
 from vitline.data_prep.benchmarks.picture_files import picture_members, picture_parts, picture_paths
 from vitline.data_prep.benchmarks.tfds_order import tfds_order
-from vitline.data_prep.benchmarks.vtab_data import Found, Key, VtabData
+from vitline.data_prep.benchmarks.vtab_data import BenchmarkData, Found, Key
 from vitline.data_prep.decode import DecodePolicy, decode
 from vitline.data_prep.examine.images import pixel_sha256
 from vitline.data_prep.sources.folder_layout import refusal_by_name
@@ -45,7 +45,7 @@ _Picture = tuple[bytes, str]
 """Digest of the pixels, and class: the class distinguishes equal images of several classes."""
 
 
-class Caltech101(VtabData):
+class Caltech101(BenchmarkData):
     """Keys are <folder>/<file>; classes are the lower-cased folders in alphabetical order, including background_google."""
 
     official = official_files("caltech101")

@@ -5,14 +5,14 @@ from functools import cached_property
 
 from vitline.data_prep.benchmarks.official_files import OfficialFile, official_files
 from vitline.data_prep.benchmarks.picture_files import picture_members, picture_parts, picture_paths
-from vitline.data_prep.benchmarks.vtab_data import Found, Key, VtabData
+from vitline.data_prep.benchmarks.vtab_data import BenchmarkData, Found, Key
 from vitline.data_prep.sources.folder_layout import refusal_by_name
 from vitline.data_prep.sources.raw import Part, WorkFolder
 from vitline.infra.config import replace
 from vitline.infra.storage import Listed
 
 
-class ClassArchive(VtabData):
+class ClassArchive(BenchmarkData):
     """Files are <anything>/<class>/<file>, keys are <class>_<file>. Classes are in alphabetical order."""
 
     def keys(self) -> Mapping[str, Sequence[Key]]:

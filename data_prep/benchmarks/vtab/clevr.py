@@ -13,7 +13,7 @@ from vitline.data_prep.benchmarks.json_items import json_items
 from vitline.data_prep.benchmarks.label_rules import clevr_count, clevr_distance
 from vitline.data_prep.benchmarks.official_files import official_files
 from vitline.data_prep.benchmarks.picture_files import picture_members, picture_parts, picture_paths
-from vitline.data_prep.benchmarks.vtab_data import Found, Key, VtabData
+from vitline.data_prep.benchmarks.vtab_data import BenchmarkData, Found, Key
 from vitline.data_prep.sources.folder_layout import refusal_by_name
 from vitline.data_prep.sources.raw import Part, WorkFolder
 
@@ -24,7 +24,7 @@ _SCENES = re.compile(r"(?:^|/)scenes/CLEVR_(train|val)_scenes\.json\Z")
 _READ_BYTES = 4 << 20
 
 
-class Clevr(VtabData):
+class Clevr(BenchmarkData):
     """The scene files have half a gigabyte; listing reads them once, one scene at a time."""
 
     official = official_files("clevr")

@@ -13,7 +13,7 @@ from vitline.data_prep.benchmarks.annotation_files import annotation_texts
 from vitline.data_prep.benchmarks.official_files import official_files
 from vitline.data_prep.benchmarks.opencv import opencv
 from vitline.data_prep.benchmarks.picture_files import picture_members, picture_parts
-from vitline.data_prep.benchmarks.vtab_data import Found, Key, VtabData
+from vitline.data_prep.benchmarks.vtab_data import BenchmarkData, Found, Key
 from vitline.data_prep.decode import DEFAULT_POLICY, ImageRejected
 from vitline.data_prep.sources.folder_layout import refusal_by_name
 from vitline.data_prep.sources.raw import Part, WorkFolder
@@ -28,7 +28,7 @@ _USAGES = {"Public": "validation", "Private": "test"}
 _LEVELS = ("no retinopathy", "mild", "moderate", "severe", "proliferative retinopathy")
 
 
-class DiabeticRetinopathy(VtabData):
+class DiabeticRetinopathy(BenchmarkData):
     """The images made here depend, in the last bits, on the release of OpenCV, and so do those of TFDS."""
 
     official = official_files("diabetic_retinopathy")

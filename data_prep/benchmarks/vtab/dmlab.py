@@ -7,7 +7,7 @@ from vitline.data_prep.archives.archive_members import ArchiveDamaged
 from vitline.data_prep.archives.archives import archive_kind, open_members
 from vitline.data_prep.archives.tfrecord import DamagedFile, Feature, Frame, frames, frames_inside, read_example
 from vitline.data_prep.benchmarks.official_files import official_files
-from vitline.data_prep.benchmarks.vtab_data import Found, Key, VtabData
+from vitline.data_prep.benchmarks.vtab_data import BenchmarkData, Found, Key
 from vitline.data_prep.sources.raw import Part, WorkFolder
 from vitline.infra.storage import Listed
 
@@ -15,7 +15,7 @@ _SHARD = re.compile(r"(?:^|/)dmlab-(train|validation|test)\.tfrecord[^/]*\Z")
 _FEATURES = frozenset({"image", "filename", "label"})
 
 
-class DmLab(VtabData):
+class DmLab(BenchmarkData):
     """TFRecord files in an archive that is read from its beginning: once for the keys, once for the images."""
 
     official = official_files("dmlab")

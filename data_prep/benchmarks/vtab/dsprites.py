@@ -10,7 +10,7 @@ import numpy as np
 from vitline.data_prep.archives.lossless_png import lossless_png
 from vitline.data_prep.benchmarks.label_rules import dsprites_location, dsprites_orientation
 from vitline.data_prep.benchmarks.official_files import official_files
-from vitline.data_prep.benchmarks.vtab_data import Found, Key, VtabData
+from vitline.data_prep.benchmarks.vtab_data import BenchmarkData, Found, Key
 from vitline.data_prep.sources.arrays.array_layouts import ArrayDamaged, damage_of
 from vitline.data_prep.sources.arrays.hdf5_file import Hdf5Array, open_hdf5
 from vitline.data_prep.sources.arrays.paired_arrays import Npz
@@ -39,7 +39,7 @@ _LATENTS = {
 }
 
 
-class DSprites(VtabData):
+class DSprites(BenchmarkData):
     """Grey images of 64 x 64. Parts are ranges of rows; keys are the row numbers."""
 
     official = official_files("dsprites")

@@ -11,7 +11,7 @@ from vitline.data_prep.benchmarks.annotation_files import annotation_texts, keep
 from vitline.data_prep.benchmarks.label_rules import kitti_distance
 from vitline.data_prep.benchmarks.official_files import official_files
 from vitline.data_prep.benchmarks.picture_files import picture_members, picture_parts, picture_paths
-from vitline.data_prep.benchmarks.vtab_data import Found, Key, VtabData
+from vitline.data_prep.benchmarks.vtab_data import BenchmarkData, Found, Key
 from vitline.data_prep.sources.folder_layout import refusal_by_name
 from vitline.data_prep.sources.raw import Part, WorkFolder
 
@@ -22,7 +22,7 @@ _NUM_FIELDS, _KIND, _Z = 15, 0, 13
 _DRAWN_PERCENT = 10
 
 
-class Kitti(VtabData):
+class Kitti(BenchmarkData):
     """KITTI. Images of one drive resemble each other, so TFDS draws whole drives for validation and test."""
 
     official = official_files("kitti")

@@ -11,14 +11,14 @@ from vitline.data_prep.archives.archives import read_members
 from vitline.data_prep.archives.matlab_file import read_mat
 from vitline.data_prep.benchmarks.official_files import official_files
 from vitline.data_prep.benchmarks.picture_files import picture_members, picture_parts
-from vitline.data_prep.benchmarks.vtab_data import Found, Key, VtabData
+from vitline.data_prep.benchmarks.vtab_data import BenchmarkData, Found, Key
 from vitline.data_prep.sources.raw import Part, WorkFolder
 
 _LISTING = "listing.json"
 _MAX_LIST_BYTES = 64 << 20
 
 
-class ListedArchive(VtabData):
+class ListedArchive(BenchmarkData):
     """The first official file holds the images. The content of the lists is kept in the work folder for the workers."""
 
     @abstractmethod

@@ -10,7 +10,7 @@ import numpy as np
 
 from vitline.data_prep.archives.lossless_png import lossless_png
 from vitline.data_prep.benchmarks.official_files import official_files
-from vitline.data_prep.benchmarks.vtab_data import Found, Key, VtabData
+from vitline.data_prep.benchmarks.vtab_data import BenchmarkData, Found, Key
 from vitline.data_prep.sources.arrays.array_layouts import READ_BYTES, buffered, damage_of
 from vitline.data_prep.sources.arrays.hdf5_file import Hdf5Array, open_hdf5
 from vitline.data_prep.sources.raw import Part, WorkFolder
@@ -22,7 +22,7 @@ _SHAPE = (96, 96, 3)
 _MAX_LABEL_BYTES = 64 << 20
 
 
-class PatchCamelyon(VtabData):
+class PatchCamelyon(BenchmarkData):
     """Images of 96 x 96. Parts are ranges of rows of an .h5. An .h5.gz is one part, which is first decompressed into the work
     folder, because HDF5 needs random access."""
 

@@ -9,13 +9,13 @@ from vitline.data_prep.archives.lossless_png import lossless_png
 from vitline.data_prep.archives.matlab_file import read_mat
 from vitline.data_prep.benchmarks.label_rules import svhn_digit
 from vitline.data_prep.benchmarks.official_files import official_files
-from vitline.data_prep.benchmarks.vtab_data import Found, Key, VtabData
+from vitline.data_prep.benchmarks.vtab_data import BenchmarkData, Found, Key
 from vitline.data_prep.sources.arrays.cifar_archive import Cifar
 from vitline.data_prep.sources.raw import Part, WorkFolder
 from vitline.infra.storage import Store
 
 
-class _CifarArchive(VtabData):
+class _CifarArchive(BenchmarkData):
     """The binary archive is the only accepted file: the Python archive consists of pickles."""
 
     layout: ClassVar[str]
@@ -58,7 +58,7 @@ _SVHN_SHAPE = (3, 32, 32)
 """Axes of an image as MATLAB stores it: colour, column, row."""
 
 
-class Svhn(VtabData):
+class Svhn(BenchmarkData):
     """House numbers, cropped. A part is one of the two MATLAB files, which takes a worker about half a gigabyte of memory."""
 
     official = official_files("svhn")

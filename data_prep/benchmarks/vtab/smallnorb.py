@@ -13,7 +13,7 @@ import numpy as np
 from vitline.data_prep.archives.lossless_png import lossless_png
 from vitline.data_prep.benchmarks.label_rules import smallnorb_azimuth
 from vitline.data_prep.benchmarks.official_files import official_files
-from vitline.data_prep.benchmarks.vtab_data import Found, Key, VtabData
+from vitline.data_prep.benchmarks.vtab_data import BenchmarkData, Found, Key
 from vitline.data_prep.sources.arrays.array_layouts import ArrayDamaged, buffered, damage_of
 from vitline.data_prep.sources.arrays.paired_arrays import StreamedArray
 from vitline.data_prep.sources.raw import Part, WorkFolder
@@ -27,7 +27,7 @@ _NUM_ELEVATIONS, _NUM_AZIMUTHS = 9, 18
 _MAX_ROWS = 1 << 20
 
 
-class SmallNorb(VtabData):
+class SmallNorb(BenchmarkData):
     """Images of the left camera; the class is the pose. A part is a split; keys are the row numbers."""
 
     # The -cat files, whose classes are kinds of toys, are not required, because no VTAB task uses them.

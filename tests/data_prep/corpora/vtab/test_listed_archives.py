@@ -11,7 +11,7 @@ import pytest
 from scipy.io import savemat
 
 from vitline.data_prep.benchmarks.tfds_order import tfds_order
-from vitline.data_prep.benchmarks.vtab.vtab_corpus import open_data
+from vitline.data_prep.sources.benchmark_registry import open_data
 from vitline.infra.storage import open_store
 
 NUM_TEST = 30

@@ -10,10 +10,10 @@ import pytest
 from vitline.data_prep.archives.lossless_png import lossless_png
 from vitline.data_prep.benchmarks.official_splits import OFFICIAL_SPLITS
 from vitline.data_prep.benchmarks.tfds_order import tfds_order
-from vitline.data_prep.benchmarks.vtab.vtab_corpus import data_set_of, open_data
 from vitline.data_prep.config import CorpusConfig, Vtab
 from vitline.data_prep.prepare.job import prepare
 from vitline.data_prep.shards.verify_shards import verify_corpus
+from vitline.data_prep.sources.benchmark_registry import data_set_of, official_files_of, open_data
 from vitline.infra.storage import open_store
 from vitline.vit.evaluation.tasks import VTAB_TASKS, find_task_splits
 
@@ -126,4 +126,4 @@ def test_adding_a_benchmark_to_a_corpus_is_refused(cifar, prepared, tmp_path):
 def test_every_task_has_a_reader_of_its_data_set():
     for task in VTAB_TASKS:
         assert data_set_of(task.name) in OFFICIAL_SPLITS
-        assert open_data(task.name, open_store("memory://nothing"), 1 << 20).official.files
+        assert open_data(task.name, open_store("memory://nothing"), 1 << 20).official == official_files_of(task.name)
