@@ -18,8 +18,8 @@ _READERS = {
     "icons": "examples.icons.IconCorpus",
     "letters": "examples.letters.LetterCorpus",
     "digits": "examples.digits.DigitsCorpus",
-    "vtab": "benchmark_registry.open_task",
-    "transfer": "benchmark_registry.open_task",
+    "vtab": "benchmarks.registry.open_task",
+    "transfer": "benchmarks.registry.open_task",
 }
 
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, TypedDict, get_args
 
+from vitline.data_prep.benchmarks import registry
 from vitline.data_prep.config import CorpusConfig, CorpusRecipe, ShardingConfig, Transfer, TransferTaskName, Vtab
 from vitline.data_prep.find_corpus import corpus_store
 from vitline.data_prep.shard_format import MANIFEST_KEY, ShardReader
-from vitline.data_prep.sources import benchmark_registry
 from vitline.flows import console
 from vitline.infra.csv_text import csv_text
 from vitline.infra.html.text import cell
@@ -49,7 +49,7 @@ def known_tasks(names: Sequence[str]) -> Sequence[str]:
 
 def data_set_of(task: str) -> str:
     """The data set of a task, which is also the name of its folder."""
-    return benchmark_registry.data_set_of(_VTAB_NAMES.get(task, task))
+    return registry.data_set_of(_VTAB_NAMES.get(task, task))
 
 
 def data_folder(source: str, task: str) -> Store:
@@ -91,7 +91,7 @@ def official_files(tasks: Sequence[str] = TASK_NAMES) -> list[OfficialFileRow]:
     """Every official file of these tasks."""
     rows: dict[tuple[str, str], OfficialFileRow] = {}
     for task in tasks:
-        official, folder = benchmark_registry.official_files_of(_VTAB_NAMES.get(task, task)), data_set_of(task)
+        official, folder = registry.official_files_of(_VTAB_NAMES.get(task, task)), data_set_of(task)
         for file in official.files:
             row: OfficialFileRow = {
                 "folder": folder,

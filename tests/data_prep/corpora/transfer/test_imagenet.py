@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from vitline.data_prep.benchmarks.registry import open_task
 from vitline.data_prep.benchmarks.tfds_order import tfds_order
 from vitline.data_prep.benchmarks.transfer.imagenet_real import label_lists
 from vitline.data_prep.benchmarks.transfer.transfer_splits import TEST_SETS
 from vitline.data_prep.config import CorpusRecipe, Transfer
-from vitline.data_prep.sources.benchmark_registry import open_task
 from vitline.vit.evaluation.tasks import find_task_splits
 
 WNIDS = [f"n{1000 + 17 * i:08d}" for i in range(12)]

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from vitline.data_prep.archives.lossless_png import lossless_png
+from vitline.data_prep.benchmarks.registry import open_data
 from vitline.data_prep.benchmarks.tfds_order import tfds_order
 from vitline.data_prep.benchmarks.vtab import dsprites
-from vitline.data_prep.sources.benchmark_registry import open_data
 from vitline.infra.storage import open_store
 
 STEM = "dsprites_ndarray_co1sh3sc6or40x32y32_64x64"

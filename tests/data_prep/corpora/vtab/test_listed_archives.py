@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
+from vitline.data_prep.benchmarks.registry import open_data
 from vitline.data_prep.benchmarks.tfds_order import tfds_order
-from vitline.data_prep.sources.benchmark_registry import open_data
 from vitline.infra.storage import open_store
 
 NUM_TEST = 30

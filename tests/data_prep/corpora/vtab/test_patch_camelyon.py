@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from vitline.data_prep.archives.lossless_png import lossless_png
+from vitline.data_prep.benchmarks.registry import open_data
 from vitline.data_prep.benchmarks.tfds_order import tfds_order
-from vitline.data_prep.sources.benchmark_registry import open_data
 from vitline.data_prep.sources.raw import WorkFolder
 from vitline.infra.storage import StoreFailed, open_store
 from vitline.infra.stores.file_store import FileStore

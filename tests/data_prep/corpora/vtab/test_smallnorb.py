@@ -8,8 +8,8 @@ import pytest
 
 from vitline.data_prep.archives.lossless_png import lossless_png
 from vitline.data_prep.benchmarks.official_splits import OfficialSplits, Slice
+from vitline.data_prep.benchmarks.registry import open_data
 from vitline.data_prep.benchmarks.tfds_order import tfds_order
-from vitline.data_prep.sources.benchmark_registry import open_data
 from vitline.infra.storage import open_store
 
 STEMS = {

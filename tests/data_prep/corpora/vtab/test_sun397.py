@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 from vitline.data_prep.benchmarks.official_splits import OFFICIAL_SPLITS
+from vitline.data_prep.benchmarks.registry import open_data
 from vitline.data_prep.benchmarks.tfds_order import tfds_order
 from vitline.data_prep.benchmarks.vtab import sun397
-from vitline.data_prep.sources.benchmark_registry import open_data
 from vitline.infra.storage import open_store
 
 NUM_TEST = 30

@@ -9,11 +9,11 @@ import pytest
 
 from vitline.data_prep.archives.lossless_png import lossless_png
 from vitline.data_prep.benchmarks.official_splits import OFFICIAL_SPLITS
+from vitline.data_prep.benchmarks.registry import data_set_of, official_files_of, open_data
 from vitline.data_prep.benchmarks.tfds_order import tfds_order
 from vitline.data_prep.config import CorpusConfig, Vtab
 from vitline.data_prep.prepare.job import prepare
 from vitline.data_prep.shards.verify_shards import verify_corpus
-from vitline.data_prep.sources.benchmark_registry import data_set_of, official_files_of, open_data
 from vitline.infra.storage import open_store
 from vitline.vit.evaluation.tasks import VTAB_TASKS, find_task_splits
 

@@ -5,8 +5,8 @@ import io
 import numpy as np
 import pytest
 
+from vitline.data_prep.benchmarks.registry import NUM_CLASSES
 from vitline.data_prep.benchmarks.tfds_order import tfds_order
-from vitline.data_prep.sources.benchmark_registry import NUM_CLASSES
 from vitline.vit.evaluation.tasks import VTAB_TASKS
 
 NUM_TEST = 30

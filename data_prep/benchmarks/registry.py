@@ -114,4 +114,4 @@ def open_task(source: Vtab | Transfer, recipe: CorpusRecipe) -> RawCorpus:
 def _imported(name: str) -> Any:
     """A reader by its name below this folder. Imports only the libraries that this reader needs."""
     module, _, reader = name.rpartition(".")
-    return getattr(importlib.import_module(f"vitline.data_prep.sources.{module}"), reader)
+    return getattr(importlib.import_module(f"vitline.data_prep.benchmarks.{module}"), reader)
