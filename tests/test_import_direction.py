@@ -30,7 +30,7 @@ IMPORTERS = {
         "vit/ray_jobs/",
     },
     "prefect": {"flows/"},
-    "mlflow": {"infra/local/access/mlflow_server.py", "infra/mlflow/tracking.py"},
+    "mlflow": {"infra/mlflow/mlflow_private.py", "infra/mlflow/tracking.py"},
     "s3fs": {"infra/stores/s3_store.py"},
     "boto3": set(),
 }
