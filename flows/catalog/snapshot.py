@@ -14,6 +14,7 @@ from vitline.flows.catalog.stored_configs import RunFile
 from vitline.infra.records import UnreadableRecord, read_each, read_or_why
 from vitline.infra.runs.claims import Claim, read_claim
 from vitline.infra.runs.run_state import NO_STATE, RunStateRecord, has_ended, read_state, read_stop
+from vitline.infra.runs.segments import journal_keys
 from vitline.infra.storage import Keys, Store, listed_records
 
 Kind = Literal["run", "pipeline"]
@@ -60,6 +61,33 @@ class StoredRun:
         """When its state was written, in Unix seconds; 0 before."""
         return (self.state or NO_STATE)["updated_at"]
 
+    @property
+    def finished_at(self) -> float | None:
+        """When the attempt that holds the claim finished the run; None if it did not, or was followed by another."""
+        if self.state is None or self.claim is None or self.state["state"] != "finished":
+            return None
+        return self.state["updated_at"] if self.state["attempt"] == self.claim.attempt else None
+
+    @property
+    def last_life(self) -> float:
+        """The newest time that its claim or state shows."""
+        return max(self.updated_at, self.claim.heartbeat if self.claim else 0.0)
+
+    def life(self) -> object:
+        """Moves with every heartbeat. Read anew from the store: for whoever is about to end or delete something."""
+        claim = read_claim(self.store)
+        return claim and [claim.attempt, claim.counter]
+
+    @property
+    def checkpoints(self) -> Keys:
+        """The keys below its `checkpoints/`."""
+        return [key for key in self.keys if key.startswith("checkpoints/") and key.count("/") > 1]
+
+    @property
+    def journal(self) -> Keys:
+        """The objects of its journal."""
+        return journal_keys(self.keys)
+
     def config(self) -> RunFile:
         """Its `config.json`, not validated."""
         config: RunFile = self.records.read_json("config.json")
@@ -90,19 +118,27 @@ class RootSnapshot:
 
     root: Store
     runs: Mapping[str, StoredRun]
-    """Those that have a config."""
+    """Those that have a config, unless `unconfigured` was asked for."""
     pipelines: Mapping[str, StoredPipeline]
     unreadable: Sequence[Unreadable]
 
     @classmethod
     @contextlib.contextmanager
-    def read(cls, root: Store, kinds: Sequence[Kind] = ("run", "pipeline"), *, claims: bool = False) -> Iterator[Self]:
+    def read(
+        cls,
+        root: Store,
+        kinds: Sequence[Kind] = ("run", "pipeline"),
+        *,
+        claims: bool = False,
+        unconfigured: bool = False,
+    ) -> Iterator[Self]:
         """The snapshot of a root, or of its runs or pipelines alone. What is read of a run within the context is read as the
-        snapshot lists it; on a store that is far away, most of it without a request (`listed_records`)."""
+        snapshot lists it; on a store that is far away, most of it without a request (`listed_records`). `unconfigured`: also
+        what lies below `runs/` without a config, such as a run of which half was deleted."""
         prefixes = [f"{kind}s/" for kind in kinds] + ["claims/"] * (claims and "pipeline" in kinds)
         with listed_records(root, *prefixes) as records:
             unreadable = list[Unreadable]()
-            found = _keys_by_run(records) if "run" in kinds else {}
+            found = _keys_by_run(records, unconfigured) if "run" in kinds else {}
 
             def run(key: str) -> StoredRun:
                 folder = f"runs/{key}"
@@ -118,13 +154,13 @@ class RootSnapshot:
             yield cls(root, runs, pipelines, unreadable)
 
 
-def _keys_by_run(records: Store) -> dict[str, Keys]:
-    """The keys below the folder of each run that has a config."""
+def _keys_by_run(records: Store, unconfigured: bool) -> dict[str, Keys]:
+    """The keys below the folder of each run."""
     found = dict[str, Keys]()
     for key in records.list("runs/"):
         _, run, *inside = key.split("/", 2)
         found.setdefault(run, []).extend(inside)
-    return {run: keys for run, keys in found.items() if "config.json" in keys}
+    return {run: keys for run, keys in found.items() if "config.json" in keys or (unconfigured and keys)}
 
 
 def _read_known(

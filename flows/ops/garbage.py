@@ -6,7 +6,6 @@ published models and corpora, what an unfinished evaluation may still read, and 
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import partial
 from typing import NamedTuple
@@ -14,13 +13,14 @@ from typing import NamedTuple
 from vitline.data_prep.progress import PROGRESS_KEY
 from vitline.data_prep.records import WORK
 from vitline.data_prep.shard_format import MANIFEST_KEY, load_manifest
+from vitline.flows.catalog.snapshot import RootSnapshot, StoredRun
 from vitline.flows.runs.heartbeat import PREFIX, beats
 from vitline.flows.to_mlflow.outbox import entries
 from vitline.infra.html.text import utc
 from vitline.infra.records import UnreadableRecord, reading
-from vitline.infra.runs.claims import Claim, read_claim
-from vitline.infra.runs.run_state import NO_STATE, RunStateRecord, read_state
-from vitline.infra.runs.segments import journal_keys, merge_journal
+from vitline.infra.runs.claims import read_claim
+from vitline.infra.runs.run_state import NO_STATE
+from vitline.infra.runs.segments import merge_journal
 from vitline.infra.storage import Keys, Store, open_store
 from vitline.vit.checkpoints.names import find_checkpoints, kept_checkpoints, pin_key
 from vitline.vit.published.model_record import CONFIG, PUBLISHING, WEIGHTS, file_key, published_record
@@ -34,7 +34,6 @@ FOLDERS = (
 _PUBLICATION = re.compile(r"models/([^/]+/[^/]+)/([0-9a-f]{12})/([^/]+)")
 # `vitline ops doctor` names its test objects by Unix time in nanoseconds.
 PROBE = re.compile(r"^doctor/(?:.*-)?(\d{19})(?:-.*)?$")
-READERS = 16
 Kept = Callable[[str, UnreadableRecord], None]
 """Is called with what is kept because a record of it cannot be read."""
 
@@ -65,39 +64,12 @@ class Heap(NamedTuple):
     """Keeps in another object what the keys hold, and returns those to delete. Raises UnreadableRecord where it cannot."""
 
 
-class SeenRun(NamedTuple):
-    """A run as the store shows it."""
-
-    key: str
-    store: Store
-    claim: Claim | None
-    state: RunStateRecord | None
-    checkpoints: Keys
-    """The keys below its `checkpoints/`."""
-    journal: Keys
-    """The objects of its journal."""
-
-    @property
-    def finished_at(self) -> float | None:
-        """When the attempt that holds the claim finished the run; None if it did not, or was followed by another."""
-        if self.state is None or self.claim is None or self.state["state"] != "finished":
-            return None
-        return self.state["updated_at"] if self.state["attempt"] == self.claim.attempt else None
-
-    @property
-    def last_life(self) -> float:
-        """The newest time that its claim or state shows."""
-        state = self.state or NO_STATE
-        return max(state["updated_at"], self.claim.heartbeat if self.claim else 0.0)
-
-    def life(self) -> object:
-        claim = read_claim(self.store)
-        return claim and [claim.attempt, claim.counter]
-
-
 def heaps(root: Store, keep_checkpoints: int, ages: Ages, kept: Kept) -> Iterator[Heap]:
     """All garbage of a root but the unfinished writes."""
-    runs = read_runs(root, kept)
+    with RootSnapshot.read(root, ["run"], claims=True, unconfigured=True) as snapshot:
+        runs = [*snapshot.runs.values()]
+    for odd in snapshot.unreadable:
+        kept(f"run {odd.key}", odd.error)
     yield from checkpoints(runs, keep_checkpoints, ages, kept)
     yield from journals(root, runs, ages)
     yield from trials(root, runs, ages, kept)
@@ -113,34 +85,7 @@ def heaps(root: Store, keep_checkpoints: int, ages: Ages, kept: Kept) -> Iterato
         yield Heap(PREFIX, "heartbeats of flow processes that were killed", root, dead, listed_first=False)
 
 
-def read_runs(root: Store, kept: Kept) -> list[SeenRun]:
-    """Every run, from one listing; runs whose records cannot be read are left out."""
-    found: dict[str, Keys] = {}
-    for key in root.list("runs/"):
-        parts = key.split("/", 2)
-        if len(parts) > 2:
-            found.setdefault(parts[1], []).append(parts[2])
-
-    def read(run_key: str) -> SeenRun | UnreadableRecord:
-        run = root.child(f"runs/{run_key}")
-        keys = found[run_key]
-        saved = [key for key in keys if key.startswith("checkpoints/") and key.count("/") > 1]
-        try:
-            return SeenRun(run_key, run, read_claim(run), read_state(run), saved, journal_keys(keys))
-        except UnreadableRecord as odd:
-            return odd
-
-    runs = []
-    with ThreadPoolExecutor(READERS) as pool:
-        for run_key, run in zip(found, pool.map(read, found), strict=True):
-            if isinstance(run, SeenRun):
-                runs.append(run)
-            else:
-                kept(f"run {run_key}", run)
-    return runs
-
-
-def checkpoints(runs: Iterable[SeenRun], keep: int, ages: Ages, kept_as: Kept) -> Iterator[Heap]:
+def checkpoints(runs: Iterable[StoredRun], keep: int, ages: Ages, kept_as: Kept) -> Iterator[Heap]:
     """Of finished runs all checkpoints but the newest, and those whose save was interrupted; of runs that never finished and
     have long been silent, all. One that is marked as damaged is kept only where too few others are there, a lasting one always, and
     one that a branch needs while that may still begin."""
@@ -174,13 +119,13 @@ def checkpoints(runs: Iterable[SeenRun], keep: int, ages: Ages, kept_as: Kept) -
             yield Heap(f"run {run.key}", problem, run.store, garbage, partial(_life_and_pins, run))
 
 
-def _life_and_pins(run: SeenRun) -> object:
+def _life_and_pins(run: StoredRun) -> object:
     """Changes also when a branch pins a checkpoint."""
     pins = sorted(find_checkpoints(run.store.list("checkpoints/")).pins)
     return [run.life(), pins] if pins else run.life()
 
 
-def idle_pins(run: SeenRun, runs: Mapping[str, SeenRun], ages: Ages) -> set[str]:
+def idle_pins(run: StoredRun, runs: Mapping[str, StoredRun], ages: Ages) -> set[str]:
     """The marks of branches that need the checkpoint no longer: they have finished, or showed no life since `unfinished_before`. A
     branch takes its mark away itself once it has checkpoints of its own to resume from and to go back to. A mark that cannot be
     read is none of them."""
@@ -199,7 +144,7 @@ def idle_pins(run: SeenRun, runs: Mapping[str, SeenRun], ages: Ages) -> set[str]
     return idle
 
 
-def journals(root: Store, runs: Iterable[SeenRun], ages: Ages) -> Iterator[Heap]:
+def journals(root: Store, runs: Iterable[StoredRun], ages: Ages) -> Iterator[Heap]:
     """The sealed segments of runs that finished before then, or never finished and have long been silent, and of which MLflow
     lacks nothing: they are merged into one object, from which everybody reads the same records. So nobody needs to object."""
     unsent = {entry.key for entry in entries(root) if entry.kind == "run"}
@@ -221,7 +166,7 @@ def _merged(run: Store) -> Keys:
         raise UnreadableRecord(str(odd)) from odd
 
 
-def trials(root: Store, runs: Sequence[SeenRun], ages: Ages, kept: Kept) -> Iterator[Heap]:
+def trials(root: Store, runs: Sequence[StoredRun], ages: Ages, kept: Kept) -> Iterator[Heap]:
     """The trials on validation of evaluations that finished before then: their score records hold what they found. Also
     files beside a final trial that its result does not name. Final trials stay, and all of tasks that an evaluation is at."""
     there: dict[str, Keys] = {}
@@ -265,7 +210,7 @@ def garbage_of(root: Store, there: Mapping[str, Keys], names: Sequence[str]) -> 
     ]
 
 
-def tasks_in_use(runs: Iterable[SeenRun], ages: Ages, kept: Kept) -> set[str] | None:
+def tasks_in_use(runs: Iterable[StoredRun], ages: Ages, kept: Kept) -> set[str] | None:
     """The tasks of evaluations that are not finished and showed life since `unfinished_before`; None if they are not known."""
     tasks = set[str]()
     for run in runs:

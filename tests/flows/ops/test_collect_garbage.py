@@ -13,6 +13,7 @@ import pytest
 from vitline.data_prep.examples import presets
 from vitline.data_prep.prepare.job import prepare
 from vitline.data_prep.shards.verify_shards import verify_corpus
+from vitline.flows.catalog.snapshot import StoredRun
 from vitline.flows.forms.forms import CollectGarbageRequest
 from vitline.flows.ops import collect_garbage as collecting
 from vitline.flows.ops import garbage
@@ -309,8 +310,8 @@ def test_what_shows_life_after_it_was_listed_is_kept(root, collect, monkeypatch)
     # A heartbeat whose clock is wrong by years does not look alive, but the counter of the claim has moved.
     run.write_json("claim.json", replace(claim, heartbeat=1.0).model_dump())
     assert actions(collect(**daily)) == {"run birds-0123456789ab": "listed; deleted"}
-    real = garbage.SeenRun.life
-    monkeypatch.setattr(garbage.SeenRun, "life", lambda run: [real(run), uuid.uuid4().hex])  # a heart that beats
+    real = StoredRun.life
+    monkeypatch.setattr(StoredRun, "life", lambda run: [real(run), uuid.uuid4().hex])  # a heart that beats
     assert actions(collect()) == {"run birds-0123456789ab": "kept: it has changed meanwhile"}
     assert len(list_checkpoints(run)) == 4
 
