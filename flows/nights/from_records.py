@@ -177,8 +177,8 @@ def facts_of(root: Store, record: PipelineRecord) -> dict[str, Any]:
         if stage.stage == "pretrain" and stage.run_key:
             starts = sorted(read_starts(root.child(f"runs/{stage.run_key}")), key=lambda start: start["at"])
             for start in starts[-1:]:
-                versions = dict(start.get("versions", {}))
-                facts |= {"commit": versions.pop("commit", None), "hardware": start.get("hardware")}
+                versions = dict(start["versions"])
+                facts |= {"commit": versions.pop("commit", None), "hardware": start["hardware"]}
                 facts |= {f"versions.{name}": version for name, version in versions.items()}
     return {name: value for name, value in facts.items() if value is not None}
 

@@ -471,7 +471,7 @@ def code_commit(run: Store) -> str | None:
     if not starts:
         return None
     last: StartRecord = run.read_json(starts[-1])
-    return last.get("versions", {}).get("commit")
+    return last["versions"].get("commit")
 
 
 def _ms(seconds: float) -> int:

@@ -62,8 +62,8 @@ class StartRecord(TypedDict):
     at: float
     """Unix seconds."""
     world_size: int
-    host: NotRequired[str]
-    versions: NotRequired[dict[str, str]]
+    host: str
+    versions: dict[str, str]
     """Versions of packages, and `commit` if the code is a git checkout."""
     hardware: str
     """Kind of the device of rank 0, without names of machines: `NVIDIA H100 80GB HBM3`, or the model of the CPU."""
