@@ -55,7 +55,7 @@ def test_prefect_keeps_its_migrations_where_they_are_counted():
     from vitline.infra.local.databases import _REVISIONS
 
     folder = distribution("prefect").locate_file(f"prefect/{_REVISIONS['prefect']}")
-    assert list(Path(folder).glob("*.py")), f"Prefect {version('prefect')} has no {_REVISIONS['prefect']}"
+    assert list(Path(str(folder)).glob("*.py")), f"Prefect {version('prefect')} has no {_REVISIONS['prefect']}"
 
 
 def test_one_file_of_flows_uses_such_names():
