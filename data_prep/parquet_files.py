@@ -26,6 +26,14 @@ def read_parquet(file: BinaryIO, columns: Sequence[str] | None = None) -> pa.Tab
     return table.select(columns) if columns else table
 
 
+def parquet_bytes(table: pa.Table, row_group_size: int | None = None) -> bytes:
+    """A small table as a Parquet file."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", row_group_size=row_group_size)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
 class RowGroupFile:
     """A Parquet file that reads the chosen columns of a row group with one read of the file.
 

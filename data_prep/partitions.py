@@ -38,6 +38,11 @@ def write_partitions(store: Store, key: str, table: pa.Table, buckets: np.ndarra
     store.write(key, offsets.astype("<u8").tobytes() + b"".join(streams))
 
 
+def write_by_key(store: Store, key: str, table: pa.Table, keys: np.ndarray, num_buckets: int) -> None:
+    """Write the rows of a table partitioned by the range of their uniform uint64 keys."""
+    write_partitions(store, key, table, bucket_of(keys, num_buckets), num_buckets)
+
+
 def _stream(table: pa.Table) -> bytes:
     if not table.num_rows:
         return b""

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from vitline.data_prep.config import CorpusConfig
 from vitline.data_prep.decode import DecodeReason
-from vitline.data_prep.parquet_files import read_parquet
+from vitline.data_prep.parquet_files import parquet_bytes, read_parquet
 from vitline.data_prep.partitions import read_partition, write_partitions
 from vitline.data_prep.sources.raw import EXAMPLE_SCHEMA, Part, WorkFolder
 from vitline.infra.config import FrozenConfig
@@ -79,6 +79,11 @@ MERGED_SCHEMA = pa.schema([pa.field("chunk", pa.int32()), pa.field("position", p
 """Examples that equal an earlier one in every field, as chunk and position in it."""
 _PARTS_SCHEMA = pa.schema([pa.field("part", pa.string(), nullable=False)])
 _PARTS_PER_FILE = 4096
+
+
+def read_request(corpus: Store) -> CorpusConfig:
+    """The request of a corpus in preparation, as its tasks read it."""
+    return CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY))
 
 
 class Listing(FrozenConfig):
@@ -251,8 +256,6 @@ def read_table(store: Store, key: str) -> pa.Table:
     return pq.read_table(pa.BufferReader(store.read(key)))
 
 
-def write_table(store: Store, key: str, table: pa.Table) -> None:
+def write_table(store: Store, key: str, table: pa.Table, row_group_size: int | None = None) -> None:
     """Write a small Parquet file of ours atomically."""
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
-    store.write(key, sink.getvalue().to_pybytes())
+    store.write(key, parquet_bytes(table, row_group_size))

@@ -3,10 +3,9 @@
 from collections.abc import Callable, Iterator, Mapping
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from vitline.data_prep.archives.archives import archive_kind, read_members
-from vitline.data_prep.parquet_files import read_parquet
+from vitline.data_prep.parquet_files import parquet_bytes, read_parquet
 from vitline.data_prep.sources.raw import WorkFolder
 from vitline.infra.storage import Store
 
@@ -53,9 +52,7 @@ def keep_labels(work: WorkFolder, labels: Mapping[str, Mapping[str, int]]) -> No
         "key": pa.array(keys, pa.string()),
         "label": pa.array(classes, pa.int16()),
     }
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.table(columns), sink, compression="zstd")
-    work.store.write(_LABELS, sink.getvalue().to_pybytes())
+    work.store.write(_LABELS, parquet_bytes(pa.table(columns)))
 
 
 def kept_labels(work: WorkFolder) -> dict[tuple[str, str], int]:

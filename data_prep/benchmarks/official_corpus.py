@@ -9,14 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from vitline.data_prep.benchmarks.official_files import files_fingerprint
 from vitline.data_prep.benchmarks.official_splits import OfficialSplits, Views, order_key
 from vitline.data_prep.benchmarks.tfds_order import tfds_order
 from vitline.data_prep.benchmarks.vtab_data import BenchmarkData, Found, Key
 from vitline.data_prep.labels.classes import ClassInfo, number_label
-from vitline.data_prep.parquet_files import read_parquet
+from vitline.data_prep.parquet_files import parquet_bytes, read_parquet
 from vitline.data_prep.sources.folder_layout import readable_id
 from vitline.data_prep.sources.raw import Part, RawCorpus, RawExample, Spill, WorkFolder
 
@@ -99,9 +98,7 @@ def _save_positions(work: WorkFolder, split: str, keys: Sequence[Key]) -> None:
     columns = {"position": pa.array(positions)}
     if not isinstance(keys, range):
         columns["key"] = pa.array([str(key) for key in keys])
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.table(columns), sink, compression="zstd")
-    work.store.write(f"positions/{split}.parquet", sink.getvalue().to_pybytes())
+    work.store.write(f"positions/{split}.parquet", parquet_bytes(pa.table(columns)))
 
 
 def _load_positions(work: WorkFolder, split: str) -> Mapping[Key, int] | np.ndarray:

@@ -14,7 +14,7 @@ from vitline.data_prep.examine.decode_child import Examiner
 from vitline.data_prep.examine.images import Examined
 from vitline.data_prep.examine.local_range import LocalRange
 from vitline.data_prep.examine.range_reads import ByteRange, Data, Read, read_ahead
-from vitline.data_prep.records import DENIED, RECORD_SCHEMA, REQUEST_KEY, Chunks, Listing
+from vitline.data_prep.records import DENIED, RECORD_SCHEMA, REQUEST_KEY, Chunks, Listing, read_request
 from vitline.data_prep.sources.open_source import open_source
 from vitline.data_prep.sources.raw import ExampleRow, RawExample, row_of
 from vitline.data_prep.sources.splits import hashed_split, order_key, unit_key
@@ -87,7 +87,7 @@ def examine_chunk(task: ChunkTask) -> ChunkDone:
     A part that has records is not read again, because Ray repeats a finished task if its result was lost with a node.
     """
     corpus = open_store(task.corpus)
-    config = CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY))
+    config = read_request(corpus)
     chunks = Chunks(corpus, config)
     if (records := chunks.found_records(task.chunk, ["reason", "num_bytes"])) is not None:
         return ChunkDone(

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vitline.data_prep.labels.classes import ClassMap
-from vitline.data_prep.partitions import bucket_of, read_partition, write_partitions
+from vitline.data_prep.partitions import read_partition, write_by_key
 from vitline.data_prep.records import read_table
 from vitline.data_prep.shard_format import (
     CLASSES_KEY,
@@ -147,7 +147,7 @@ def _partition_rows(
     def write() -> None:
         rows = pa.concat_tables(waiting)
         keys.append(f"{name}/{len(keys):06d}")
-        write_partitions(work, keys[-1], rows, bucket_of(rows["place"].to_numpy(), num_buckets), num_buckets)
+        write_by_key(work, keys[-1], rows, rows["place"].to_numpy(), num_buckets)
         waiting.clear()
 
     for table in _rows(side, skipped):

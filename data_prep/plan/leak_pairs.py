@@ -9,13 +9,13 @@ from collections import Counter
 from typing import NamedTuple
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from vitline.data_prep.decode import DecodePolicy
 from vitline.data_prep.parquet_files import open_parquet
 from vitline.data_prep.plan.locate_pictures import SHARD_TYPE, PictureReader, PictureRow, picture_row
 from vitline.data_prep.plan.similarity.dedup import LOCATOR_SCHEMA
 from vitline.data_prep.plan.similarity.near_duplicates import HashIndex, as_words
+from vitline.data_prep.records import write_table
 from vitline.infra.storage import Store
 
 NEAREST = 16
@@ -91,9 +91,7 @@ def reader_of_thread(corpus: Store, policy: DecodePolicy) -> PictureReader:
 
 def save_pairs(store: Store, key: str, pairs: pa.Table) -> None:
     """Save pairs so that each task can read its own."""
-    sink = pa.BufferOutputStream()
-    pq.write_table(pairs, sink, compression="zstd", row_group_size=PAIRS_PER_TASK)
-    store.write(key, sink.getvalue().to_pybytes())
+    write_table(store, key, pairs, PAIRS_PER_TASK)
 
 
 def load_pairs(store: Store, key: str, number: int) -> pa.Table:

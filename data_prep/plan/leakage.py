@@ -32,7 +32,7 @@ from vitline.data_prep.plan.leak_pairs import (
 from vitline.data_prep.plan.locate_pictures import SHARD_TYPE, PictureReader, listed_as_cell
 from vitline.data_prep.plan.similarity.dedup import LOCATOR_SCHEMA, drops_table
 from vitline.data_prep.progress import Show
-from vitline.data_prep.records import PLAN, REQUEST_KEY, read_table, write_table
+from vitline.data_prep.records import PLAN, REQUEST_KEY, read_request, read_table, write_table
 from vitline.data_prep.shard_format import Manifest, known_shards, open_shard
 from vitline.data_prep.sources.splits import hashed_split, unit_key
 from vitline.infra.config import FrozenConfig
@@ -215,7 +215,7 @@ def list_pairs(task: LeakTask) -> PairsFound:
 def compare_pairs(task: PairTask) -> PairsCompared:
     """Compare the thumbnails of some hundred pairs."""
     corpus = open_store(task.corpus)
-    config = CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY))
+    config = read_request(corpus)
     pairs = load_pairs(corpus, task.pairs_key, task.number)
     same = tuple(same_pictures(pairs, reader_of_thread(corpus, config.recipe.decode)))
     return PairsCompared(corpus=task.corpus, pairs_key=task.pairs_key, num_pairs=len(pairs), same=same)

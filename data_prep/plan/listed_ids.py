@@ -16,9 +16,10 @@ import pyarrow.compute as pc
 
 from vitline.data_prep.config import CorpusConfig
 from vitline.data_prep.executors import Executor, in_process
-from vitline.data_prep.partitions import bucket_of, hash_prefixes, in_groups, read_partition, write_partitions
+from vitline.data_prep.partitions import hash_prefixes, in_groups
+from vitline.data_prep.plan.buckets import Buckets
 from vitline.data_prep.plan.check_refused import SHOWN, ids_there_error, repeated_ids_error
-from vitline.data_prep.records import MERGED_SCHEMA, PLAN, REQUEST_KEY, Chunks
+from vitline.data_prep.records import MERGED_SCHEMA, Chunks, read_request
 from vitline.data_prep.shard_format import KnownShard, open_shard
 from vitline.data_prep.sources.open_source import open_source
 from vitline.data_prep.sources.raw import ExampleRow, Part, RawCorpus, WorkFolder
@@ -51,9 +52,8 @@ class IdTask(FrozenConfig):
     known: Shards = ()
     skip_known: bool = False
 
-    @property
-    def key(self) -> str:
-        return _file(self.number)
+    def buckets(self, corpus: Store) -> Buckets:
+        return Buckets(corpus, "ids", self.num_tasks, self.num_tasks)
 
 
 class Repeats(NamedTuple):
@@ -110,8 +110,7 @@ def check_ids(
         return
     check_repeats(source, found, chunks.part, chunks.work_folder(root))
     chunks.save_merged(pa.concat_tables([each.merged for each in found]), len(sizes))
-    for task in tasks:
-        corpus.delete(task.key)
+    tasks[0].buckets(corpus).delete()
 
 
 def check_repeats(source: RawCorpus, found: Sequence[Repeats], part: Callable[[int], Part], work: WorkFolder) -> None:
@@ -127,14 +126,14 @@ def check_repeats(source: RawCorpus, found: Sequence[Repeats], part: Callable[[i
 def partition_ids(task: IdTask) -> None:
     """Partition the ids of some chunks into buckets."""
     corpus = open_store(task.corpus)
-    config = CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY))
+    config = read_request(corpus)
     chunks, source = Chunks(corpus, config), open_source(config)
     work, tables = chunks.work_folder(open_store(task.root)), [_KEYS_SCHEMA.empty_table()]
     for chunk in range(*task.chunks):
         tables.append(keys_of(source.listed(chunks.part(chunk), work), chunk))
     tables += known_keys(task.known)
     keys = pa.concat_tables(tables)
-    write_partitions(corpus, task.key, keys, bucket_of(hash_prefixes(keys["id"]), task.num_tasks), task.num_tasks)
+    task.buckets(corpus).write(task.number, keys, hash_prefixes(keys["id"]))
 
 
 def known_keys(shards: Iterable[KnownShard]) -> Iterator[pa.Table]:
@@ -147,17 +146,13 @@ def known_keys(shards: Iterable[KnownShard]) -> Iterator[pa.Table]:
 
 def find_repeats(task: IdTask) -> Repeats | None:
     """Repeated ids of one bucket; None if another preparation of the same corpus has saved its result and deleted the files."""
-    corpus, files = open_store(task.corpus), [_file(number) for number in range(task.num_tasks)]
+    corpus = open_store(task.corpus)
     try:
-        return repeats(read_partition(corpus, files, task.number, _KEYS_SCHEMA), skip_known=task.skip_known)
+        return repeats(task.buckets(corpus).read(task.number, _KEYS_SCHEMA), skip_known=task.skip_known)
     except FileNotFoundError:
-        if Chunks(corpus, CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY))).num_merged() is None:
+        if Chunks(corpus, read_request(corpus)).num_merged() is None:
             raise
         return None
-
-
-def _file(number: int) -> str:
-    return f"{PLAN}/ids/{number:05d}.bin"
 
 
 def keys_of(rows: pa.Table, chunk: int) -> pa.Table:

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vitline.data_prep.config import CorpusConfig
 from vitline.data_prep.executors import Executor, for_pictures
 from vitline.data_prep.partitions import in_groups, read_partition, write_partitions
 from vitline.data_prep.plan.locate_pictures import PictureReader, PictureRow, picture_row
@@ -18,7 +17,7 @@ from vitline.data_prep.plan.similarity.dedup import LOCATOR_SCHEMA, drops_table
 from vitline.data_prep.plan.similarity.near_duplicates import resolve
 from vitline.data_prep.plan.sort_records import Dropped, save_drops, survivors
 from vitline.data_prep.progress import Show
-from vitline.data_prep.records import PLAN, REQUEST_KEY, read_table, write_table
+from vitline.data_prep.records import PLAN, read_request, read_table, write_table
 from vitline.infra.config import FrozenConfig
 from vitline.infra.storage import Store, open_store
 
@@ -127,7 +126,7 @@ def _joined(a: np.ndarray, b: np.ndarray, num_pictures: int) -> np.ndarray:
 def _compare_pairs(task: _CompareTask) -> _Compared:
     """The dropped images among the pairs of one task, compared on thumbnails."""
     corpus = open_store(task.corpus)
-    config = CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY))
+    config = read_request(corpus)
     rows = read_partition(corpus, [_PAIRS_KEY], task.number, _LOCATED_SCHEMA).to_pylist()
     places = dict[bytes, PictureRow]()
     for row in rows:

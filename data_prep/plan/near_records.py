@@ -4,7 +4,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vitline.data_prep.partitions import bucket_of, read_partition, write_partitions
 from vitline.data_prep.plan.similarity.dedup import split_ranks
 from vitline.data_prep.plan.similarity.near_duplicates import as_words, band_keys, distances, num_beyond, pairs_within
 from vitline.data_prep.plan.sort_records import SortTask, survivors
@@ -58,8 +57,7 @@ def deal_bands(task: NearTask) -> None:
         }
         tables.append(pa.table(columns).cast(_BAND_SCHEMA))
     table = pa.concat_tables(tables)
-    buckets = bucket_of(table["band"].to_numpy() * _SPREAD, task.num_buckets)
-    write_partitions(corpus, f"{PLAN}/by-band/{task.own}", table, buckets, task.num_buckets)
+    task.buckets(corpus, "by-band").write(task.number, table, table["band"].to_numpy() * _SPREAD)
 
 
 def ranked(rows: pa.Table) -> list[bytes]:
@@ -79,7 +77,7 @@ class NearPairs(FrozenConfig):
 def find_near(task: NearTask) -> NearPairs:
     """Pairs of one bucket of bands with near hashes."""
     corpus = open_store(task.corpus)
-    rows = read_partition(corpus, task.files("by-band"), task.number, _BAND_SCHEMA)
+    rows = task.buckets(corpus, "by-band").read(task.number, _BAND_SCHEMA)
     rows = rows.sort_by([("band", "ascending"), ("sha256", "ascending"), ("mirrored", "ascending")])
     mirrored, words = rows["mirrored"].to_numpy(), as_words(rows["hash"].to_pylist())
     found = [PAIR_SCHEMA.empty_table()]

@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pydantic import Field
 
-from vitline.data_prep.config import CorpusConfig
 from vitline.data_prep.labels.classes import ClassMap
-from vitline.data_prep.partitions import bucket_of, hash_prefixes, read_partition, write_partitions
+from vitline.data_prep.partitions import hash_prefixes, read_partition, write_by_key
+from vitline.data_prep.plan.buckets import Buckets
 from vitline.data_prep.plan.check_refused import ids_there_error, repeated_ids_error
 from vitline.data_prep.plan.corpus_stats import CorpusStats, SampleRule
 from vitline.data_prep.plan.leakage import leaked_rows
@@ -30,7 +29,7 @@ from vitline.data_prep.plan.similarity.dedup import (
     exact_duplicates,
     gained_labels,
 )
-from vitline.data_prep.records import NOT_COUNTED, PLAN, RECORD_SCHEMA, REQUEST_KEY, Chunks, write_table
+from vitline.data_prep.records import NOT_COUNTED, PLAN, RECORD_SCHEMA, Chunks, read_request, write_table
 from vitline.data_prep.shard_format import KnownShard, open_shard
 from vitline.data_prep.sources.open_source import open_source
 from vitline.data_prep.sources.splits import order_key, split_hash, unit_key
@@ -78,9 +77,9 @@ class SortTask(FrozenConfig):
     gains: tuple[str, ...] = ()
     """Partition files of examples that get the labels of their copies, by order key."""
 
-    def files(self, kind: str) -> list[str]:
-        """Keys of the partition files of a kind, one for every task of `partition_records`."""
-        return [f"{PLAN}/{kind}/{number:05d}.bin" for number in range(self.num_files)]
+    def buckets(self, corpus: Store, kind: str) -> Buckets:
+        """The bucket files of a kind, one for every task of `partition_records`."""
+        return Buckets(corpus, kind, self.num_files, self.num_buckets)
 
     @property
     def own(self) -> str:
@@ -135,7 +134,7 @@ def rejects_key(bucket: int) -> str:
 def partition_records(task: SortTask) -> PartitionedRecords:
     """Partition some records by order key, and the accepted ones also by pixel hash and by group."""
     corpus = open_store(task.corpus)
-    config = CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY))
+    config = read_request(corpus)
     records = Chunks(corpus, config).load_records(task.chunks)
     accepted = records.filter(pc.is_null(records["reason"]))
     leaks = None
@@ -146,9 +145,7 @@ def partition_records(task: SortTask) -> PartitionedRecords:
     known = _known_rows(task, config.recipe.order_seed)
 
     def write(kind: str, table: pa.Table, keys: np.ndarray) -> None:
-        write_partitions(
-            corpus, f"{PLAN}/{kind}/{task.own}", table, bucket_of(keys, task.num_buckets), task.num_buckets
-        )
+        task.buckets(corpus, kind).write(task.number, table, keys)
 
     write("by-order", records, records["order_key"].to_numpy())
     pixels = accepted.append_column("known", pa.repeat(False, len(accepted))).select(PIXELS_SCHEMA.names)
@@ -208,9 +205,9 @@ def label_counts(rows: pa.Table, column: str = "labels") -> dict[str, int]:
 def find_duplicates(task: SortTask) -> Dropped:
     """The dropped examples of one bucket of pixel hashes. Raises ValueError if a group has two splits."""
     corpus = open_store(task.corpus)
-    config = CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY))
-    _check_groups(read_partition(corpus, task.files("by-group"), task.number, _GROUPS_SCHEMA))
-    rows = read_partition(corpus, task.files("by-pixels"), task.number, PIXELS_SCHEMA)
+    config = read_request(corpus)
+    _check_groups(task.buckets(corpus, "by-group").read(task.number, _GROUPS_SCHEMA))
+    rows = task.buckets(corpus, "by-pixels").read(task.number, PIXELS_SCHEMA)
     source = open_source(config)
     keeps_all = source.benchmark_rows
     policy, several = config.recipe.duplicates, not source.single_label
@@ -220,14 +217,14 @@ def find_duplicates(task: SortTask) -> Dropped:
     if not len(gains):
         return saved
     key = f"{PLAN}/gains/{task.own}"
-    write_partitions(corpus, key, gains, bucket_of(gains["order_key"].to_numpy(), task.num_buckets), task.num_buckets)
+    write_by_key(corpus, key, gains, gains["order_key"].to_numpy(), task.num_buckets)
     return saved.model_copy(update={"gains": key, "gained": label_counts(gains, "gained")})
 
 
 def save_drops(corpus: Store, name: str, drops: pa.Table, num_buckets: int) -> Dropped:
     """Save dropped examples (DROPS_SCHEMA) by order key."""
     key = f"{PLAN}/drops/{name}"
-    write_partitions(corpus, key, drops, bucket_of(drops["order_key"].to_numpy(), num_buckets), num_buckets)
+    write_by_key(corpus, key, drops, drops["order_key"].to_numpy(), num_buckets)
     return Dropped(key=key, label_counts=label_counts(drops))
 
 
@@ -248,11 +245,11 @@ def survivors(corpus: Store, task: SortTask) -> pa.Table:
 
 def _sorted_bucket(corpus: Store, task: SortTask) -> tuple[pa.Table, pa.Table, pa.Table]:
     """One bucket of order keys: remaining records, in order; dropped records with their reasons; refused records."""
-    records = read_partition(corpus, task.files("by-order"), task.number, RECORD_SCHEMA)
+    records = task.buckets(corpus, "by-order").read(task.number, RECORD_SCHEMA)
     refused = pc.is_valid(records["reason"])
     accepted = records.filter(pc.invert(refused)).sort_by([("order_key", "ascending"), ("example_id", "ascending")])
     _check_ids(corpus, task, accepted)
-    drops = _dropped(corpus, task, task.number)
+    drops = read_partition(corpus, task.drops, task.number, DROPS_SCHEMA)
     position = pc.index_in(accepted["example_id"], drops["example_id"].combine_chunks())
     dropped = accepted.filter(pc.is_valid(position))
     reasons = drops.take(position.drop_null())
@@ -274,18 +271,14 @@ def _with_gains(rows: pa.Table, gains: pa.Table) -> pa.Table:
     return rows
 
 
-def _dropped(corpus: Store, task: SortTask, bucket: int) -> pa.Table:
-    return read_partition(corpus, task.drops, bucket, DROPS_SCHEMA)
-
-
 def _check_ids(corpus: Store, task: SortTask, accepted: pa.Table) -> None:
-    known = read_partition(corpus, task.files("known-ids"), task.number, _IDS_SCHEMA)["example_id"]
+    known = task.buckets(corpus, "known-ids").read(task.number, _IDS_SCHEMA)["example_id"]
     counted = Counter(accepted["example_id"].to_pylist())
     if repeated := [example_id for example_id, count in counted.items() if count > 1]:
         first = min(repeated)
         columns = ["example_id", "base", "key", "labels"]
         rows = accepted.filter(pc.equal(accepted["example_id"], first)).select(columns).to_pylist()
-        source = open_source(CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY)))
+        source = open_source(read_request(corpus))
         at_least = "at least " if task.num_buckets > 1 else ""
         raise repeated_ids_error(source, rows, len(rows), len(repeated), at_least)
     if again := sorted(counted.keys() & set(known.to_pylist())):
@@ -295,7 +288,7 @@ def _check_ids(corpus: Store, task: SortTask, accepted: pa.Table) -> None:
 def val_candidates(task: SortTask) -> dict[str, list[int]]:
     """For every class, the smallest split hashes of the remaining train rows, ascending: twice as many as may become val."""
     corpus = open_store(task.corpus)
-    config = CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY))
+    config = read_request(corpus)
     rows = survivors(corpus, task)
     rows = rows.filter(pc.equal(rows["split"], "train"))
     hashes: dict[str, list[int]] = {}
@@ -336,7 +329,7 @@ def select(task: SortTask) -> Selected:
     for split in sorted(set(rows["split"].to_pylist())):
         part = rows.filter(pc.equal(rows["split"], split))
         num_rows[split], num_bytes[split] = len(part), pc.sum(part["num_bytes"]).as_py()
-        _write_rows(corpus, rows_key(split, task.number), part)
+        write_table(corpus, rows_key(split, task.number), part, _ROWS_PER_READ)
     counted = pc.invert(pc.is_in(rejects["reason"], pa.array(sorted(NOT_COUNTED))))
     pairs = dropped.append_column("left_out", pa.repeat(True, len(dropped)))
     stats = CorpusStats.of(rows, rejects, len(classes.classes), SampleRule(), pairs)
@@ -348,12 +341,6 @@ def select(task: SortTask) -> Selected:
         num_counted=pc.sum(counted).as_py() or 0,
         stats=stats.to_json(),
     )
-
-
-def _write_rows(corpus: Store, key: str, rows: pa.Table) -> None:
-    sink = pa.BufferOutputStream()
-    pq.write_table(rows, sink, compression="zstd", row_group_size=_ROWS_PER_READ)
-    corpus.write(key, sink.getvalue().to_pybytes())
 
 
 def _check_labels(accepted: pa.Table, *, single_label: bool) -> None:

@@ -7,12 +7,11 @@ from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypedDict
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pydantic import Field, JsonValue, NonNegativeInt
 
 from vitline.data_prep.config import CorpusRecipe
 from vitline.data_prep.labels.classes import ClassInfo
-from vitline.data_prep.parquet_files import read_parquet
+from vitline.data_prep.parquet_files import parquet_bytes, read_parquet
 from vitline.data_prep.sources.splits import DrawnSplit
 from vitline.infra.config import FrozenConfig
 from vitline.infra.storage import Store
@@ -170,9 +169,7 @@ class ListedCorpus(RawCorpus):
     @staticmethod
     def _kept(work: WorkFolder, number: int, batch: list[RawExample]) -> Part:
         name = f"{number:06d}"
-        sink = pa.BufferOutputStream()
-        pq.write_table(table_of(batch), sink, compression="zstd")
-        work.store.write(_list_key(name), sink.getvalue().to_pybytes())
+        work.store.write(_list_key(name), parquet_bytes(table_of(batch)))
         num_bytes = sum(example.length or example.num_bytes for example in batch)
         return Part(name=name, num_bytes=num_bytes, num_examples=len(batch))
 
