@@ -3,7 +3,7 @@
 import importlib
 import inspect
 import re
-from importlib.metadata import distribution, version
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -49,13 +49,6 @@ def test_prefect_prints_log_lines_by_a_console_that_can_outlive_its_pipe():
     handlers = importlib.import_module("prefect.logging.handlers")
     assert issubclass(handlers.Console, Console), f"Prefect {version('prefect')} does not print log lines with rich"
     assert hasattr(Console, "on_broken_pipe"), "rich has no Console.on_broken_pipe"
-
-
-def test_prefect_keeps_its_migrations_where_they_are_counted():
-    from vitline.infra.local.databases import _REVISIONS
-
-    folder = distribution("prefect").locate_file(f"prefect/{_REVISIONS['prefect']}")
-    assert list(Path(str(folder)).glob("*.py")), f"Prefect {version('prefect')} has no {_REVISIONS['prefect']}"
 
 
 def test_one_file_of_flows_uses_such_names():

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from vitline.infra.local.databases import _REVISIONS
 from vitline.infra.mlflow.mlflow_private import server_environment
 
 ROOT = Path(__file__).parents[3]
@@ -41,11 +40,6 @@ def test_the_pages_of_mlflow_know_what_views_and_links_contain(name):
     assert any(name in path.read_text("utf-8") for path in scripts), (
         f"the pages of MLflow {version('mlflow')} have no {name}"
     )
-
-
-def test_mlflow_keeps_its_migrations_where_they_are_counted():
-    found = list((MLFLOW / _REVISIONS["mlflow"]).glob("*.py"))
-    assert found, f"MLflow {version('mlflow')} has no {_REVISIONS['mlflow']}"
 
 
 def test_one_file_uses_such_names():
