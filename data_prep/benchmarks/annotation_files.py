@@ -55,9 +55,9 @@ def keep_labels(work: WorkFolder, labels: Mapping[str, Mapping[str, int]]) -> No
     work.store.write(_LABELS, parquet_bytes(pa.table(columns)))
 
 
-def kept_labels(work: WorkFolder) -> dict[tuple[str, str], int]:
-    """The labels saved by `keep_labels`, by split and key."""
+def kept_labels(work: WorkFolder) -> dict[str, tuple[str, int]]:
+    """Split and label by key, as saved by `keep_labels`."""
     with work.store.open(_LABELS) as file:
         table = read_parquet(file)
     splits, keys, labels = (table[name].to_pylist() for name in ("split", "key", "label"))
-    return dict(zip(zip(splits, keys, strict=True), labels, strict=True))
+    return dict(zip(keys, zip(splits, labels, strict=True), strict=True))

@@ -11,7 +11,7 @@ A copy prepared by TFDS is read by `data_prep/sources/tfds.py`.
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -21,20 +21,20 @@ from vitline.data_prep.archives.archive_bytes import Gunzipped, Ranges
 from vitline.data_prep.archives.archive_members import ArchiveDamaged, Member
 from vitline.data_prep.archives.archives import archive_kind, member_pieces, read_members
 from vitline.data_prep.archives.tar_members import read_tar, tar_members
+from vitline.data_prep.benchmarks.annotation_files import keep_labels
+from vitline.data_prep.benchmarks.labelled_archive import LabelledArchive
 from vitline.data_prep.benchmarks.official_files import official_files
 from vitline.data_prep.benchmarks.official_splits import OFFICIAL_SPLITS
-from vitline.data_prep.benchmarks.picture_files import picture_members, picture_parts, picture_paths
+from vitline.data_prep.benchmarks.picture_files import picture_paths
 from vitline.data_prep.benchmarks.tfds_order import tfds_order
-from vitline.data_prep.benchmarks.vtab_data import BenchmarkData, Found, Key
 from vitline.data_prep.decode import DecodePolicy, decode
 from vitline.data_prep.examine.images import pixel_sha256
 from vitline.data_prep.sources.folder_layout import refusal_by_name
 from vitline.data_prep.sources.raw import Part, WorkFolder
 from vitline.infra.storage import Listed, Store
 
-_ARCHIVE, _INNER = "caltech-101.zip", "caltech-101/101_ObjectCategories.tar.gz"
+_INNER = "caltech-101/101_ObjectCategories.tar.gz"
 _HUB = "clip-benchmark/wds_vtab-caltech101"
-_SPLITS = "splits.json"
 _WHY = (
     "The archive alone does not determine VTAB's splits: TensorFlow Datasets drew them in the order in which a file system "
     f"listed the files. Put the folders train/ and test/ of {_HUB} from the Hugging Face Hub next to it. Or give a "
@@ -45,7 +45,7 @@ _Picture = tuple[bytes, str]
 """Digest of the pixels, and class: the class distinguishes equal images of several classes."""
 
 
-class Caltech101(BenchmarkData):
+class Caltech101(LabelledArchive):
     """Keys are <folder>/<file>; classes are the lower-cased folders in alphabetical order, including background_google."""
 
     official = official_files("caltech101")
@@ -57,46 +57,36 @@ class Caltech101(BenchmarkData):
         except ValueError as error:
             raise ValueError(f"{error} {_WHY}") from None
 
-    def keys(self) -> Mapping[str, Sequence[Key]]:
-        test = {key for key, split in self._vtab_splits.items() if split == "test"}
-        return {"train": [key for key in self._vtab_splits if key not in test], "test": sorted(test)}
+    def labels(self) -> Mapping[str, Mapping[str, int]]:
+        numbers = {name: number for number, name in enumerate(self._class_names)}
+        labels: dict[str, dict[str, int]] = {"train": {}, "test": {}}
+        for key, split in self._vtab_splits.items():
+            labels["test" if split == "test" else "train"][key] = numbers[_class(key)]
+        return labels
+
+    def key_of(self, path: str) -> str | None:
+        return _key(path) if _is_picture(path) else None
 
     def class_names(self) -> Sequence[str]:
         return self._class_names
 
     def parts(self, work: WorkFolder) -> Iterator[Part]:
-        splits = {split: list(keys) for split, keys in self.keys().items()}
-        work.store.write_json(_SPLITS, {**splits, "classes": self._class_names})
-        if archive_kind(self._archive) == "zip":  # with a single tar.gz, which is read from its beginning
-            yield Part(name=self._archive, num_bytes=self.store.size(self._archive), where={"key": self._archive})
+        if archive_kind(self.archive) == "zip":  # with a single tar.gz, which is read from its beginning
+            keep_labels(work, self.checked_labels)
+            yield Part(name=self.archive, num_bytes=self.store.size(self.archive), where={"key": self.archive})
         else:
-            yield from picture_parts(self.store, self._archive, work)
-
-    def pictures(self, part: Part, work: WorkFolder) -> Iterator[Found]:
-        splits = work.store.read_json(_SPLITS)
-        numbers, test = {name: number for number, name in enumerate(splits["classes"])}, set(splits["test"])
-        for member, data, where in self._members(part):
-            key = _key(member.path)
-            split = "test" if key in test else "train"
-            if member.refused:
-                yield Found(split, key, refused=member.refused)
-            else:
-                yield Found(split, key, numbers[_class(key)], data, where)
-
-    @property
-    def _archive(self) -> str:
-        return self.file(_ARCHIVE)
+            yield from super().parts(work)
 
     @cached_property
     def _class_names(self) -> list[str]:
-        if archive_kind(self._archive) == "zip":
-            members = tar_members(_InnerTar(self.store, self._archive), whole=True)
+        if archive_kind(self.archive) == "zip":
+            members = tar_members(_InnerTar(self.store, self.archive), whole=True)
             try:
                 paths = [member.path for member in members if member.kind == "file" and not member.refused]
             except ArchiveDamaged as error:
                 raise ValueError(f"{error}. Download it again from {self.official.home}.") from error
         else:
-            paths = [*picture_paths(self.store, self._archive)]
+            paths = [*picture_paths(self.store, self.archive)]
         return sorted({_class(_key(path)) for path in paths if _is_picture(path)})
 
     @cached_property
@@ -116,7 +106,7 @@ class Caltech101(BenchmarkData):
         if missing := published["train"].total() + published["test"].total() - sum(s != "val" for s in splits.values()):
             raise ValueError(
                 f"{missing:,} of the images in train/ and test/ at {self.store.uri} have no counterpart with equal pixels and "
-                f"the same class in {self._archive}. Use the original tars of {_HUB} (webp, lossless), and the archive from "
+                f"the same class in {self.archive}. Use the original tars of {_HUB} (webp, lossless), and the archive from "
                 f"{self.official.home}."
             )
         trainval = [key for key, split in splits.items() if split != "test"]
@@ -130,12 +120,12 @@ class Caltech101(BenchmarkData):
 
     def _archive_pictures(self) -> Iterator[tuple[str, set[_Picture]]]:
         """Key of each image of the archive, and the pixels that TFDS may have decoded. Raises ValueError for a damaged one."""
-        where: dict[str, Any] = {"key": self._archive}
-        if self._archive.endswith("/"):
-            where["files"] = [listed.key for listed in self.store.scan(self._archive)]
-        for member, data, _ in self._members(Part(name=self._archive, where=where)):
+        where: dict[str, Any] = {"key": self.archive}
+        if self.archive.endswith("/"):
+            where["files"] = [listed.key for listed in self.store.scan(self.archive)]
+        for member, data, _ in self.members(Part(name=self.archive, where=where), _is_picture):
             key = _key(member.path)
-            digests = {self._digest(self._archive, member, data)}
+            digests = {self._digest(self.archive, member, data)}
             with contextlib.suppress(ValueError):  # not a JPEG
                 # TensorFlow decodes with the faster, less exact cosine transform (kernels/image/decode_image_op.cc), which
                 # changes two thirds of the pixels.
@@ -173,16 +163,17 @@ class Caltech101(BenchmarkData):
             uri = f"{self.store.uri}/{archive}"
             raise ValueError(f"{uri}: {member.path}: {error}. Download it again from {self.official.home}.") from error
 
-    def _members(self, part: Part) -> Iterator[tuple[Member, bytes | None, tuple[str, int, int] | None]]:
-        """As `picture_members`."""
+    def members(
+        self, part: Part, wanted: Callable[[str], bool]
+    ) -> Iterator[tuple[Member, bytes | None, tuple[str, int, int] | None]]:
         key = str(part.where["key"])
         if archive_kind(key) != "zip":
-            yield from picture_members(self.store, part, self.max_bytes, _is_picture)
+            yield from super().members(part, wanted)
             return
         try:
             inner = _InnerTar(self.store, key)
-            for member, data in read_tar(inner, self.max_bytes, True, lambda member: _is_picture(member.path)):
-                if member.kind == "file" and _is_picture(member.path):
+            for member, data in read_tar(inner, self.max_bytes, True, lambda member: wanted(member.path)):
+                if member.kind == "file" and wanted(member.path):
                     yield member, data, None
         except ArchiveDamaged as error:
             yield error.as_member(), None, None

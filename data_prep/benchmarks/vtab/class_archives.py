@@ -1,44 +1,32 @@
 """Data sets that are archives with one folder per class, all in one TFDS split."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
+from vitline.data_prep.benchmarks.labelled_archive import LabelledArchive
 from vitline.data_prep.benchmarks.official_files import OfficialFile, official_files
-from vitline.data_prep.benchmarks.picture_files import picture_members, picture_parts, picture_paths
-from vitline.data_prep.benchmarks.vtab_data import BenchmarkData, Found, Key
+from vitline.data_prep.benchmarks.picture_files import picture_paths
 from vitline.data_prep.sources.folder_layout import refusal_by_name
-from vitline.data_prep.sources.raw import Part, WorkFolder
 from vitline.infra.config import replace
 from vitline.infra.storage import Listed
 
 
-class ClassArchive(BenchmarkData):
+class ClassArchive(LabelledArchive):
     """Files are <anything>/<class>/<file>, keys are <class>_<file>. Classes are in alphabetical order."""
-
-    def keys(self) -> Mapping[str, Sequence[Key]]:
-        return {"train": [_key(path) for path in self._paths]}
 
     def class_names(self) -> Sequence[str]:
         return sorted({path.split("/")[-2] for path in self._paths})
 
-    def parts(self, work: WorkFolder) -> Iterator[Part]:
-        yield from picture_parts(self.store, self._archive, work)
-
-    def pictures(self, part: Part, work: WorkFolder) -> Iterator[Found]:
+    def labels(self) -> Mapping[str, Mapping[str, int]]:
         numbers = {name: number for number, name in enumerate(self.class_names())}
-        for member, data, where in picture_members(self.store, part, self.max_bytes, _is_of_class):
-            if member.refused:
-                yield Found("train", member.path, refused=member.refused)
-            else:
-                yield Found("train", _key(member.path), numbers[member.path.split("/")[-2]], data, where)
+        return {"train": {_key(path): numbers[path.split("/")[-2]] for path in self._paths}}
 
-    @property
-    def _archive(self) -> str:
-        return self.file(self.official.files[0].name)
+    def key_of(self, path: str) -> str | None:
+        return _key(path) if _is_of_class(path) else None
 
     @cached_property
     def _paths(self) -> list[str]:
-        return [path for path in picture_paths(self.store, self._archive) if _is_of_class(path)]
+        return [path for path in picture_paths(self.store, self.archive) if _is_of_class(path)]
 
 
 def _is_of_class(path: str) -> bool:
@@ -46,8 +34,7 @@ def _is_of_class(path: str) -> bool:
 
 
 def _key(path: str) -> str:
-    *_, name, file = path.split("/")
-    return f"{name}_{file}"
+    return "_".join(path.split("/")[-2:])
 
 
 class EuroSat(ClassArchive):

@@ -4,18 +4,15 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 from vitline.data_prep.archives.archives import member_pieces
-from vitline.data_prep.benchmarks.annotation_files import keep_labels, kept_labels
 from vitline.data_prep.benchmarks.json_items import json_items
 from vitline.data_prep.benchmarks.label_rules import clevr_count, clevr_distance
+from vitline.data_prep.benchmarks.labelled_archive import LabelledArchive
 from vitline.data_prep.benchmarks.official_files import official_files
-from vitline.data_prep.benchmarks.picture_files import picture_members, picture_parts, picture_paths
-from vitline.data_prep.benchmarks.vtab_data import BenchmarkData, Found, Key
+from vitline.data_prep.benchmarks.picture_files import picture_paths
 from vitline.data_prep.sources.folder_layout import refusal_by_name
-from vitline.data_prep.sources.raw import Part, WorkFolder
 
 _SPLITS = {"train": "train", "val": "validation"}
 """TFDS names of CLEVR's splits. Its test split has no scenes."""
@@ -24,13 +21,10 @@ _SCENES = re.compile(r"(?:^|/)scenes/CLEVR_(train|val)_scenes\.json\Z")
 _READ_BYTES = 4 << 20
 
 
-class Clevr(BenchmarkData):
+class Clevr(LabelledArchive):
     """The scene files have half a gigabyte; listing reads them once, one scene at a time."""
 
     official = official_files("clevr")
-
-    def keys(self) -> Mapping[str, Sequence[Key]]:
-        return {split: list(labels) for split, labels in self._labels.items()}
 
     def class_names(self) -> Sequence[str]:
         if self.task == "clevr_count":
@@ -39,28 +33,14 @@ class Clevr(BenchmarkData):
         beyond = [f"nearest object beyond {a} and up to {b}" for a, b in itertools.pairwise(ends)]
         return [f"nearest object up to {ends[0]}", *beyond, f"nearest object beyond {ends[-1]}"]
 
-    def parts(self, work: WorkFolder) -> Iterator[Part]:
-        keep_labels(work, self._labels)
-        yield from picture_parts(self.store, self._archive, work)
+    def key_of(self, path: str) -> str | None:
+        picture = _picture(path)
+        return picture and picture[1]
 
-    def pictures(self, part: Part, work: WorkFolder) -> Iterator[Found]:
-        labels = kept_labels(work)
-        for member, data, where in picture_members(self.store, part, self.max_bytes, lambda path: bool(_picture(path))):
-            split, key = _picture(member.path) or ("train", member.path)
-            if member.refused:
-                yield Found(split, key, refused=member.refused)
-            elif (split, key) in labels:
-                yield Found(split, key, labels[split, key], data, where)
-
-    @property
-    def _archive(self) -> str:
-        return self.file("CLEVR_v1.0.zip")
-
-    @cached_property
-    def _labels(self) -> dict[str, dict[str, int]]:
+    def labels(self) -> Mapping[str, Mapping[str, int]]:
         pictures: dict[str, list[str]] = {split: [] for split in _SPLITS.values()}
         scenes: dict[str, str] = {}
-        for path in picture_paths(self.store, self._archive):
+        for path in picture_paths(self.store, self.archive):
             if picture := _picture(path):
                 pictures[picture[0]].append(picture[1])
             elif found := _SCENES.search(path):
@@ -95,8 +75,8 @@ class Clevr(BenchmarkData):
             raise ValueError(f"scene {number:,} is not valid ({error})") from error
 
     def _pieces(self, path: str) -> Iterator[bytes]:
-        if not self._archive.endswith("/"):
-            yield from member_pieces(self.store, self._archive, path)
+        if not self.archive.endswith("/"):
+            yield from member_pieces(self.store, self.archive, path)
             return
         with self.store.open(path) as file:
             while piece := file.read(_READ_BYTES):
@@ -104,7 +84,7 @@ class Clevr(BenchmarkData):
 
     @property
     def _uri(self) -> str:
-        return self.store.uri_of(self._archive.rstrip("/"))
+        return self.store.uri_of(self.archive.rstrip("/"))
 
 
 def _picture(path: str) -> tuple[str, str] | None:

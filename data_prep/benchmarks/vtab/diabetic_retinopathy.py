@@ -4,16 +4,17 @@ between cameras, after the winner of the competition."""
 import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from vitline.data_prep.benchmarks.annotation_files import annotation_texts
+from vitline.data_prep.benchmarks.labelled_archive import LabelledArchive
 from vitline.data_prep.benchmarks.official_files import official_files
 from vitline.data_prep.benchmarks.opencv import opencv
-from vitline.data_prep.benchmarks.picture_files import picture_members, picture_parts
-from vitline.data_prep.benchmarks.vtab_data import BenchmarkData, Found, Key
+from vitline.data_prep.benchmarks.picture_files import picture_parts
+from vitline.data_prep.benchmarks.vtab_data import Key
 from vitline.data_prep.decode import DEFAULT_POLICY, ImageRejected
 from vitline.data_prep.sources.folder_layout import refusal_by_name
 from vitline.data_prep.sources.raw import Part, WorkFolder
@@ -28,7 +29,7 @@ _USAGES = {"Public": "validation", "Private": "test"}
 _LEVELS = ("no retinopathy", "mild", "moderate", "severe", "proliferative retinopathy")
 
 
-class DiabeticRetinopathy(BenchmarkData):
+class DiabeticRetinopathy(LabelledArchive):
     """The images made here depend, in the last bits, on the release of OpenCV, and so do those of TFDS."""
 
     official = official_files("diabetic_retinopathy")
@@ -44,34 +45,26 @@ class DiabeticRetinopathy(BenchmarkData):
 
     def keys(self) -> Mapping[str, Sequence[Key]]:
         opencv("Diabetic Retinopathy Detection")  # images cannot be made without it
-        return {split: list(labels) for split, labels in self._labels.items()}
+        return super().keys()
 
     def class_names(self) -> Sequence[str]:
         return _LEVELS
 
     def parts(self, work: WorkFolder) -> Iterator[Part]:
-        for name in ("train.zip", "test.zip"):
-            yield from picture_parts(self.store, self.file(name), work)
+        yield from super().parts(work)
+        yield from picture_parts(self.store, self.file("test.zip"), work)
 
-    def pictures(self, part: Part, work: WorkFolder) -> Iterator[Found]:
-        splits = ("train",) if part.where["key"] == self.file("train.zip") else tuple(_USAGES.values())
-        of_keys = {key: (split, label) for split in splits for key, label in self._labels[split].items()}
-        for member, data, _ in picture_members(self.store, part, self.max_bytes, lambda path: _key(path) in of_keys):
-            key = _key(member.path)
-            split, label = of_keys.get(key, (splits[0], -1))
-            if data is None or member.refused:
-                yield Found(split, key or member.path, refused=member.refused)
-                continue
-            try:
-                if len(data) > self.max_bytes:
-                    raise ImageRejected("too_many_bytes", f"{member.size:,} bytes, limit {self.max_bytes:,}")
-                yield Found(split, key, label, btgraham(data, RADIUS_PX))
-            except ImageRejected as error:
-                yield Found(split, key, refused=(error.reason, error.detail))
+    def key_of(self, path: str) -> str | None:
+        """10_left for train/10_left.jpeg."""
+        name, _, ending = path.rpartition("/")[2].rpartition(".")
+        return None if ending != "jpeg" or refusal_by_name(path) else name
 
-    @cached_property
-    def _labels(self) -> dict[str, dict[str, int]]:
-        """Classes by TFDS split and key."""
+    def made(self, data: bytes) -> bytes:
+        if len(data) > self.max_bytes:
+            raise ImageRejected("too_many_bytes", f"more than {self.max_bytes:,} bytes, the limit")
+        return btgraham(data, RADIUS_PX)
+
+    def labels(self) -> Mapping[str, Mapping[str, int]]:
         labels: dict[str, dict[str, int]] = {"train": {}, "validation": {}, "test": {}}
         for name, usages in (("trainLabels.csv", {}), ("retinopathy_solution.csv", _USAGES)):
             key = self.file(name)
@@ -82,12 +75,6 @@ class DiabeticRetinopathy(BenchmarkData):
                     uri = self.store.uri_of(key)
                     raise ValueError(f"{uri}, {path}: {error}. Download it again from {self.official.home}.") from error
         return labels
-
-
-def _key(path: str) -> str:
-    """10_left for train/10_left.jpeg; empty for a file that is not an image of an eye."""
-    name, _, ending = path.rpartition("/")[2].rpartition(".")
-    return "" if ending != "jpeg" or refusal_by_name(path) else name
 
 
 def _is_called(name: str, path: str) -> bool:

@@ -3,17 +3,15 @@
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 
 import numpy as np
 
-from vitline.data_prep.benchmarks.annotation_files import annotation_texts, keep_labels, kept_labels
+from vitline.data_prep.benchmarks.annotation_files import annotation_texts
 from vitline.data_prep.benchmarks.label_rules import kitti_distance
+from vitline.data_prep.benchmarks.labelled_archive import LabelledArchive
 from vitline.data_prep.benchmarks.official_files import official_files
-from vitline.data_prep.benchmarks.picture_files import picture_members, picture_parts, picture_paths
-from vitline.data_prep.benchmarks.vtab_data import BenchmarkData, Found, Key
+from vitline.data_prep.benchmarks.picture_files import picture_paths
 from vitline.data_prep.sources.folder_layout import refusal_by_name
-from vitline.data_prep.sources.raw import Part, WorkFolder
 
 _PICTURE = re.compile(r"(?:^|/)training/image_2/([0-9]{6})\.png\Z")
 _LABEL = re.compile(r"(?:^|/)training/label_2/([0-9]{6})\.txt\Z")
@@ -22,41 +20,22 @@ _NUM_FIELDS, _KIND, _Z = 15, 0, 13
 _DRAWN_PERCENT = 10
 
 
-class Kitti(BenchmarkData):
+class Kitti(LabelledArchive):
     """KITTI. Images of one drive resemble each other, so TFDS draws whole drives for validation and test."""
 
     official = official_files("kitti")
 
-    def keys(self) -> Mapping[str, Sequence[Key]]:
-        return {split: list(labels) for split, labels in self._labels.items()}
-
     def class_names(self) -> Sequence[str]:
         return ["vehicle up to 8 m ahead", "vehicle beyond 8 m", "vehicle beyond 20 m", "no vehicle"]
 
-    def parts(self, work: WorkFolder) -> Iterator[Part]:
-        keep_labels(work, self._labels)
-        yield from picture_parts(self.store, self._pictures, work)
+    def key_of(self, path: str) -> str | None:
+        number = _number(path)
+        return number and f"{number}.png"
 
-    def pictures(self, part: Part, work: WorkFolder) -> Iterator[Found]:
-        of_keys = {key: (split, label) for (split, key), label in kept_labels(work).items()}
-        for member, data, where in picture_members(self.store, part, self.max_bytes, lambda path: bool(_number(path))):
-            key = member.path.rpartition("/")[2]
-            split, label = of_keys.get(key, ("train", -1))
-            if member.refused:
-                yield Found(split, key, refused=member.refused)
-            elif key in of_keys:
-                yield Found(split, key, label, data, where)
-
-    @property
-    def _pictures(self) -> str:
-        return self.file("data_object_image_2.zip")
-
-    @cached_property
-    def _labels(self) -> dict[str, dict[str, int]]:
-        """Classes by split and key. Raises ValueError if labels are missing."""
+    def labels(self) -> Mapping[str, Mapping[str, int]]:
         splits, distances = self._splits_of_pictures(), self._distances()
         labels: dict[str, dict[str, int]] = {"train": {}, "validation": {}, "test": {}}
-        for path in picture_paths(self.store, self._pictures):
+        for path in picture_paths(self.store, self.archive):
             number = _number(path)
             if number is None or int(number) >= len(splits):  # TFDS leaves these out as well
                 continue

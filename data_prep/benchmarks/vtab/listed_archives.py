@@ -3,63 +3,32 @@
 import re
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 
 import numpy as np
 
 from vitline.data_prep.archives.archives import read_members
 from vitline.data_prep.archives.matlab_file import read_mat
+from vitline.data_prep.benchmarks.labelled_archive import LabelledArchive
 from vitline.data_prep.benchmarks.official_files import official_files
-from vitline.data_prep.benchmarks.picture_files import picture_members, picture_parts
-from vitline.data_prep.benchmarks.vtab_data import BenchmarkData, Found, Key
-from vitline.data_prep.sources.raw import Part, WorkFolder
 
-_LISTING = "listing.json"
 _MAX_LIST_BYTES = 64 << 20
 
 
-class ListedArchive(BenchmarkData):
-    """The first official file holds the images. The content of the lists is kept in the work folder for the workers."""
+class ListedArchive(LabelledArchive):
+    """Every image of the archive that is in a list."""
 
     @abstractmethod
     def _lines(self) -> Iterator[tuple[str, str, int]]:
         """(key, TFDS split, label) of every listed image. Raises ValueError if a list is wrong."""
 
-    @abstractmethod
-    def _key(self, path: str) -> str:
-        """The key of the image with this path."""
-
-    def keys(self) -> Mapping[str, Sequence[Key]]:
-        keys: dict[str, list[Key]] = {}
-        for key, (split, _) in self._listing.items():
-            keys.setdefault(split, []).append(key)
-        return keys
-
-    def parts(self, work: WorkFolder) -> Iterator[Part]:
-        work.store.write_json(_LISTING, self._listing)
-        yield from picture_parts(self.store, self.file(self.official.files[0].name), work)
-
-    def pictures(self, part: Part, work: WorkFolder) -> Iterator[Found]:
-        listing = work.store.read_json(_LISTING)
-        for member, data, where in picture_members(
-            self.store, part, self.max_bytes, lambda path: self._key(path) in listing
-        ):
-            key = self._key(member.path)
-            split, label = listing.get(key, ("train", -1))
-            if member.refused:
-                yield Found(split, key, refused=member.refused)
-            else:
-                yield Found(split, key, label, data, where)
-
-    @cached_property
-    def _listing(self) -> dict[str, tuple[str, int]]:
-        """Split and label by key."""
-        listing: dict[str, tuple[str, int]] = {}
+    def labels(self) -> Mapping[str, Mapping[str, int]]:
+        labels, splits = dict[str, dict[str, int]](), dict[str, str]()
         for key, split, label in self._lines():
-            if key in listing:
-                raise self._wrong(f"its lists contain {key} twice, in {listing[key][0]} and {split}")
-            listing[key] = split, label
-        return listing
+            if key in splits:
+                raise self._wrong(f"its lists contain {key} twice, in {splits[key]} and {split}")
+            splits[key] = split
+            labels.setdefault(split, {})[key] = label
+        return labels
 
     def _texts(self, name: str, paths: Iterable[str]) -> dict[str, list[str]]:
         """The lines of text files in the archive or folder `name`, by their paths below its top folder."""
@@ -96,7 +65,7 @@ class Dtd(ListedArchive):
     official = official_files("dtd")
 
     def class_names(self) -> Sequence[str]:
-        return sorted({key.partition("/")[0] for key in self._listing})
+        return sorted({key.partition("/")[0] for labels in self.checked_labels.values() for key in labels})
 
     def _lines(self) -> Iterator[tuple[str, str, int]]:
         lists = {"labels/train1.txt": "train", "labels/val1.txt": "validation", "labels/test1.txt": "test"}
@@ -109,7 +78,7 @@ class Dtd(ListedArchive):
         for key, split, _ in rows:
             yield key, split, numbers[key.partition("/")[0]]
 
-    def _key(self, path: str) -> str:
+    def key_of(self, path: str) -> str:
         return "/".join(path.split("/")[-2:])
 
 
@@ -120,7 +89,7 @@ class Pets(ListedArchive):
 
     def class_names(self) -> Sequence[str]:
         names: dict[int, str] = {}
-        for key, (_, label) in self._listing.items():
+        for key, label in (row for labels in self.checked_labels.values() for row in labels.items()):
             breed = _breed(key)
             if names.setdefault(label, breed) != breed:
                 raise self._wrong(f"its lists call class {label + 1} both {names[label]} and {breed}")
@@ -142,7 +111,7 @@ class Pets(ListedArchive):
                     raise self._wrong(f"{path} has the line {line!r:.80}; expected lines such as Abyssinian_100 1 1 1")
                 yield f"{row[1]}.jpg", split, int(row[2]) - 1
 
-    def _key(self, path: str) -> str:
+    def key_of(self, path: str) -> str:
         return path.rpartition("/")[2]
 
 
@@ -200,5 +169,5 @@ class Flowers102(ListedArchive):
             numbers.append(whole.tolist())
         return numbers
 
-    def _key(self, path: str) -> str:
+    def key_of(self, path: str) -> str:
         return path.rpartition("/")[2]

@@ -11,7 +11,6 @@ with red and blue exchanged. Here it keeps its colours. VTAB's lists contain one
 TFDS has removed since; it is in train, and not among the first 800.
 """
 
-import dataclasses
 import hashlib
 import importlib.util
 import io
@@ -28,9 +27,7 @@ from PIL import Image
 from vitline.data_prep.benchmarks.official_files import official_files
 from vitline.data_prep.benchmarks.opencv import opencv
 from vitline.data_prep.benchmarks.vtab.listed_archives import ListedArchive
-from vitline.data_prep.benchmarks.vtab_data import Found
 from vitline.data_prep.decode import PILLOW_FAULTS, DecodePolicy, ImageRejected, decode
-from vitline.data_prep.sources.raw import Part, WorkFolder
 from vitline.infra.config import replace
 from vitline.infra.storage import Listed
 
@@ -54,16 +51,8 @@ class Sun397(ListedArchive):
     def class_names(self) -> Sequence[str]:
         return [name.split("/", 2)[2] for name in self._folders]
 
-    def pictures(self, part: Part, work: WorkFolder) -> Iterator[Found]:
-        policy = DecodePolicy(max_bytes=self.max_bytes)
-        for found in super().pictures(part, work):
-            if found.data is None:
-                yield found
-                continue
-            try:
-                yield dataclasses.replace(found, data=as_tfds_stores(found.data, policy), where=None)
-            except ImageRejected as error:
-                yield Found(found.split, found.key, refused=(error.reason, error.detail))
+    def made(self, data: bytes) -> bytes:
+        return as_tfds_stores(data, DecodePolicy(max_bytes=self.max_bytes))
 
     def _lines(self) -> Iterator[tuple[str, str, int]]:
         numbers = {folder: number for number, folder in enumerate(self._folders)}
@@ -74,7 +63,7 @@ class Sun397(ListedArchive):
                     raise self._wrong(f"{name} has {key!r:.80}, whose folder is not in {_LABELS}")
                 yield key, split, numbers[folder]
 
-    def _key(self, path: str) -> str:
+    def key_of(self, path: str) -> str:
         return f"/{path.partition('/')[2]}"
 
     @cached_property

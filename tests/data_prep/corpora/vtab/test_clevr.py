@@ -72,7 +72,7 @@ def clevr(tmp_path, set_splits, mini, written):
 
 def labels(tmp_path, task, folder=""):
     data = Clevr(open_store(f"{tmp_path}{folder}"), task, 1 << 20)
-    return data._labels, len(data.class_names())
+    return data.labels(), len(data.class_names())
 
 
 def test_images_are_joined_with_their_scenes(clevr, mini, prepared):

@@ -17,7 +17,7 @@ from vitline.data_prep.benchmarks.vtab.diabetic_retinopathy import (
     masked_and_cropped,
 )
 from vitline.data_prep.decode import ImageRejected, decode
-from vitline.data_prep.sources.raw import Part
+from vitline.data_prep.sources.raw import WorkFolder
 from vitline.infra.storage import open_store
 
 from ....pictures import encoded
@@ -167,7 +167,9 @@ def test_an_image_that_cannot_be_processed_is_refused_with_its_key(retinopathy):
     with zipfile.ZipFile(folder / "test.zip", "w") as archive:
         archive.writestr(f"test/{key}.jpeg", b"no picture")
         archive.writestr("test/unlisted_left.jpeg", b"no picture")
-    (found,) = reader(folder).pictures(Part(name="test.zip", where={"key": "test.zip"}), None)
+    data, work = reader(folder), WorkFolder(open_store(folder), open_store(f"{folder}/work"), 10)
+    part = [*data.parts(work)][-1]
+    (found,) = data.pictures(part, work)
     assert (found.split, found.key, found.refused[0]) == ("test", key, "not_an_image")
 
 
