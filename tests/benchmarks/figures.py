@@ -67,7 +67,7 @@ def tables(found: Sequence[Measurement]) -> Iterator[str]:
                 yield f"| {task} | {where} | {seed} | {percent(ours)} % | {percent(scratch)} % | {gap} | {rates} |"
 
 
-TABLES: dict[str, Callable[[Sequence[Measurement]], Iterator[str]]] = {"demo": demo, "demo-runs": tables}
+TABLES: dict[str, Callable[[Sequence[Measurement]], Iterator[str]]] = {"demo": demo}
 
 
 def with_figures(text: str) -> str:

@@ -1,6 +1,6 @@
 """The demo: a small hybrid on icons of open sets.
 
-Expected: the scores of `make demo`, over five seeds in tests/benchmarks/README.md, which also tells how the settings were chosen.
+Expected: the scores of `make demo`, over five seeds in README.md; tests/benchmarks/README.md says how the settings were chosen.
 Source: vitline; that hybrids are ahead at small budgets is from arXiv:2010.11929, Sec. 4.4.
 Hardware: two CPU cores.
 Cost: minutes there (tests/benchmarks/demo_cost.py).
