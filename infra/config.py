@@ -78,8 +78,8 @@ def canonical_json(value: Any) -> str:
 
 
 def digest_of(value: Any) -> str:
-    """sha256 of `canonical_json(value)`, 64 hex digits. `digest_of(config.recipe)` is the config digest (docs/design.md,
-    "Run keys")."""
+    """sha256 of `canonical_json(value)`, 64 hex digits. `digest_of(config.recipe)` is the config digest of a
+    run key (`keys.py`)."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 

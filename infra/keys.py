@@ -1,4 +1,9 @@
-"""Run keys: a pure function of everything that results depend on, so that the same request finds the same run."""
+"""Run keys: a pure function of everything that results depend on, so that the same request finds the same run.
+
+A digest is the sha256 of canonical JSON. The config digest of a training covers `recipe` alone. Its inputs are the digests of corpus,
+decode policy and initial model, the names of the splits and, of a branch, run key and step of the parent's checkpoint. Commits and
+package versions are recorded (`provenance.py`) and are in no key. Corpus versions, trials, scores and features have keys of the same kind.
+"""
 
 import re
 from collections.abc import Mapping
@@ -13,7 +18,7 @@ their keys, and the same request starts a new run."""
 
 
 def run_key(name: str, stage: str, config_digest: str, inputs: Mapping[str, str], night: datetime | None = None) -> str:
-    """`<name>-<12 hex>`: the digest covers stage, result version, config, inputs and night (docs/design.md, "Run keys").
+    """`<name>-<12 hex>`: the digest covers stage, result version, config, inputs and night.
 
     `inputs` maps each input to its digest, such as {"corpus": manifest.digest}. `night` is the moment of a scheduled
     start, so that each night is a run of its own. The key is used as a folder name, in Ray job ids and in links, so

@@ -1,4 +1,4 @@
-"""The versions of the running code. They are recorded, but never part of a run key (docs/design.md, "Run keys")."""
+"""The versions of the running code. They are recorded, but never part of a run key."""
 
 import contextlib
 import json

@@ -121,7 +121,7 @@ class RayJobs:
 
         The driver requests no resources. So it starts at once, waits for resources itself, and can be stopped meanwhile.
         `env` is set for the driver and its workers, and Ray's API shows it. Raises ValueError for a variable that is not
-        on the allow-list (docs/design.md, "Secrets and trust").
+        on the allow-list (`SECURITY.md`).
         """
         env_vars = checked_env(env)
         # With exec the driver replaces the shell, which might otherwise get the signal and determine the exit code.
@@ -310,7 +310,7 @@ def checked_env(env: Mapping[str, str]) -> dict[str, str]:
         if _SECRET.search(name) or _CREDENTIALS_IN_URL.search(value):
             raise ValueError(
                 f"{name} looks like a secret, and Ray's API shows the environment of jobs. "
-                'Set it on the nodes before Ray starts (docs/design.md, "Secrets and trust").'
+                "Set it on the nodes before Ray starts (docs/guides/own-cluster.md)."
             )
         if name not in _ALLOWED_NAMES and not name.startswith(_ALLOWED_PREFIXES):
             allowed = ", ".join([*sorted(_ALLOWED_NAMES), *(f"{prefix}*" for prefix in _ALLOWED_PREFIXES)])

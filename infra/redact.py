@@ -1,5 +1,4 @@
-"""Removes secrets from texts that are recorded in MLflow, Prefect, the store and logs of jobs (docs/design.md, "Secrets
-and trust")."""
+"""Removes secrets from texts that are recorded in MLflow, Prefect, the store and logs of jobs (`SECURITY.md`)."""
 
 import logging
 import re

@@ -1,4 +1,4 @@
-"""Samples CPU, memory, disk, network and GPU memory of a machine during training (docs/design.md, "Journal")."""
+"""Samples CPU, memory, disk, network and GPU memory of a machine during training."""
 
 import logging
 import tempfile

@@ -118,7 +118,7 @@ def test_imports_within_a_room_point_left(room):
 
 
 def test_images_of_others_are_decoded_in_the_decoding_process_only():
-    """These read images that it has accepted, or published files (docs/design.md, "Secrets and trust")."""
+    """These read images that it has accepted, or published files (SECURITY.md, "How it is kept")."""
     decoders = re.compile(
         r"from vitline\.data_prep\.decode import [^\n]*\b(decode|decode_image)\b|\bImage\.open\(|\bimdecode\(|simplejpeg\.decode"
     )

@@ -1,4 +1,4 @@
-"""Configs of training: results depend on `recipe`; `execution` is how they are computed (docs/design.md, "Run keys").
+"""Configs of training: results depend on `recipe`; `execution` is how they are computed.
 
 Imports neither torch nor Ray, so forms, plans and flows can validate a config on any machine.
 """

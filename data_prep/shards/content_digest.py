@@ -37,6 +37,6 @@ def table_content_digest(table: pa.Table) -> str:
 
 
 def corpus_digest(class_map_digest: str, splits: Mapping[str, SplitInfo], shard_digests: Mapping[str, str]) -> str:
-    """Digest of a corpus (docs/design.md, "Corpus format"): format, class map, and layout and shards of each split."""
+    """Digest of a corpus: format, class map, and layout and shards of each split."""
     layouts = {name: split.layout(shard_digests) for name, split in splits.items()}
     return digest_of({"schema_version": _DIGEST_FORMAT, "class_map": class_map_digest, "splits": layouts})

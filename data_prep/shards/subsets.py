@@ -1,4 +1,4 @@
-"""Subsets of a corpus: a manifest of its own over the same shards, without copying (docs/design.md, "Corpus format")."""
+"""Subsets of a corpus: a manifest of its own over the same shards, without copying."""
 
 import time
 

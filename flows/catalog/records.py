@@ -95,7 +95,7 @@ class PipelineRecord(StoredRecord):
     """With `nights.advance_images`: the step up to which this pipeline trains the long run. With `nights.cooldown_at_hours`: the step
     from which it is cooled down."""
     metrics: dict[str, float] = Field(default_factory=dict)
-    """Headline metrics by name (docs/design.md, "Metrics"), such as `val/top1` and `tasks/digits/top1`."""
+    """Headline metrics by name (docs/generate/metrics.py), such as `val/top1` and `tasks/digits/top1`."""
     report: str | None = None
     """URI of the HTML report."""
 

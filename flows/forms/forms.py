@@ -1,4 +1,4 @@
-"""The forms that start flows, from the Prefect UI, its API or `vitline flows trigger` (docs/design.md, "Prefect").
+"""The forms that start flows, from the Prefect UI, its API or `vitline flows trigger`.
 
 Each flow has one model with at most 15 fields, and the docstring of a field is its help text. The Prefect API checks what a
 JSON schema can express; the `resolve_*` function of each form checks the rest before anything is started. Imports no engine.

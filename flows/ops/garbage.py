@@ -30,7 +30,7 @@ FOLDERS = (
     "ops", "pipelines", "reports", "runs", "scores", "sources", "tracking", "trials",
 )  # fmt: skip
 """The folders of vitline below a root (docs/design.md, "Store layout"). What lies beside them belongs to others."""
-# The folder of one publication of a model (docs/design.md, "Published models").
+# The folder of one publication of a model (`vit/published/README.md`).
 _PUBLICATION = re.compile(r"models/([^/]+/[^/]+)/([0-9a-f]{12})/([^/]+)")
 # `vitline ops doctor` names its test objects by Unix time in nanoseconds.
 PROBE = re.compile(r"^doctor/(?:.*-)?(\d{19})(?:-.*)?$")

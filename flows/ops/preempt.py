@@ -1,4 +1,4 @@
-"""Preempts the active attempt of a run: it writes a checkpoint and stops (docs/design.md, "Stop requests")."""
+"""Preempts the active attempt of a run: it writes a checkpoint and stops."""
 
 import time
 from functools import partial

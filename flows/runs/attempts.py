@@ -1,4 +1,4 @@
-"""How often a stage starts a run again: only attempts without progress count (docs/design.md, "Runs and stages")."""
+"""How often a stage starts a run again: only attempts without progress count."""
 
 from collections.abc import Callable, Mapping
 

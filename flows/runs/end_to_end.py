@@ -291,7 +291,7 @@ def transfer_stage(
 
 
 def headline(scores: Sequence[Score]) -> dict[str, float]:
-    """The scores of model and control by metric name (docs/design.md, "Metrics"), with the means over tasks of VTAB."""
+    """The scores of model and control by metric name (docs/generate/metrics.py), with the means over tasks of VTAB."""
     seeds: dict[str, list[Score]] = {}
     for score in scores:
         suffix = "" if score.model_digest is not None else "_from_scratch"

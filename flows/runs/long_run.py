@@ -1,5 +1,5 @@
 """One long pre-training that goes on a part a night. What is scored of it is a branch of where it stands, whose learning rate falls to
-zero, so that scores of a half-done schedule can be compared (docs/design.md, "Nights")."""
+zero, so that scores of a half-done schedule can be compared."""
 
 import dataclasses
 

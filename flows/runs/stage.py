@@ -1,5 +1,4 @@
-"""How every flow runs a stage: reuse a finished run, else take the claim, submit a Ray job and follow it
-(docs/design.md, "Runs and stages")."""
+"""How every flow runs a stage: reuse a finished run, else take the claim, submit a Ray job and follow it."""
 
 import contextlib
 import json

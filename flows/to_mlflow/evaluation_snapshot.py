@@ -84,7 +84,7 @@ def show_evaluation(snapshot: RunSnapshot, root: Store, spec: EvaluationFile, st
 
 
 def score_values(scores: Sequence[Score], images_seen: Mapping[str, int]) -> Values:
-    """Metrics by name (docs/design.md, "Metrics"), with the images that the model has seen as step, 0 for the control. Seeds
+    """Metrics by name (docs/generate/metrics.py), with the images that the model has seen as step, 0 for the control. Seeds
     are summed up as the protocol defines. Metrics of any model but the first have its version as a suffix, those of the
     control `_from_scratch`."""
     values: Values = {}

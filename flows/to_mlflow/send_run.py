@@ -1,5 +1,4 @@
-"""Sends a run or pipeline of the store to MLflow: only what MLflow lacks, and repeating it changes nothing (docs/design.md,
-"MLflow").
+"""Sends a run or pipeline of the store to MLflow: only what MLflow lacks, and repeating it changes nothing.
 
 The content comes from the run snapshot (`stage_snapshots.py`), the curves from the journal. What was sent is recorded in a tag
 of the MLflow run, so that any shipper continues where another was interrupted.

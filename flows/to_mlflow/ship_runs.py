@@ -1,4 +1,4 @@
-"""The shipper's child process: sends runs and pipelines from the store to MLflow (docs/design.md, "MLflow").
+"""The shipper's child process: sends runs and pipelines from the store to MLflow.
 
     python -m vitline.flows.to_mlflow.ship_runs --root URI --parent P  follows the runs named by JSON lines on stdin, until stdin ends
     python -m vitline.flows.to_mlflow.ship_runs --root URI --sync ...  sends what MLflow lacks of all runs, or of some, and ends

@@ -1,4 +1,4 @@
-"""The MLflow ids of a run on each server, stored by conditional writes (docs/design.md, "MLflow").
+"""The MLflow ids of a run on each server, stored by conditional writes.
 
 `<root>/runs/<run key>/mlflow.json`: {"servers": {tracking URI: {"run": id, "url": page, ...}}}. If several shippers create
 an MLflow run at once, the one whose id is stored here keeps it and the others delete theirs. Imports no MLflow.

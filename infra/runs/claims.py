@@ -1,8 +1,13 @@
-"""Claims: the right to write a run, decided by conditional writes in the store (docs/design.md, "Claims").
+"""Claims: the right to write a run, decided by conditional writes in the store.
 
 `claim.json` names one attempt. It is created if absent, and replaced by compare-and-swap only if the job of that attempt has
 ended in Ray, or if Ray does not know the job and its counter has stood still for the time-out while the claimant watched it.
 This one mechanism covers duplicate requests, resuming, zombie processes and overlapping nights. No clocks are compared.
+
+The holder writes a heartbeat every 10 s. It checks the claim before it saves, commits a checkpoint, seals its journal, writes progress,
+publishes a model or writes its state. A process may be suspended between the check and the write, so that write is conditional or has
+a name of its own: `config.json` of a model and manifests of checkpoints are created if absent, `state.json` and `verdict.json` are
+swapped, files of a model are named by their content, files of a checkpoint by their save.
 """
 
 import contextlib

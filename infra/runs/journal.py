@@ -1,11 +1,12 @@
-"""The journal: metrics of a run as immutable segments, journal/a<attempt>/segment-000000.jsonl (docs/design.md, "Journal").
+"""The journal: metrics of a run as immutable segments, journal/a<attempt>/segment-000000.jsonl.
 
 Rank 0 writes these segments. Other writers (the machines of other ranks) have a folder of their own,
 journal/a<attempt>/<writer>/, and record other keys.
 
-Sealed records are never changed. An attempt first closes the journals of all earlier ones, each by an empty segment. Records
-that a killed process had not sealed are dropped. The journal is sealed before every checkpoint manifest, so the resumed run
-computes the dropped records again.
+A record is (seq, key, value, step, timestamp_ms). Records are kept in memory; a thread seals a segment every 30 s, or at the next try
+where the store is away. Sealed records are never changed. An attempt first closes the journals of all earlier ones, each by an empty
+segment. Records that a killed process had not sealed are dropped. The journal is sealed before every checkpoint manifest, so the resumed
+run computes the dropped records again.
 """
 
 import json

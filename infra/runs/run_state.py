@@ -1,4 +1,4 @@
-"""The state of a run in the store (docs/design.md, "Run states").
+"""The state of a run in the store.
 
 The attempt that holds the claim writes `state.json`. Flows and operators write `stop.json`. `verdict.json` is the
 reconciled state of an attempt that ended without writing how.

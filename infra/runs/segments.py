@@ -1,4 +1,4 @@
-"""Sealed segments of a journal, and the object that they are merged into once their run has ended (docs/design.md, "Journal").
+"""Sealed segments of a journal, and the object that they are merged into once their run has ended.
 
 journal/a<attempt>/segment-000000.jsonl    a segment: one record per line, never changed
 journal/merged-000000.jsonl                all segments of the run, as they were

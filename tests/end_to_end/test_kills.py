@@ -1,6 +1,6 @@
 """Kills of real processes: a worker, the job driver, a whole cluster. One training survives them all, one after the other.
 
-CPU float32 on two workers: losses are compared bit for bit (docs/design.md, "Training guarantees").
+CPU float32 on two workers: losses are compared bit for bit (vit/README.md, "What is equal, and how nearly").
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""One record that cannot be read is shown and stops no list and no search (docs/design.md, "Stores")."""
+"""One record that cannot be read is shown and stops no list and no search (infra/README.md)."""
 
 import re
 from pathlib import Path

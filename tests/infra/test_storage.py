@@ -1,4 +1,4 @@
-"""The six operations of a store behave alike on every backend (docs/design.md, "Stores")."""
+"""The six operations of a store behave alike on every backend (infra/stores/README.md)."""
 
 import errno
 import io

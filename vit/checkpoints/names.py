@@ -1,4 +1,4 @@
-"""The checkpoints of a run by their keys: committed, marked as damaged, to be kept (docs/design.md, "Checkpoints").
+"""The checkpoints of a run by their keys: committed, marked as damaged, to be kept.
 
 Imports no torch: `collect-garbage` uses it, too.
 """
@@ -16,7 +16,7 @@ LASTING = "lasting.json"
 BEST = "best.json"
 """Marks the checkpoint of the best validation score, with the score (`execution.keep_best`)."""
 _PIN = re.compile(r"^pinned-(.+)\.json$")
-"""Marks a checkpoint that a branch, a run of this key, needs until it has one of its own (docs/design.md, "Branches")."""
+"""Marks a checkpoint that a branch, a run of this key, needs until it has one of its own."""
 _PREFIX = re.compile(r"^checkpoints/step-(\d{9})-a(\d+)(?:-r([1-9]\d*))?$")
 
 

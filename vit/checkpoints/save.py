@@ -1,5 +1,4 @@
-"""Saves a TrainState. A checkpoint is complete or invisible, and any number of workers can resume from it
-(docs/design.md, "Checkpoints").
+"""Saves a TrainState. A checkpoint is complete or invisible, and any number of workers can resume from it.
 
     checkpoints/step-000012000-a1/rank-00000-of-00002-<save>.safetensors   the tensors that rank 0 owns
                                   rank-00000-of-00002-<save>.json          name, shape, offsets, sha256 of each piece
@@ -7,6 +6,7 @@
                                   rejected.json                            a mark: a reader found it damaged, and why
                                   lasting.json                             a mark: it is never deleted
                                   best.json                                a mark: it has the best validation score
+                                  pinned-<run key>.json                    a mark: a branch needs it
 
 Each rank writes a share of the tensors from reused host buffers, in a thread, and hashes while it writes. That thread runs
 no collective: rank 0 waits for the JSON files of the other ranks in the store. Pickle is never read or written.

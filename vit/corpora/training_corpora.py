@@ -126,7 +126,7 @@ class TrainingCorpora:
         return [inputs[f"corpus.{i}"] for i in range(len(self.parts))] if self.classes else [inputs["corpus"]]
 
     def inputs(self) -> dict[str, str]:
-        """What the run key covers of the corpora (docs/design.md, "Run keys")."""
+        """What the run key covers of the corpora."""
         of_mixture = {f"corpus.{i}": part.manifest.digest for i, part in enumerate(self.parts)} if self.classes else {}
         # A corpus digest does not cover the decode policy, but the results of the run depend on it.
         return {"corpus": self.digest, "decode": digest_of(self.decode_policy), **of_mixture}

@@ -1,7 +1,6 @@
 """Scores models on tasks by fine-tuning: choose a setting on validation, train once more on all examples, score test once.
 
-Only the chosen setting is scored on test. A second request returns the stored record (docs/design.md, "Scores and
-protocols").
+Only the chosen setting is scored on test. A second request returns the stored record.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Probes: protocols that score frozen features. The network itself is not trained (docs/design.md, "Scores and protocols")."""
+"""Probes: protocols that score frozen features. The network itself is not trained."""
 
 from typing import Literal
 

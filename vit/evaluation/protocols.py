@@ -1,5 +1,4 @@
-"""Named fine-tuning protocols: each fixes resolution, resize, the settings to try and how one of them is chosen
-(docs/design.md, "Scores and protocols").
+"""Named fine-tuning protocols: each fixes resolution, resize, the settings to try and how one of them is chosen.
 
 A protocol turns (architecture, facts of the task, seed) into the settings to try, each a complete TrainRecipe. The facts
 are the number of training examples, the size of the images and the number of row groups. As VTAB demands, nothing else

@@ -1,4 +1,4 @@
-"""Mixtures: the source of the example at any slot, computed without a stored list (docs/design.md, "Reading order").
+"""Mixtures: the source of the example at any slot, computed without a stored list.
 
 After t batches the sources 0 to j together have had floor(C_j t B) examples, where C_j is their exact share. So the count of
 every source differs from its share by less than one example after any batch, and how many a source has had, and with it its

@@ -1,6 +1,6 @@
 """The reading order of training: the row of a split at any position, computed directly, without a stored list.
 
-The rule has four parts (docs/design.md, "Reading order"). In epoch e a keyed permutation deals the row groups of the
+The rule has four parts. In epoch e a keyed permutation deals the row groups of the
 split to L lanes in turn. Inside a lane, rows are shuffled in blocks of w row groups. The epoch takes one row of every
 lane that still has one, in turn. Epochs follow each other without a gap, and batch g is positions [g * B, (g + 1) * B).
 """

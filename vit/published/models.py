@@ -1,4 +1,4 @@
-"""Published models: weights, config, image contract, classes and a card in one folder (docs/design.md, "Published models").
+"""Published models: weights, config, image contract, classes and a card in one folder.
 
 from vitline import load_model
 model = load_model("birds")
@@ -75,7 +75,7 @@ class PublishedModel:
     def predict(self, images: Sequence[str | Path | bytes], top: int = 5) -> list[list[tuple[str, float]]]:
         """The `top` most probable classes of each image (a path or bytes), with softmax probabilities.
 
-        Images are decoded in another process, which can do nothing else (docs/design.md, "Secrets and trust").
+        Images are decoded in another process, which can do nothing else (`SECURITY.md`).
         """
         if not images:
             return []

@@ -1,4 +1,4 @@
-"""Probes of committed checkpoints as Ray tasks of the training's job (docs/design.md, "Checkpoint probes")."""
+"""Probes of committed checkpoints as Ray tasks of the training's job."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""The Ray job driver of a training: runs `train()` on W Ray Train workers (docs/design.md, "Runs and stages").
+"""The Ray job driver of a training: runs `train()` on W Ray Train workers.
 
     python -m vitline.vit.ray_jobs.train_driver --run URI --attempt N
 

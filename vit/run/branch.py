@@ -1,5 +1,6 @@
-"""New runs from a kept checkpoint of another run: what may differ, and how the checkpoint is kept meanwhile (docs/design.md,
-"Branches"). Imports no torch, so that forms, plans and flows can check a branch on any machine.
+"""New runs from a kept checkpoint of another run: what may differ, and how the checkpoint is kept meanwhile.
+
+Imports no torch, so that forms, plans and flows can check a branch on any machine.
 """
 
 import time

@@ -86,7 +86,7 @@ def with_optimizer(
 
 
 def torch_seed(seed: int, *purpose: str | int) -> int:
-    """A seed for torch's generator, derived from seed and purpose (docs/design.md, "Reading order")."""
+    """A seed for torch's generator, derived from seed and purpose."""
     return int(derive_key(seed, *purpose)) & (2**63 - 1)
 
 
@@ -122,8 +122,7 @@ def train_step(
 
     `network` is `state.model` as `wrap` returns it. Padding is masked, so the split into micro-batches and workers
     changes the result by rounding only. A bad example is masked, too: it has no loss, and each other keeps its weight of
-    1 / global batch. A non-finite gradient is not applied, nor is one that `state.guard` finds to be a spike (docs/design.md,
-    "Training guarantees").
+    1 / global batch. A non-finite gradient is not applied, nor is one that `state.guard` finds to be a spike.
     """
     step, overlapped = state.step + 1, isinstance(network, DistributedDataParallel) or is_sharded(network)
     # The loss is the sum over examples divided by B for every number of workers; DDP and FSDP average over ranks.
@@ -449,7 +448,7 @@ def sum_gradients(model: nn.Module, world: World) -> None:
 
     DDP reorders its buckets after the first step unless it searches for unused parameters, and that search warns at
     every start. After a reordering, a resumed run would add gradients in another order than the uninterrupted run; on
-    the CPU their losses must agree bit for bit (docs/design.md, "Training guarantees"). Which parameters have
+    the CPU their losses must agree bit for bit (`vit/README.md`). Which parameters have
     gradients depends on the network only.
     """
     bucket: list[Tensor] = []

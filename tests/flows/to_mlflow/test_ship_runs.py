@@ -1,4 +1,4 @@
-"""Runs in MLflow: what they show, and that no outage loses or duplicates data (docs/design.md, "MLflow")."""
+"""Runs in MLflow: what they show, and that no outage loses or duplicates data (flows/to_mlflow/README.md)."""
 
 import contextlib
 import functools

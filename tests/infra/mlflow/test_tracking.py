@@ -1,4 +1,4 @@
-"""The client of MLflow, against a real server: sending twice changes nothing, with any number of shippers (docs/design.md, "MLflow")."""
+"""The client of MLflow, against a real server: sending twice changes nothing, with any number of shippers (infra/mlflow/README.md)."""
 
 import math
 import sqlite3

@@ -1,4 +1,4 @@
-"""One attempt at a time may write a run (docs/design.md, "Claims")."""
+"""One attempt at a time may write a run (infra/runs/claims.py)."""
 
 import contextlib
 import re

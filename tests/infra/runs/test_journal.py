@@ -1,4 +1,4 @@
-"""Journals keep each (key, step) once, whatever is killed or resumed (docs/design.md, "Journal")."""
+"""Journals keep each (key, step) once, whatever is killed or resumed (infra/runs/journal.py)."""
 
 import math
 import time

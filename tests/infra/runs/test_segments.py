@@ -1,4 +1,4 @@
-"""Segments of a journal and their merge: readers see the same records before, during and after (docs/design.md, "Journal")."""
+"""Segments of a journal and their merge: readers see the same records before, during and after (infra/runs/segments.py)."""
 
 import uuid
 

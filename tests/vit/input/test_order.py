@@ -1,4 +1,4 @@
-"""Properties of the reading order (docs/design.md, "Reading order"), and a naive implementation of its definition."""
+"""Properties of the reading order (vit/input/order.py), and a naive implementation of its definition."""
 
 import re
 

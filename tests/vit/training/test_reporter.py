@@ -1,4 +1,4 @@
-"""Metrics of a training reach its journal, whatever the machine's own disk does (docs/design.md, "Journal")."""
+"""Metrics of a training reach its journal, whatever the machine's own disk does (infra/runs/journal.py)."""
 
 import tempfile
 import uuid

@@ -57,7 +57,7 @@ def test_micro_batches_and_padding_change_an_update_by_rounding_only(tiny_recipe
         one = train_step(whole, whole.model, [make_batch(step)], recipe, CPU)
         parts = [make_batch(step, 3), make_batch(step, 3, start=3), make_batch(step, 2, start=6, padding=1)]
         several = train_step(split, split.model, parts, recipe, CPU)
-        # docs/design.md, "Training guarantees": within 1e-5 at the first step, 1e-3 after fifty.
+        # vit/README.md, "What is equal, and how nearly": within 1e-5 at the first step, 1e-3 after fifty.
         assert float(several.loss_sum) == pytest.approx(float(one.loss_sum), rel=1e-5 if step == 0 else 2e-4)
         assert int(several.correct) == int(one.correct)
 

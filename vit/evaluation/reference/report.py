@@ -132,7 +132,7 @@ def scores_by_model(records: Iterable[ScoreRecord]) -> list[ModelScores]:
 
 
 def group_means(scores: Mapping[str, float]) -> dict[str, float]:
-    """Means of VTAB scores by metric key (docs/design.md, "Metrics"), from fractions by task name.
+    """Means of VTAB scores by metric key (docs/generate/metrics.py), from fractions by task name.
 
     A group has a mean only if all its tasks are scored. The mean over all tasks is `vtab/all/top1`, or
     `vtab/all_<n>of19/top1` if fewer than 19 are scored.
