@@ -52,6 +52,7 @@ class HedgedReads:
                 ended, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for one in ended:
                     if one.exception() is None:
+                        self._budget = min(_BURST, self._budget + _SHARE)
                         return one.result()
             return requests[0].result()
         finally:
@@ -68,7 +69,6 @@ class HedgedReads:
             self._budget = max(0.0, self._budget - 1)
             raise
         recent.append(asyncio.get_running_loop().time() - began)
-        self._budget = min(_BURST, self._budget + _SHARE)
         return answer
 
 
