@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 
-from vitline.data_prep.find_corpus import FoundCorpus, prepared_corpora, prepared_corpus
+from vitline.data_prep.find_corpus import Corpora, FoundCorpus, prepared_corpora
 from vitline.data_prep.shard_format import (
     Manifest,
     SegmentInfo,
@@ -114,12 +114,12 @@ def find_corpus(root: str, name: str) -> FoundCorpus:
 
     Raises ValueError that lists the corpora.
     """
-    if is_location(name):
-        try:
-            return FoundCorpus(store := open_store(name), load_manifest(store))
-        except UnreadableRecord as error:
-            raise ValueError(str(error)) from error
-    return prepared_corpus(open_store(root), name)
+    return find_named(Corpora(open_store(root)), name)
+
+
+def find_named(corpora: Corpora, name: str) -> FoundCorpus:
+    """As `find_corpus`, among corpora that the same request looks up."""
+    return corpora.at(name) if is_location(name) else corpora.find(name)
 
 
 def show_corpus(corpus: Store, manifest: Manifest) -> dict[str, Any]:

@@ -74,7 +74,7 @@ class StoredRun:
         return max(self.updated_at, self.claim.heartbeat if self.claim else 0.0)
 
     def life(self) -> object:
-        """Moves with every heartbeat. Read anew from the store: for whoever is about to end or delete something."""
+        """Changes with every heartbeat. Always read from the store, for checks right before something is ended or deleted."""
         claim = read_claim(self.store)
         return claim and [claim.attempt, claim.counter]
 
@@ -105,7 +105,7 @@ class StoredPipeline:
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A run or pipeline of which a record cannot be read: nobody knows whether it lives."""
+    """A run or pipeline with an unreadable record. Treat it as alive."""
 
     kind: Kind
     key: str

@@ -1,9 +1,9 @@
 """A form for an evaluation, or a batch prediction, -> what it will compute, or a refusal in one sentence (ValueError). Starts nothing."""
 
 from vitline.data_prep.find_corpus import Corpora
-from vitline.flows.catalog.lists import find_model
+from vitline.flows.catalog.lists import find_model, find_named
 from vitline.flows.forms.forms import EvaluateRequest, PredictRequest
-from vitline.flows.forms.named_corpora import find_named, named_tasks
+from vitline.flows.forms.named_corpora import named_tasks
 from vitline.flows.forms.requested_protocol import requested_protocol
 from vitline.infra.config import FrozenConfig, digest_of
 from vitline.infra.keys import run_key

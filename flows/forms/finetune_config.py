@@ -4,9 +4,8 @@ from typing import Any
 
 from vitline.data_prep.find_corpus import Corpora
 from vitline.data_prep.shard_format import Manifest
-from vitline.flows.catalog.lists import find_model
+from vitline.flows.catalog.lists import find_model, find_named
 from vitline.flows.forms.forms import FinetuneRequest
-from vitline.flows.forms.named_corpora import find_named
 from vitline.flows.forms.own_code import with_own_code
 from vitline.flows.forms.probed_corpora import with_probed_corpora
 from vitline.flows.forms.training_draft import check_loss, training_name, with_steps

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from vitline.data_prep.config import CorpusConfig
 from vitline.data_prep.examples.presets import PRESETS
-from vitline.data_prep.find_corpus import Corpora, FoundCorpus, corpus_version
-from vitline.flows.catalog.lists import say_unreadable
+from vitline.data_prep.find_corpus import Corpora, corpus_version
+from vitline.flows.catalog.lists import find_named, say_unreadable
 from vitline.infra.names import there_are
 from vitline.infra.storage import open_store
 from vitline.vit.evaluation.tasks import VTAB_TASKS
@@ -24,11 +24,6 @@ class NamedTasks(NamedTuple):
     names: tuple[str, ...]
     note: str | None
     """A sentence about the tasks of `vtab` that are not prepared; None if all are, or if `vtab` is not requested."""
-
-
-def find_named(corpora: Corpora, name: str) -> FoundCorpus:
-    """The corpus of a `NAME`, `NAME/VERSION` or URI, as `catalog.find_corpus`, among those that the same request looks up."""
-    return corpora.at(name) if is_location(name) else corpora.find(name)
 
 
 def named_tasks(root: str, corpora: Corpora, tasks: Sequence[str]) -> NamedTasks:

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from vitline.data_prep.find_corpus import Corpora
-from vitline.flows.forms.named_corpora import find_named
+from vitline.flows.catalog.lists import find_named
 from vitline.infra.config import replace
 from vitline.vit.config import TrainConfig
 

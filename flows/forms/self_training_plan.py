@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from vitline.data_prep.config import CorpusConfig, CorpusRecipe, PredictedClasses
 from vitline.data_prep.find_corpus import Corpora
 from vitline.data_prep.shard_format import Manifest, load_class_names
+from vitline.flows.catalog.lists import find_named
 from vitline.flows.forms.evaluation_plan import resolve_predict
 from vitline.flows.forms.forms import FurtherCorpus, PredictRequest, PretrainRequest, SelfTrainRequest
-from vitline.flows.forms.named_corpora import find_named
 from vitline.flows.forms.training_draft import check_loss, draft_training, training_name
 from vitline.infra.storage import open_store
 from vitline.vit.corpora.training_corpora import check_same_decoding

@@ -7,10 +7,9 @@ from typing import Any
 
 from vitline.data_prep.find_corpus import Corpora, FoundCorpus
 from vitline.data_prep.shard_format import Manifest
-from vitline.flows.catalog.lists import find_model, find_run
+from vitline.flows.catalog.lists import find_model, find_named, find_run
 from vitline.flows.catalog.records import list_run_keys
 from vitline.flows.forms.forms import BranchRequest, PipelineRequest, PretrainRequest
-from vitline.flows.forms.named_corpora import find_named
 from vitline.flows.forms.overrides import refuse_form_fields
 from vitline.flows.forms.own_code import with_own_code
 from vitline.flows.forms.probed_corpora import with_probed_corpora

@@ -19,7 +19,7 @@ from vitline.flows.catalog.records import AttemptRecord, PipelineRecord, read_pi
 from vitline.flows.catalog.snapshot import RootSnapshot, StoredRun
 from vitline.flows.forms.forms import ReconcileRequest
 from vitline.flows.ops.flow_runs import FlowRuns, NoFlowRuns, SeenFlowRun
-from vitline.flows.ops.seen_runs import last_attempt_of, reconciled_state
+from vitline.flows.ops.silent_attempts import last_attempt_of, reconciled_state
 from vitline.flows.runs.engines import Engines
 from vitline.flows.runs.heartbeat import beat_of, beats, forget
 from vitline.flows.runs.stage import (

@@ -61,7 +61,7 @@ def beat_of(root: Store, flow_run_id: str) -> float | None:
 
 def beats(root: Store, report: Callable[[str, UnreadableRecord], None] | None = None) -> dict[str, float]:
     """Unix seconds of the last heartbeat by flow run id, for the flow runs that have not ended properly. `report` gets the id
-    of a flow run whose heartbeat cannot be read, and why: nobody knows whether it lives. Without it, the error is raised."""
+    of a flow run whose heartbeat cannot be read, and why: treat it as alive. Without it, the error is raised."""
     found = dict[str, float]()
     for flow_run_id in [key.removeprefix(PREFIX).removesuffix(".json") for key in root.list(PREFIX)]:
         try:

@@ -1,4 +1,4 @@
-"""Locks of files between processes, waited for with a limit: a process that stands still keeps its locks."""
+"""File locks between processes, with a timeout: a stopped process keeps its locks."""
 
 import fcntl
 import time

@@ -68,7 +68,7 @@ def resolve(
     """The training of a config that names everything by its URI. What was read before is taken from `opened`, `published` (records of
     models by URI) and `parent`.
 
-    Raises ValueError for a mixture that does not fit, for a corpus that cannot be probed on and for a parent that there is not;
+    Raises ValueError for a mixture that does not fit, for a corpus that cannot be probed on and for an unknown parent;
     RuntimeError or FileNotFoundError for another input that is missing.
     """
     corpora, initial = open_corpora(config, opened), None
