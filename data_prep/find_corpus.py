@@ -37,8 +37,8 @@ def corpus_version(root: Store, config: CorpusConfig) -> str:
 
 
 def _identity_of(source: Source) -> dict[str, Any]:
-    """What the version of a corpus covers of its source config: not where things are. Settings that are newer than existing
-    versions, which must stay valid, are left out while they have their default."""
+    """What the version of a corpus covers of its source config: not where things are. `top_folders` and `allowed_roots` are left
+    out while they have their default."""
     identity = source.model_dump(mode="json", exclude={"path", "cache"})
     if identity.get("top_folders") == "auto":
         del identity["top_folders"]

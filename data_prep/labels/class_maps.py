@@ -187,8 +187,8 @@ def extended(class_map: ClassMap, new: Iterable[ClassInfo]) -> ClassMap:
     for label in added.source_ids:
         if (number := labelled_number(label)) is not None and str(number) in known:
             raise ValueError(
-                f"The new images have class {label!r}, but the corpus has class {str(number)!r}: it was prepared by a version "
-                "that did not fill numbers in tables with zeros. Prepare everything again as one corpus."
+                f"The new images have class {label!r}, but the corpus has class {str(number)!r}: only tables fill "
+                "numbers with zeros. Prepare everything again as one corpus."
             )
     require_one_spelling(class_map.source_ids + added.source_ids)
     return ClassMap(classes=class_map.classes + added.classes)

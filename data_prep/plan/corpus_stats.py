@@ -39,7 +39,8 @@ PAIRS_SCHEMA = pa.schema(
         *(field.with_name(f"other_{field.name}") for field in _PLACE_SCHEMA),
     ]
 )
-"""Pairs of similar images: an example and the one that it repeats. Columns that a table lacks count as unknown."""
+"""Pairs of similar images: an example and the one that it repeats."""
+_NO_PAIRS = PAIRS_SCHEMA.empty_table()
 
 _MAX_DETAIL = 300
 _MANY_LABELS = 32
@@ -183,7 +184,7 @@ class CorpusStats:
         rejects: pa.Table,
         num_classes: int,
         sample: SampleRule,
-        pairs: pa.Table | None = None,
+        pairs: pa.Table = _NO_PAIRS,
         compared: Iterable[tuple[str, str]] = (),
     ) -> "CorpusStats":
         """Statistics of some rows.
@@ -202,7 +203,7 @@ class CorpusStats:
             )
         width, height = (accepted[name].to_numpy().astype(np.float64) for name in ("width_px", "height_px"))
         kinds = accepted.group_by(["format", "mode"]).aggregate([([], "count_all")]).to_pylist()
-        duplicates, leakage = _alike(_completed(pairs, PAIRS_SCHEMA), sample)
+        duplicates, leakage = _alike(pairs, sample)
         return cls(
             num_classes=num_classes,
             rule=sample,
@@ -273,7 +274,7 @@ class CorpusStats:
                 duplicates={name: _findings(found) for name, found in value["duplicates"].items()},
                 leakage={Leak(*name.split(" ")): _findings(found) for name, found in value["leakage"].items()},
                 compared=frozenset((corpus, split) for corpus, split in value["compared"]),
-                older_versions=frozenset(value.get("older_versions", ())),
+                older_versions=frozenset(value["older_versions"]),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(
@@ -440,14 +441,3 @@ def _findings(value: Mapping[str, Any]) -> Findings:
             Finding(SampleRow(**found["picture"]), found["detail"], None if other is None else SampleRow(**other))
         )
     return Findings(value["count"], value["num_left_out"], tuple(first))
-
-
-def _completed(table: pa.Table | None, schema: pa.Schema) -> pa.Table:
-    """The columns of `schema`, null where the table lacks them."""
-    if table is None:
-        return schema.empty_table()
-    columns = [
-        table[field.name] if field.name in table.column_names else pa.nulls(table.num_rows, field.type)
-        for field in schema
-    ]
-    return pa.table(columns, names=schema.names).cast(pa.schema([field.with_nullable(True) for field in schema]))

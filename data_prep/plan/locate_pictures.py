@@ -25,7 +25,6 @@ SHARD_TYPE = pa.struct(
         pa.field("corpus", pa.string()),
         pa.field("content_digest", pa.string()),
         pa.field("num_bytes", pa.int64()),
-        pa.field("schema_version", pa.int64()),
     ]
 )
 """A ListedShard without its key, in a table of images."""

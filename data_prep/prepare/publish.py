@@ -33,7 +33,6 @@ from vitline.data_prep.shard_format import (
     SegmentInfo,
     SplitInfo,
     first_rows,
-    segment_keys,
 )
 from vitline.data_prep.shards.content_digest import corpus_digest
 from vitline.data_prep.shards.write_shards import HashingSink, ShardInfo
@@ -130,19 +129,6 @@ def _widened(stats: CorpusStats, num_classes: int) -> CorpusStats:
     return dataclasses.replace(stats, num_classes=num_classes, splits=splits)
 
 
-def _as_written(done: Finished) -> CorpusPlan:
-    """The plan, its own segments with the lowest schema version of their shards: a restart keeps what an older version wrote."""
-
-    def written(segment: SegmentInfo) -> SegmentInfo:
-        if segment.version:  # of the base corpus
-            return segment
-        lowest = min(done.shards[key].schema_version for key in segment_keys(segment))
-        return segment.model_copy(update={"schema_version": lowest})
-
-    segments = {name: tuple(map(written, parts)) for name, parts in done.plan.segments.items()}
-    return dataclasses.replace(done.plan, segments=segments)
-
-
 def _splits(plan: CorpusPlan, class_digest: str, digests: Mapping[str, str]) -> dict[str, SplitInfo]:
     splits = {}
     own: dict[str, tuple[str | FirstRows, ...]] = {name: (name,) for name in plan.segments}
@@ -185,7 +171,7 @@ def _manifest(done: Finished, stats: CorpusStats, digests: Mapping[str, str]) ->
         provenance["added_to"] = CorpusVersion(version=base.manifest.version, digest=base.manifest.digest)
     num_merged = (Chunks(done.corpus, config).num_merged() or 0) + (base.manifest.counts.num_merged if base else 0)
     class_digest = selection.class_map.digest
-    splits = _splits(_as_written(done), class_digest, digests)
+    splits = _splits(done.plan, class_digest, digests)
     return Manifest(
         name=config.name,
         version=done.corpus.uri.rpartition("/")[2],

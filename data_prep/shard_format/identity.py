@@ -57,7 +57,6 @@ class ListedShard:
     """Key of the shard in `segment_store`."""
     content_digest: str
     num_bytes: int
-    schema_version: int
 
 
 def listed_shards(corpus: Store, manifest: Manifest, split: str) -> dict[str, ListedShard]:
@@ -79,7 +78,7 @@ def listed_shards(corpus: Store, manifest: Manifest, split: str) -> dict[str, Li
         raise ShardError(uri, f"does not list every shard of split {split!r}, which the manifest names")
     if info.digest_over(manifest.class_map_digest, {key: lines[key][0] for _, key in keys}) != info.digest:
         raise ShardError(uri, f"lists shards of split {split!r} whose digest differs from that in the manifest")
-    return {key: ListedShard(manifest.name, key, *lines[key], segment.schema_version) for segment, key in keys}
+    return {key: ListedShard(manifest.name, key, *lines[key]) for _, key in keys}
 
 
 class KnownShard(FrozenConfig):

@@ -18,7 +18,6 @@ from vitline.infra.records import StoredRecord, UnreadableRecord, reading
 from vitline.infra.storage import Store, checked_key, open_store
 
 SCHEMA_VERSION = 2
-"""1: shards without identity. 2: every shard carries its `ShardIdentity`. Both are read."""
 MANIFEST_KEY, CLASSES_KEY = "manifest.json", "classes.json"
 REJECTS_KEY, SHARDS_KEY, REPORT_KEY = "rejects.parquet", "shards.parquet", "report.html"
 LEAKAGE_KEY = "leakage.parquet"
@@ -39,8 +38,6 @@ class SegmentInfo(StoredRecord):
     """Version of this corpus whose folder holds the shards. Empty: the version of the manifest."""
     rows_left_out: NonNegativeInt = 0
     """Stored rows after the last one that belongs to the split, as in a subset."""
-    schema_version: PositiveInt = 1
-    """Schema version of its shards: from 2 on each carries its identity. Manifests of version 1 do not have this field."""
 
     @property
     def stored_rows(self) -> int:
@@ -243,9 +240,9 @@ def load_manifest(corpus: Store) -> Manifest:
     except ValueError as error:
         raise UnreadableRecord(str(error)) from error
     version = found.get("schema_version") if isinstance(found, dict) else None
-    if version not in range(1, SCHEMA_VERSION + 1):
+    if version != SCHEMA_VERSION:
         raise UnreadableRecord(
-            f"{uri} has schema version {version}, but this code reads 1 to {SCHEMA_VERSION}. Use the version of vitline that "
+            f"{uri} has schema version {version}, but this code reads {SCHEMA_VERSION}. Use the version of vitline that "
             "wrote it, or prepare the corpus again."
         )
     with reading(uri):

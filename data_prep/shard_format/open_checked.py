@@ -52,23 +52,16 @@ def check_shard(file: RowGroupFile, uri: str, schema: pa.Schema, rows_per_row_gr
 
 
 def check_identity(file: RowGroupFile, uri: str, listed: ListedShard) -> None:
-    """Compare what a shard states about itself with what manifest and shard list state. Raises ShardError.
-
-    A shard of schema version 1 states nothing; of it the size is compared.
-    """
+    """Compare what a shard states about itself with what manifest and shard list state. Raises ShardError."""
     found = _identity_of(file, uri)
     if found is None:
-        if listed.schema_version > 1:
-            raise ShardError(uri, "states no identity, but was written with one: another program rewrote it")
-        if file.num_bytes != listed.num_bytes:
-            sizes = f"has {file.num_bytes:,} bytes, but the shard list says {listed.num_bytes:,}"
-            raise ShardError(uri, f"{sizes}: it was swapped or rewritten")
-    elif found.corpus != listed.corpus:
+        raise ShardError(uri, "states no identity, but was written with one: another program rewrote it")
+    if found.corpus != listed.corpus:
         raise ShardError(uri, f"is a shard of the corpus {found.corpus}, but the manifest is that of {listed.corpus}")
-    elif found.content_digest != listed.content_digest:
+    if found.content_digest != listed.content_digest:
         digests = f"states the content digest {found.content_digest[:12]}, but the shard list says"
         raise ShardError(uri, f"{digests} {listed.content_digest[:12]}: it was swapped or rewritten")
-    elif found.data_bytes != file.data_bytes:
+    if found.data_bytes != file.data_bytes:
         sizes = f"holds {file.data_bytes:,} bytes of rows, but states that {found.data_bytes:,} were written"
         raise ShardError(uri, f"{sizes}: another program rewrote it")
 
@@ -80,7 +73,7 @@ def check_key(file: RowGroupFile, uri: str, key: str) -> None:
 
 
 def _identity_of(file: RowGroupFile, uri: str) -> ShardIdentity | None:
-    """What a shard states about itself; None for a shard of schema version 1, and for one that other programs rewrote."""
+    """What a shard states about itself; None if another program rewrote it."""
     text = (file.metadata.metadata or {}).get(IDENTITY.encode())
     try:
         return None if text is None else ShardIdentity.model_validate_json(text)

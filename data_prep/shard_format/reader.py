@@ -147,7 +147,7 @@ class ShardReader:
         """Namespace and key in the cache: all that a footer is compared with before it gets there."""
         listed, num_rows = self._listing()[location.key], self.split.shard_rows(location.segment, location.shard)
         expected = [self._schema.to_string(truncate_metadata=False), num_rows, self.split.rows_per_row_group]
-        stated = [listed.corpus, listed.content_digest, listed.num_bytes, listed.schema_version]
+        stated = [listed.corpus, listed.content_digest, listed.num_bytes]
         return _cache_namespace(self._store(location)), digest_of([self._uri(location), stated, expected])
 
     def _forget(self, location: RowGroupLocation, cache: DiskCache) -> None:

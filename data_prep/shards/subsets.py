@@ -8,7 +8,6 @@ from vitline.data_prep.records import UNCOUNTED, read_table, write_table
 from vitline.data_prep.shard_format import (
     CLASSES_KEY,
     MANIFEST_KEY,
-    SCHEMA_VERSION,
     SHARDS_KEY,
     Counts,
     Manifest,
@@ -73,7 +72,6 @@ def take(corpus: Store, num_rows: int, split: str = "train") -> Manifest:
     origin["without"] = sorted(manifest.splits.keys() - splits.keys())
     taken = manifest.model_copy(
         update={
-            "schema_version": SCHEMA_VERSION,
             "version": view.uri.rpartition("/")[2],
             "digest": corpus_digest(manifest.class_map_digest, splits, digests),
             "splits": splits,

@@ -25,7 +25,6 @@ from vitline.data_prep.shard_format import (
     SHARDS_KEY,
     ListedShard,
     Manifest,
-    SegmentInfo,
     ShardError,
     check_shard,
     load_manifest,
@@ -144,10 +143,10 @@ def verify_corpus(corpus: Store, executor: Executor = in_process, *, pixels: boo
             corpus=store.uri,
             spec=spec,
             sha256=listed[key]["sha256"],
-            listed=ListedShard(manifest.name, key, digests[key], listed[key]["num_bytes"], segment.schema_version),
+            listed=ListedShard(manifest.name, key, digests[key], listed[key]["num_bytes"]),
             pixels=check_pixels,
         )
-        for key, (store, spec, segment) in specs.items()
+        for key, (store, spec) in specs.items()
         if key in listed
     ]
     label_counts: Counter[int] = Counter()
@@ -163,7 +162,7 @@ def verify_corpus(corpus: Store, executor: Executor = in_process, *, pixels: boo
         corpus=corpus.uri,
         num_shards=len(specs),
         num_rows=_num_rows(manifest),
-        num_rows_read=sum(spec.num_rows for _, spec, _ in specs.values()),
+        num_rows_read=sum(spec.num_rows for _, spec in specs.values()),
         label_counts=dict(sorted(label_counts.items())),
         problems=dict(sorted(problems.items())),
         pictures=dict(sorted(pictures.items())),
@@ -215,8 +214,8 @@ def _class_map_is_right(corpus: Store, manifest: Manifest) -> bool:
     return classes.digest == manifest.class_map_digest
 
 
-def shard_specs(corpus: Store, manifest: Manifest) -> dict[str, tuple[Store, ShardSpec, SegmentInfo]]:
-    """Store, spec and segment of every shard of a corpus, by key; a shard that several splits list appears once."""
+def shard_specs(corpus: Store, manifest: Manifest) -> dict[str, tuple[Store, ShardSpec]]:
+    """Store and spec of every shard of a corpus, by key; a shard that several splits list appears once."""
     specs = {}
     for split in manifest.splits.values():
         for segment in split.segments:
@@ -230,7 +229,7 @@ def shard_specs(corpus: Store, manifest: Manifest) -> dict[str, tuple[Store, Sha
                     single_label=manifest.single_label,
                     has_weights=manifest.has_weights,
                 )
-                specs[key] = segment_store(corpus, segment), spec, segment
+                specs[key] = segment_store(corpus, segment), spec
     return specs
 
 

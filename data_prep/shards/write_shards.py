@@ -17,7 +17,7 @@ from vitline.data_prep.examine.range_reads import READ_THREADS, ByteRange, Joint
 from vitline.data_prep.parquet_files import open_parquet
 from vitline.data_prep.plan.sort_records import rows_key
 from vitline.data_prep.records import WORK
-from vitline.data_prep.shard_format import SCHEMA_VERSION, ListedShard, ShardError, ShardIdentity, open_shard
+from vitline.data_prep.shard_format import ListedShard, ShardError, ShardIdentity, open_shard
 from vitline.data_prep.shards.content_digest import table_content_digest
 from vitline.data_prep.shards.verify_shards import ShardSpec
 from vitline.infra.config import FrozenConfig
@@ -58,8 +58,6 @@ class ShardInfo(FrozenConfig):
     num_bytes: int
     sha256: str
     content_digest: str
-    schema_version: int = 1
-    """1: written by an older version, without identity."""
 
 
 def ensure_shard(task: ShardTask) -> ShardInfo:
@@ -83,7 +81,7 @@ def _finished_info(corpus: Store, task: ShardTask, digest: str) -> ShardInfo | N
 
 
 def _as_listed(spec: ShardSpec, info: ShardInfo) -> ListedShard:
-    return ListedShard(spec.corpus_name, spec.key, info.content_digest, info.num_bytes, info.schema_version)
+    return ListedShard(spec.corpus_name, spec.key, info.content_digest, info.num_bytes)
 
 
 def _planned_rows(corpus: Store, task: ShardTask) -> pa.Table:
@@ -123,7 +121,6 @@ def write_shard(task: ShardTask, planned: pa.Table, digest: str) -> ShardInfo:
         num_bytes=sink.num_bytes,
         sha256=sink.sha256,
         content_digest=digest,
-        schema_version=SCHEMA_VERSION,
     )
     found = corpus.size(task.spec.key)
     if found != info.num_bytes:

@@ -148,8 +148,8 @@ class FoundStats(NamedTuple):
     of: str
 
 
-def corpus_stats(corpus: Store) -> FoundStats | None:
-    """The content of stats.json; None for a corpus of an early version that wrote none."""
+def corpus_stats(corpus: Store) -> FoundStats:
+    """The content of stats.json. Raises RuntimeError if it is missing."""
     from vitline.data_prep.plan.corpus_stats import (  # a heavy import, which most callers do not need
         STATS_KEY,
         CorpusStats,
@@ -159,8 +159,14 @@ def corpus_stats(corpus: Store) -> FoundStats | None:
     while origin := manifest.view_of:
         corpus = open_store(f"{corpus.uri.rpartition('/')[0]}/{origin['version']}")
         manifest = load_manifest(corpus)
-    found = corpus.read_json_or_none(STATS_KEY)
-    return FoundStats(CorpusStats.from_json(found), f"{manifest.name}/{manifest.version}") if found else None
+    try:
+        stats = CorpusStats.from_json(corpus.read_json(STATS_KEY))
+    except FileNotFoundError as error:
+        raise RuntimeError(
+            f"{corpus.uri} has no {STATS_KEY}. Delete its manifest.json and run `vitline data prep` again, which writes only what is "
+            "missing."
+        ) from error
+    return FoundStats(stats, f"{manifest.name}/{manifest.version}")
 
 
 def list_pipelines(root: str) -> list[PipelineRecord]:

@@ -62,8 +62,7 @@ def leaked_images(root: Store, record: PipelineRecord) -> Counter[str]:
     config = root.child(f"runs/{trained.run_key}").read_json("config.json")["config"]
     mixture = config.get("mixture") or {"corpora": [{"corpus": config["corpus"]}]}
     for uri in (each["corpus"] for each in mixture["corpora"]):
-        stats = corpus_stats(open_store(uri))
-        for leak, images in (stats.stats.leakage if stats else {}).items():
+        for leak, images in corpus_stats(open_store(uri)).stats.leakage.items():
             if leak.corpus_split == "test" and leak.own_split == config["split"]:
                 found[leak.corpus.partition("/")[0]] += images.count
     return found

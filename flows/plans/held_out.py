@@ -48,10 +48,10 @@ def _majority_fraction(parts: "list[TrainingCorpus]", split: str) -> float | Non
     manifest = parts[0].manifest
     if len(parts) > 1 or parts[0].label_map is not None or manifest.view_of is not None or not manifest.single_label:
         return None
-    found = corpus_stats(parts[0].store)
-    if found is None or split not in found.stats.splits:
+    stats = corpus_stats(parts[0].store).stats
+    if split not in stats.splits:
         return None
-    counts = found.stats.splits[split].class_counts
+    counts = stats.splits[split].class_counts
     return float(counts.max() / counts.sum()) if counts.sum() else None
 
 

@@ -11,9 +11,5 @@ def facts_of(corpus: Store) -> tuple[CorpusFacts, str]:
     """The facts by which a corpus is compared, and the corpus that its statistics describe: another one for a subset. Raises
     RuntimeError if there are no statistics."""
     found, manifest = corpus_stats(corpus), load_manifest(corpus)
-    if found is None:
-        raise RuntimeError(
-            f"{corpus.uri} has no stats.json: it was prepared by a version of vitline that wrote none. Prepare it again."
-        )
     class_map = ClassMap.model_validate({"classes": corpus.read_json(CLASSES_KEY)["classes"]})
     return CorpusFacts(manifest, class_map, found.stats), found.of

@@ -90,7 +90,7 @@ def prepare_corpora(
     for corpus in prepared:
         if lost := loss_text(corpus.manifest):
             engines.observer.say(f"warning: {corpus.manifest.name}: {lost}")
-        for leak in leaks_of(corpus.uri) or ():
+        for leak in leak_lines(corpus_stats(open_store(corpus.uri)).stats):
             engines.observer.say(f"warning: {corpus.manifest.name}: {leak}")
     return prepared, key, result
 
@@ -232,24 +232,16 @@ def corpus_rows(corpus: PreparedCorpus) -> list[list[str]]:
         ["splits", splits],
         *([["merged rows", f"{counts.num_merged:,} {MERGED}"]] if counts.num_merged else []),
         ["refused", ", ".join(f"{reason} {n:,}" for reason, n in counts.refused.items()) or "none"],
-        ["leakage", leakage_text(found.stats if found else None, left)],
+        ["leakage", leakage_text(found.stats, left)],
         *([["own splits", own]] if own else []),
         ["digest", corpus.manifest.digest],
         ["report", f"{corpus.uri}/{REPORT_KEY}"],
     ]
 
 
-def leaks_of(uri: str) -> list[str] | None:
-    """Leakage of a corpus as sentences with the next step; None if it was compared with no evaluation set."""
-    found = corpus_stats(open_store(uri))
-    if found is None or not found.stats.compared:
-        return None
-    return leak_lines(found.stats)
-
-
-def leakage_text(stats: CorpusStats | None, num_left: int = 0) -> str:
+def leakage_text(stats: CorpusStats, num_left: int = 0) -> str:
     """Leakage of a corpus in one line; `num_left` pairs were too many to compare."""
-    if stats is None or not stats.compared:
+    if not stats.compared:
         return (
             "not checked: no evaluation set to compare with (a corpus with a test split, or with a val split that its "
             "source names)"

@@ -82,10 +82,9 @@ def mixture_leaks(training: ResolvedTraining) -> list[str]:
     corpora = [FoundCorpus(part.store, part.manifest) for part in training.corpora.parts]
     lines, compared = list[str](), dict[str, frozenset[tuple[str, str]]]()
     for store, _ in corpora:
-        if (found := corpus_stats(store)) is not None:
-            title = "/".join(store.uri.rstrip("/").split("/")[-2:])
-            compared[title] = found.stats.compared
-            lines += [f"{title}: {line}" for line in leak_lines(found.stats)]
+        title, stats = "/".join(store.uri.rstrip("/").split("/")[-2:]), corpus_stats(store).stats
+        compared[title] = stats.compared
+        lines += [f"{title}: {line}" for line in leak_lines(stats)]
     leaks = find_mixture_leaks(
         corpora, open_store(training.root), split=config.split, val_split=config.val_split, compared=compared
     )

@@ -1,4 +1,4 @@
-"""What a shard states about itself: equal everywhere, compared at no further request, and absent from older corpora."""
+"""What a shard states about itself: equal everywhere, and compared at no further request."""
 
 import json
 
@@ -10,12 +10,8 @@ from vitline.data_prep.find_corpus import corpus_store
 from vitline.data_prep.prepare.job import prepare
 from vitline.data_prep.shard_format import SHARDS_KEY, ShardError, ShardReader, load_manifest, segment_keys
 from vitline.data_prep.shards.subsets import take
-from vitline.data_prep.shards.verify_shards import file_sha256, verify_corpus
-from vitline.data_prep.shards.write_shards import HashingSink, shard_writer
-from vitline.infra.config import replace
+from vitline.data_prep.shards.verify_shards import verify_corpus
 from vitline.infra.storage import open_store
-
-from ..shard_lists import with_shard_list
 
 
 @pytest.fixture
@@ -40,41 +36,6 @@ def read_all(corpus):
             for group in range(reader.split.num_row_groups):
                 rows += reader.row_group(group, ["example_id", "labels"]).to_pylist()
     return rows
-
-
-def without_identity(corpus, key):
-    """A shard with the same rows, as vitline wrote it before shards had identities."""
-    table, sink = pq.read_table(pa.BufferReader(corpus.read(key))), pa.BufferOutputStream()
-    size = load_manifest(corpus).splits[key.partition("/")[0]].rows_per_row_group
-    with shard_writer(HashingSink(sink), load_manifest(corpus).arrow_schema(), 500) as writer:
-        writer.write_table(table, row_group_size=size)
-    return sink.getvalue().to_pybytes()
-
-
-def as_older_version(corpus):
-    """Writes the corpus anew as vitline did before shards had identities."""
-    manifest = corpus.read_json("manifest.json")
-    for key in [key for key in corpus.list() if "/part-" in key and key.endswith(".parquet") and key[0] != "_"]:
-        corpus.write(key, without_identity(corpus, key))
-        record = f"_work/gather/{key.removesuffix('.parquet')}.json"
-        info = corpus.read_json(record) | {"num_bytes": corpus.size(key), "sha256": file_sha256(corpus, key)}
-        del info["schema_version"]
-        corpus.write_json(record, info)
-    with_shard_list(corpus, load_manifest(corpus))
-    manifest["schema_version"] = 1
-    for split in manifest["splits"].values():
-        for segment in split["segments"]:
-            assert segment.pop("schema_version") == 2
-    corpus.write_json("manifest.json", manifest)
-
-
-@pytest.fixture
-def older(corpus):
-    digest, rows = load_manifest(corpus).digest, read_all(corpus)
-    as_older_version(corpus)
-    assert (load_manifest(corpus).digest, read_all(corpus)) == (digest, rows)
-    assert verify_corpus(corpus).problems == {}
-    return corpus
 
 
 def test_a_shard_states_corpus_place_and_digest_and_its_bytes_are_equal_on_every_store(
@@ -155,62 +116,3 @@ def test_a_restart_writes_a_finished_shard_again_if_it_is_not_the_planned_one(co
         prepare([request_of_folder], memory_root)
         assert corpus.read(key) == good
         assert load_manifest(corpus).digest == manifest.digest
-
-
-@pytest.mark.slow
-def test_shards_of_an_older_version_are_read_and_their_sizes_compared(older):
-    first, second, *_ = keys_of(older)
-    one, two = older.read(first), older.read(second)
-    assert len(one) != len(two)
-    for key, bad in ((first, two), (second, one)):
-        good = older.read(key)
-        older.write(key, bad)
-        with pytest.raises(ShardError, match=r"bytes, but the shard list says .* swapped or rewritten"):
-            read_all(older)
-        older.write(key, good)
-    read_all(older)
-
-
-@pytest.mark.slow
-def test_added_segments_and_subsets_of_an_older_corpus_say_which_shards_state_an_identity(
-    older, fill_folder, request_for, memory_root, tmp_path
-):
-    more = fill_folder(tmp_path / "more", first=50_000)
-    for path in [*more.rglob("*.jpg")]:
-        path.rename(path.with_name(f"more{path.name}"))
-    request = replace(request_for(more), add_to=f"folder/{load_manifest(older).version}")
-    prepare([request], memory_root)
-    grown = corpus_store(open_store(memory_root), request)
-    subset = open_store(f"{memory_root}/corpora/folder/{take(older, 20).version}")
-    for corpus, versions in ((grown, [1, 2]), (subset, [1])):
-        manifest = load_manifest(corpus)
-        assert manifest.schema_version == 2
-        assert [segment.schema_version for segment in manifest.splits["train"].segments] == versions
-        assert verify_corpus(corpus).problems == {}
-        assert len(read_all(corpus)) == sum(split.num_rows for split in manifest.splits.values())
-    new = segment_keys(load_manifest(grown).splits["train"].segments[1])[0]
-    good = grown.read(new)
-    grown.write(new, without_identity(grown, new))
-    with pytest.raises(ShardError, match="states no identity, but was written with one"):
-        read_all(grown)
-    grown.write(new, good)
-    older.write(keys_of(older)[0], good)
-    with pytest.raises(ShardError, match="states that it is train/s001/part-00000"):
-        read_all(older)
-
-
-@pytest.mark.slow
-def test_a_restart_keeps_shards_of_an_older_version_and_says_so(older, request_of_folder, memory_root):
-    lost = {keys_of(older)[0], *keys_of(older, "test")}
-    before = {key: older.read(key) for split in ("train", "val", "test") for key in keys_of(older, split)}
-    digest = load_manifest(older).digest
-    for key in (*lost, "manifest.json"):
-        older.delete(key)
-    prepare([request_of_folder], memory_root)
-    manifest = load_manifest(older)
-    assert manifest.digest == digest
-    assert {key for key, data in before.items() if older.read(key) != data} == lost
-    versions = {name: manifest.splits[name].segments[0].schema_version for name in ("train", "val", "test")}
-    assert versions == {"train": 1, "val": 1, "test": 2}
-    assert verify_corpus(older).problems == {}
-    read_all(older)

@@ -11,7 +11,6 @@ from vitline.data_prep.find_corpus import corpus_store
 from vitline.data_prep.prepare.job import prepare
 from vitline.data_prep.shard_format import ShardError, ShardReader, load_manifest, segment_keys
 from vitline.data_prep.shards.subsets import take
-from vitline.data_prep.shards.write_shards import HashingSink, shard_writer
 from vitline.infra.config import replace
 from vitline.infra.storage import open_store
 from vitline.vit.input.batches import eval_batches, train_batches
@@ -99,11 +98,7 @@ def rewritten(corpus, key, how):
         table = table.set_column(table.column_names.index(name), field, pa.array(values, field.type))
     manifest, sink = load_manifest(corpus), pa.BufferOutputStream()
     size = manifest.splits["train"].rows_per_row_group
-    if how == "by an older version of vitline":
-        with shard_writer(HashingSink(sink), manifest.arrow_schema(), 500) as writer:
-            writer.write_table(table, row_group_size=size)
-    else:
-        pq.write_table(table, sink, row_group_size=size, write_page_checksum=True)
+    pq.write_table(table, sink, row_group_size=size, write_page_checksum=True)
     return sink.getvalue().to_pybytes()
 
 
@@ -125,7 +120,6 @@ def test_swapped_and_duplicated_shards_are_refused_by_name(corpus):
     ("how", "expected"),
     [
         ("by pyarrow", "states no identity, but was written with one"),
-        ("by an older version of vitline", "states no identity, but was written with one"),
         ("by pyarrow, keeping metadata", "holds .* bytes of rows, but states that .* another program rewrote it"),
     ],
 )
