@@ -12,23 +12,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from vitline.data_prep.plan.similarity.dedup import LOCATOR_SCHEMA
 from vitline.data_prep.sources.splits import order_key
 
 STATS_KEY = "stats.json"
 
-_PLACE_SCHEMA = pa.schema(
-    [
-        pa.field("base", pa.string()),
-        pa.field("key", pa.string()),
-        pa.field("offset", pa.int64()),
-        pa.field("length", pa.int64()),
-    ]
-)
 PAIRS_SCHEMA = pa.schema(
     [
         pa.field("example_id", pa.string(), nullable=False),
         pa.field("split", pa.string()),
-        *_PLACE_SCHEMA,
+        *LOCATOR_SCHEMA,
         pa.field("kind", pa.string(), nullable=False),  # same_file, same_pixels or near
         pa.field("detail", pa.string()),
         pa.field("left_out", pa.bool_()),  # whether the example is refused because of this pair
@@ -36,7 +29,7 @@ PAIRS_SCHEMA = pa.schema(
         pa.field("other_corpus", pa.string()),  # NAME/VERSION of an evaluation corpus; null: this corpus
         pa.field("other_split", pa.string()),
         pa.field("other_id", pa.string(), nullable=False),
-        *(field.with_name(f"other_{field.name}") for field in _PLACE_SCHEMA),
+        *(field.with_name(f"other_{field.name}") for field in LOCATOR_SCHEMA),
     ]
 )
 """Pairs of similar images: an example and the one that it repeats."""
@@ -358,7 +351,7 @@ def _sheet(
     accepted: pa.Table, flat: np.ndarray, owner: np.ndarray, chosen: np.ndarray, per_class: int
 ) -> dict[int, tuple[SampleRow, ...]]:
     shown = np.isin(flat, chosen)
-    columns = ["example_id", "order_key", *_PLACE_SCHEMA.names]
+    columns = ["example_id", "order_key", *LOCATOR_SCHEMA.names]
     rows = accepted.select(columns).take(pa.array(owner[shown])).append_column("label", pa.array(flat[shown]))
     order = pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in ("label", "order_key", "example_id")])
     rows = rows.take(order)

@@ -11,29 +11,22 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from vitline.data_prep.config import CorpusConfig
-from vitline.data_prep.executors import Executor, for_pictures, in_process
+from vitline.data_prep.executors import Executor, in_process
 from vitline.data_prep.find_corpus import Corpora, FoundCorpus, prepared_corpus
 from vitline.data_prep.parquet_files import read_parquet
+from vitline.data_prep.plan.confirm import PairFile, Same, confirm, located_pairs, same_pictures, save_pairs
 from vitline.data_prep.plan.corpus_stats import CorpusStats, SampleRule, merged
-from vitline.data_prep.plan.leak_pairs import (
-    MAX_PAIRS,
-    PAIRS_PER_TASK,
-    Same,
-    candidates,
-    load_pairs,
-    reader_of_thread,
-    same_pictures,
-    save_pairs,
-)
-from vitline.data_prep.plan.locate_pictures import SHARD_TYPE, PictureReader, listed_as_cell
+from vitline.data_prep.plan.locate_pictures import PLACE_SCHEMA, PictureReader, listed_as_cell
 from vitline.data_prep.plan.similarity.dedup import LOCATOR_SCHEMA, drops_table
+from vitline.data_prep.plan.similarity.near_duplicates import HashIndex, as_words
 from vitline.data_prep.progress import Show
-from vitline.data_prep.records import PLAN, REQUEST_KEY, read_request, read_table, write_table
-from vitline.data_prep.shard_format import Manifest, known_shards, open_shard
+from vitline.data_prep.records import PLAN, REQUEST_KEY, read_table, write_table
+from vitline.data_prep.shard_format import KnownShard, Manifest, known_shards, open_shard
 from vitline.data_prep.sources.splits import hashed_split, unit_key
 from vitline.infra.config import FrozenConfig
 from vitline.infra.records import UnreadableRecord
@@ -41,6 +34,11 @@ from vitline.infra.storage import Store, open_store
 
 INDEX_KEY, DECONTAMINATE_KEY = f"{PLAN}/evaluation.parquet", f"{PLAN}/decontaminate.parquet"
 EVALUATION_SPLITS = ("test", "val")
+NEAREST = 16
+"""Largest number of evaluation images that a training image is compared with: those with the nearest hashes."""
+MAX_PAIRS = 1 << 16
+"""Largest number of pairs compared per file of planned rows (about 100,000 rows): those with the nearest hashes."""
+_PAIR_ORDER = ("other_base", "other_key", "other_row", "other_offset", "image")
 _ROWS_LOOKED_AT = 256
 EVALUATION_SCHEMA = pa.schema(
     [
@@ -48,9 +46,7 @@ EVALUATION_SCHEMA = pa.schema(
         pa.field("split", pa.string()),
         pa.field("example_id", pa.string()),
         pa.field("phash", pa.binary()),
-        *LOCATOR_SCHEMA,
-        pa.field("row", pa.int64()),  # row in the shard named by base and key; null: they name a source file
-        pa.field("shard", SHARD_TYPE),  # what is listed about that shard
+        *PLACE_SCHEMA,
     ]
 )
 _SPLIT_COLUMNS = ["group", "pixel_sha256"]
@@ -97,33 +93,7 @@ class LeakTask(FrozenConfig):
 
     @property
     def pairs_key(self) -> str:
-        return self.rows_key.replace(f"{PLAN}/rows/", f"{PLAN}/leak-pairs/")
-
-
-class PairsFound(FrozenConfig):
-    """The candidate pairs of one file of training rows."""
-
-    corpus: str
-    pairs_key: str
-    num_pairs: int
-    num_left: int
-
-
-class PairTask(FrozenConfig):
-    """Some hundred candidate pairs to compare."""
-
-    corpus: str
-    pairs_key: str
-    number: int
-
-
-class PairsCompared(FrozenConfig):
-    """Result of one PairTask."""
-
-    corpus: str
-    pairs_key: str
-    num_pairs: int
-    same: tuple[Same, ...]
+        return self.rows_key.replace(f"{PLAN}/rows/", f"{PLAN}/leak-pairs/").replace(".parquet", ".bin")
 
 
 class LeaksFound(FrozenConfig):
@@ -167,11 +137,11 @@ def find_leaks(planned: Sequence[PlannedCorpus], root: Store, executor: Executor
     num_files = Counter(task.corpus for task in tasks)
     for corpus, number in num_files.items():
         show.begin(corpus, number, "files searched")
-    listed = list[PairsFound]()
+    listed = list[PairFile]()
     for pairs in run(list_pairs, tasks) if tasks else ():
         listed.append(pairs)
         show.add(pairs.corpus, 1)
-    same = _compared(listed, executor, show)
+    same = confirm(listed, executor, show)
     tasks = [task.model_copy(update={"same": tuple(same[task.corpus, task.pairs_key])}) for task in tasks]
     totals: dict[str, CorpusStats] = {}
     for found in run(look_for_leaks, tasks) if tasks else ():
@@ -183,42 +153,38 @@ def find_leaks(planned: Sequence[PlannedCorpus], root: Store, executor: Executor
     return [Leaks(totals.get(each.store.uri), left[each.store.uri]) for each in planned]
 
 
-def _compared(listed: Sequence[PairsFound], executor: Executor, show: Show) -> dict[tuple[str, str], list[Same]]:
-    """For every file, the pairs that show the same picture."""
-    same: dict[tuple[str, str], list[Same]] = {(pairs.corpus, pairs.pairs_key): [] for pairs in listed}
-    num_pairs = Counter[str]()
-    for pairs in listed:
-        num_pairs[pairs.corpus] += pairs.num_pairs
-    for corpus, number in num_pairs.items():
-        show.begin(corpus, number, "pairs compared")
-    tasks = [
-        PairTask(corpus=pairs.corpus, pairs_key=pairs.pairs_key, number=number)
-        for pairs in listed
-        for number in range(-(-pairs.num_pairs // PAIRS_PER_TASK))
-    ]
-    for done in for_pictures(executor, num_pairs.total())(compare_pairs, tasks) if tasks else ():
-        same[done.corpus, done.pairs_key] += done.same
-        show.add(done.corpus, done.num_pairs)
-    return same
-
-
-def list_pairs(task: LeakTask) -> PairsFound:
+def list_pairs(task: LeakTask) -> PairFile:
     """Find the evaluation images whose hashes are near those of one file of training rows."""
     corpus = open_store(task.corpus)
     with corpus.open(task.rows_key) as file:
         rows = read_parquet(file, ["phash", "phash_mirror", *LOCATOR_SCHEMA.names])
-    pairs, num_left = candidates(rows, read_table(corpus, INDEX_KEY), MAX_PAIRS)
-    save_pairs(corpus, task.pairs_key, pairs)
-    return PairsFound(corpus=task.corpus, pairs_key=task.pairs_key, num_pairs=len(pairs), num_left=num_left)
+    return save_pairs(corpus, task.pairs_key, *candidates(rows, read_table(corpus, INDEX_KEY), MAX_PAIRS))
 
 
-def compare_pairs(task: PairTask) -> PairsCompared:
-    """Compare the thumbnails of some hundred pairs."""
-    corpus = open_store(task.corpus)
-    config = read_request(corpus)
-    pairs = load_pairs(corpus, task.pairs_key, task.number)
-    same = tuple(same_pictures(pairs, reader_of_thread(corpus, config.recipe.decode)))
-    return PairsCompared(corpus=task.corpus, pairs_key=task.pairs_key, num_pairs=len(pairs), same=same)
+def candidates(rows: pa.Table, index: pa.Table, max_pairs: int | None = None) -> tuple[pa.Table, int]:
+    """The pairs to compare, as PAIRS_SCHEMA, and the number of pairs beyond `max_pairs`, which are left out."""
+    found = _nearest_hashes(rows, index)
+    kept = sorted(found, key=lambda pair: (pair[2], pair[:2]))[:max_pairs]
+    image, other = (np.array([pair[i] for pair in kept], np.int64) for i in range(2))
+    pairs = located_pairs(rows, image, index, other)
+    return pairs.sort_by([(name, "ascending") for name in _PAIR_ORDER]), len(found) - len(kept)
+
+
+def _nearest_hashes(rows: pa.Table, index: pa.Table) -> list[tuple[int, int, int]]:
+    """(row, evaluation image, distance) of near hashes, at most the NEAREST nearest ones per row."""
+    if not len(rows) or not len(index):
+        return []
+    table = HashIndex.of(index["phash"])
+    nearest: dict[tuple[int, int], int] = {}
+    for column in ("phash", "phash_mirror"):
+        for i, j, distance in zip(*(a.tolist() for a in table.search(as_words(rows[column].to_pylist()))), strict=True):
+            nearest[i, j] = min(distance, nearest.get((i, j), distance))
+    kept, seen = [], Counter[int]()
+    for (i, j), distance in sorted(nearest.items(), key=lambda found: (found[0][0], found[1], found[0][1])):
+        seen[i] += 1
+        if seen[i] <= NEAREST:
+            kept.append((i, j, distance))
+    return kept
 
 
 def leak_lists(corpus: Store) -> Iterator[pa.Table]:
@@ -299,8 +265,8 @@ def _planned_evaluation(corpus: PlannedCorpus, splits: Collection[str]) -> Itera
             with corpus.store.open(key) as file:
                 rows = read_parquet(file, ["split", "example_id", "phash", *LOCATOR_SCHEMA.names])
             rows = rows.append_column("corpus", pa.repeat(corpus.title, len(rows)))
-            rows = rows.append_column("row", pa.nulls(len(rows), pa.int64()))
-            rows = rows.append_column("shard", pa.nulls(len(rows), SHARD_TYPE))
+            for field in (PLACE_SCHEMA.field(name) for name in ("row", "shard")):
+                rows = rows.append_column(field, pa.nulls(len(rows), field.type))
             yield rows.select(EVALUATION_SCHEMA.names).cast(EVALUATION_SCHEMA)
 
 
@@ -308,22 +274,27 @@ def published_rows(corpus: Store, manifest: Manifest, splits: Collection[str]) -
     """The images of some splits of a finished corpus, as EVALUATION_SCHEMA. Raises ShardError for a bad shard."""
     for split in splits:
         for shard in known_shards(corpus, manifest, split):
-            with open_shard(open_store(shard.home), shard.listed) as file:
-                rows = file.read(["example_id", "phash"]).slice(0, shard.num_rows)
-            num = len(rows)
-            columns = {
-                "corpus": pa.repeat(f"{manifest.name}/{manifest.version}", num),
-                "split": pa.repeat(split, num),
-                "example_id": rows["example_id"],
-                "phash": rows["phash"],
-                "base": pa.repeat(shard.home, num),
-                "key": pa.repeat(shard.listed.key, num),
-                "offset": pa.nulls(num, pa.int64()),
-                "length": pa.nulls(num, pa.int64()),
-                "row": pa.array(range(num), pa.int64()),
-                "shard": pa.repeat(pa.scalar(listed_as_cell(shard.listed), SHARD_TYPE), num),
-            }
-            yield pa.table(columns).cast(EVALUATION_SCHEMA)
+            rows = rows_of_shard(shard, ["example_id", "phash"])
+            title = pa.repeat(f"{manifest.name}/{manifest.version}", len(rows))
+            rows = rows.append_column("corpus", title).append_column("split", pa.repeat(split, len(rows)))
+            yield rows.select(EVALUATION_SCHEMA.names).cast(EVALUATION_SCHEMA)
+
+
+def rows_of_shard(shard: KnownShard, names: Sequence[str]) -> pa.Table:
+    """Some columns of a shard and where the images are, as PLACE_SCHEMA. Raises ShardError for a bad shard."""
+    with open_shard(open_store(shard.home), shard.listed) as file:
+        rows = file.read(names).slice(0, shard.num_rows)
+    num = len(rows)
+    columns = {
+        **{name: rows[name] for name in names},
+        "base": pa.repeat(shard.home, num),
+        "key": pa.repeat(shard.listed.key, num),
+        "offset": pa.nulls(num, pa.int64()),
+        "length": pa.nulls(num, pa.int64()),
+        "row": pa.array(range(num), pa.int64()),
+        "shard": pa.repeat(pa.scalar(listed_as_cell(shard.listed), PLACE_SCHEMA.field("shard").type), num),
+    }
+    return pa.table(columns)
 
 
 def own_splits_text(manifest: Manifest) -> str:
@@ -410,8 +381,8 @@ def splits_to_keep_out(name: str, manifest: Manifest) -> list[str]:
 def _drops(rows: pa.Table, index: pa.Table, same: Iterable[Same]) -> pa.Table:
     """Every row once per evaluation image that it shows, as DROPS_SCHEMA."""
     ordered = sorted(same)
-    leaked = rows.take(pa.array([pair.row for pair in ordered], pa.int64()))
-    evaluation = index.take(pa.array([pair.evaluation for pair in ordered], pa.int64()))
+    leaked = rows.take(pa.array([pair.image for pair in ordered], pa.int64()))
+    evaluation = index.take(pa.array([pair.other for pair in ordered], pa.int64()))
     for name in ("offset", "length"):
         column = pa.array([getattr(pair, name) for pair in ordered], pa.int64())
         evaluation = evaluation.set_column(evaluation.column_names.index(name), name, column)

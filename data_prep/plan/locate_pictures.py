@@ -4,7 +4,7 @@ import functools
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NotRequired, TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -14,12 +14,11 @@ from vitline.data_prep.decode import DecodePolicy, ImageRejected
 from vitline.data_prep.examine.decode_apart import decode_all_apart
 from vitline.data_prep.examine.range_reads import ByteRange, Data, read_ahead
 from vitline.data_prep.examine.thumbnails import same_picture, same_pictures, thumbnail
+from vitline.data_prep.plan.similarity.dedup import LOCATOR_SCHEMA
 from vitline.data_prep.shard_format import ListedShard, open_shard
 from vitline.infra.storage import Store, open_store
 
 _THUMBNAILS_KEPT = 10_000  # 3 KB each
-
-
 SHARD_TYPE = pa.struct(
     [
         pa.field("corpus", pa.string()),
@@ -28,6 +27,14 @@ SHARD_TYPE = pa.struct(
     ]
 )
 """A ListedShard without its key, in a table of images."""
+PLACE_SCHEMA = pa.schema(
+    [
+        *LOCATOR_SCHEMA,
+        pa.field("row", pa.int64()),  # row in the shard `key` of the corpus `base`; null: they name a file of a source
+        pa.field("shard", SHARD_TYPE),  # what is listed about that shard
+    ]
+)
+"""Where the bytes of images are."""
 
 
 def listed_as_cell(listed: ListedShard) -> dict[str, Any]:
@@ -36,16 +43,14 @@ def listed_as_cell(listed: ListedShard) -> dict[str, Any]:
 
 
 class PictureRow(TypedDict):
-    """Where the bytes of an image are."""
+    """A row of PLACE_SCHEMA."""
 
     base: str
     key: str
     offset: int
     length: int | None
-    row: NotRequired[int | None]
-    """Row of the shard `key` of the corpus `base`; None for a range of a source."""
-    shard: NotRequired[Mapping[str, Any] | None]
-    """What is listed about that shard, as SHARD_TYPE."""
+    row: int | None
+    shard: Mapping[str, Any] | None
 
 
 Place = tuple[str, str, int, int | None]
@@ -53,7 +58,7 @@ Place = tuple[str, str, int, int | None]
 
 def _place(row: PictureRow) -> Place:
     """What identifies an image."""
-    return row["base"], row["key"], row["offset"], row.get("row")
+    return row["base"], row["key"], row["offset"], row["row"]
 
 
 def _range_of(row: PictureRow) -> ByteRange:
@@ -62,12 +67,14 @@ def _range_of(row: PictureRow) -> ByteRange:
 
 
 def picture_row(row: Mapping[str, Any], prefix: str = "") -> PictureRow:
-    """The fields of LOCATOR_SCHEMA in a row of a table, whose names there have a prefix."""
+    """The fields of PLACE_SCHEMA in a row of a table, whose names there have a prefix."""
     return {
         "base": row[f"{prefix}base"],
         "key": row[f"{prefix}key"],
         "offset": row[f"{prefix}offset"],
         "length": row[f"{prefix}length"],
+        "row": row[f"{prefix}row"],
+        "shard": row[f"{prefix}shard"],
     }
 
 
@@ -111,7 +118,7 @@ class PictureReader:
 
     def range_of(self, row: PictureRow) -> tuple[int | None, int | None]:
         """Offset and length of the bytes of an image; for a row of a shard, within the file of the shard."""
-        if (number := row.get("row")) is None:
+        if (number := row["row"]) is None:
             return row["offset"], row["length"]
         group, index = self._shard_group(row, number)
         return group.range_of(index)
@@ -131,8 +138,8 @@ class PictureReader:
 
     def _read(self, missing: Mapping[Place, PictureRow]) -> Iterator[tuple[Place, Data]]:
         """Places with the bytes there, in any order. Missing files are noted as unreadable."""
-        of_shards = {place: number for place, row in missing.items() if (number := row.get("row")) is not None}
-        for place, number in of_shards.items():
+        of_shards = {place: number for place, row in missing.items() if (number := row["row"]) is not None}
+        for place, number in sorted(of_shards.items(), key=lambda each: (each[0][:2], each[1])):
             group, index = self._shard_group(missing[place], number)
             yield place, group.images[index].as_py()
         ranges = sorted((_range_of(missing[place]), place) for place in missing.keys() - of_shards.keys())
@@ -144,7 +151,7 @@ class PictureReader:
 
     def _shard_group(self, place: PictureRow, row: int) -> tuple["_ShardGroup", int]:
         """The row group that holds a row of a shard, and the index of the row in it."""
-        base, key, stated = place["base"], place["key"], place.get("shard")
+        base, key, stated = place["base"], place["key"], place["shard"]
         assert stated is not None, place
         if self._group and self._group[0][:2] == (base, key):
             size = self._group[1].rows_per_group

@@ -12,13 +12,11 @@ import pyarrow as pa
 
 from vitline.data_prep.decode import DecodePolicy
 from vitline.data_prep.find_corpus import FoundCorpus
-from vitline.data_prep.plan.leak_pairs import PAIRS_PER_TASK, nearest_hashes
-from vitline.data_prep.plan.leakage import EVALUATION_SCHEMA, prepared_sets, published_rows
-from vitline.data_prep.plan.locate_pictures import PictureReader, PictureRow, listed_as_cell
-from vitline.data_prep.shard_format import KnownShard, Manifest, known_shards, open_shard
-from vitline.infra.storage import Store, open_store
-
-_HASHES = ["phash", "phash_mirror"]
+from vitline.data_prep.plan.confirm import same_pictures
+from vitline.data_prep.plan.leakage import EVALUATION_SCHEMA, candidates, prepared_sets, published_rows, rows_of_shard
+from vitline.data_prep.plan.locate_pictures import PictureReader
+from vitline.data_prep.shard_format import KnownShard, Manifest, known_shards
+from vitline.infra.storage import Store
 
 
 class MixtureLeak(NamedTuple):
@@ -75,29 +73,11 @@ def _evaluation_sets(corpora: Sequence[FoundCorpus], root: Store, val_split: str
 
 
 def _leaks(title: str, shards: Sequence[KnownShard], index: pa.Table, policy: DecodePolicy) -> list[MixtureLeak]:
-    places = index.select(["base", "key", "offset", "length", "row", "shard"])
     names = list(zip(index["corpus"].to_pylist(), index["split"].to_pylist(), strict=True))
     found: Counter[tuple[str, str]] = Counter()
     with PictureReader(policy) as pictures:
         for shard in shards:
-            with open_shard(open_store(shard.home), shard.listed) as file:
-                rows = file.read(_HASHES).slice(0, shard.num_rows)
-            near = [(row, evaluation) for row, evaluation, _ in nearest_hashes(rows, index)]
-            hits = set[tuple[int, tuple[str, str]]]()
-            for start in range(0, len(near), PAIRS_PER_TASK):
-                part = near[start : start + PAIRS_PER_TASK]
-                pairs = [(_training_row(shard, row), _evaluation_row(places, i)) for row, i in part]
-                same = pictures.same_pairs(pairs)
-                hits |= {(row, names[i]) for (row, i), is_same in zip(part, same, strict=True) if is_same}
+            pairs, _ = candidates(rows_of_shard(shard, ["phash", "phash_mirror"]), index)
+            hits = {(pair.image, names[pair.other]) for pair in same_pictures(pairs, pictures)}
             found.update(name for _, name in hits)
     return [MixtureLeak(title, corpus, split, count) for (corpus, split), count in sorted(found.items())]
-
-
-def _training_row(shard: KnownShard, row: int) -> PictureRow:
-    cell = listed_as_cell(shard.listed)
-    return {"base": shard.home, "key": shard.listed.key, "offset": 0, "length": None, "row": row, "shard": cell}
-
-
-def _evaluation_row(places: pa.Table, i: int) -> PictureRow:
-    row: PictureRow = places.slice(i, 1).to_pylist()[0]
-    return row

@@ -17,8 +17,7 @@ from vitline.data_prep.partitions import in_groups
 from vitline.data_prep.plan.check_refused import check_left, check_refused
 from vitline.data_prep.plan.corpus_stats import CorpusStats, merged
 from vitline.data_prep.plan.leakage import save_decontamination
-from vitline.data_prep.plan.near_pairs import judge_near
-from vitline.data_prep.plan.near_records import NearTask, deal_bands, find_near
+from vitline.data_prep.plan.near import NearTask, judge_near
 from vitline.data_prep.plan.similarity.near_duplicates import band_bits
 from vitline.data_prep.plan.sort_records import (
     CLASSES_FILE,
@@ -253,9 +252,7 @@ def _find_dropped(job: _Job, buckets: Sequence[SortTask], partitioned: Sequence[
     if job.config.recipe.near_duplicates == "keep":
         return dropped
     near_tasks = _near_tasks(buckets, dropped, _num_accepted(partitioned))
-    for _ in job.run(deal_bands, near_tasks):
-        pass
-    judged = judge_near(near_tasks[0], list(job.run(find_near, near_tasks)), job.run, job.executor, job.show)
+    judged = judge_near(near_tasks, job.run, job.executor, job.show)
     return _AllDropped(leak_keys, (*exact, judged.drops), judged.num_left)
 
 

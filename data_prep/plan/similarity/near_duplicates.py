@@ -8,6 +8,7 @@ others. Images without contrast have no hash and match nothing.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +20,7 @@ _BAND_VALUES = 1 << 16
 _BRUTE_FORCE_BELOW = 2048
 _QUERIES_AT_ONCE = 256
 _PAIRS_AT_ONCE = 1 << 15  # their columns stay in the cache of a core
+K = TypeVar("K", int, bytes)
 _FLIPS = np.array([0, *(1 << bit for bit in range(16))], dtype=np.uint16)
 
 
@@ -193,21 +195,19 @@ def _first_of_key(keys: np.ndarray) -> np.ndarray:
     return np.maximum.accumulate(np.where(new, rows, 0)) if len(keys) else rows
 
 
-def resolve(
-    pairs: Iterable[tuple[bytes, bytes]], same: Callable[[bytes, bytes], bool] | None = None
-) -> dict[bytes, bytes]:
+def resolve(pairs: Iterable[tuple[K, K]], same: Callable[[K, K], bool] | None = None) -> dict[K, K]:
     """Which images are dropped, each with the image that stays instead, from pairs of keys of similar images in any order.
 
-    Images are processed in the order of their keys (sha256 prefixed by the rank of the split). An image is dropped if it is
+    Images are processed in the order of their keys. An image is dropped if it is
     similar to one that stays and has a smaller key; the smallest such key is recorded. Similarity is not chained. With `same`,
     pairs are candidates, and same(smaller, larger) is called only if the result still depends on it: for a thousand similar
     images a thousand times, not half a million.
     """
-    smaller: dict[bytes, set[bytes]] = {}
+    smaller: dict[K, set[K]] = {}
     for a, b in pairs:
         if a != b:
             smaller.setdefault(max(a, b), set()).add(min(a, b))
-    dropped: dict[bytes, bytes] = {}
+    dropped: dict[K, K] = {}
     for picture in sorted(smaller):
         for other in sorted(smaller[picture]):
             if other not in dropped and (same is None or same(other, picture)):

@@ -1,5 +1,5 @@
-"""The decisions of planning stay as they are when its code is moved: which images stay, in which split and order, and why others
-do not."""
+"""The decisions of planning stay as they are when its code is moved: which images stay, in which split and order, why others do
+not, and how many pairs of images were compared for that."""
 
 import io
 import json
@@ -9,7 +9,11 @@ import pytest
 from PIL import Image
 
 from vitline.data_prep.config import ClassFolders, CorpusConfig, LabelTable
+from vitline.data_prep.find_corpus import Corpora
+from vitline.data_prep.plan.locate_pictures import PictureReader
+from vitline.data_prep.plan.mixture_leakage import find_mixture_leaks
 from vitline.data_prep.prepare import job
+from vitline.infra.storage import open_store
 
 from ...pictures import blurred, encoded
 
@@ -42,6 +46,7 @@ GOLDEN = {
         },
     ),
 }
+GOLDEN_COMPARED = {"evaluation": (0, 0), "main": (454, 337), "grown": (487, 438), "mixture": (487, 786)}
 NUM_IMAGES = 160
 
 
@@ -100,11 +105,36 @@ def requests(tmp_path):
     return made
 
 
+@pytest.fixture
+def compared(monkeypatch):
+    """Pairs compared so far: one by one, as for near duplicates, and many at once, as for leaks."""
+    counts = {"same": 0, "same_pairs": 0}
+    same, same_pairs = PictureReader.same, PictureReader.same_pairs
+
+    def one(self, a, b):
+        counts["same"] += 1
+        return same(self, a, b)
+
+    def many(self, pairs):
+        counts["same_pairs"] += len(pairs)
+        return same_pairs(self, pairs)
+
+    monkeypatch.setattr(PictureReader, "same", one)
+    monkeypatch.setattr(PictureReader, "same_pairs", many)
+    return counts
+
+
 @pytest.mark.slow
-def test_corpora_and_refusals_are_the_golden_ones(requests, memory_root):
-    found = {}
+def test_corpora_and_refusals_are_the_golden_ones(requests, memory_root, compared):
+    found, num_compared = {}, {}
     for name, request in requests.items():
         (manifest,) = job.prepare([request], memory_root)
         splits = {split: info.num_rows for split, info in sorted(manifest.splits.items())}
         found[name] = (manifest.digest[:16], splits | dict(sorted(manifest.counts.refused.items())))
+        num_compared[name] = tuple(compared.values())
     assert found == GOLDEN
+    root = open_store(memory_root)
+    corpora = [each for each in Corpora(root).all(print) if "train" in each.manifest.splits]
+    leaks = find_mixture_leaks(corpora, root, split="train", val_split="val", compared={})
+    num_compared["mixture"] = tuple(compared.values())
+    assert (num_compared, leaks) == (GOLDEN_COMPARED, [])

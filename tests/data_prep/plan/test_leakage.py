@@ -11,7 +11,7 @@ from sklearn.datasets import load_sample_images
 from vitline.data_prep import executors
 from vitline.data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe
 from vitline.data_prep.find_corpus import corpus_store
-from vitline.data_prep.plan import leak_pairs, leakage, locate_pictures, near_pairs
+from vitline.data_prep.plan import confirm, leakage, locate_pictures, near
 from vitline.data_prep.prepare import job
 from vitline.data_prep.shard_format import load_manifest
 from vitline.infra.config import replace
@@ -99,8 +99,7 @@ def test_pairs_are_compared_in_batches_by_workers_and_counted(corpora, memory_ro
     pets, web = corpora
     prepared(pets, memory_root)
     expected = leaks_of(prepared(web, memory_root))
-    monkeypatch.setattr(leak_pairs, "PAIRS_PER_TASK", 1)
-    monkeypatch.setattr(leakage, "PAIRS_PER_TASK", 1)
+    monkeypatch.setattr(confirm, "PAIRS_PER_TASK", 1)
     monkeypatch.setattr(executors, "_FEW_PAIRS", 0)
     passes, shown, begin = {}, [], job.Progress.__init__
 
@@ -214,7 +213,7 @@ def test_near_duplicates_within_a_corpus_are_dropped_on_request(corpora, pieces,
     request = replace(web, **{"recipe.near_duplicates": "drop"})
     found = []
     for i, (sort_bytes, pairs_per_task) in enumerate(((1 << 20, 512), (1, 512), (1, 1))):
-        monkeypatch.setattr(near_pairs, "PAIRS_PER_TASK", pairs_per_task)
+        monkeypatch.setattr(confirm, "PAIRS_PER_TASK", pairs_per_task)
         asked = replace(request, **{"execution.sort_bytes": sort_bytes, "execution.examples_per_chunk": 7})
         corpus = prepared(asked, f"{memory_root}-{i}")
         assert load_manifest(corpus).counts.refused == {"near_duplicate": 4}
@@ -237,7 +236,7 @@ def test_of_similar_images_the_one_in_the_test_split_is_kept(corpora, pieces, tm
 
 
 def test_pairs_that_exceed_the_limit_are_counted(corpora, pieces, tmp_path, memory_root, monkeypatch):
-    monkeypatch.setattr(near_pairs, "NEAREST", 0)
+    monkeypatch.setattr(near, "NEAREST", 0)
     _, web = corpora
     for i, piece in enumerate(pieces[:4]):
         save(piece, tmp_path / "web/0" / f"original-{i}.png")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vitline.data_prep.plan.near_pairs import _joined
+from vitline.data_prep.plan.confirm import joined_groups
 from vitline.data_prep.plan.similarity.near_duplicates import resolve
 
 
@@ -23,14 +23,14 @@ def num_components(a, b):
 
 def test_a_long_chain_of_images_becomes_one_group_in_few_passes():
     order = np.random.default_rng(0).permutation(200_000)
-    assert len(np.unique(_joined(order[:-1], order[1:], len(order)))) == 1
+    assert len(np.unique(joined_groups(order[:-1], order[1:]))) == 1
 
 
 @pytest.mark.parametrize("num_pairs", [0, 1, 60, 120, 2000])
 def test_pairs_that_depend_on_each_other_are_in_one_group(num_pairs):
     rng = np.random.default_rng(num_pairs)
     a, b = rng.integers(0, 200, (2, num_pairs))
-    group = _joined(a, b, 200)
+    group = joined_groups(a, b)
     seen: dict[int, int] = {}
     for pair, number in zip(zip(a.tolist(), b.tolist(), strict=True), group.tolist(), strict=True):
         assert {seen.setdefault(picture, number) for picture in pair} == {number}
