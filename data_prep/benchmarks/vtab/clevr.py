@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from vitline.data_prep.archives.archives import member_pieces
-from vitline.data_prep.benchmarks.json_items import json_items
+from vitline.data_prep.archives.json_array import json_items
 from vitline.data_prep.benchmarks.label_rules import clevr_count, clevr_distance
 from vitline.data_prep.benchmarks.labelled_archive import LabelledArchive
 from vitline.data_prep.benchmarks.official_files import official_files

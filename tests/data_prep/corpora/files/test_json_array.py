@@ -1,11 +1,11 @@
-"""A list in JSON, one item at a time, however the text is split."""
+"""An array in JSON, one item at a time, however the text is split."""
 
 import json
 
 import pytest
 
-from vitline.data_prep.benchmarks import json_items as module
-from vitline.data_prep.benchmarks.json_items import json_items
+from vitline.data_prep.archives import json_array
+from vitline.data_prep.archives.json_array import json_items
 
 CONTENT = {
     "info": {"scenes": [1], "é": ']}\\"'},
@@ -32,13 +32,13 @@ def test_items_do_not_depend_on_where_the_text_is_split(num_bytes, indent):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "the JSON text ends early"),
-        ("[1]", r"character 0 is '\[' where '{' should be"),
-        ('{"info": {}}', "no list 'scenes'"),
-        ('{"scenes": {}}', r"character 11 is '{' where '\[' should be"),
-        ('{"scenes": [{"a": 1}, {"a": ', "in the value at character 22"),
-        ('{"scenes": [{} {}]}', "character 15 is '{' where ',' should be"),
-        ('{"scenes": [' + "[" * 100_000, "in the value|nested too deeply"),
+        ("", "'{' is expected, found ''"),
+        ("[1]", r"character 0: '{' is expected, found '\['"),
+        ('{"info": {}}', "no array 'scenes'"),
+        ('{"scenes": {}}', r"character 11: '\[' is expected, found '{'"),
+        ('{"scenes": [{"a": 1}, {"a": ', "character 22: an element is not JSON"),
+        ('{"scenes": [{} {}]}', "character 15: '{' stands behind an element"),
+        ('{"scenes": [' + "[" * 100_000, "not JSON|nested too deeply"),
     ],
 )
 def test_invalid_lists_are_refused_with_the_position(text, message):
@@ -47,8 +47,8 @@ def test_invalid_lists_are_refused_with_the_position(text, message):
 
 
 def test_an_item_without_end_is_refused_at_the_limit(monkeypatch):
-    monkeypatch.setattr(module, "_MAX_VALUE_CHARACTERS", 1000)
+    monkeypatch.setattr(json_array, "_MAX_ITEM_CHARS", 1000)
     pieces = iter([b'{"scenes": ["', *[b"a" * 100] * 10_000])
-    with pytest.raises(ValueError, match="in the value at character 12: Unterminated string"):
+    with pytest.raises(ValueError, match="character 12: an element is not JSON, or too long: Unterminated string"):
         list(json_items(pieces, "scenes"))
     assert len(list(pieces)) > 9900
