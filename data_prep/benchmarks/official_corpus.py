@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from vitline.data_prep.benchmarks.official_files import files_fingerprint
 from vitline.data_prep.benchmarks.official_splits import OfficialSplits, Views, order_key
+from vitline.data_prep.benchmarks.picture_files import place_of
 from vitline.data_prep.benchmarks.tfds_order import tfds_order
 from vitline.data_prep.benchmarks.vtab_data import BenchmarkData, Found, Key
 from vitline.data_prep.labels.classes import ClassInfo, number_label
@@ -65,19 +66,13 @@ class OfficialCorpus(RawCorpus):
         split = None if position is None else self._official_splits.split_of(found.split, position)
         if position is None or split is None or found.data is None:
             return None
-        base, (key, offset, length) = self._data.store.uri, found.where or ("", 0, 0)
-        if not found.where:
-            base, key, offset, length = spill.base, spill.key, spill.keep(found.data), len(found.data)
         return RawExample(
             example_id=f"{found.split}/{found.key}",
             labels=(number_label(found.label),),
             split=split,
-            base=base,
-            key=key,
-            offset=offset,
-            length=length,
             data=found.data,
             order_key=order_key(position, self._official_splits.sizes[found.split]),
+            **place_of(self._data.store, found.where, found.data, spill),
         )
 
     def _position(self, split: str, key: Key, work: WorkFolder) -> int | None:

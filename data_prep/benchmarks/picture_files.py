@@ -5,7 +5,7 @@ from typing import Any
 
 from vitline.data_prep.archives.archive_members import Member
 from vitline.data_prep.archives.archives import archive_kind, index, read_members, stretches
-from vitline.data_prep.sources.raw import Part, WorkFolder
+from vitline.data_prep.sources.raw import Locator, Part, Spill, WorkFolder
 from vitline.infra.storage import Store
 
 
@@ -50,6 +50,14 @@ def picture_members(
         if member.kind == "damage" or (member.kind == "file" and wanted(member.path)):
             at = None if member.offset is None or data is None else (key, member.offset, len(data))
             yield member, data, at
+
+
+def place_of(store: Store, where: tuple[str, int, int] | None, data: bytes, spill: Spill) -> Locator:
+    """Where the bytes of an image are: at `where` in the store if they are stored plainly, else in the spill."""
+    if not where:
+        return spill.keep(data)
+    key, offset, length = where
+    return {"base": store.uri, "key": key, "offset": offset, "length": length}
 
 
 def picture_paths(store: Store, key: str) -> Iterator[str]:

@@ -43,11 +43,8 @@ class DigitsCorpus(RawCorpus):
                     example_id=example_id,
                     labels=(str(data.target[i]),),
                     split=split,
-                    base=spill.base,
-                    key=spill.key,
-                    offset=spill.keep(file),
-                    length=len(file),
                     data=file,
+                    **spill.keep(file),
                 )
 
     def _load(self) -> tuple[Any, dict[int, tuple[str, str]]]:

@@ -5,12 +5,20 @@ import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from vitline.data_prep.labels.classes import number_label
+from vitline.data_prep.labels.classes import ClassInfo, number_label
 
 
 def labelled_number(label: str) -> int | None:
     """The number from which `number_label` made this label; None for any other label."""
     return int(label) if re.fullmatch(r"[0-9]{6,18}", label) and number_label(int(label)) == label else None
+
+
+def numbered_class(source_id: str, names: Sequence[str] = ()) -> ClassInfo:
+    """The class of a label made by `number_label`, named by its number or as it is in `names`; of any other label by itself."""
+    number = labelled_number(source_id)
+    if number is None:
+        return ClassInfo(name=source_id, source_id=source_id)
+    return ClassInfo(name=names[number] if number < len(names) else str(number), source_id=source_id)
 
 
 def label_texts(value: Any, number: Callable[[int], str] = number_label) -> list[str]:

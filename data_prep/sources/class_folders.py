@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -322,12 +322,12 @@ class _Archive:
                 further = layout.example([f"{member.path} (more names)"], split_rule, names.refusal())
                 yield replace(further, base=self._store.uri, key=self._key)
 
-    def _locator(self, member: Member, data: bytes, spill: Spill | None) -> dict[str, Any]:
+    def _locator(self, member: Member, data: bytes, spill: Spill | None) -> Mapping[str, Any]:
         if member.offset is not None:
             return {"base": self._store.uri, "key": self._key, "offset": member.offset, "length": member.size}
         if spill is None or len(data) > self._recipe.decode.max_bytes:  # refused: not read again
             return {"base": self._store.uri, "key": self._key, "num_bytes": member.size}
-        return {"base": spill.base, "key": spill.key, "offset": spill.keep(data), "length": len(data)}
+        return spill.keep(data)
 
     def _of_link(self, links: Links, member: Member) -> Refused | None:
         """Why a link is not an example; None if its examples come with the member that it leads to."""

@@ -24,7 +24,7 @@ from vitline.data_prep.archives.parquet_rows import (
 )
 from vitline.data_prep.config import CorpusRecipe, ParquetImages
 from vitline.data_prep.labels.classes import ClassInfo, number_label
-from vitline.data_prep.labels.label_texts import distinct_labels, label_texts, labelled_number, short
+from vitline.data_prep.labels.label_texts import distinct_labels, label_texts, numbered_class, short
 from vitline.data_prep.shard_format import (
     CLASSES_KEY,
     MANIFEST_KEY,
@@ -152,11 +152,7 @@ class ParquetCorpus(RawCorpus):
     def class_info(self, source_id: str) -> ClassInfo:
         if self._own:
             return self._own_classes[source_id]
-        number = labelled_number(source_id) if self._numbered else None
-        if number is not None:
-            name = self._names[number] if number < len(self._names) else str(number)
-            return ClassInfo(name=name, source_id=source_id)
-        return super().class_info(source_id)
+        return numbered_class(source_id, self._names) if self._numbered else super().class_info(source_id)
 
     @functools.cached_property
     def _columns(self) -> _Columns:
@@ -322,13 +318,10 @@ class _Reader:
             example_id=example_id,
             labels=labels,
             split=self._rule.assign_split(group or example_id, self._file.split),
-            base=spill.base,
-            key=spill.key,
-            offset=spill.keep(data),
-            length=len(data),
             group=group,
             weights=None if weights is None else tuple(weights),
             data=data,
+            **spill.keep(data),
         )
 
     def _labels(self, value: Any, num_classes: int | None) -> tuple[str, ...]:

@@ -106,13 +106,10 @@ class PredictedCorpus(RawCorpus):
             example_id=row["example_id"],
             labels=labels,
             split=split,
-            base=spill.base,
-            key=spill.key,
-            offset=spill.keep(data),
-            length=len(data),
             group=image["group"],
             weights=weights,
             data=data,
+            **spill.keep(data),
         )
 
     def _labels(self, classes: list[str], scores: list[float]) -> tuple[tuple[str, ...], tuple[float, ...] | None]:

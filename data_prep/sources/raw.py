@@ -1,5 +1,6 @@
 """Interface of all sources: parts that a worker can read independently, and examples that locate their bytes."""
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from vitline.data_prep.labels.classes import ClassInfo
 from vitline.data_prep.parquet_files import parquet_bytes, read_parquet
 from vitline.data_prep.sources.splits import DrawnSplit
 from vitline.infra.config import FrozenConfig
-from vitline.infra.storage import Store
+from vitline.infra.storage import Listed, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,15 @@ class RawExample:
     """Whether a link leads to it, so that it is a copy: of equal images, one that is where its file is stays."""
     order_key: int | None = None
     """uint64 sort key of the rows of a split, for sources with an order of their own. None: by hash."""
+
+
+class Locator(TypedDict):
+    """Where the bytes of an example are, as fields of `RawExample`."""
+
+    base: str
+    key: str
+    offset: int
+    length: int
 
 
 class Part(FrozenConfig):
@@ -290,12 +300,20 @@ class Spill:
     def __exit__(self, *raised: Any) -> None:
         self._writer.__exit__(*raised)
 
-    def keep(self, data: bytes) -> int:
-        """Append bytes and return their offset: `RawExample(base=spill.base, key=spill.key, offset=..., length=len(data))`."""
+    def keep(self, data: bytes) -> Locator:
+        """Append bytes; returns where they are."""
         offset = self._position
         self._file.write(data)
         self._position += len(data)
-        return offset
+        return {"base": self.base, "key": self.key, "offset": offset, "length": len(data)}
+
+
+def files_digest(files: Iterable[Listed], about: str = "") -> str:
+    """Digest of `about`, and of names, sizes and tags of files: the fingerprint of most sources."""
+    digest = hashlib.sha256(about.encode())
+    for file in files:
+        digest.update(f"{file.key}\0{file.size}\0{file.tag}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
 
 
 class SplitRule:

@@ -1,7 +1,6 @@
 """Files of sources that consist of tables or archives, and splits named in paths."""
 
 import functools
-import hashlib
 import json
 import os
 import posixpath
@@ -12,6 +11,7 @@ from typing import NamedTuple
 
 from vitline.data_prep.labels.label_texts import plain_text
 from vitline.data_prep.sources.allowed_roots import AllowedRoots, location
+from vitline.data_prep.sources.raw import files_digest
 from vitline.data_prep.sources.split_names import SplitPatterns, read_names, split_word
 from vitline.infra.storage import Listed, Store, open_store
 
@@ -89,10 +89,7 @@ class SourceFiles:
 
     def fingerprint(self) -> str:
         """Digest of names, sizes and tags. Raises ValueError if there is no file."""
-        digest = hashlib.sha256()
-        for file in self.files():
-            digest.update(f"{file.key}\0{file.size}\0{file.tag}\n".encode(errors="surrogateescape"))
-        return digest.hexdigest()
+        return files_digest(self.files())
 
     def _check_linked_folders(self) -> None:
         """Raises ValueError for a link to a folder outside of the source: the store does not follow it."""

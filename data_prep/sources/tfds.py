@@ -7,7 +7,6 @@ shards. The keys from which TFDS computed the order are not stored.
 
 import contextlib
 import functools
-import hashlib
 import importlib.util
 import json
 import re
@@ -22,7 +21,17 @@ from pydantic import BaseModel, Field, NonNegativeInt, ValidationError
 from vitline.data_prep.archives.tfrecord import DamagedFile, Feature, frames, read_example
 from vitline.data_prep.config import CorpusRecipe, TfdsDirectory
 from vitline.data_prep.labels.classes import ClassInfo, number_label
-from vitline.data_prep.sources.raw import Part, RawCorpus, RawExample, Spill, SplitRule, WorkFolder
+from vitline.data_prep.labels.label_texts import numbered_class
+from vitline.data_prep.sources.raw import (
+    Locator,
+    Part,
+    RawCorpus,
+    RawExample,
+    Spill,
+    SplitRule,
+    WorkFolder,
+    files_digest,
+)
 from vitline.infra.storage import Store, open_store
 
 _INFO, _FEATURES = "dataset_info.json", "features.json"
@@ -73,10 +82,7 @@ class TfdsCorpus(RawCorpus):
         """The features that `labels_of` needs."""
 
     def fingerprint(self) -> str:
-        digest = hashlib.sha256(self._info.name.encode())
-        for found in self.store.scan():
-            digest.update(f"{found.key}\0{found.size}\0{found.tag}\n".encode(errors="surrogateescape"))
-        return digest.hexdigest()
+        return files_digest(self.store.scan(), self._info.name)
 
     def parts(self, work: WorkFolder) -> Iterator[Part]:
         info, taken = self._info, self._taken()
@@ -110,9 +116,7 @@ class TfdsCorpus(RawCorpus):
             yield from shard.array_record_examples(work)
 
     def class_info(self, source_id: str) -> ClassInfo:
-        number = int(source_id)
-        name = self._class_names[number] if number < len(self._class_names) else str(number)
-        return ClassInfo(name=name, source_id=source_id)
+        return numbered_class(source_id, self._class_names)
 
     def labels_of(self, features: Mapping[str, Feature]) -> tuple[str, ...]:
         """The labels of a record. Raises LabelRefused."""
@@ -314,21 +318,15 @@ class _Shard:
             labels = self._labels_of(features)
         except LabelRefused as error:
             return self._refused(index, error.reason, str(error))
-        data = payload[image.values[0]]
-        if spill is not None:
-            base, key, start = spill.base, spill.key, spill.keep(data)
-        else:
-            base, key, start = self._store.uri, self._part.name, (offset or 0) + image.values[0].start
+        data, start = payload[image.values[0]], (offset or 0) + image.values[0].start
+        place = Locator(base=self._store.uri, key=self._part.name, offset=start, length=len(data))
         example_id = self._id(index)
         return RawExample(
             example_id=example_id,
             labels=labels,
             split=self._rule.assign_split(example_id, self._named),
-            base=base,
-            key=key,
-            offset=start,
-            length=len(data),
             data=data,
+            **(spill.keep(data) if spill else place),
         )
 
     def _id(self, index: int) -> str:

@@ -13,8 +13,8 @@ from vitline.data_prep.archives.archive_members import Member
 from vitline.data_prep.archives.archives import archive_kind, index, read_members
 from vitline.data_prep.config import CorpusRecipe, WebDataset
 from vitline.data_prep.labels.classes import ClassInfo
-from vitline.data_prep.labels.label_texts import distinct_labels, label_texts, labelled_number, plain_text, short
-from vitline.data_prep.sources.raw import Part, RawCorpus, RawExample, Spill, SplitRule, WorkFolder
+from vitline.data_prep.labels.label_texts import distinct_labels, label_texts, numbered_class, plain_text, short
+from vitline.data_prep.sources.raw import Locator, Part, RawCorpus, RawExample, Spill, SplitRule, WorkFolder
 from vitline.data_prep.sources.source_files import SourceFiles
 from vitline.infra.storage import Listed, Store
 
@@ -114,8 +114,8 @@ class WebDatasetCorpus(RawCorpus):
         return self._files.splits.description
 
     def class_info(self, source_id: str) -> ClassInfo:
-        number = None if self._source.label_key.lower().endswith("txt") else labelled_number(source_id)
-        return ClassInfo(name=source_id if number is None else str(number), source_id=source_id)
+        is_text = self._source.label_key.lower().endswith("txt")
+        return super().class_info(source_id) if is_text else numbered_class(source_id)
 
 
 def _named(path: str, source: WebDataset) -> tuple[str, str] | None:
@@ -261,15 +261,12 @@ class _Reader:
         except (ValueError, RecursionError) as error:
             return self.refused(member.path, "no_label", str(error))
         example_id = f"{self._id}!{plain_text(group.key)}"
-        base, key, offset = self._store.uri, self._key, member.offset
+        offset = member.offset or 0  # none in a compressed tar, whose bytes are in hand
         if data is None:
-            assert offset is not None
-            data = self._store.read(key, offset, offset + member.size)
-        if spill is not None:
-            base, key, offset = spill.base, spill.key, spill.keep(data)
-        assert offset is not None
+            data = self._store.read(self._key, offset, offset + member.size)
+        place = Locator(base=self._store.uri, key=self._key, offset=offset, length=len(data))
         split = self._rule.assign_split(example_id, self._split)
-        return RawExample(example_id, labels, split, base, key, offset, len(data), data=data)
+        return RawExample(example_id, labels, split, data=data, **(spill.keep(data) if spill else place))
 
     def refused(self, member: str, reason: str, detail: str) -> RawExample:
         example_id = plain_text(f"{self._id}!{member.encode(errors='replace').decode()}")

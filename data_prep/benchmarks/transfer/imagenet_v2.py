@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 
 from vitline.data_prep.benchmarks.official_files import official_files
-from vitline.data_prep.benchmarks.picture_files import picture_members, picture_parts
+from vitline.data_prep.benchmarks.picture_files import picture_members, picture_parts, place_of
 from vitline.data_prep.benchmarks.tfds_order import order_prefix
 from vitline.data_prep.benchmarks.transfer.imagenet_task import ImagenetTask
 from vitline.data_prep.benchmarks.transfer.transfer_splits import TEST_SETS
@@ -46,22 +46,17 @@ class ImagenetV2(ImagenetTask):
         named = _IMAGE.fullmatch(path)
         assert named
         number, key, classes = int(named[1]), readable_id(f"{named[1]}_{named[2]}"), self.kit.classes
-        base, refused = self.store.uri, None
+        refused = None
         if number >= len(classes):
             refused = ("no_label", f"folder {number} is outside of the classes 0 to {len(classes) - 1}")
-        if not where:
-            base, where = spill.base, (spill.key, spill.keep(data), len(data))
         return RawExample(
             example_id=f"test/{key}",
             labels=() if refused else (classes[number],),
             split="test",
-            base=base,
-            key=where[0],
-            offset=where[1],
-            length=where[2],
             refused=refused,
             data=None if refused else data,
             order_key=order_prefix("test", key),
+            **place_of(self.store, where, data, spill),
         )
 
 

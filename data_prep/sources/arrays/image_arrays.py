@@ -6,17 +6,17 @@ compressed file continues with wrong pixels until its checksum is verified at th
 The official test part becomes test; val is drawn from train if there is none.
 """
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vitline.data_prep.archives.lossless_png import lossless_png
 from vitline.data_prep.config import CorpusRecipe, ImageArrays
 from vitline.data_prep.labels.classes import ClassInfo, number_label
+from vitline.data_prep.labels.label_texts import numbered_class
 from vitline.data_prep.sources.arrays.array_layouts import Arrays, Picture
 from vitline.data_prep.sources.arrays.cifar_archive import Cifar
 from vitline.data_prep.sources.arrays.paired_arrays import Idx, Npz
-from vitline.data_prep.sources.raw import Part, RawCorpus, RawExample, Spill, SplitRule, WorkFolder
+from vitline.data_prep.sources.raw import Part, RawCorpus, RawExample, Spill, SplitRule, WorkFolder, files_digest
 from vitline.infra.storage import open_store
 
 _LAYOUTS: Mapping[str, type[Arrays]] = {
@@ -36,10 +36,7 @@ class ImageArraysCorpus(RawCorpus):
         self._recipe, self._arrays = recipe, _LAYOUTS[source.layout](self.origin, source.layout)
 
     def fingerprint(self) -> str:
-        digest = hashlib.sha256()
-        for found in self._arrays.files():
-            digest.update(f"{found.key}\0{found.size}\0{found.tag}\n".encode(errors="surrogateescape"))
-        return digest.hexdigest()
+        return files_digest(self._arrays.files())
 
     def parts(self, work: WorkFolder) -> Iterator[Part]:
         yield from self._arrays.parts(self._recipe.decode.max_pixels)
@@ -52,8 +49,7 @@ class ImageArraysCorpus(RawCorpus):
                 yield _as_example(picture, rule, spill, self._arrays.num_classes)
 
     def class_info(self, source_id: str) -> ClassInfo:
-        number, names = int(source_id), self._arrays.class_names()
-        return ClassInfo(name=names[number] if number < len(names) else str(number), source_id=source_id)
+        return numbered_class(source_id, self._arrays.class_names())
 
 
 def _as_example(picture: Picture, rule: SplitRule, spill: Spill, num_classes: int | None) -> RawExample:
@@ -67,9 +63,6 @@ def _as_example(picture: Picture, rule: SplitRule, spill: Spill, num_classes: in
         example_id=example_id,
         labels=(number_label(picture.label),),
         split=split,
-        base=spill.base,
-        key=spill.key,
-        offset=spill.keep(file),
-        length=len(file),
         data=file,
+        **spill.keep(file),
     )

@@ -1,7 +1,6 @@
 """ImageNet-1k (ILSVRC2012) as distributed: two archives of images, and the development kit with the labels."""
 
 import functools
-import hashlib
 import posixpath
 import re
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from vitline.data_prep.labels.classes import ClassInfo
 from vitline.data_prep.sources.folder_layout import is_picture, readable_id, refusal_by_name
 from vitline.data_prep.sources.imagenet.ilsvrc2012_kit import KIT, Kit, read_kit
 from vitline.data_prep.sources.imagenet.imagenet21k import SynsetTars, refused_tars, synset_examples, synset_part
-from vitline.data_prep.sources.raw import Part, RawCorpus, RawExample, SplitRule, WorkFolder
+from vitline.data_prep.sources.raw import Part, RawCorpus, RawExample, SplitRule, WorkFolder, files_digest
 from vitline.infra.storage import open_store
 
 TRAIN, VAL = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
@@ -36,17 +35,13 @@ class Ilsvrc2012Corpus(RawCorpus):
         self._split_rule = SplitRule(recipe, frozenset({"train", source.validation_is}))
 
     def fingerprint(self) -> str:
-        digest, missing = hashlib.sha256(), {TRAIN, VAL, KIT}
-        for name in sorted(missing):
-            for listed in self._store.scan(name):
-                if listed.key == name:
-                    missing.discard(name)
-                    digest.update(f"{name}\0{listed.size}\0{listed.tag}\n".encode())
-        if missing:
+        names = sorted((TRAIN, VAL, KIT))
+        found = [listed for name in names for listed in self._store.scan(name) if listed.key == name]
+        if missing := {*names} - {listed.key for listed in found}:
             raise ValueError(
                 f"{self.origin} lacks {', '.join(sorted(missing))}. Give the folder with the files as distributed by image-net.org."
             )
-        return digest.hexdigest()
+        return files_digest(found)
 
     def parts(self, work: WorkFolder) -> Iterator[Part]:
         self.fingerprint()  # raises if a file is missing

@@ -3,7 +3,6 @@
 These are fall11_whole.tar (21,841 synsets) and winter21_whole.tar.gz (19,167, below a folder) of image-net.org.
 """
 
-import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +12,7 @@ from vitline.data_prep.archives.archive_members import Member, checked_path
 from vitline.data_prep.archives.archives import archive_kind, index, read_members, read_tars_inside
 from vitline.data_prep.config import CorpusRecipe, ImageNet21k
 from vitline.data_prep.sources.folder_layout import is_picture, readable_id, refusal_by_name
-from vitline.data_prep.sources.raw import Part, RawCorpus, RawExample, Spill, SplitRule, WorkFolder
+from vitline.data_prep.sources.raw import Part, RawCorpus, RawExample, Spill, SplitRule, WorkFolder, files_digest
 from vitline.infra.storage import Store, open_store
 
 _SYNSET_TAR = re.compile(r"(?:.*/)?(n[0-9]{8})\.tar", re.DOTALL)
@@ -39,16 +38,12 @@ class ImageNet21kCorpus(RawCorpus):
         self._max_bytes = recipe.decode.max_bytes
 
     def fingerprint(self) -> str:
-        digest, found = hashlib.sha256(), False
-        for listed in self._store.scan(self._archive):
-            if not self._archive or listed.key == self._archive:
-                found = True
-                digest.update(f"{listed.key}\0{listed.size}\0{listed.tag}\n".encode(errors="surrogateescape"))
+        found = [listed for listed in self._store.scan(self._archive) if self._archive in ("", listed.key)]
         if not found:
             raise ValueError(
                 f"{self.origin} does not exist. Give ImageNet-21k's archive, or a folder of n########.tar files."
             )
-        return digest.hexdigest()
+        return files_digest(found)
 
     def parts(self, work: WorkFolder) -> Iterator[Part]:
         self.fingerprint()  # raises if the source does not exist
@@ -108,8 +103,7 @@ class ImageNet21kCorpus(RawCorpus):
             example.data is None or len(example.data) > self._max_bytes
         ):  # too large: it will be refused and not read again
             return example
-        offset = spill.keep(example.data)
-        return replace(example, base=spill.base, key=spill.key, offset=offset, length=len(example.data))
+        return replace(example, **spill.keep(example.data))
 
 
 class SynsetTars:
