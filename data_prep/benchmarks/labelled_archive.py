@@ -44,11 +44,12 @@ class LabelledArchive(BenchmarkData):
         for split, of_split in labels.items():
             for key in of_split:
                 if (other := splits.setdefault(key, split)) != split:
-                    raise ValueError(
-                        f"{self.official.title} at {self.store.uri}: {key} is in {other} and in {split}. Download the files "
-                        f"again from {self.official.home}."
-                    )
+                    raise self.wrong(f"{key} is in {other} and in {split}")
         return labels
+
+    def wrong(self, what: str) -> ValueError:
+        """The error for files that contradict each other."""
+        return self.official.damaged(f"{self.official.title} at {self.store.uri}", what)
 
     def keys(self) -> Mapping[str, Sequence[Key]]:
         return {split: list(of_split) for split, of_split in self.checked_labels.items()}

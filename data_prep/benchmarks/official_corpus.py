@@ -37,11 +37,8 @@ class OfficialCorpus(RawCorpus):
         files, keys = self._data.files(), self._data.keys()
         for split, expected in self._official_splits.sizes.items():
             if (there := len(keys.get(split, ()))) != expected:
-                unlike = "; ".join(self._data.official.unlike_official(files))
-                raise ValueError(
-                    f"{self._data.official.title} at {self.origin} has {there:,} examples of {split}, but {expected:,} are "
-                    f"expected. {f'{unlike}. ' if unlike else ''}Download its files again from {self._data.official.home}."
-                )
+                examples = f"{there:,} examples of {split}"
+                raise self._data.official.incomplete(self._data.store, files, examples, expected)
             _save_positions(work, split, keys[split])
         yield from self._data.parts(work)
 

@@ -36,6 +36,8 @@ class OfficialFiles(FrozenConfig):
     """Where to get them."""
     terms: str
     """Licence, as far as it is known, and requirements: an account, rules to accept."""
+    advice: str = ""
+    """How to use them; the end of the error about missing files."""
     files: tuple[OfficialFile, ...] = Field(min_length=1)
 
     def found(self, store: Store) -> dict[str, Listed]:
@@ -53,17 +55,25 @@ class OfficialFiles(FrozenConfig):
             listing = "; ".join(_described(file) for file in missing)
             raise ValueError(
                 f"{self.title}: {store.uri} lacks {listing}. Download {'it' if len(missing) == 1 else 'them'} from {self.home} "
-                f"({self.terms})."
+                f"({self.terms}). {self.advice}".rstrip()
             )
         return there
 
-    def unlike_official(self, there: Mapping[str, Listed]) -> list[str]:
-        """Clauses on files whose size differs from the official one; unpacked files are not compared."""
-        return [
-            f"{file.name} has {found.size:,} bytes, but the official file has {file.num_bytes:,}"
-            for file in self.files
+    def damaged(self, where: str, what: object) -> ValueError:
+        """The error for a file whose content is not as expected."""
+        return ValueError(f"{where}: {str(what).rstrip('.')}. Download it again from {self.home}.")
+
+    def incomplete(self, store: Store, there: Mapping[str, Listed], examples: str, expected: int) -> ValueError:
+        """The error for files with other examples than the official ones. It names the files of another size."""
+        unlike = (
+            f"{file.name} has {found.size:,} bytes, but the official file has {file.num_bytes:,}. "
+            for file in self.files  # unpacked files are not compared
             if (found := there.get(file.name)) and found.key == file.name and file.num_bytes not in (0, found.size)
-        ]
+        )
+        return ValueError(
+            f"{self.title} at {store.uri} has {examples}, but {expected:,} are expected. {''.join(unlike)}Download its files again "
+            f"from {self.home}."
+        )
 
 
 _TABLE = "official_files.toml"

@@ -62,7 +62,7 @@ class Imagenet(ImagenetTask):
         with ThreadPoolExecutor(_LIST_THREADS) as threads:
             prefixes = np.sort(np.concatenate(list(threads.map(self._prefixes, train))))
         if len(prefixes) != (expected := self._official_splits.sizes["train"]):
-            raise self.not_whole(f"{len(prefixes):,} training images", f"{expected:,}")
+            raise self.official.incomplete(self.store, self.files(), f"{len(prefixes):,} training images", expected)
         return int(prefixes[self._official_splits.val.start])
 
     def _prefixes(self, part: Part) -> np.ndarray:

@@ -64,9 +64,7 @@ class ImagenetReal(ImagenetTask):
         try:
             numbers = label_lists(self.store.read(_REAL, 0, _MAX_REAL_BYTES), len(self.kit.truth), len(classes))
         except (ValueError, RecursionError) as error:
-            raise ValueError(
-                f"{self.store.uri_of(_REAL)}: {error}. Download it again from {self.official.home.partition(' ')[0]}."
-            ) from error
+            raise self.official.damaged(self.store.uri_of(_REAL), error) from error
         return [tuple(classes[number] for number in of_image) for of_image in numbers]
 
 

@@ -58,18 +58,9 @@ class ImagenetTask(RawCorpus):
         parts = list(self.archives.validation_parts(work))
         there, expected = sum(part.num_examples for part in parts), OFFICIAL_SPLITS["imagenet"].sizes["validation"]
         if not there == expected == len(self.kit.truth):
-            raise self.not_whole(
-                f"{there:,} validation images and {KIT} {len(self.kit.truth):,} labels", f"{expected:,}"
-            )
+            found = f"{there:,} validation images and {KIT} {len(self.kit.truth):,} labels"
+            raise self.official.incomplete(self.store, self.files(), found, expected)
         return parts
-
-    def not_whole(self, there: str, expected: str) -> ValueError:
-        """The error for files with other examples than the official ones."""
-        unlike = "".join(f"{clause}. " for clause in self.official.unlike_official(self.files()))
-        return ValueError(
-            f"{self.official.title} at {self.origin} has {there}, but {expected} are expected. {unlike}Download its files again "
-            f"from {self.official.home}."
-        )
 
 
 def file_name(example_id: str) -> str:

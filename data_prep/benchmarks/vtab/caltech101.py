@@ -31,16 +31,10 @@ from vitline.data_prep.decode import DecodePolicy, decode
 from vitline.data_prep.examine.images import pixel_sha256
 from vitline.data_prep.sources.folder_layout import refusal_by_name
 from vitline.data_prep.sources.raw import Part, WorkFolder
-from vitline.infra.storage import Listed, Store
+from vitline.infra.storage import Store
 
 _INNER = "caltech-101/101_ObjectCategories.tar.gz"
 _HUB = "clip-benchmark/wds_vtab-caltech101"
-_WHY = (
-    "The archive alone does not determine VTAB's splits: TensorFlow Datasets drew them in the order in which a file system "
-    f"listed the files. Put the folders train/ and test/ of {_HUB} from the Hugging Face Hub next to it. Or give a "
-    "directory of caltech101, version 3, prepared by TensorFlow Datasets."
-)
-
 _Picture = tuple[bytes, str]
 """Digest of the pixels, and class: the class distinguishes equal images of several classes."""
 
@@ -49,13 +43,6 @@ class Caltech101(LabelledArchive):
     """Keys are <folder>/<file>; classes are the lower-cased folders in alphabetical order, including background_google."""
 
     official = official_files("caltech101")
-
-    def files(self) -> dict[str, Listed]:
-        """As the base class."""
-        try:
-            return super().files()
-        except ValueError as error:
-            raise ValueError(f"{error} {_WHY}") from None
 
     def labels(self) -> Mapping[str, Mapping[str, int]]:
         numbers = {name: number for number, name in enumerate(self._class_names)}
@@ -114,7 +101,7 @@ class Caltech101(LabelledArchive):
         if wrong := [key for key in trainval if (splits[key] == "train") != (key in begin)]:
             raise ValueError(
                 f"{len(wrong):,} images contradict the order of TensorFlow Datasets, for example {wrong[0]}: {self.store.uri}/train "
-                f"is not the beginning of a train split, although the archive contains all its images. {_WHY}"
+                f"is not the beginning of a train split, although the archive contains all its images. {self.official.advice}"
             )
         return splits
 
@@ -160,8 +147,7 @@ class Caltech101(LabelledArchive):
                 raise ValueError(member.refused[1] if member.refused else member.kind)
             return pixel_sha256(decode(data, DecodePolicy(max_bytes=self.max_bytes, exif_orientation="ignore")))
         except ValueError as error:  # ImageRejected is one
-            uri = f"{self.store.uri}/{archive}"
-            raise ValueError(f"{uri}: {member.path}: {error}. Download it again from {self.official.home}.") from error
+            raise self.official.damaged(f"{self.store.uri}/{archive}: {member.path}", error) from error
 
     def members(
         self, part: Part, wanted: Callable[[str], bool]

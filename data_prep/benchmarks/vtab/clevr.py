@@ -46,9 +46,7 @@ class Clevr(LabelledArchive):
             elif found := _SCENES.search(path):
                 scenes[_SPLITS[found[1]]] = path
         if missing := [name for name, split in _SPLITS.items() if split not in scenes]:
-            raise ValueError(
-                f"{self._uri} lacks scenes/CLEVR_{missing[0]}_scenes.json. Download it again from {self.official.home}."
-            )
+            raise self.official.damaged(self._uri, f"scenes/CLEVR_{missing[0]}_scenes.json is missing")
         return {split: self._labels_of(sorted(names), scenes[split]) for split, names in pictures.items()}
 
     def _labels_of(self, names: list[str], path: str) -> dict[str, int]:
@@ -59,7 +57,7 @@ class Clevr(LabelledArchive):
             ]
             return _joined(names, scenes)
         except ValueError as error:
-            raise ValueError(f"{self._uri}, {path}: {error}. Download it again from {self.official.home}.") from error
+            raise self.official.damaged(f"{self._uri}, {path}", error) from error
 
     def _scene(self, scene: Any, number: int) -> tuple[Any, int]:
         """Image name, if the scene has one, and class."""

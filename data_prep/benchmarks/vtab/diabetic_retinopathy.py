@@ -18,7 +18,6 @@ from vitline.data_prep.benchmarks.vtab_data import Key
 from vitline.data_prep.decode import DEFAULT_POLICY, ImageRejected
 from vitline.data_prep.sources.folder_layout import refusal_by_name
 from vitline.data_prep.sources.raw import Part, WorkFolder
-from vitline.infra.storage import Listed
 
 RADIUS_PX = 300
 """Radius of every eye."""
@@ -33,15 +32,6 @@ class DiabeticRetinopathy(LabelledArchive):
     """The images made here depend, in the last bits, on the release of OpenCV, and so do those of TFDS."""
 
     official = official_files("diabetic_retinopathy")
-
-    def files(self) -> dict[str, Listed]:
-        try:
-            return super().files()
-        except ValueError as error:
-            raise ValueError(
-                f"{error} Join the pieces of an archive: cat train.zip.00* > train.zip, and likewise test.zip. "
-                "retinopathy_solution.csv was published later, in the forum of the competition."
-            ) from error
 
     def keys(self) -> Mapping[str, Sequence[Key]]:
         opencv("Diabetic Retinopathy Detection")  # images cannot be made without it
@@ -72,8 +62,7 @@ class DiabeticRetinopathy(LabelledArchive):
                 try:
                     _add_rows(labels, text, usages)
                 except ValueError as error:
-                    uri = self.store.uri_of(key)
-                    raise ValueError(f"{uri}, {path}: {error}. Download it again from {self.official.home}.") from error
+                    raise self.official.damaged(f"{self.store.uri_of(key)}, {path}", error) from error
         return labels
 
 

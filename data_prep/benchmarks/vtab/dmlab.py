@@ -24,11 +24,10 @@ class DmLab(BenchmarkData):
         """The archive or, if it is unpacked, the files dmlab-{train,validation,test}.tfrecord*."""
         try:
             return super().files()
-        except ValueError as error:
-            unpacked = {found.key: found for found in self.store.scan("dmlab-") if _split_of(found.key)}
-            if not unpacked:
-                raise ValueError(f"{error} The unpacked files dmlab-*.tfrecord* are accepted as well.") from error
-            return unpacked
+        except ValueError:
+            if unpacked := {found.key: found for found in self.store.scan("dmlab-") if _split_of(found.key)}:
+                return unpacked
+            raise
 
     def keys(self) -> Mapping[str, Sequence[Key]]:
         keys: dict[str, list[Key]] = {"train": [], "validation": [], "test": []}

@@ -91,7 +91,7 @@ class DSprites(BenchmarkData):
         except ArrayDamaged:
             raise
         except ValueError as error:
-            raise ValueError(f"{self._file.uri}: {error}. Download it again from {self.official.home}.") from error
+            raise self.official.damaged(self._file.uri, error) from error
 
     @property
     def _file(self) -> "_File":

@@ -40,10 +40,8 @@ class Kitti(LabelledArchive):
             if number is None or int(number) >= len(splits):  # TFDS leaves these out as well
                 continue
             if number not in distances:
-                raise ValueError(
-                    f"{self._uri('data_object_label_2.zip')} has no training/label_2/{number}.txt, but there is an "
-                    f"image {number}.png. Download both again from {self.official.home}."
-                )
+                where = self._uri("data_object_label_2.zip")
+                raise self.official.damaged(where, f"no training/label_2/{number}.txt for the image {number}.png")
             labels[splits[int(number)]][f"{number}.png"] = distances[number]
         return labels
 
@@ -55,8 +53,8 @@ class Kitti(LabelledArchive):
             try:
                 found[path[-len("000000.txt") : -len(".txt")]] = kitti_distance(_objects(text))
             except ValueError as error:
-                uri = self._uri("data_object_label_2.zip")
-                raise ValueError(f"{uri}, {path}: {error}. Download it again from {self.official.home}.") from error
+                where = f"{self._uri('data_object_label_2.zip')}, {path}"
+                raise self.official.damaged(where, error) from error
         return found
 
     def _splits_of_pictures(self) -> list[str]:
@@ -70,8 +68,7 @@ class Kitti(LabelledArchive):
             drives = drives_of_pictures(texts["train_rand.txt"], texts["train_mapping.txt"])
             splits = splits_of_drives(drives)
         except ValueError as error:
-            uri = self._uri("devkit_object.zip")
-            raise ValueError(f"{uri}: {error}. Download it again from {self.official.home}.") from error
+            raise self.official.damaged(self._uri("devkit_object.zip"), error) from error
         return [splits[drive] for drive in drives]
 
     def _uri(self, name: str) -> str:

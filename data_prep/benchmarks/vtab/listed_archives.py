@@ -25,7 +25,7 @@ class ListedArchive(LabelledArchive):
         labels, splits = dict[str, dict[str, int]](), dict[str, str]()
         for key, split, label in self._lines():
             if key in splits:
-                raise self._wrong(f"its lists contain {key} twice, in {splits[key]} and {split}")
+                raise self.wrong(f"its lists contain {key} twice, in {splits[key]} and {split}")
             splits[key] = split
             labels.setdefault(split, {})[key] = label
         return labels
@@ -46,13 +46,8 @@ class ListedArchive(LabelledArchive):
                 if len(found) == len(wanted):
                     break
         if missing := wanted - found.keys():
-            raise self._wrong(f"{key} lacks {', '.join(sorted(missing))}{damage}")
+            raise self.wrong(f"{key} lacks {', '.join(sorted(missing))}{damage}")
         return {path: data.decode(errors="replace").split("\n") for path, data in found.items()}
-
-    def _wrong(self, what: str) -> ValueError:
-        return ValueError(
-            f"{self.official.title} at {self.store.uri}: {what}. Download the files again from {self.official.home}."
-        )
 
 
 def _below(path: str) -> str:
@@ -73,7 +68,7 @@ class Dtd(ListedArchive):
         rows = [(line.strip(), split, path) for path, split in lists.items() for line in texts[path] if line.strip()]
         for key, _, path in rows:
             if not re.fullmatch(r"[^/]+/[^/]+", key):
-                raise self._wrong(f"{path} has the line {key!r:.80}; expected lines such as banded/banded_0002.jpg")
+                raise self.wrong(f"{path} has the line {key!r:.80}; expected lines such as banded/banded_0002.jpg")
         numbers = {name: i for i, name in enumerate(sorted({key.partition("/")[0] for key, _, _ in rows}))}
         for key, split, _ in rows:
             yield key, split, numbers[key.partition("/")[0]]
@@ -92,9 +87,9 @@ class Pets(ListedArchive):
         for key, label in (row for labels in self.checked_labels.values() for row in labels.items()):
             breed = _breed(key)
             if names.setdefault(label, breed) != breed:
-                raise self._wrong(f"its lists call class {label + 1} both {names[label]} and {breed}")
+                raise self.wrong(f"its lists call class {label + 1} both {names[label]} and {breed}")
         if sorted(names) != [*range(len(names))]:
-            raise self._wrong(f"its lists have {len(names)} classes up to number {max(names) + 1}")
+            raise self.wrong(f"its lists have {len(names)} classes up to number {max(names) + 1}")
         return [names[label] for label in range(len(names))]
 
     def _lines(self) -> Iterator[tuple[str, str, int]]:
@@ -108,7 +103,7 @@ class Pets(ListedArchive):
                     r"(\S+_\d+) ([1-9]\d{0,3})(?: -?\d+)*\s*", line
                 )  # file, class, species, breed within the species
                 if not row:
-                    raise self._wrong(f"{path} has the line {line!r:.80}; expected lines such as Abyssinian_100 1 1 1")
+                    raise self.wrong(f"{path} has the line {line!r:.80}; expected lines such as Abyssinian_100 1 1 1")
                 yield f"{row[1]}.jpg", split, int(row[2]) - 1
 
     def key_of(self, path: str) -> str:
@@ -157,15 +152,15 @@ class Flowers102(ListedArchive):
         try:
             found = read_mat(self.store.read(name, 0, _MAX_LIST_BYTES))
         except ValueError as error:
-            raise self._wrong(f"{name} is {str(error).rstrip('.')}") from error
+            raise self.wrong(f"{name} is {error}") from error
         numbers = []
         for variable in variables:
             values = found.get(variable)
             if not isinstance(values, np.ndarray) or values.dtype.kind not in "iuf":
-                raise self._wrong(f"{name} has no numeric variable {variable}")
+                raise self.wrong(f"{name} has no numeric variable {variable}")
             whole = values.astype(np.int64)
             if (whole != values).any() or (whole < 1).any() or (whole > last).any():
-                raise self._wrong(f"{variable} of {name} has numbers outside of 1 to {last:,}")
+                raise self.wrong(f"{variable} of {name} has numbers outside of 1 to {last:,}")
             numbers.append(whole.tolist())
         return numbers
 

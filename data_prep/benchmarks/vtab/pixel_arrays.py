@@ -90,7 +90,4 @@ class Svhn(BenchmarkData):
                 raise ValueError("X and y do not have one image of 32 x 32 x 3 per label.")
             return pixels.reshape(-1, *_SVHN_SHAPE), [svhn_digit(int(label)) for label in stored.tolist()]
         except ValueError as error:
-            reason = str(error).rstrip(".")
-            raise ValueError(
-                f"{self.store.uri_of(key)}: {reason}. Download it again from {self.official.home}."
-            ) from error
+            raise self.official.damaged(self.store.uri_of(key), error) from error

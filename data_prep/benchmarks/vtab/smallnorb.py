@@ -46,10 +46,10 @@ class SmallNorb(BenchmarkData):
             with self._open(split, "dat") as (pictures, uri):
                 count = len(self._labels(split))
                 if pictures.dtype != np.uint8 or pictures.shape != (count, 2, 96, 96):
-                    raise ValueError(
-                        f"{uri} is an array of shape {pictures.shape} and type {pictures.dtype}; expected "
-                        f"{(count, 2, 96, 96)} uint8, a pair for every row of its -info file. Download the files again from "
-                        f"{self.official.home}."
+                    raise self.official.damaged(
+                        uri,
+                        f"an array of shape {pictures.shape} and type {pictures.dtype}; expected {(count, 2, 96, 96)} uint8, a "
+                        "pair for every row of its -info file",
                     )
             yield Part(name=split, num_bytes=math.prod(pictures.shape), num_examples=count)
 
@@ -62,15 +62,16 @@ class SmallNorb(BenchmarkData):
     def _labels(self, split: str) -> list[int]:
         with self._open(split, "info") as (info, uri):
             if info.dtype != np.int32 or len(info.shape) != 2 or info.shape[1] != 4:
-                raise ValueError(
-                    f"{uri} is an array of shape {info.shape} and type {info.dtype}; expected rows of four int32: instance, "
-                    f"elevation, azimuth and lighting. Download it again from {self.official.home}."
+                raise self.official.damaged(
+                    uri,
+                    f"an array of shape {info.shape} and type {info.dtype}; expected rows of four int32: instance, elevation, "
+                    "azimuth and lighting",
                 )
             rows = [row.tolist() for row in info.rows(uri)]
         try:
             return [self._label(row) for row in rows]
         except ValueError as error:
-            raise ValueError(f"{uri}: {error}. Download it again from {self.official.home}.") from error
+            raise self.official.damaged(uri, error) from error
 
     def _label(self, row: Sequence[int]) -> int:
         if self.task == "smallnorb_azimuth":

@@ -60,7 +60,7 @@ class Sun397(ListedArchive):
             for key in self._list_files[name].decode(errors="replace").split():
                 folder = key.rpartition("/")[0]
                 if folder not in numbers:
-                    raise self._wrong(f"{name} has {key!r:.80}, whose folder is not in {_LABELS}")
+                    raise self.wrong(f"{name} has {key!r:.80}, whose folder is not in {_LABELS}")
                 yield key, split, numbers[folder]
 
     def key_of(self, path: str) -> str:
@@ -70,7 +70,7 @@ class Sun397(ListedArchive):
     def _folders(self) -> list[str]:
         folders = self._list_files[_LABELS].decode(errors="replace").split()
         if wrong := [folder for folder in folders if folder.count("/") < 2 or not folder.startswith("/")]:
-            raise self._wrong(f"{_LABELS} has the line {wrong[0]!r:.80}; expected lines such as /a/abbey")
+            raise self.wrong(f"{_LABELS} has the line {wrong[0]!r:.80}; expected lines such as /a/abbey")
         return folders
 
     @cached_property

@@ -124,7 +124,7 @@ SCENES = "CLEVR_v1.0/scenes/CLEVR_val_scenes.json"
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda text: None, r"CLEVR_v1.0.zip lacks scenes/CLEVR_val_scenes.json. Download it again from https"),
+        (lambda text: None, r"CLEVR_v1.0.zip: scenes/CLEVR_val_scenes.json is missing. Download it again from https"),
         (lambda text: text[:-100], r"CLEVR_val_scenes.json: character .* is not JSON.*Download it again"),
         (lambda text: text.replace(b"val_000003", b"val_000004"), "1 images have more than one scene"),
         (
