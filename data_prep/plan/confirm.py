@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from vitline.data_prep.executors import Executor, for_pictures
 from vitline.data_prep.partitions import in_groups, read_partition, write_partitions
-from vitline.data_prep.plan.locate_pictures import PLACE_SCHEMA, PictureReader, PictureRow, picture_row
+from vitline.data_prep.plan.locate_pictures import PLACE_SCHEMA, PictureReader, Place
 from vitline.data_prep.plan.similarity.near_duplicates import resolve
 from vitline.data_prep.progress import Show
 from vitline.data_prep.records import read_request
@@ -134,7 +134,7 @@ def same_pictures(pairs: pa.Table, pictures: PictureReader) -> list[Same]:
     found = list[Same]()
     for start in range(0, len(pairs), PAIRS_PER_TASK):
         rows = pairs.slice(start, PAIRS_PER_TASK).to_pylist()
-        places = [(picture_row(row), picture_row(row, "other_")) for row in rows]
+        places = [(Place.of(row), Place.of(row, "other_")) for row in rows]
         for row, (_, other), is_same in zip(rows, places, pictures.same_pairs(places), strict=True):
             if is_same:
                 found.append(Same(row["image"], row["other"], *pictures.range_of(other)))
@@ -143,9 +143,9 @@ def same_pictures(pairs: pa.Table, pictures: PictureReader) -> list[Same]:
 
 def _dropped(pairs: pa.Table, pictures: PictureReader) -> list[Same]:
     """Every dropped image with the one that stays."""
-    rows, places = pairs.to_pylist(), dict[int, PictureRow]()
+    rows, places = pairs.to_pylist(), dict[int, Place]()
     for row in rows:
-        places[row["image"]], places[row["other"]] = picture_row(row), picture_row(row, "other_")
+        places[row["image"]], places[row["other"]] = Place.of(row), Place.of(row, "other_")
     dropped = resolve(((row["image"], row["other"]) for row in rows), lambda a, b: pictures.same(places[a], places[b]))
     return [Same(image, kept, *pictures.range_of(places[kept])) for image, kept in dropped.items()]
 

@@ -2,9 +2,9 @@
 
 import functools
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from types import TracebackType
-from typing import Any, TypedDict
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -42,45 +42,30 @@ def listed_as_cell(listed: ListedShard) -> dict[str, Any]:
     return {field.name: getattr(listed, field.name) for field in SHARD_TYPE}
 
 
-class PictureRow(TypedDict):
-    """A row of PLACE_SCHEMA."""
+class Place(NamedTuple):
+    """Where the bytes of an image are."""
 
     base: str
     key: str
     offset: int
     length: int | None
     row: int | None
-    shard: Mapping[str, Any] | None
+    listed: ListedShard | None
+    """The shard of the row."""
 
+    @classmethod
+    def of(cls, row: Mapping[str, Any], prefix: str = "") -> "Place":
+        """From a row of a table, in which the names of PLACE_SCHEMA have a prefix."""
+        base, key, offset, length, number, shard = (row[prefix + name] for name in PLACE_SCHEMA.names)
+        return cls(base, key, offset, length, number, ListedShard(key=key, **shard) if shard else None)
 
-Place = tuple[str, str, int, int | None]
-
-
-def _place(row: PictureRow) -> Place:
-    """What identifies an image."""
-    return row["base"], row["key"], row["offset"], row["row"]
-
-
-def _range_of(row: PictureRow) -> ByteRange:
-    end = None if row["length"] is None else row["offset"] + row["length"]
-    return ByteRange(row["base"], row["key"], row["offset"], end)
-
-
-def picture_row(row: Mapping[str, Any], prefix: str = "") -> PictureRow:
-    """The fields of PLACE_SCHEMA in a row of a table, whose names there have a prefix."""
-    return {
-        "base": row[f"{prefix}base"],
-        "key": row[f"{prefix}key"],
-        "offset": row[f"{prefix}offset"],
-        "length": row[f"{prefix}length"],
-        "row": row[f"{prefix}row"],
-        "shard": row[f"{prefix}shard"],
-    }
+    @property
+    def range(self) -> ByteRange:
+        return ByteRange(self.base, self.key, self.offset, None if self.length is None else self.offset + self.length)
 
 
 class PictureReader:
-    """Reads images by their rows: bytes [offset, offset + length) of `key` in `base` or, if `row` is given, that row of the
-    shard `key` of the corpus `base`. Caches some thousand thumbnails and one row group. Raises ShardError for a shard that is
+    """Reads images by their places. Caches some thousand thumbnails and one row group. Raises ShardError for a shard that is
     missing, damaged or another one than is listed."""
 
     def __init__(self, policy: DecodePolicy) -> None:
@@ -95,14 +80,14 @@ class PictureReader:
         self._thumbnails.clear()
         self._group = None
 
-    def same(self, a: PictureRow, b: PictureRow) -> bool:
+    def same(self, a: Place, b: Place) -> bool:
         """Whether two images show the same picture, also scaled, recompressed or mirrored. False if one is unreadable."""
         first, second = self._thumbnail(a), self._thumbnail(b)
         return first is not None and second is not None and same_picture(first, second)
 
-    def same_pairs(self, pairs: Sequence[tuple[PictureRow, PictureRow]]) -> list[bool]:
+    def same_pairs(self, pairs: Sequence[tuple[Place, Place]]) -> list[bool]:
         """`same` for many pairs at once, in a quarter of the time."""
-        self._make(row for pair in pairs for row in pair)
+        self._make(place for pair in pairs for place in pair)
         same, readable = [False] * len(pairs), list[int]()
         thumbnails: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
         for i, pair in enumerate(pairs):
@@ -116,50 +101,51 @@ class PictureReader:
                 same[i] = found
         return same
 
-    def range_of(self, row: PictureRow) -> tuple[int | None, int | None]:
+    def range_of(self, place: Place) -> tuple[int | None, int | None]:
         """Offset and length of the bytes of an image; for a row of a shard, within the file of the shard."""
-        if (number := row["row"]) is None:
-            return row["offset"], row["length"]
-        group, index = self._shard_group(row, number)
+        if place.row is None:
+            return place.offset, place.length
+        group, index = self._shard_group(place)
         return group.range_of(index)
 
-    def _thumbnail(self, row: PictureRow) -> np.ndarray | None:
-        if (place := _place(row)) not in self._thumbnails:
-            self._make([row])
+    def _thumbnail(self, place: Place) -> np.ndarray | None:
+        if place not in self._thumbnails:
+            self._make([place])
         return self._thumbnails[place]
 
-    def _make(self, rows: Iterable[PictureRow]) -> None:
+    def _make(self, places: Iterable[Place]) -> None:
         """Makes the thumbnails that are missing: the decoding process is at work while the next images are read."""
         while len(self._thumbnails) > _THUMBNAILS_KEPT:
             self._thumbnails.popitem(last=False)
-        missing = {place: row for row in rows if (place := _place(row)) not in self._thumbnails}
+        missing = {place for place in places if place not in self._thumbnails}
         for place, outcome in decode_all_apart(self._read(missing), self._policy):
             self._thumbnails[place] = None if isinstance(outcome, ImageRejected) else thumbnail(outcome)
 
-    def _read(self, missing: Mapping[Place, PictureRow]) -> Iterator[tuple[Place, Data]]:
-        """Places with the bytes there, in any order. Missing files are noted as unreadable."""
-        of_shards = {place: number for place, row in missing.items() if (number := row["row"]) is not None}
-        for place, number in sorted(of_shards.items(), key=lambda each: (each[0][:2], each[1])):
-            group, index = self._shard_group(missing[place], number)
+    def _read(self, missing: Set[Place]) -> Iterator[tuple[Place, Data]]:
+        """Places with the bytes there: rows of shards in their order, then ranges. Missing files are noted as unreadable."""
+        rows = (place for place in missing if place.row is not None)
+        for place in sorted(rows, key=lambda each: (each.base, each.key, each.row)):
+            group, index = self._shard_group(place)
             yield place, group.images[index].as_py()
-        ranges = sorted((_range_of(missing[place]), place) for place in missing.keys() - of_shards.keys())
-        for place, read in read_ahead((place, wanted) for wanted, place in ranges):
+        ranges = ((place, place.range) for place in missing if place.row is None)
+        for place, read in read_ahead(sorted(ranges, key=lambda each: each[1])):
             try:
                 yield place, read()
             except FileNotFoundError:
                 self._thumbnails[place] = None
 
-    def _shard_group(self, place: PictureRow, row: int) -> tuple["_ShardGroup", int]:
+    def _shard_group(self, place: Place) -> tuple["_ShardGroup", int]:
         """The row group that holds a row of a shard, and the index of the row in it."""
-        base, key, stated = place["base"], place["key"], place["shard"]
-        assert stated is not None, place
-        if self._group and self._group[0][:2] == (base, key):
+        row, listed = place.row, place.listed
+        assert row is not None, place
+        assert listed is not None, place
+        if self._group and self._group[0][:2] == place[:2]:
             size = self._group[1].rows_per_group
             if self._group[0][2] == row // size:
                 return self._group[1], row % size
-        group = _ShardGroup(open_store(base), ListedShard(key=key, **stated), row)
+        group = _ShardGroup(open_store(place.base), listed, row)
         size = group.rows_per_group
-        self._group = ((base, key, row // size), group)
+        self._group = ((place.base, place.key, row // size), group)
         return group, row % size
 
 
