@@ -5,14 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitline.data_prep.config import CorpusConfig
-from vitline.data_prep.examine.range_reads import read_located
 from vitline.data_prep.labels.classes import ClassMap
 from vitline.data_prep.pages.report import size_plots
-from vitline.data_prep.pages.report_pictures import load_pictures
-from vitline.data_prep.plan.corpus_stats import CorpusStats, SampleRow
+from vitline.data_prep.pages.report_pictures import load_pictures, read_sample
+from vitline.data_prep.plan.corpus_stats import CorpusStats
 from vitline.infra.html.page import render as render_page
 from vitline.infra.html.text import duration, num_bytes
-from vitline.infra.storage import open_store
 
 _MAX_CLASSES_SHOWN = 200
 
@@ -168,14 +166,10 @@ def render(found: DryRun, config: CorpusConfig) -> str:
         title=f"{found.name}: dry run",
         found=found,
         stats=found.stats,
-        pictures=load_pictures(found.stats, config.recipe.decode, _load),
+        pictures=load_pictures(found.stats, config.recipe.decode, read_sample),
         classes=[(found.class_names.get(label, label), label, f"{n:,}") for label, n in classes[:_MAX_CLASSES_SHOWN]],
         sizes=size_plots(found.stats),
     )
-
-
-def _load(row: SampleRow) -> bytes:
-    return read_located(open_store(row.base), row.key, row.offset, row.length)
 
 
 def _by_count(counts: Mapping[str, int]) -> Sequence[tuple[str, int]]:

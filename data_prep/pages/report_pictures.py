@@ -1,18 +1,19 @@
 """Thumbnails of the report: read by many threads in parallel, decoded few at a time."""
 
-import base64
-import io
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from PIL import Image
 
 from vitline.data_prep.decode import DecodePolicy, ImageRejected
 from vitline.data_prep.examine.decode_apart import decode_apart
+from vitline.data_prep.examine.range_reads import read_located
 from vitline.data_prep.plan.corpus_stats import CorpusStats, Findings, Leak, SampleRow
 from vitline.infra.config import replace
+from vitline.infra.html.page import data_uri
+from vitline.infra.html.pictures import image_file, thumbnail
+from vitline.infra.storage import open_store
 
 # On S3 an image costs a round trip, not bandwidth: read one by one, a page took 40 s.
 _READ_THREADS = 16
@@ -47,6 +48,11 @@ def _place(row: SampleRow) -> tuple[object, ...]:
     return row.base, row.key, row.offset, row.length
 
 
+def read_sample(row: SampleRow) -> bytes:
+    """The bytes of an image listed in the statistics. Raises FileNotFoundError if the image does not exist any more."""
+    return read_located(open_store(row.base), row.key, row.offset, row.length)
+
+
 def load_pictures(stats: CorpusStats, policy: DecodePolicy, load: Callable[[SampleRow], bytes]) -> Pictures:
     """All images that the report shows, decoded in a separate process: they may have changed since they were examined, and some
     were never decoded."""
@@ -63,7 +69,7 @@ def load_pictures(stats: CorpusStats, policy: DecodePolicy, load: Callable[[Samp
     )
     room = threading.BoundedSemaphore(_DECODED_AT_ONCE)
 
-    def thumbnail(row: SampleRow) -> str:
+    def shown(row: SampleRow) -> str:
         try:
             data = load(row)
             with room:
@@ -75,7 +81,7 @@ def load_pictures(stats: CorpusStats, policy: DecodePolicy, load: Callable[[Samp
 
     jobs = {_place(row): row for row in _shown(stats) if row.base}
     with ThreadPoolExecutor(_READ_THREADS) as pool:
-        return Pictures(dict(zip(jobs, pool.map(thumbnail, jobs.values()), strict=True)))
+        return Pictures(dict(zip(jobs, pool.map(shown, jobs.values()), strict=True)))
 
 
 def _shown(stats: CorpusStats) -> Iterable[SampleRow]:
@@ -94,13 +100,9 @@ def _shown(stats: CorpusStats) -> Iterable[SampleRow]:
 
 
 def _thumbnail(pixels: np.ndarray) -> str:
-    image = Image.fromarray(pixels)
-    image.thumbnail((_THUMBNAIL_PX, _THUMBNAIL_PX))
-    data = b""
+    image, data = thumbnail(pixels, _THUMBNAIL_PX), b""
     for quality in (75, 40, 10):  # images of noise would make the page large
-        file = io.BytesIO()
-        image.save(file, "WEBP", quality=quality)
-        data = file.getvalue()
+        data = image_file(image, "WEBP", quality=quality)
         if len(data) <= _THUMBNAIL_BYTES:
             break
-    return "data:image/webp;base64," + base64.b64encode(data).decode()
+    return data_uri(data, "WEBP")

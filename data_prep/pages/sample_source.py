@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from vitline.data_prep.config import CorpusConfig
 from vitline.data_prep.examine.decode_child import Examiner
 from vitline.data_prep.examine.examine import Record, examine_examples
+from vitline.data_prep.pages.expected_rows import counts
 from vitline.data_prep.plan.listed_ids import check_repeats, keys_of, known_keys, repeats
 from vitline.data_prep.shard_format import KnownShard
 from vitline.data_prep.sources.raw import Part, RawCorpus, RawExample, WorkFolder, kept_lists
@@ -88,10 +89,10 @@ def list_parts(
     found.unknown = {part.name: part.num_bytes for part in found.chosen if not part.num_examples}
     for rows in kept_lists(work):
         found.listed = True
-        found.refused.update(_counts(rows["reason"].drop_null()))
+        found.refused.update(counts(rows["reason"].drop_null()))
         readable = rows.filter(pc.is_null(rows["reason"]))
-        found.splits.update(_counts(readable["split"]))
-        found.labels.update(_counts(pc.list_flatten(readable["labels"])))
+        found.splits.update(counts(readable["split"]))
+        found.labels.update(counts(pc.list_flatten(readable["labels"])))
     return found
 
 
@@ -122,10 +123,6 @@ class _Ids:
             check_repeats(self._source, [repeated], self._parts.__getitem__, self._work)
             found.num_merged = len(repeated.merged)
             found.ids_looked_at = None if len(self._parts) == found.num_parts else self._num_rows
-
-
-def _counts(values: pa.ChunkedArray) -> dict[str, int]:
-    return {entry["values"]: entry["counts"] for entry in pc.value_counts(values).to_pylist()}
 
 
 @dataclass

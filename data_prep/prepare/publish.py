@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vitline.data_prep.config import CorpusConfig
-from vitline.data_prep.examine.range_reads import read_located
 from vitline.data_prep.pages.dataset_card import dataset_card
 from vitline.data_prep.pages.report import render_report
-from vitline.data_prep.plan.corpus_stats import STATS_KEY, CorpusStats, SampleRow, merged
+from vitline.data_prep.pages.report_pictures import read_sample
+from vitline.data_prep.plan.corpus_stats import STATS_KEY, CorpusStats, merged
 from vitline.data_prep.plan.leakage import LEAKAGE_SCHEMA, leak_lists
 from vitline.data_prep.plan.plan_shards import Base, CorpusPlan, Selection, split_of
 from vitline.data_prep.plan.sort_records import REJECTS_SCHEMA, rejects_key
@@ -38,7 +38,7 @@ from vitline.data_prep.shards.content_digest import corpus_digest
 from vitline.data_prep.shards.write_shards import HashingSink, ShardInfo
 from vitline.data_prep.sources.open_source import open_source
 from vitline.data_prep.sources.raw import FirstRows
-from vitline.infra.storage import Store, open_store
+from vitline.infra.storage import Store
 
 SHARDS_SCHEMA = pa.schema(
     [
@@ -83,15 +83,10 @@ def publish(done: Finished) -> Manifest:
         stats = merged(_widened(known, len(class_map.classes)), stats)
     corpus.write_json(STATS_KEY, stats.to_json())
     manifest = _manifest(done, stats, {line["key"]: line["content_digest"] for line in lines})
-    corpus.write(REPORT_KEY, render_report(manifest, class_map, stats, load_picture).encode())
+    corpus.write(REPORT_KEY, render_report(manifest, class_map, stats, read_sample).encode())
     corpus.write(CARD_KEY, dataset_card(manifest, class_map).encode())
     corpus.write_json(MANIFEST_KEY, manifest.model_dump(mode="json"))
     return manifest
-
-
-def load_picture(row: SampleRow) -> bytes:
-    """The bytes of an image listed in the statistics. Raises FileNotFoundError if the image does not exist any more."""
-    return read_located(open_store(row.base), row.key, row.offset, row.length)
 
 
 def _shard_lines(done: Finished) -> Iterator[dict[str, Any]]:

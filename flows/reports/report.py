@@ -1,6 +1,5 @@
 """One self-contained HTML page for a pipeline: stages, scores, curves, and input images."""
 
-import base64
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +8,7 @@ from typing import Any
 
 from vitline.flows.catalog.records import StageRecord
 from vitline.flows.reports.score_lines import setting
+from vitline.infra.html.page import data_uri
 from vitline.infra.html.page import render as render_page
 from vitline.infra.html.plots import Plot
 from vitline.infra.html.text import clock, percent
@@ -95,7 +95,7 @@ def render(page: ReportPage) -> str:
         stages=[(s.stage, s.what, s.where, stage_time(s)) for s in page.stages],
         plots=[plot for plot in page.plots if plot],
         settings=[setting_row(score, tried) for score in page.scores for tried in score.tried],
-        inputs=base64.b64encode(page.inputs_png).decode() if page.inputs_png else None,
+        inputs=data_uri(page.inputs_png) if page.inputs_png else None,
     )
 
 

@@ -1,5 +1,6 @@
 """Renders HTML pages from Jinja2 templates. Each page is one file without scripts and external resources."""
 
+import base64
 import functools
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,6 +47,11 @@ def _environment() -> "Environment":
 def _shown(value: Any) -> Any:
     """A value as it is printed into a page; what a macro or another template has made is a page already."""
     return visible_lines(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+
+
+def data_uri(file: bytes, kind: str = "PNG") -> str:
+    """An image file as a URI that a page can show."""
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(file).decode()}"
 
 
 def right_aligned(rows: Sequence[Sequence[str]]) -> list[bool]:

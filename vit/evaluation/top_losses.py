@@ -1,7 +1,5 @@
 """A self-contained HTML page of the examples with the highest loss, and of those whose label may be wrong."""
 
-import base64
-import io
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,7 +10,8 @@ from PIL import Image
 
 from vitline.data_prep.examine.decode_apart import decode_apart
 from vitline.data_prep.shard_format import Manifest, ShardReader
-from vitline.infra.html.page import render
+from vitline.infra.html.page import data_uri, render
+from vitline.infra.html.pictures import image_file, thumbnail
 from vitline.infra.html.text import shortened_list
 from vitline.infra.storage import Store
 from vitline.vit.input.order import RowGroups
@@ -152,8 +151,6 @@ def _shown(example: _ShardRow, manifest: Manifest) -> Shown:
 
 def _thumbnail(pixels: np.ndarray) -> str:
     """A data URI of at most 160 x 160 px: an unchanged PNG if the image is no larger, else a resized JPEG."""
-    image, file = Image.fromarray(pixels), io.BytesIO()
-    kind = "PNG" if max(image.size) <= _MAX_SIDE_PX else "JPEG"
-    image.thumbnail((_MAX_SIDE_PX, _MAX_SIDE_PX), Image.Resampling.LANCZOS)
-    image.save(file, kind, **({"quality": 85} if kind == "JPEG" else {"optimize": True}))
-    return f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
+    if max(pixels.shape[:2]) <= _MAX_SIDE_PX:
+        return data_uri(image_file(pixels, optimize=True))
+    return data_uri(image_file(thumbnail(pixels, _MAX_SIDE_PX, Image.Resampling.LANCZOS), "JPEG", quality=85), "JPEG")

@@ -1,6 +1,5 @@
 """Draws the figures of an inspection as PNG files, and one self-contained HTML page that explains them."""
 
-import base64
 import hashlib
 import io
 import json
@@ -11,7 +10,8 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image
 
-from vitline.infra.html.page import render
+from vitline.infra.html.page import data_uri, render
+from vitline.infra.html.pictures import contact_sheet, image_file
 from vitline.infra.storage import Store
 from vitline.vit.pages.figures import Inspection
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # matplotlib takes a second to import, and not all figures ne
 
 MAX_SHOWN = 16
 """Number of images in the rollout figure."""
-_WHITE, _DPI, _GAP_PX = 255, 120, 4
+_DPI, _GAP_PX = 120, 4
 _FILTER_COLUMNS, _FILTER_TILE_PX = 7, 112
 _PAIRS_A_ROW, _IMAGE_TILE_PX = 4, 160
 _MAP_PX, _MAX_TICKS = 720, 16
@@ -98,7 +98,12 @@ def _filters(inspection: Inspection) -> _Picture:
         f"by decreasing variance, row by row; together they explain {100 * total:.0f}\u00a0% of it. Every component is "
         "stretched to the full range of colours by its own minimum and maximum; its sign is arbitrary."
     )
-    return _Picture("patch-filters.png", "Filters", caption, _png(_sheet(tiles, _FILTER_COLUMNS)))
+    return _Picture(
+        "patch-filters.png",
+        "Filters",
+        caption,
+        image_file(contact_sheet(tiles, _FILTER_COLUMNS, _GAP_PX), optimize=True),
+    )
 
 
 def _similarity(inspection: Inspection, similarity: np.ndarray) -> _Picture:
@@ -178,7 +183,7 @@ def _rollout(inspection: Inspection, rollout: np.ndarray, images: np.ndarray) ->
     pairs = []
     for image, share in zip(images[:shown], rollout[:shown], strict=True):
         masked = (image * rollout_mask(share, image_px, patch_px)[:, :, None]).round().astype(np.uint8)
-        pairs.append(_sheet([_tile(image, _IMAGE_TILE_PX), _tile(masked, _IMAGE_TILE_PX)], columns=2))
+        pairs.append(contact_sheet([_tile(image, _IMAGE_TILE_PX), _tile(masked, _IMAGE_TILE_PX)], 2, _GAP_PX))
     row = "the class token's row" if inspection.has_class_token else "the mean over the rows of all patches"
     caption = (
         "Beside each image, the share of each patch in the output: brighter patches have larger shares. Attention weights "
@@ -187,8 +192,8 @@ def _rollout(inspection: Inspection, rollout: np.ndarray, images: np.ndarray) ->
         "shares are divided by their maximum, enlarged by Lanczos, blurred by a Gaussian as wide as a patch and stretched "
         "from 0 to 1. They show where information comes from, not why a class was predicted."
     )
-    sheet = _sheet(pairs, _PAIRS_A_ROW, gap_px=4 * _GAP_PX)
-    return _Picture("attention-rollout.png", "Attention rollout", caption, _png(sheet))
+    sheet = contact_sheet(pairs, _PAIRS_A_ROW, 4 * _GAP_PX)
+    return _Picture("attention-rollout.png", "Attention rollout", caption, image_file(sheet, optimize=True))
 
 
 def _numbers(inspection: Inspection, images: np.ndarray, title: str) -> dict[str, Any]:
@@ -222,7 +227,7 @@ def _numbers(inspection: Inspection, images: np.ndarray, title: str) -> dict[str
 def _page(inspection: Inspection, pictures: list[_Picture], title: str) -> str:
     seen = f"; attention on {_images(inspection.num_images)}" if inspection.num_images else ""
     network = inspection.network[:1].upper() + inspection.network[1:]
-    figures = [(p.heading, p.caption, base64.b64encode(p.png).decode()) for p in pictures]
+    figures = [(p.heading, p.caption, data_uri(p.png)) for p in pictures]
     return render("vit/pages/page.html.j2", title=title, lead=network + seen, notes=inspection.notes, figures=figures)
 
 
@@ -243,18 +248,6 @@ def _tile(pixels: np.ndarray, side: int) -> np.ndarray:
     return pixels.repeat(side // own, axis=0).repeat(side // own, axis=1)
 
 
-def _sheet(tiles: list[np.ndarray], columns: int, gap_px: int = _GAP_PX) -> np.ndarray:
-    """Arranges tiles of equal size in rows, with white gaps."""
-    height, width = tiles[0].shape[:2]
-    columns = min(columns, len(tiles))
-    rows = -(-len(tiles) // columns)
-    sheet = np.full((rows * (height + gap_px) - gap_px, columns * (width + gap_px) - gap_px, 3), _WHITE, np.uint8)
-    for i, tile in enumerate(tiles):
-        top, left = i // columns * (height + gap_px), i % columns * (width + gap_px)
-        sheet[top : top + height, left : left + width] = tile
-    return sheet
-
-
 def _figure(width: float, height: float) -> "Figure":
     from matplotlib.figure import Figure  # avoids the global state of pyplot
 
@@ -264,10 +257,4 @@ def _figure(width: float, height: float) -> "Figure":
 def _figure_png(figure: "Figure") -> bytes:
     file = io.BytesIO()
     figure.savefig(file, format="png", metadata={"Software": None})
-    return file.getvalue()
-
-
-def _png(pixels: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG", optimize=True)
     return file.getvalue()

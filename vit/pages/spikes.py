@@ -1,16 +1,14 @@
 """What the spike guard leaves of a spike: the examples of its batch with the highest loss, with ids and pictures, as JSON and a page."""
 
-import base64
-import io
 import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from PIL import Image
 from torch import Tensor
 
-from vitline.infra.html.page import render
+from vitline.infra.html.page import data_uri, render
+from vitline.infra.html.pictures import image_file, thumbnail
 from vitline.infra.html.text import shortened_list
 from vitline.infra.storage import Store
 from vitline.vit.config import TrainConfig
@@ -38,8 +36,8 @@ class Worst(NamedTuple):
     labels: list[int]
     mixed_with: list[int]
     """Labels of the example that MixUp or CutMix mixed in; empty where there is none."""
-    png: str
-    """What the network saw of it, at most 160 x 160 px, in base64."""
+    image: str
+    """What the network saw of it, at most 160 x 160 px, as a data URI."""
 
 
 def worst_examples(
@@ -92,7 +90,7 @@ def write_spike(
         title=f"{title}, step {spike['step']:,}",
         text=spike_text(spike, action),
         cards=[
-            (example, _shown(names, each.labels), _shown(names, each.mixed_with), f"data:image/png;base64,{each.png}")
+            (example, _shown(names, each.labels), _shown(names, each.mixed_with), each.image)
             for example, each in zip(examples, worst, strict=True)
         ],
         small=config.recipe.model.image_size_px < _MAX_SIDE_PX // 2,
@@ -116,12 +114,10 @@ def _seen(batches: Sequence[Batch], index: int) -> tuple[list[int], list[int], s
     """Labels, labels of the partner, and picture of an example of this rank."""
     size = len(batches[0].valid)
     batch, i = batches[index // size], index % size
-    image, file = Image.fromarray(batch.images[i].cpu().numpy()), io.BytesIO()
-    image.thumbnail((_MAX_SIDE_PX, _MAX_SIDE_PX))
-    image.save(file, "PNG")
+    image = data_uri(image_file(thumbnail(batch.images[i].cpu().numpy(), _MAX_SIDE_PX)))
     mixed = batch.partner_labels is not None and batch.own_share is not None and float(batch.own_share[i]) < 1
     partner = _labels(batch.partner_labels, i) if mixed and batch.partner_labels is not None else []
-    return _labels(batch.labels, i), partner, base64.b64encode(file.getvalue()).decode()
+    return _labels(batch.labels, i), partner, image
 
 
 def _labels(labels: Tensor | SeveralLabels, i: int) -> list[int]:

@@ -4,8 +4,6 @@ Rows, draws and mixes are those of the training: views of epoch e are what its e
 what that step trains on.
 """
 
-import base64
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,12 +11,12 @@ from itertools import islice
 
 import numpy as np
 import torch
-from PIL import Image
 
 from vitline.data_prep.decode import ImageRejected
 from vitline.data_prep.examine.decode_apart import decode_apart
 from vitline.infra.config import tree_of
-from vitline.infra.html.page import render
+from vitline.infra.html.page import data_uri, render
+from vitline.infra.html.pictures import image_file, thumbnail
 from vitline.vit.config import TrainRecipe
 from vitline.vit.corpora.training_corpora import TrainingCorpora
 from vitline.vit.corpora.training_sources import sources_of
@@ -199,8 +197,5 @@ def _mixed_pair(sources: Sequence[_Source], share: Share, seed: int, augment: Au
 
 
 def _data_uri(pixels: np.ndarray) -> str:
-    image = Image.fromarray(pixels)
-    image.thumbnail((_MOST_PX, _MOST_PX))
-    file = io.BytesIO()
-    image.save(file, "WEBP", quality=90, lossless=max(image.size) <= _SMALL_PX)
-    return "data:image/webp;base64," + base64.b64encode(file.getvalue()).decode()
+    image = thumbnail(pixels, _MOST_PX)
+    return data_uri(image_file(image, "WEBP", quality=90, lossless=max(image.size) <= _SMALL_PX), "WEBP")

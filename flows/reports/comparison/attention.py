@@ -1,10 +1,10 @@
 """What the networks of pipelines look at: the figures of their pre-trainings (arXiv:2010.11929, Sec. 4.5), beside each other."""
 
-import base64
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from vitline.flows.catalog.records import PipelineRecord
+from vitline.infra.html.page import data_uri
 from vitline.infra.runs.run_state import NO_STATE, read_state
 from vitline.infra.storage import Store
 
@@ -19,7 +19,7 @@ class Figure(NamedTuple):
     uri: str
     """The picture as a data URI."""
     images_sha256: str | None
-    """The images in it; None if it shows none, or is of a version that did not record them."""
+    """The images in it; None if it shows none."""
 
 
 class Beside(NamedTuple):
@@ -54,7 +54,7 @@ def _figure(root: Store, record: PipelineRecord, name: str) -> Figure | None:
     if key is None:
         return None
     try:
-        uri = f"data:image/png;base64,{base64.b64encode(run.read(key)).decode()}"
+        uri = data_uri(run.read(key))
     except FileNotFoundError:  # deleted since
         return None
     numbers = run.read_json_or_none(f"{key.rpartition('/')[0]}/inspection.json") if name == ROLLOUT else None
