@@ -21,6 +21,7 @@ from vitline.data_prep.labels.classes import ClassMap
 from vitline.data_prep.pages.dry_run_report import Cores, DryRun, Number, render
 from vitline.data_prep.pages.expected_rows import Kept, kept_rows, shares
 from vitline.data_prep.pages.sample_source import BUDGET, Budget, ListedSource, Sample, list_parts, take_sample
+from vitline.data_prep.plan.check_refused import why_none_is_left
 from vitline.data_prep.plan.corpus_stats import CorpusStats, SampleRule
 from vitline.data_prep.plan.plan_shards import SPLIT_ORDER, Base, Selection, plan_corpus
 from vitline.data_prep.plan.sort_records import ROW_SCHEMA, Selected, with_label_ids
@@ -299,20 +300,12 @@ def _total(kept: Kept) -> int:
 def _check_left(observed: _Observed, kept: Kept) -> None:
     """Raises ValueError if the preparation would fail because no image is left for train."""
     config, source = observed.config, observed.source
-    is_test_set = bool(source.benchmark_rows) and "train" not in source.benchmark_rows
-    if kept.train_at_most or observed.base or is_test_set:
+    if kept.train_at_most or observed.base or source.is_test_set:
         return
-    lost = kept.lost.total()
-    why, next_step = "", "Add images, or lower val_fraction and test_fraction."
-    if lost:
-        label, count = kept.largest
-        why = (
-            f": {lost:,} of {_total(kept):,} images have no class that is kept (the largest, {label!r}, has {count:,})"
-        )
-        next_step = f"Lower recipe.min_images_per_class, which is {config.recipe.min_images_per_class:,}."
-        if "unknown_class" in kept.lost:
-            next_step = "Check that recipe.class_map is made for this source."
-    raise ValueError(f"{source.origin}: no image would be left for train{why}. {next_step}")
+    raise ValueError(
+        f"{source.origin}: no image would be left for train. Of {_total(kept):,} images {kept.lost.total():,} would be left out. "
+        f"{why_none_is_left(config, kept.splits.total(), kept.lost, kept.labels)}"
+    )
 
 
 def _measure_writing(

@@ -11,8 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vitline.data_prep.config import CorpusConfig
-from vitline.data_prep.labels.class_maps import load_class_map
-from vitline.data_prep.plan.plan_shards import Base
+from vitline.data_prep.plan.plan_shards import Base, class_map_of
 from vitline.data_prep.sources.raw import RawCorpus
 
 Tables = Callable[[], Iterable[pa.Table]]
@@ -28,8 +27,8 @@ class Kept:
     """Images of which no class is kept, by reason."""
     num_small: int = 0
     """Number of classes that are left out because they are too small."""
-    largest: tuple[str, int] = ("", 0)
-    """The class with the most images, kept or not."""
+    labels: Counter[str] = field(default_factory=Counter)
+    """Images of every label, kept or not."""
     num_drawn: int = 0
     """Images whose splits are drawn from pixels that are not known yet; counted as their ids would draw them."""
     train_at_most: int = 0
@@ -49,12 +48,12 @@ def kept_rows(
 
     Memory holds one number per class, whatever the number of images.
     """
-    labels = Counter[str]()
+    kept = Kept()
     for table in tables():
-        labels.update(counts(pc.list_flatten(table["labels"])))
-    kept = Kept(largest=max(labels.items(), key=lambda item: (item[1], item[0]), default=("", 0)))
-    classes, reason = _classes(labels, config, source, base)
-    kept.num_small = len(labels.keys() - classes) if reason == "small_class" else 0
+        kept.labels.update(counts(pc.list_flatten(table["labels"])))
+    classes = set(class_map_of(config, source, kept.labels, base).source_ids)
+    reason = "unknown_class" if config.recipe.class_map else "small_class"
+    kept.num_small = len(kept.labels.keys() - classes) if reason == "small_class" else 0
     in_train, has_val, moved, drawn = Counter[str](), False, 0, Counter[str]()
     names = pa.array(sorted(classes), pa.string())
     for table in tables():
@@ -73,18 +72,6 @@ def kept_rows(
     kept.splits, kept.lost, kept.num_drawn = +kept.splits, +kept.lost, drawn.total()
     kept.train_at_most = kept.splits["train"] + (kept.num_drawn and moved + kept.num_drawn - drawn["train"])
     return kept
-
-
-def _classes(
-    labels: Mapping[str, int], config: CorpusConfig, source: RawCorpus, base: Base | None
-) -> tuple[set[str], str]:
-    """The classes that the corpus would have, and the reason for which others are left out."""
-    if config.recipe.class_map:
-        return set(load_class_map(config.recipe.class_map).source_ids), "unknown_class"
-    if declared := source.declared_classes():
-        return set(declared), "unknown_class"
-    large = {label for label, count in labels.items() if count >= config.recipe.min_images_per_class}
-    return large | set(base.class_map().source_ids if base else ()), "small_class"
 
 
 def _any_of(labels: pa.ListArray, names: pa.Array) -> pa.Array:

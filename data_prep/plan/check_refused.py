@@ -99,19 +99,19 @@ def check_left(
                 f"{source.origin}: found {there:,} examples of {split}, but the benchmark has {expected:,}. Its files are "
                 "incomplete or of another release. Copy them again."
             )
-    is_test_set = bool(source.benchmark_rows) and "train" not in source.benchmark_rows
-    if rows.get("train") or config.add_to or is_test_set:
+    if rows.get("train") or config.add_to or source.is_test_set:
         return
-    why = _why_none_is_left(config, sum(rows.values()), counts, label_counts)
+    why = why_none_is_left(config, sum(rows.values()), counts, label_counts)
     raise ValueError(
         f"{source.origin}: no image is left for train. Of {num_found:,} files {sum(counts.values()):,} were refused or "
         f"left out ({_by_reason(counts) or 'none'}). {why}"
     )
 
 
-def _why_none_is_left(
+def why_none_is_left(
     config: CorpusConfig, num_elsewhere: int, counts: Mapping[str, int], label_counts: Mapping[str, int]
 ) -> str:
+    """Why train has no image, and what to do. `num_elsewhere`: images of val and test; `counts`: those left out, by reason."""
     recipe, labels = config.recipe, Counter(label_counts).most_common()
     if num_elsewhere and counts.get("duplicate", 0) > num_elsewhere:
         return (

@@ -226,7 +226,7 @@ def select_examples(
     dropped = _find_dropped(job, buckets, partitioned)
     buckets = [task.model_copy(update={"drops": dropped.keys, "gains": dropped.gain_keys}) for task in buckets]
     label_counts = _label_counts(partitioned, dropped)
-    class_map = _class_map(config, job.source, label_counts, base)
+    class_map = class_map_of(config, job.source, label_counts, base)
     corpus.write_json(CLASSES_FILE, {**class_map.as_file(), **_outside(config, job.source)})
     corpus.write_json(VAL_FILE, _val_hashes(job, buckets, partitioned))
     selected, stats = _selected(job.run(select, buckets))
@@ -301,7 +301,7 @@ def _partition_tasks(config: CorpusConfig, corpus: Store, base: Base | None) -> 
     ]
 
 
-def _class_map(config: CorpusConfig, source: RawCorpus, counts: Mapping[str, int], base: Base | None) -> ClassMap:
+def class_map_of(config: CorpusConfig, source: RawCorpus, counts: Mapping[str, int], base: Base | None) -> ClassMap:
     """The classes of a corpus: those of the requested class map; else those that the source declares; else those that are
     large enough, appended to the classes of the base corpus if there is one."""
     if config.recipe.class_map:

@@ -109,6 +109,11 @@ class RawCorpus(ABC):
     lists_ids: bool = False
     """Whether `listed` returns the ids of examples."""
 
+    @property
+    def is_test_set(self) -> bool:
+        """Whether it is a benchmark without images to train on."""
+        return bool(self.benchmark_rows) and "train" not in self.benchmark_rows
+
     @abstractmethod
     def fingerprint(self) -> str:
         """A text that differs whenever the examples may have changed. Fast: reads no image and fetches nothing.

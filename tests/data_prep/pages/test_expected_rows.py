@@ -32,7 +32,7 @@ ROWS = [("ab", "train"), ("b", "train"), ("a", "train"), ("a", "test"), ("c", "t
 def test_image_is_kept_if_any_of_its_classes_is_kept():
     found = kept(ROWS, min_images_per_class=3)
     assert (found.splits, found.lost) == ({"train": 2, "test": 2}, {"small_class": 2})
-    assert (found.num_small, found.largest) == (2, ("a", 4))
+    assert (found.num_small, found.labels) == (2, {"a": 4, "b": 2, "c": 2})
     assert found.share == pytest.approx(4 / 6)
 
 
