@@ -14,14 +14,14 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vitline.data_prep.config import CorpusConfig, CorpusRecipe, PrepareExecution
+from vitline.data_prep.config import CorpusConfig, CorpusRecipe
 from vitline.data_prep.examine.examine import Record
 from vitline.data_prep.labels.class_maps import load_class_map
 from vitline.data_prep.labels.classes import ClassMap
 from vitline.data_prep.pages.dry_run_report import Cores, DryRun, Number, render
 from vitline.data_prep.pages.expected_rows import Kept, kept_rows, shares
 from vitline.data_prep.pages.sample_source import BUDGET, Budget, ListedSource, Sample, list_parts, take_sample
-from vitline.data_prep.plan.check_refused import why_none_is_left
+from vitline.data_prep.plan.check_refused import too_many, why_none_is_left
 from vitline.data_prep.plan.corpus_stats import CorpusStats, SampleRule
 from vitline.data_prep.plan.plan_shards import SPLIT_ORDER, Base, Selection, plan_corpus
 from vitline.data_prep.plan.sort_records import ROW_SCHEMA, Selected, with_label_ids
@@ -346,7 +346,7 @@ def _requests(
 def _notes(observed: _Observed, expected: _Expected) -> Iterator[str]:
     """Sentences on what would go wrong, and on what the estimate does not include."""
     listed, kept = observed.listed, expected.kept
-    yield from _refusal_notes(observed.config.execution, expected)
+    yield from _refusal_notes(observed.config, expected)
     if observed.sample.late:
         yield _late(observed.sample)
     recipe = observed.config.recipe
@@ -374,17 +374,11 @@ def _notes(observed: _Observed, expected: _Expected) -> Iterator[str]:
     yield "Duplicates, near duplicates and leakage are not searched: that needs the whole corpus."
 
 
-def _refusal_notes(execution: PrepareExecution, expected: _Expected) -> Iterator[str]:
-    refused = expected.refused
-    num_counted = sum(number.value for reason, number in refused.items() if reason not in NOT_COUNTED)
-    num_left_out = sum(number.value for reason, number in refused.items() if reason in NOT_COUNTED)
-    num_images = expected.found.value - num_left_out
-    if num_counted > execution.max_refused_fraction * num_images:
-        yield (
-            f"{100 * num_counted / max(1.0, num_images):.3g} % of the images would be refused, more than "
-            f"max_refused_fraction {execution.max_refused_fraction:g} allows: nothing would be published."
-        )
-    if UNCOUNTED in refused and execution.uncounted_losses == "refuse":
+def _refusal_notes(config: CorpusConfig, expected: _Expected) -> Iterator[str]:
+    counted = {reason: round(n.value) for reason, n in expected.refused.items() if reason not in NOT_COUNTED}
+    if problem := too_many(config, counted, expected.num_accepted):
+        yield f"As estimated, {problem}: nothing would be published."
+    if UNCOUNTED in expected.refused and config.execution.uncounted_losses == "refuse":
         yield (
             "The sample has archives, files or folders that cannot be read to their end, so the number of missing images is "
             "unknown: nothing would be published (execution.uncounted_losses)."

@@ -29,7 +29,7 @@ def check_refused(config: CorpusConfig, corpus: Store, refused: Mapping[str, Fin
     _check_losses(config, refused)
     _check_denied(config, refused, num_accepted)
     counted = {reason: found for reason, found in refused.items() if reason not in NOT_COUNTED}
-    problem = _too_many(config, {reason: found.count for reason, found in counted.items()}, num_accepted)
+    problem = too_many(config, {reason: found.count for reason, found in counted.items()}, num_accepted)
     if problem:
         first = {reason: found.first[0] for reason, found in counted.items()}
         named = "; ".join(f"{each.picture.example_id}: {reason} ({each.detail})" for reason, each in first.items())
@@ -55,7 +55,7 @@ def check_reused(config: CorpusConfig, corpus: Store, root: Store) -> None:
             "as it is with --set execution.uncounted_losses=accept."
         )
     counted = {reason: count for reason, count in refused.items() if count and reason not in NOT_COUNTED}
-    if problem := _too_many(config, counted, num_accepted):
+    if problem := too_many(config, counted, num_accepted):
         raise ValueError(
             f"{here}, but {problem}. They are listed in {corpus.uri_of(REJECTS_KEY)}. Repair the source and prepare "
             f"again; or accept the corpus as it is with {_raised_limit(counted, num_accepted)}."
@@ -198,7 +198,7 @@ def _check_denied(config: CorpusConfig, refused: Mapping[str, Findings], num_acc
     )
 
 
-def _too_many(config: CorpusConfig, counted: Mapping[str, int], num_accepted: int) -> str:
+def too_many(config: CorpusConfig, counted: Mapping[str, int], num_accepted: int) -> str:
     """Describes the excess of refused images; empty if their share is within the limit."""
     total = sum(counted.values())
     benchmark = _is_benchmark(config)

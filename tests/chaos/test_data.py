@@ -163,7 +163,7 @@ def unverified_pages():
 
 
 def limit_of_refusals(found):
-    return patch.object(check_refused, "_too_many", lambda *_: found)
+    return patch.object(check_refused, "too_many", lambda *_: found)
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_a_source_without_images_is_an_error(tmp_path, request_for):
 
 def test_requests_that_would_publish_nothing_are_reported(folder, request_for):
     notes = " ".join(dry_run(request_for(folder, max_refused_fraction=0.01), CORES)[0].notes)
-    assert "4.76 % of the images would be refused, more than max_refused_fraction 0.01 allows" in notes
+    assert "6 of 126 images are refused (not_an_image 6), more than the share 0.01 that" in notes
     with pytest.raises(
         ValueError, match=r"no image would be left for train. Of 120 images 120 .* is 41, .* has 40 images"
     ):
