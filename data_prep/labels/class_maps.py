@@ -147,7 +147,7 @@ def _read(uri: str) -> ClassMap:
 def _from_json(uri: str, text: str) -> tuple[ClassInfo, ...]:
     try:
         content = json.loads(text)
-        found = ClassMap.model_validate({"classes": content["classes"]})
+        found = ClassMap.from_file(content)
     except (ValueError, KeyError, RecursionError) as error:
         raise ValueError(
             f"{uri} is not a classes.json: {error}. It must have the keys 'digest' and 'classes'."

@@ -3,8 +3,8 @@
 import itertools
 import re
 import unicodedata
-from collections.abc import Iterable
-from typing import TypedDict, cast
+from collections.abc import Iterable, Mapping
+from typing import Any, TypedDict, cast
 
 from vitline.infra.config import FrozenConfig, digest_of
 
@@ -51,6 +51,11 @@ class ClassMap(FrozenConfig):
                 raise ValueError(f"Two classes have the source id {after.source_id!r}: {before.name}, {after.name}.")
         require_one_spelling(info.source_id for info in ordered)
         return cls(classes=tuple(ordered))
+
+    @classmethod
+    def from_file(cls, content: Mapping[str, Any]) -> "ClassMap":
+        """From the content of classes.json."""
+        return cls.model_validate({"classes": content["classes"]})
 
     @property
     def digest(self) -> str:

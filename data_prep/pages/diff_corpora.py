@@ -72,7 +72,7 @@ class _Corpus:
 
     def __init__(self, store: Store) -> None:
         self.store, self.manifest = store, load_manifest(store)
-        self.source_ids = ClassMap.model_validate({"classes": store.read_json(CLASSES_KEY)["classes"]}).source_ids
+        self.source_ids = ClassMap.from_file(store.read_json(CLASSES_KEY)).source_ids
 
     @property
     def own_splits(self) -> dict[str, SplitInfo]:

@@ -94,7 +94,7 @@ class Base:
         return "" if manifest is self.manifest else f"{manifest.name}/{manifest.version}"
 
     def class_map(self) -> ClassMap:
-        return ClassMap.model_validate({"classes": self.corpus.read_json(CLASSES_KEY)["classes"]})
+        return ClassMap.from_file(self.corpus.read_json(CLASSES_KEY))
 
     def segments(self, split: str) -> tuple[SegmentInfo, ...]:
         """Its segments as the new manifest lists them: with the version whose folder holds them."""

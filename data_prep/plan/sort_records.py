@@ -309,10 +309,10 @@ def select(task: SortTask) -> Selected:
     Raises ValueError if two examples have one id, or if labels break the contract of sources.
     """
     corpus = open_store(task.corpus)
-    classes = ClassMap.model_validate({"classes": corpus.read_json(CLASSES_FILE)["classes"]})
-    outside = corpus.read_json(CLASSES_FILE)["outside"]
+    labels = corpus.read_json(CLASSES_FILE)
+    classes, outside = ClassMap.from_file(labels), labels["outside"]
     accepted, dropped, refused = _sorted_bucket(corpus, task)
-    _check_labels(accepted, single_label=corpus.read_json(CLASSES_FILE)["single_label"])
+    _check_labels(accepted, single_label=labels["single_label"])
     accepted = _per_class_val(accepted, corpus.read_json(VAL_FILE))
     rows = with_label_ids(accepted, classes)
     empty = pc.equal(pc.list_value_length(rows["labels"]), 0)

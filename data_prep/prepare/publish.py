@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib.metadata
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -35,6 +34,7 @@ from vitline.data_prep.shard_format import (
     first_rows,
 )
 from vitline.data_prep.shards.content_digest import corpus_digest
+from vitline.data_prep.shards.subsets import utc_now
 from vitline.data_prep.shards.write_shards import HashingSink, ShardInfo
 from vitline.data_prep.sources.open_source import open_source
 from vitline.data_prep.sources.raw import FirstRows
@@ -156,7 +156,7 @@ def _manifest(done: Finished, stats: CorpusStats, digests: Mapping[str, str]) ->
         "credit": source.credit,
         "libraries": {name: importlib.metadata.version(name) for name in _LIBRARIES},
         "seconds": {step: round(value, 3) for step, value in done.seconds.items()},
-        "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "created_at": utc_now(),
     }
     if selection.num_near_left:
         provenance["near_pairs_not_compared"] = selection.num_near_left

@@ -208,7 +208,7 @@ def _check_report(page: bytes) -> None:
 
 def _class_map_is_right(corpus: Store, manifest: Manifest) -> bool:
     try:
-        classes = ClassMap.model_validate({"classes": corpus.read_json(CLASSES_KEY)["classes"]})
+        classes = ClassMap.from_file(corpus.read_json(CLASSES_KEY))
     except (OSError, ValueError, KeyError, TypeError):
         return False
     return classes.digest == manifest.class_map_digest

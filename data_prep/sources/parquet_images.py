@@ -23,7 +23,7 @@ from vitline.data_prep.archives.parquet_rows import (
     stretches,
 )
 from vitline.data_prep.config import CorpusRecipe, ParquetImages
-from vitline.data_prep.labels.classes import ClassInfo, number_label
+from vitline.data_prep.labels.classes import ClassInfo, ClassMap, number_label
 from vitline.data_prep.labels.label_texts import distinct_labels, label_texts, numbered_class, short
 from vitline.data_prep.shard_format import (
     CLASSES_KEY,
@@ -182,8 +182,8 @@ class ParquetCorpus(RawCorpus):
     @functools.cached_property
     def _own_classes(self) -> dict[str, ClassInfo]:
         """Classes by source id, in the order of their label ids."""
-        classes = self._files.store.read_json(CLASSES_KEY)["classes"]
-        return {info.source_id: info for info in map(ClassInfo.model_validate, classes)}
+        classes = ClassMap.from_file(self._files.store.read_json(CLASSES_KEY)).classes
+        return {info.source_id: info for info in classes}
 
     @functools.cached_property
     def _label_of(self) -> Callable[[int], str]:

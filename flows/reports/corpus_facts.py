@@ -11,5 +11,5 @@ def facts_of(corpus: Store) -> tuple[CorpusFacts, str]:
     """The facts by which a corpus is compared, and the corpus that its statistics describe: another one for a subset. Raises
     RuntimeError if there are no statistics."""
     found, manifest = corpus_stats(corpus), load_manifest(corpus)
-    class_map = ClassMap.model_validate({"classes": corpus.read_json(CLASSES_KEY)["classes"]})
+    class_map = ClassMap.from_file(corpus.read_json(CLASSES_KEY))
     return CorpusFacts(manifest, class_map, found.stats), found.of
