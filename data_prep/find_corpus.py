@@ -96,7 +96,7 @@ class Corpora:
         known = there_are(name, {manifest.name for _, manifest in every})
         below = self._root.uri.removeprefix("file://")
         raise ValueError(
-            f"There is no corpus {name!r} below {below}; {known} `vitline data prep` prepares one.{and_unreadable(odd)}"
+            f"There is no corpus {name!r} below {below}; {known} `vitline data prepare` prepares one.{and_unreadable(odd)}"
         )
 
     def all(self, report: Callable[[UnreadableRecord], None], folder: str = "") -> list[FoundCorpus]:

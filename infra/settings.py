@@ -81,7 +81,7 @@ class Settings(BaseModel):
     """Region of the S3 service. botocore itself reads only AWS_DEFAULT_REGION."""
 
     mlflow_tracking_uri: str | None = Field(default=None, validation_alias=AliasChoices("MLFLOW_TRACKING_URI"))
-    """The MLflow server. None: runs are only in the store, from where `vitline runs sync` can send them later."""
+    """The MLflow server. None: runs are only in the store, from where `vitline runs send` can send them later."""
     mlflow_tracking_username: str | None = Field(
         default=None, validation_alias=AliasChoices("MLFLOW_TRACKING_USERNAME")
     )

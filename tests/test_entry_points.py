@@ -44,7 +44,7 @@ def test_a_preparation_executes_no_file_of_the_current_folder(hostile_folder, tm
         image = tmp_path / "src" / "ab"[number % 2] / f"{number}.png"
         image.parent.mkdir(parents=True, exist_ok=True)
         Image.frombytes("RGB", (40, 40), random.Random(number).randbytes(4800)).save(image)
-    command = [str(Path(sys.executable).with_name("vitline")), "data", "prep", "--source", str(tmp_path / "src")]
+    command = [str(Path(sys.executable).with_name("vitline")), "data", "prepare", "--source", str(tmp_path / "src")]
     command += ["--name", "pets", "--root", str(tmp_path / "store")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=hostile_folder)
     assert done.returncode == 0, done.stderr

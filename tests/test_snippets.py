@@ -93,7 +93,7 @@ def program_of(line: str) -> str:
 
 @pytest.fixture(scope="module")
 def store_with_a_corpus(tmp_path_factory) -> Path:
-    """The store after `vitline data prep --source pictures --name birds`."""
+    """The store after `vitline data prepare --source pictures --name birds`."""
     folder = tmp_path_factory.mktemp("birds")
     levels = np.random.default_rng(0)
     for bird in ("crow", "jay", "tit"):
@@ -108,7 +108,7 @@ def store_with_a_corpus(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def folder_with_a_model(tmp_path, store_with_a_corpus) -> Path:
-    """The result of `vitline run --name birds`, a picture, and the model as `vitline model convert` writes it for timm."""
+    """The result of `vitline train-folder --name birds`, a picture, and the model as `vitline model convert` writes it for timm."""
     shutil.copytree(store_with_a_corpus, tmp_path / ".vitline" / "store")
     run = open_store(str(tmp_path / ".vitline" / "store" / "runs" / "birds-0123456789ab"))
     run.write_json("config.json", {})

@@ -21,7 +21,7 @@ class ShardError(RuntimeError):
     def __init__(self, uri: str, found: str) -> None:
         super().__init__(
             f"{uri} {found}. `vitline data verify` lists every bad shard of the corpus. Restore them from a copy; or delete "
-            "them and manifest.json, then run `vitline data prep` again, which writes only the missing shards."
+            "them and manifest.json, then run `vitline data prepare` again, which writes only the missing shards."
         )
         self.uri, self.found = uri, found
 

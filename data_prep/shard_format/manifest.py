@@ -235,7 +235,7 @@ def load_manifest(corpus: Store) -> Manifest:
     except FileNotFoundError as error:
         raise UnreadableRecord(
             f"There is no corpus at {corpus.uri}: {MANIFEST_KEY} is missing or no file, so it was never prepared or not finished. "
-            "`vitline data ls` lists the corpora; `vitline data prep` prepares one or resumes its preparation."
+            "`vitline data ls` lists the corpora; `vitline data prepare` prepares one or resumes its preparation."
         ) from error
     except ValueError as error:
         raise UnreadableRecord(str(error)) from error

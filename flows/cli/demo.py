@@ -121,7 +121,7 @@ def show(settings: Settings, record: PipelineRecord, scores: list[Score], page: 
     )
     names = [row["name"] for row in list_corpora(settings.root)]
     console.print_result(
-        f"{coverage(names)}: `vitline vtab report` shows the published rows; any corpus with a test split is a task."
+        f"{coverage(names)}: `vitline evaluate report` shows the published rows; any corpus with a test split is a task."
     )
     reused = [s.stage for s in record.stages if s.reused]
     if reused:

@@ -1,4 +1,4 @@
-"""The output of `vitline data stats`, `diff` and `prep --dry-run`."""
+"""The output of `vitline data stats`, `diff` and `prepare --dry-run`."""
 
 import os
 from collections.abc import Iterator, Mapping

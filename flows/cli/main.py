@@ -14,7 +14,19 @@ import typer
 
 from vitline.flows import console
 from vitline.flows.cli.command_line import Json, Root, settings
-from vitline.flows.cli.groups import data, deployments, finetune, model, nights, ops, pretrain, runs, stack, vtab
+from vitline.flows.cli.groups import (
+    data,
+    deployments,
+    evaluate,
+    finetune,
+    model,
+    nights,
+    ops,
+    pretrain,
+    runs,
+    stack,
+    vtab,
+)
 
 app = typer.Typer(
     name="vitline",
@@ -53,6 +65,7 @@ def options(
 app.add_typer(data.app, name="data")
 app.add_typer(pretrain.app, name="pretrain")
 app.add_typer(finetune.app, name="finetune")
+app.add_typer(evaluate.app, name="evaluate")
 app.add_typer(vtab.app, name="vtab")
 app.add_typer(runs.app, name="runs")
 app.add_typer(nights.app, name="nights")
@@ -84,7 +97,7 @@ def demo(
 
 
 @app.command()
-def run(
+def train_folder(
     source: Annotated[Path, typer.Option(help="Folder with one sub-folder per class.")],
     name: Annotated[str, typer.Option(help="Name of the corpus and of the model: lower case, digits, dashes.")],
     root: Root = None,
@@ -96,7 +109,7 @@ def run(
 ) -> None:
     """Prepare a folder of your own pictures, pre-train a network that suits their number, evaluate it on held-out ones.
 
-    Example: `vitline run --source ~/pictures/birds --name birds`
+    Example: `vitline train-folder --source ~/pictures/birds --name birds`
     """
     from vitline.flows.cli.own_pictures import run_own_pictures
 

@@ -1,4 +1,4 @@
-"""`vitline run`: prepares a folder of pictures, pre-trains a network on it and scores it, in one command."""
+"""`vitline train-folder`: prepares a folder of pictures, pre-trains a network on it and scores it, in one command."""
 
 import os
 from pathlib import Path

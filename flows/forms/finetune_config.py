@@ -89,13 +89,13 @@ def _protocol_recipe(
     if len(rates) > 1 and request.peak_lr is None:
         raise ValueError(
             f"{protocol.name} chooses among the learning rates {', '.join(map(str, rates))}: set peak_lr to one of them, "
-            "or try all of them with an evaluation (`vitline vtab run`)."
+            "or try all of them with an evaluation (`vitline evaluate run`)."
         )
     lengths = list(dict.fromkeys(setting.total_steps for setting in settings))
     if len(lengths) > 1 and request.steps is None:
         raise ValueError(
             f"{protocol.name} chooses among {', '.join(f'{steps:,}' for steps in lengths)} steps: set steps to one of "
-            "them, or try all of them with an evaluation (`vitline vtab run`)."
+            "them, or try all of them with an evaluation (`vitline evaluate run`)."
         )
     changes: dict[str, Any] = {} if request.peak_lr is None else {"optim.peak_lr": request.peak_lr}
     if request.steps is not None:

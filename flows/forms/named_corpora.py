@@ -56,7 +56,7 @@ def choose_corpus(root: str, corpora: Corpora, name: str) -> CorpusChoice:
             raise
         known = there_are(name, {*PRESETS, *(each.manifest.name for each in corpora.all(say_unreadable))})
         raise ValueError(
-            f"There is no corpus {name!r} below {root}; {known} `vitline data prep` prepares one."
+            f"There is no corpus {name!r} below {root}; {known} `vitline data prepare` prepares one."
         ) from error
 
 

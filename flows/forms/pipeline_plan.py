@@ -98,7 +98,7 @@ def _check_growing(corpora: Corpora, source: CorpusChoice, name: str) -> None:
         raise ValueError(
             f"nights.ingest: {manifest.name}/{manifest.version} was prepared by another version of vitline, from a source of kind "
             f"{manifest.provenance['request'].get('source', {}).get('kind')!r} or with fields that this version does not know, so that "
-            "it cannot look for new images there. Leave nights.ingest out; images can be added with `vitline data prep --add-to`."
+            "it cannot look for new images there. Leave nights.ingest out; images can be added with `vitline data prepare --add-to`."
         ) from error
 
 

@@ -19,7 +19,7 @@ def promote(root: Store, key: str, *, why: str, by: str) -> ChampionRecord:
     else has promoted another pipeline meanwhile.
     """
     if not why.strip():
-        raise ValueError("--why is empty; say in a sentence why this model becomes the champion.")
+        raise ValueError("--reason is empty; say in a sentence why this model becomes the champion.")
     every = list_pipelines(root.uri)
     keys = [record.key for record in every]
     found = matching(keys, key)

@@ -275,7 +275,7 @@ def _asked_by_prefect(settings: Settings, url: str) -> Check:
 def check_mlflow(settings: Settings) -> Check:
     uri = settings.mlflow_tracking_uri
     if uri is None:
-        return Check("mlflow", True, "no MLFLOW_TRACKING_URI: runs stay in the store; `vitline runs sync` sends them")
+        return Check("mlflow", True, "no MLFLOW_TRACKING_URI: runs stay in the store; `vitline runs send` sends them")
     if urlsplit(uri).scheme not in ("http", "https"):
         return Check("mlflow", True, f"{uri} is not a server, so nothing is checked")
     # /version answers every host name; a search answers only those that the server allows.

@@ -156,7 +156,7 @@ def transfer_table(report: ScoreReport, extent: Extent = "usual") -> TextTable:
             minus = (_with_noise(d.value, d.noise, "+") if (d := found.get(c)) else "-" for c in TRANSFER_CORPORA)
             lines.append(Line(f"  minus {beside.label}", tuple(minus), "detail"))
     lines += _published_lines(report, "transfer", extent, foot, _published_transfer)
-    more = " `--every` shows all published rows." if extent == "usual" else ""
+    more = " `--all` shows all published rows." if extent == "usual" else ""
     return TextTable(
         "Whole data sets, top-1 in percent",
         "model, protocol",

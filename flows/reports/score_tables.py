@@ -16,7 +16,7 @@ from vitline.vit.evaluation.evaluate import Score
 
 STYLES = {"ours": "bold", "detail": "dim", "heading": "italic dim", "published": ""}
 NO_SCORES = (
-    "There are no scores yet: `vitline vtab run --model NAME --task CORPUS` makes them. A task is a corpus with the splits "
+    "There are no scores yet: `vitline evaluate run --model NAME --task CORPUS` makes them. A task is a corpus with the splits "
     "train800, val200, train800val200 and test (the 19 of VTAB are named vtab-<task>), or train, val, trainval and test."
 )
 

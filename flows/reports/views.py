@@ -1,4 +1,4 @@
-"""`vitline data views`: a page of what a training sees of its corpus."""
+"""`vitline data preview`: a page of what a training sees of its corpus."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ def write_views(
 ) -> None:
     """Writes the page and prints where it is. Raises ValueError if the folder of `out` does not exist."""
     if not out.parent.is_dir() or out.is_dir():
-        raise ValueError(f"--out {str(out)!r} is not a file in an existing folder. Name one, such as views.html.")
+        raise ValueError(f"--out {str(out)!r} is not a file in an existing folder. Name one, such as preview.html.")
     config, corpora = training.config, training.corpora
     names = " and ".join(part.title for part in corpora.parts)
     versions = " and ".join(f"{part.manifest.name}/{part.manifest.version}" for part in corpora.parts)

@@ -241,5 +241,5 @@ def open_engines(
             raise
         if unsent := shipper.close():
             observer.say(
-                f"MLflow lacks parts of {', '.join(unsent)}; the stack's shipper sends the rest, as does `vitline runs sync`."
+                f"MLflow lacks parts of {', '.join(unsent)}; the stack's shipper sends the rest, as does `vitline runs send`."
             )

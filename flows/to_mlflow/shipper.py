@@ -182,7 +182,7 @@ def sync_runs(settings: Settings, keys: Sequence[str] | None = None) -> SyncRepo
     answer, _ = child.communicate()
     if child.returncode:
         raise RuntimeError(
-            "the shipper failed; its messages are above. Fix the cause, then run `vitline runs sync` again."
+            "the shipper failed; its messages are above. Fix the cause, then run `vitline runs send` again."
         )
     report: SyncAnswer = json.loads(answer)
     return SyncReport(report["sent"], report["unchanged"], report["deleted"], report["left"])

@@ -14,7 +14,7 @@ import psutil
 
 COMMANDS = (
     "--help", "data --help", "data ls", "runs ls", "model ls", "model variants", "flows ls", "pretrain recipes",
-    "vtab protocols", "vtab files", "vtab report", "stack status", "ops doctor",
+    "evaluate protocols", "vtab files", "evaluate report", "stack status", "ops doctor",
 )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ whole: CPU-seconds of a bare loop over the same libraries (read, decode, hash; t
 Parquet) over those of the whole job, its child process included; bar 0.8. writers: wall seconds of webdataset's
 ShardWriter on the same bytes over ours (bar 1.7), and of Ray Data's read_binary_files + write_parquet over our gather on
 the same Ray (bar 2). command: images a CPU-second of the whole machine, which must be quiet, from the start of
-`vitline data prep` to its end, of small photographs, over those of a loop of Pillow, sha256 and pyarrow; with Ray and
+`vitline data prepare` to its end, of small photographs, over those of a loop of Pillow, sha256 and pyarrow; with Ray and
 without. Rounds are interleaved; median and 95 % interval. memory: unique memory of driver and workers while
 Ray Data prepares corpora of growing size. Needs webdataset beside the project.
 """
@@ -125,7 +125,7 @@ def command(folder: Path, rounds: int, number: int) -> None:
         "-m",
         "vitline.flows.cli.main",
         "data",
-        "prep",
+        "prepare",
         "--source",
         str(folder / "pictures"),
         "--name",

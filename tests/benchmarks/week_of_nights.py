@@ -175,7 +175,7 @@ class Week:
 
     def promote(self, to: str, why: str) -> None:
         """As a person does, in a terminal: the model of a night, or of the champion `before`."""
-        words = ("model", "promote", SERIES, "--to", to, "--why", why)
+        words = ("model", "promote", SERIES, "--to", to, "--reason", why)
         command = [sys.executable, "-P", "-m", "vitline.flows.cli.main", *words]
         done = subprocess.run(command, env=child_environment(self.servers.env), capture_output=True, text=True)
         assert done.returncode == 0, done.stderr

@@ -241,12 +241,12 @@ class Day:
         return f"classes {row['classes']}, probabilities {[round(p, 2) for p in row['probabilities']]}"
 
     def vitline_run_trains_on_own_pictures(self) -> str:
-        done = self.command(BIN / "vitline", "run", "--source", self.pictures(), "--name", "own")
+        done = self.command(BIN / "vitline", "train-folder", "--source", self.pictures(), "--name", "own")
         text = done.stdout + done.stderr
         lines = text[text.index("from vitline import load_model") :].splitlines()
         code = "\n".join(line for line in lines[: 1 + next(i for i, line in enumerate(lines) if "predict" in line)])
         pasted = self.command(BIN / "python", "-c", code)
-        again = self.command(BIN / "vitline", "run", "--source", self.pictures(), "--name", "own")
+        again = self.command(BIN / "vitline", "train-folder", "--source", self.pictures(), "--name", "own")
         scored = [line.strip() for line in (again.stdout + again.stderr).splitlines() if "%" in line]
         assert scored, again.stdout + again.stderr
         return f"pasted: {pasted.stdout.strip()[:70]}; a second time: {scored[0][:80]}"

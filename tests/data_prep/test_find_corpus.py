@@ -44,5 +44,5 @@ def test_what_was_listed_or_read_is_not_asked_for_again(two_corpora, read, monke
 
 @pytest.mark.parametrize("name", ["citty", "../birds", "/etc", ".", ""])
 def test_an_unknown_name_lists_what_there_is(two_corpora, name):
-    with pytest.raises(ValueError, match=r"There is no corpus .* `vitline data prep` prepares one"):
+    with pytest.raises(ValueError, match=r"There is no corpus .* `vitline data prepare` prepares one"):
         find_corpus.prepared_corpus(open_store(two_corpora), name)

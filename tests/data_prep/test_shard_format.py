@@ -192,7 +192,7 @@ def test_other_columns_and_other_row_groups_are_refused(scratch_corpus):
 
 
 def test_a_missing_corpus_is_an_error_with_the_next_step(memory_root, shared_corpus):
-    with pytest.raises(RuntimeError, match="vitline data prep"):
+    with pytest.raises(RuntimeError, match="vitline data prepare"):
         load_manifest(open_store(memory_root))
     with pytest.raises(ValueError, match="has no split 'dev'; it has test, train, trainval, val"):
         load_manifest(shared_corpus).split("dev")

@@ -21,9 +21,9 @@ from vitline.infra.settings import inherited_environment
 from vitline.infra.storage import open_store
 from vitline.vit.run.resolved import resolve
 
-COMMANDS = """demo, run, data prep, data ls, data show, data verify, data stats, data diff, data take,
-data bench, pretrain run, pretrain plan, pretrain branch, finetune run, vtab run, vtab report, runs ls, runs show, runs compare, runs sync,
-model ls, model show, model variants,
+COMMANDS = """demo, train-folder, data prepare, data ls, data show, data verify, data stats, data diff, data subset,
+data bench, pretrain run, pretrain plan, pretrain branch, finetune run, evaluate run, evaluate report,
+runs ls, runs show, runs compare, runs send, model ls, model show, model variants,
 model convert, model forward, model predict, model verify, model inspect, model bench, ops doctor, ops reconcile,
 ops collect-garbage, ops preempt, stack up, stack down, stack status, stack restart""".replace("\n", " ").split(", ")
 
@@ -70,7 +70,7 @@ print(json.dumps([output.getvalue(), sorted(sys.modules)]))
         ("--help", (*HEAVY, *DATA, *SETTINGS)),
         ("--version", (*HEAVY, *DATA, "rich", "psutil")),
         ("flows ls", (*HEAVY, *DATA)),
-        ("vtab protocols", (*HEAVY, *DATA)),
+        ("evaluate protocols", (*HEAVY, *DATA)),
         ("pretrain recipes", (*HEAVY, *DATA)),
         ("model variants", (*HEAVY, *DATA)),
         *((command, (*HEAVY, "psutil", "botocore")) for command in ("data ls", "runs ls", "model ls", "vtab files")),
@@ -117,8 +117,8 @@ def test_the_module_runs_as_the_command():
 
 def test_the_error_for_an_unknown_corpus_lists_the_corpora(refused, digits_root):
     plan = ("pretrain", "plan", "--recipe", "icons", "--root", digits_root, "--corpus")
-    assert re.search(r"no corpus 'brids' .* available: digits\..*`vitline data prep`", refused(*plan, "brids"))
-    assert re.search(r"no corpus at file:///nowhere/x.*`vitline data prep`", refused(*plan, "/nowhere/x"))
+    assert re.search(r"no corpus 'brids' .* available: digits\..*`vitline data prepare`", refused(*plan, "brids"))
+    assert re.search(r"no corpus at file:///nowhere/x.*`vitline data prepare`", refused(*plan, "/nowhere/x"))
 
 
 def test_the_error_for_an_unknown_recipe_lists_the_recipes(refused, digits_root):
@@ -157,7 +157,7 @@ def test_a_recipe_too_large_for_its_corpus_is_refused_before_a_cluster_is_starte
 
 def test_a_source_that_is_no_folder_and_a_bad_name_are_refused(refused, root, tmp_path):
     (tmp_path / "file.png").write_bytes(b"")
-    for command in (("data", "prep"), ("run", "--yes")):
+    for command in (("data", "prepare"), ("train-folder", "--yes")):
         for wrong, why in (("absent", "does not exist"), ("file.png", "with one folder of images per class")):
             error = refused(*command, "--source", tmp_path / wrong, "--name", "birds", "--root", root)
             assert str(tmp_path / wrong) in error
@@ -172,13 +172,13 @@ def test_unknown_runs_models_protocols_and_stores_are_refused(refused, digits_ro
     assert "`vitline runs ls`" in refused("runs", "show", "nope", *at)
     assert "'nope' is not a published model" in refused("model", "show", "nope", *at)
     assert "`vitline model ls`" in refused("model", "show", "/nowhere/x", *at)
-    assert "not a published model" in refused("vtab", "run", "--model", "nope", "--task", "digits", *at)
+    assert "not a published model" in refused("evaluate", "run", "--model", "nope", "--task", "digits", *at)
     assert "not a published model" in refused("finetune", "run", "--model", "nope", "--corpus", "digits", *at)
     assert "s3://bucket/prefix" in refused("data", "ls", "--root", "ftp://host/x")
 
 
 @pytest.mark.parametrize(
-    "arguments", [("data", "show"), ("data", "lss"), ("run", "--steps", "0"), ("nope",), ("--nope",)]
+    "arguments", [("data", "show"), ("data", "lss"), ("train-folder", "--steps", "0"), ("nope",), ("--nope",)]
 )
 def test_a_wrong_call_is_a_usage_error(vitline, arguments):
     code, out, err = vitline(*arguments)
@@ -197,7 +197,7 @@ def test_an_empty_list_comes_with_the_next_command(vitline, root, what):
 
 
 def test_the_report_of_an_empty_root_shows_the_published_rows(vitline, root):
-    code, out, _ = vitline("vtab", "report", "--root", root)
+    code, out, _ = vitline("evaluate", "report", "--root", root)
     assert code == 0
     assert "VTAB: 0 of 19 tasks prepared" in out
     assert "77.63" in out
@@ -214,7 +214,7 @@ def test_the_report_of_an_empty_root_shows_the_published_rows(vitline, root):
         (("pretrain", "plan", "--corpus", "digits", "--recipe", "icons"), {"steps", "epochs", "reading", "config_digest"}),
         (("runs", "ls"), {"runs"}),
         (("model", "ls"), {"models"}),
-        (("vtab", "report"), {"tables", "published", "models", "self_check", "coverage"}),
+        (("evaluate", "report"), {"tables", "published", "models", "self_check", "coverage"}),
         (("ops", "doctor"), {"checks"}),
     ],
 )  # fmt: skip

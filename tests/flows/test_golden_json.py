@@ -16,8 +16,10 @@ COMMANDS = {
     "data ls": (),
     "data show": ("birds",),
     "data stats": ("birds",),
-    "data take": ("birds", "8"),
+    "data subset": ("birds", "8"),
     "data verify": ("city",),
+    "evaluate protocols": (),
+    "evaluate report": (),
     "model ls": (),
     "model show": ("MODEL",),
     "model variants": (),
@@ -27,8 +29,6 @@ COMMANDS = {
     "pretrain plan": ("--corpus", "birds", "--recipe", "digits", *SMALL),
     "pretrain recipes": (),
     "runs ls": (),
-    "vtab protocols": (),
-    "vtab report": (),
 }
 
 
@@ -61,7 +61,7 @@ def test_the_keys_of_json_are_the_golden_ones(vitline, root, monkeypatch):
     found = {}
     for command, arguments in COMMANDS.items():
         given = [model if each == "MODEL" else each for each in arguments]
-        rooted = [] if command in ("model variants", "pretrain recipes", "vtab protocols") else ["--root", store]
+        rooted = [] if command in ("model variants", "pretrain recipes", "evaluate protocols") else ["--root", store]
         code, out, err = vitline(*command.split(), *given, *rooted, "--json")
         assert code == 0, (command, err)
         found[command] = shape(json.loads(out))

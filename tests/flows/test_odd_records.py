@@ -95,7 +95,7 @@ def test_corpora_and_pipelines_that_cannot_be_read_are_named(store, root, odd, c
 
 
 def test_what_is_listed_and_cannot_be_opened_is_named_and_stops_no_list(store, root, capsys):
-    """Such as a link to a device or to nothing. `data ls` and `vtab report` begin with the list of corpora."""
+    """Such as a link to a device or to nothing. `data ls` and `evaluate report` begin with the list of corpora."""
     store.write_json("corpora/birds/0123/manifest.json", CORPUS)
     store.write_json("models/birds/0123/config.json", MODEL)
     folder = Path(root.removeprefix("file://"))

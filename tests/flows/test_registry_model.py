@@ -144,7 +144,7 @@ def test_a_promotion_gives_the_alias_champion_which_people_may_move(stack, candi
         write_pipeline(root, record)
 
     def promote(number):
-        done = CliRunner().invoke(app, ["model", "promote", f"{name}-{number:012d}", "--why", f"reason {number}"])
+        done = CliRunner().invoke(app, ["model", "promote", f"{name}-{number:012d}", "--reason", f"reason {number}"])
         assert done.exit_code == 0, done.output
         assert "lacks" not in done.output
 

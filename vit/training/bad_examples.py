@@ -60,6 +60,6 @@ class BadExamples:
             f"{self.count:,} of the {self.num_read:,} examples read since the workers started cannot be decoded, but "
             f"execution.max_bad_fraction={self.max_fraction:g} allows {self.limit:,} of so many. The first are: "
             f"{'; '.join(first)}. `vitline data verify NAME --pixels` lists all such images: restore their shards from a copy; "
-            "or delete these and manifest.json, then run `vitline data prep` again, which writes only the missing shards. If it "
+            "or delete these and manifest.json, then run `vitline data prepare` again, which writes only the missing shards. If it "
             "lists none, the memory or the decoders of the workers are at fault."
         )

@@ -33,8 +33,8 @@ def number_of(text: str) -> int:
         raise ValueError(f"{text!r} is not a number of rows; write it as 1000, 50k, 30M or 1.5G.") from None
 
 
-@app.command("prep")
-def data_prep(
+@app.command("prepare")
+def data_prepare(
     source: Annotated[
         str, typer.Option(help="Folder, archive, table or dataset of labelled images: a path, or an s3:// URI.")
     ],
@@ -65,7 +65,7 @@ def data_prep(
 ) -> None:
     """Prepare a corpus of verified Parquet shards from labelled images. The same request resumes where it stopped.
 
-    Example: `vitline data prep --source ~/pictures/birds --name birds --set recipe.val_per_class=50`
+    Example: `vitline data prepare --source ~/pictures/birds --name birds --set recipe.val_per_class=50`
     """
     from vitline.flows.forms.overrides import parse_overrides
     from vitline.flows.runs.prepare_corpus import prepare_and_show, source_request
@@ -90,7 +90,7 @@ def data_ls(root: Root = None, json: Json = False) -> None:
 
     where = settings(root).root
     columns = ["name", "version", "images", "refused", "classes", "splits", "made_of", "digest"]
-    empty = f"No corpus below {where} yet; `vitline data prep --source DIR --name NAME` prepares one."
+    empty = f"No corpus below {where} yet; `vitline data prepare --source DIR --name NAME` prepares one."
     odd = list[Exception]()
     rows = list_corpora(where, odd.append)
     show_rows("corpora", rows, columns, json, empty, odd)
@@ -133,8 +133,8 @@ def data_diff(
     show_diff(settings(root), a, b, as_json=json)
 
 
-@app.command("take")
-def data_take(
+@app.command("subset")
+def data_subset(
     name: Corpus,
     number: Annotated[str, typer.Argument(help="Rows: 1000, 50k, 30M")],
     split: Annotated[
@@ -149,7 +149,7 @@ def data_take(
     """Make a subset of the first rows of a split, without copying. The rows of a segment are in random order, and later segments
     come last, so a larger subset holds a smaller one.
 
-    Example: `vitline data take birds 30M`
+    Example: `vitline data subset birds 30M`
     """
     from vitline.flows.runs.prepare_corpus import take_and_show
 
@@ -175,11 +175,11 @@ def data_verify(
     verify_and_show(settings(root), name, pixels=pixels, as_json=json)
 
 
-@app.command("views")
-def data_views(
+@app.command("preview")
+def data_preview(
     names: Corpora,
     recipe: Recipe,
-    out: Annotated[Path, typer.Option(help="The HTML page to write.")] = Path("views.html"),
+    out: Annotated[Path, typer.Option(help="The HTML page to write.")] = Path("preview.html"),
     class_map: ClassMap = None,
     set_: Set = None,
     examples: Annotated[int, typer.Option(min=1, max=100, help="Examples to show.")] = 6,
@@ -191,7 +191,7 @@ def data_views(
     """Write a page of what a training sees: originals, evaluation views, training views with what was drawn for them, and mixed
     pairs with their shares.
 
-    Example: `vitline data views birds --recipe icons --set recipe.input.augment.mixup_alpha=0.2`
+    Example: `vitline data preview birds --recipe icons --set recipe.input.augment.mixup_alpha=0.2`
     """
     from vitline.flows.cli.training import requested_training
     from vitline.flows.reports.views import write_views

@@ -231,7 +231,7 @@ def model_promote(
         str,
         typer.Argument(help="Key of a finished pipeline, or its first characters; with --to, the name of a series."),
     ],
-    why: Annotated[str, typer.Option(help="Why it becomes the champion, in a sentence.")],
+    reason: Annotated[str, typer.Option(help="Why it becomes the champion, in a sentence.")],
     to: Annotated[
         str | None,
         typer.Option(
@@ -244,9 +244,9 @@ def model_promote(
     """Make the model of a pipeline the champion, which later nights of the same name are compared with. In MLflow's registry it gets
     the alias `champion`.
 
-    Example: `vitline model promote nightly-0a1b2c3d4e5f --why "two points better on all tasks"`
+    Example: `vitline model promote nightly-0a1b2c3d4e5f --reason "two points better on all tasks"`
 
-    Example: `vitline model promote nightly --to before --why "it fails on night pictures"`
+    Example: `vitline model promote nightly --to before --reason "it fails on night pictures"`
     """
     from vitline.flows.nights.promote import pipeline_to, promote
     from vitline.flows.to_mlflow import outbox
@@ -256,7 +256,7 @@ def model_promote(
 
     chosen = settings(root)
     store, by = open_store(chosen.root), user_at_host()
-    champion = promote(store, pipeline_to(store, pipeline, to) if to else pipeline, why=why, by=by)
+    champion = promote(store, pipeline_to(store, pipeline, to) if to else pipeline, why=reason, by=by)
     outbox.put(store, outbox.OutboxEntry("pipeline", champion.pipeline))
     show_one(champion.model_dump(mode="json"), json)
     if chosen.mlflow_tracking_uri:

@@ -75,8 +75,8 @@ def runs_compare(
         console.table(title, ["", *compared["runs"]], body)
 
 
-@app.command("sync")
-def runs_sync(
+@app.command("send")
+def runs_send(
     keys: Annotated[
         list[str] | None,
         typer.Argument(help="Keys of runs or pipelines, or their first characters. Default: all below the root."),
@@ -86,7 +86,7 @@ def runs_sync(
 ) -> None:
     """Send MLflow what it lacks of finished and running runs, as after an outage or a rebuild. Safe to repeat.
 
-    Example: `vitline runs sync`
+    Example: `vitline runs send`
     """
     from vitline.flows.to_mlflow.shipper import sync_runs
 

@@ -81,14 +81,14 @@ LEAK = "2 training images match the test split of pets; leave them out with --de
 
 
 def test_a_finished_corpus_is_found_without_a_cluster_and_warns_of_leakage(data, place):
-    prep = ("prep", "--source", place / "birds", "--name", "birds")
+    prep = ("prepare", "--source", place / "birds", "--name", "birds")
     out, err = data(*prep, err=True)
     assert f"warning: birds: {LEAK}" in err
     shown = " ".join(out.split())
     assert "leakage 2 training images match" in shown
     assert "(reused)" in shown
     assert "not_an_image 1" in shown
-    prep = ("prep", "--source", place / "birds", "--name", "clean", "--decontaminate", "pets")
+    prep = ("prepare", "--source", place / "birds", "--name", "clean", "--decontaminate", "pets")
     out, err = data(*prep, "--take", "20", err=True)
     assert "warning" not in err
     assert "refused leakage 2, not_an_image 1 leakage none; compared with " in " ".join(out.split())
@@ -101,8 +101,8 @@ def test_a_finished_corpus_is_found_without_a_cluster_and_warns_of_leakage(data,
 
 def test_a_subset_is_named_by_its_version_only(data, corpora):
     version = corpora[1]["birds"].uri.rpartition("/")[2]
-    subset = json.loads(data("take", "birds", "0.01k", "--json"))
-    assert json.loads(data("take", "birds", "10", "--json")) == subset
+    subset = json.loads(data("subset", "birds", "0.01k", "--json"))
+    assert json.loads(data("subset", "birds", "10", "--json")) == subset
     assert json.loads(data("show", "birds", "--json"))["version"] == version
     shown = json.loads(data("show", f"birds/{subset['version']}", "--json"))
     assert (shown["made_of"], shown["segments"]) == (f"first 10 of train of {version}", 1)
@@ -118,11 +118,11 @@ def test_a_subset_is_named_by_its_version_only(data, corpora):
 def test_nothing_can_be_added_to_a_subset(data, refused, corpora, place):
     """It is refused at once, the error names the corpus to add to, and the store is unchanged."""
     root, whole = corpora[0], corpora[1]["birds"].uri.rpartition("/")[2]
-    version = json.loads(data("take", "birds", "12", "--json"))["version"]
-    inner = json.loads(data("take", f"birds/{version}", "7", "--json"))["version"]
+    version = json.loads(data("subset", "birds", "12", "--json"))["version"]
+    inner = json.loads(data("subset", f"birds/{version}", "7", "--json"))["version"]
     before = open_store(root).list()
     for subset in (version, inner):
-        prep = ("data", "prep", "--source", place / "pets", "--add-to", f"birds/{subset}", "--root", root)
+        prep = ("data", "prepare", "--source", place / "pets", "--add-to", f"birds/{subset}", "--root", root)
         for dry in ((), ("--dry-run",)):
             assert f"Add to birds/{whole}." in refused(*prep, *dry)
     assert open_store(root).list() == before
@@ -130,7 +130,7 @@ def test_nothing_can_be_added_to_a_subset(data, refused, corpora, place):
 
 def test_verify_reports_intact_shards_and_missing_auxiliary_files(data, corpora, vitline):
     root, made = corpora
-    subset = json.loads(data("take", "birds", "7", "--json"))
+    subset = json.loads(data("subset", "birds", "7", "--json"))
     shown = " ".join(data("verify", f"birds/{subset['version']}").split())
     assert "rows, of which this subset has 17, are as written" in shown
     assert data("verify", "birds").endswith("rows are as written.\n")
@@ -146,7 +146,7 @@ def test_verify_reports_intact_shards_and_missing_auxiliary_files(data, corpora,
 
 def test_a_subset_of_a_test_split_does_not_weaken_decontamination(data, corpora, place):
     root, made = corpora
-    data("take", "pets", "1", "--split", "test")
+    data("subset", "pets", "1", "--split", "test")
     request = source_request(root, str(place / "birds"), "clean", decontaminate=("pets",))
     assert corpus_store(open_store(root), request) == made["clean"]
 
@@ -161,11 +161,11 @@ def test_numbers_of_rows_may_have_units_and_separators(text, number):
 
 @pytest.mark.parametrize("text", ["", "M", "0", "-3", "1.5", "30X", "nan", "1e400"])
 def test_an_invalid_number_of_rows_is_refused(refused, corpora, text):
-    assert "is not a number of rows" in refused("data", "take", "birds", "--root", corpora[0], "--", text)
+    assert "is not a number of rows" in refused("data", "subset", "birds", "--root", corpora[0], "--", text)
 
 
 def test_a_subset_as_large_as_its_corpus_is_refused(refused, corpora):
-    assert "train of birds/" in refused("data", "take", "birds", "30", "--root", corpora[0])
+    assert "train of birds/" in refused("data", "subset", "birds", "30", "--root", corpora[0])
 
 
 def test_stats_show_the_content_of_a_corpus(data):
@@ -186,7 +186,7 @@ def test_untrusted_names_are_shown_escaped(place, vitline, tmp_path, monkeypatch
     root = str(tmp_path / "store")
     request = source_request(root, str(tmp_path / "evil"), "evil", overrides={"execution.max_refused_fraction": 0.5})
     prepare([request], root)
-    prep = ("prep", "--source", tmp_path / "evil", "--name", "evil", "--set", "execution.max_refused_fraction=0.5")
+    prep = ("prepare", "--source", tmp_path / "evil", "--name", "evil", "--set", "execution.max_refused_fraction=0.5")
     for arguments in (("stats", "evil"), ("show", "evil"), (*prep, "--dry-run"), prep):
         code, out, err = vitline("data", *arguments, "--root", root)
         assert code == 0, err
@@ -194,7 +194,7 @@ def test_untrusted_names_are_shown_escaped(place, vitline, tmp_path, monkeypatch
         assert "\u202e" not in out + err
         if "bro" in out:
             assert "bro\\nken.png" in out
-        if arguments[0] != "prep" or "--dry-run" in arguments:
+        if arguments[0] != "prepare" or "--dry-run" in arguments:
             assert all(name in out for name in (r"\x1b[31mred", r"line\nbreak", r"a\u202eb", "[bold]c"))
 
 
@@ -203,7 +203,7 @@ def test_the_error_for_a_root_that_cannot_be_written_names_its_setting(vitline, 
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("VITLINE_HOME", raising=False)
     (tmp_path / "file").write_text("x")
-    code, out, err = vitline("data", "prep", "--source", place / "birds", "--name", "b", "--root", root)
+    code, out, err = vitline("data", "prepare", "--source", place / "birds", "--name", "b", "--root", root)
     assert (code, out) == (1, "")
     assert f"{root} cannot be written: " in err or f"{root}/runs/prepare-b-" in err
     assert "--root or $VITLINE_ROOT for corpora" in err
@@ -225,7 +225,7 @@ def test_a_dry_run_writes_its_sheet_beside_the_logs_and_nothing_else(data, corpo
     here = sorted(tmp_path.iterdir())
     before = open_store(corpora[0]).list()
     prep = (
-        "prep",
+        "prepare",
         "--dry-run",
         "--source",
         place / "birds",
@@ -257,7 +257,7 @@ def test_a_dry_run_writes_its_sheet_beside_the_logs_and_nothing_else(data, corpo
 
 
 def test_a_dry_run_that_cannot_write_its_sheet_still_reports_what_to_expect(data, place, corpora):
-    prep = ("prep", "--dry-run", "--source", place / "birds", "--name", "other")
+    prep = ("prepare", "--dry-run", "--source", place / "birds", "--name", "other")
     sheet = Path(corpora[0]).parent / "dry-runs" / "other.html"
     sheet.mkdir(parents=True)
     shown = data(*prep)
@@ -270,7 +270,7 @@ def test_a_dry_run_that_cannot_write_its_sheet_still_reports_what_to_expect(data
 
 def test_a_subset_larger_than_train_is_refused_by_the_dry_run(vitline, corpora, place, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    prep = ("prep", "--dry-run", "--source", place / "birds", "--name", "new", "--take", "5k", "--root", corpora[0])
+    prep = ("prepare", "--dry-run", "--source", place / "birds", "--name", "new", "--take", "5k", "--root", corpora[0])
     code, out, err = vitline("data", *prep)
     assert code == 2
     assert "images expected" in out
@@ -279,10 +279,10 @@ def test_a_subset_larger_than_train_is_refused_by_the_dry_run(vitline, corpora, 
 
 def test_source_that_does_not_match_its_kind_is_refused(refused, vitline, corpora, place):
     at = ("--root", corpora[0])
-    prep = ("data", "prep", "--source", place / "birds", "--name", "x", *at)
+    prep = ("data", "prepare", "--source", place / "birds", "--name", "x", *at)
     assert "needs source.layout" in refused(*prep, "--kind", "arrays")
     (place / "nothing" / "owl").mkdir(parents=True)
-    for command in (("data", "prep"), ("data", "prep", "--dry-run"), ("run",)):
+    for command in (("data", "prepare"), ("data", "prepare", "--dry-run"), ("train-folder",)):
         error = refused(*command, "--source", place / "nothing", "--name", "x", *at)
         assert f"The folder {place / 'nothing'} holds no file. Give a folder that" in error
     assert "no field 'source.lynks'" in refused(*prep, "--set", "source.lynks=skip")
@@ -291,8 +291,8 @@ def test_source_that_does_not_match_its_kind_is_refused(refused, vitline, corpor
     assert "source.links: " in error
     assert "`--set source.links=VALUE` changes it" in error
     assert "`--set recipe.decode.background=VALUE`" in refused(*prep, "--set", "recipe.decode.background=[1,2]")
-    assert "does not exist" in refused("data", "prep", "--source", place / "none", "--name", "x", *at)
-    assert "`--name birds-2026`" in refused("data", "prep", "--source", place / "birds", *at)
+    assert "does not exist" in refused("data", "prepare", "--source", place / "none", "--name", "x", *at)
+    assert "`--name birds-2026`" in refused("data", "prepare", "--source", place / "birds", *at)
     error = refused(*prep, "--set", "recipe.class_map=imagenet21k-winter21")
     assert (
         "no package that we know contains it. Give a file with one synset id per line as imagenet21k-winter21=URI"
@@ -301,13 +301,13 @@ def test_source_that_does_not_match_its_kind_is_refused(refused, vitline, corpor
     (place / "table").mkdir()
     (place / "table/labels.csv").write_text("image,label\n")
     table = ("--source", place / "table/labels.csv", "--name", "x", "--kind", "table", "--dry-run", *at)
-    code, _, error = vitline("data", "prep", *table, "--set", "source.labels_column=label")
+    code, _, error = vitline("data", "prepare", *table, "--set", "source.labels_column=label")
     assert code == 2
     assert "labels.csv holds no example" in error
 
 
 def test_segments_are_shown_as_text(data):
-    subset = json.loads(data("take", "birds", "7", "--json"))["version"]
+    subset = json.loads(data("subset", "birds", "7", "--json"))["version"]
     assert "train/s000, 30 rows in 1 shards" in data("show", "birds")
     shown = data("show", f"birds/{subset}")
     assert "train/s000, 7 rows in 1 shards, whose last 23 rows are left out, of version" in shown

@@ -1,4 +1,4 @@
-"""The recipe of `vitline run`: a function of the number of pictures, valid for every number."""
+"""The recipe of `vitline train-folder`: a function of the number of pictures, valid for every number."""
 
 import os
 import re
@@ -151,7 +151,7 @@ def test_the_printed_python_code_loads_the_model_in_a_new_process(tmp_path):
         return done
 
     options = ("--source", "birds", "--name", "my_birds", "--steps", "2", "--yes")
-    printed = python("-m", "vitline.flows.cli.main", "run", *options).stdout
+    printed = python("-m", "vitline.flows.cli.main", "train-folder", *options).stdout
     code = printed[printed.index("from vitline import load_model") :]
     assert re.search(r"load_model\('my-birds/[0-9a-f]{12}'\)", code)
     assert set(re.findall(r"crow|jay", python("-c", code).stdout)) == {"crow", "jay"}

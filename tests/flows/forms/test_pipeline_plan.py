@@ -65,7 +65,7 @@ def test_presets_are_prepared_and_other_corpora_must_exist(digits_root):
     (source,) = plan.sources
     assert isinstance(source, CorpusConfig)
     with pytest.raises(
-        ValueError, match=r"no corpus 'brids' below .*; available: digits, .*icons.*`vitline data prep`"
+        ValueError, match=r"no corpus 'brids' below .*; available: digits, .*icons.*`vitline data prepare`"
     ):
         resolve_pipeline(digits_root, PipelineRequest(**DIGITS | {"corpus": "brids"}))
     with pytest.raises(ValueError, match=r"no corpus at file://.*/brids"):

@@ -89,7 +89,7 @@ def test_without_nights_nothing_is_written(root, tmp_path):
 
 def test_a_series_goes_back_to_the_champion_before_or_to_a_night(store, root):
     def back(to):
-        done = run("model", "promote", "nightly", "--to", to, "--why", "to look again", "--root", root, "--json")
+        done = run("model", "promote", "nightly", "--to", to, "--reason", "to look again", "--root", root, "--json")
         return json.loads(done.stdout)["pipeline"] if done.exit_code == 0 else str(done.exception or done.output)
 
     assert "first champion of nightly" in back("before")

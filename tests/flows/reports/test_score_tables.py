@@ -142,7 +142,7 @@ def test_scores_of_paper_version_1_are_shown_on_request_only(scored):
 def test_the_command_prints_tables_writes_a_page_and_refuses_bad_options(vitline, refused, scored, tmp_path):
     scored.add(scored.model("ours", "l16", L16), "vtab-dtd", 0.75)
     page = tmp_path / "scores.html"
-    code, out, err = vitline("vtab", "report", "--root", scored.root, "--html", page)
+    code, out, err = vitline("evaluate", "report", "--root", scored.root, "--html", page)
     assert code == 0, err
     assert "minus ViT-L/16 (I21k)" in out
     assert "+0.9" in out
@@ -150,13 +150,15 @@ def test_the_command_prints_tables_writes_a_page_and_refuses_bad_options(vitline
     elements.feed(page.read_text())
     assert elements.open == []
     assert "Caltech101" in elements.titles
-    _, out, _ = vitline("vtab", "report", "--root", scored.root, "--json")
+    _, out, _ = vitline("evaluate", "report", "--root", scored.root, "--json")
     (row,) = json.loads(out)["tables"]["vtab"]
     assert row["beside"] == "ViT-L/16 (I21k)"
     assert row["differences"]["vtab-dtd"]["value"] == pytest.approx(0.009)
     assert row["means"]["all"]["num_tasks"] == 1
-    assert "ViT-L/16 (I21k)" in refused("vtab", "report", "--root", scored.root, "--beside", "ViT-L16")
-    assert "cannot be written" in refused("vtab", "report", "--root", scored.root, "--html", tmp_path / "no" / "x.html")
+    assert "ViT-L/16 (I21k)" in refused("evaluate", "report", "--root", scored.root, "--compare-with", "ViT-L16")
+    assert "cannot be written" in refused(
+        "evaluate", "report", "--root", scored.root, "--html", tmp_path / "no" / "x.html"
+    )
 
 
 class Elements(HTMLParser):
@@ -191,7 +193,7 @@ def test_the_artifact_of_a_flow_shows_all_scores_of_its_models_only(scored):
 
 def test_brackets_in_names_are_shown_literally(vitline, scored):
     scored.add(scored.model("[red]birds"), "digits", 0.9)
-    _, out, _ = vitline("vtab", "report", "--root", scored.root)
+    _, out, _ = vitline("evaluate", "report", "--root", scored.root)
     assert "[red]birds/1" in out
 
 

@@ -1,4 +1,4 @@
-"""`vitline data views` writes a page; bad requests are refused in one sentence."""
+"""`vitline data preview` writes a page; bad requests are refused in one sentence."""
 
 import json
 
@@ -7,7 +7,7 @@ def test_the_views_of_a_mixture_have_its_classes(vitline, two_corpora, tmp_path)
     page = tmp_path / "views.html"
     small = ("--set", "recipe.input.global_batch_size=8", "--set", "recipe.input.num_lanes=2")
     given = ("birds=3", "city", "--class-map", "prefixed", "--recipe", "digits", *small, "--root", two_corpora)
-    code, _, err = vitline("data", "views", *given, "--out", str(page), "--examples", "8", "--views", "1")
+    code, _, err = vitline("data", "preview", *given, "--out", str(page), "--examples", "8", "--views", "1")
     assert code == 0, err
     text = page.read_text()
     assert "Training views of birds and city" in text
@@ -17,7 +17,7 @@ def test_the_views_of_a_mixture_have_its_classes(vitline, two_corpora, tmp_path)
 
 def test_a_page_is_written_for_a_corpus_and_recipe(vitline, digits_root, tmp_path):
     page = tmp_path / "views.html"
-    given = ("data", "views", "digits", "--recipe", "digits", "--root", digits_root)
+    given = ("data", "preview", "digits", "--recipe", "digits", "--root", digits_root)
     mixing = ("--set", "recipe.input.augment.mixup_alpha=0.2")
     code, out, err = vitline(*given, *mixing, "--out", str(page), "--examples", "2", "--mixed", "1", "--json")
     assert code == 0, err

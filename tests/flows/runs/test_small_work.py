@@ -43,7 +43,7 @@ def request_for(folder):
 @pytest.mark.slow
 def test_a_small_corpus_is_prepared_without_ray_with_the_same_digest(vitline, folder, no_ray, tmp_path):
     root = str(tmp_path / "store")
-    code, out, err = vitline("data", "prep", "--source", folder, "--name", "birds", "--root", root)
+    code, out, err = vitline("data", "prepare", "--source", folder, "--name", "birds", "--root", root)
     assert code == 0, err
     assert "40 of 40 in 2 classes" in " ".join(out.split())
     (manifest,) = prepare([request_for(folder)], str(tmp_path / "other"))
@@ -54,7 +54,7 @@ def test_a_small_corpus_is_prepared_without_ray_with_the_same_digest(vitline, fo
 def test_an_error_of_a_small_source_is_one_sentence(vitline, folder, no_ray, tmp_path):
     for path in folder.rglob("*.png"):
         path.write_bytes(b"no picture")
-    code, _, err = vitline("data", "prep", "--source", folder, "--name", "birds", "--root", tmp_path / "store")
+    code, _, err = vitline("data", "prepare", "--source", folder, "--name", "birds", "--root", tmp_path / "store")
     assert code != 0
     assert "40 of 40 images are refused" in err
     assert "Traceback" not in err
@@ -103,7 +103,7 @@ def is_alive(pid):
 @pytest.mark.servers
 def test_a_killed_command_leaves_no_process_and_the_same_command_resumes(vitline, folder, no_ray, tmp_path):
     root, environment = str(tmp_path / "store"), {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
-    command = ["data", "prep", "--source", str(folder), "--name", "birds", "--root", root]
+    command = ["data", "prepare", "--source", str(folder), "--name", "birds", "--root", root]
     process = subprocess.Popen(
         [sys.executable, "-m", "vitline.flows.cli.main", *command], env=environment, cwd=os.getcwd()
     )

@@ -64,7 +64,7 @@ def tables(stack):
 
 @pytest.fixture
 def sync(settings):
-    """sync(): as `vitline runs sync`, but in this process."""
+    """sync(): as `vitline runs send`, but in this process."""
 
     def run():
         report = ship_runs.sync(open_store(settings.root), Tracking(settings.mlflow_tracking_uri, secret_values()), [])

@@ -118,6 +118,6 @@ def published_named(label: str) -> PublishedRow:
         return ROWS[label]
     near = get_close_matches(label, ROWS, n=4, cutoff=0.3) or list(ROWS)[:5]
     raise ValueError(
-        f"There is no published row {label!r}; similar labels: {'; '.join(near)}. `vitline vtab report --json` lists all "
+        f"There is no published row {label!r}; similar labels: {'; '.join(near)}. `vitline evaluate report --json` lists all "
         f"{len(ROWS)}."
     )
