@@ -87,12 +87,9 @@ def read_request(corpus: Store) -> CorpusConfig:
 
 
 class Listing(FrozenConfig):
-    """Totals of a listed source; written after its parts, so that a restart does not list again."""
+    """The size of a listed source; written after its parts, so that a restart does not list again."""
 
     num_chunks: int
-    num_bytes: int
-    num_examples: int
-    """0 if archives must be read to know it."""
 
 
 class Chunks:
@@ -120,18 +117,16 @@ class Chunks:
 
     def save_listing(self, parts: Iterable[Part]) -> Listing:
         """Save the parts of a source. Holds a few thousand of them at a time."""
-        num_chunks = num_bytes = num_examples = 0
-        known, batch = True, []
+        num_chunks, batch = 0, []
         for part in parts:
             note_progress()
             batch.append(part.model_dump_json())
-            num_chunks, num_bytes = num_chunks + 1, num_bytes + part.num_bytes
-            num_examples, known = num_examples + part.num_examples, known and part.num_examples > 0
+            num_chunks += 1
             if len(batch) == _PARTS_PER_FILE:
                 self._save_parts(num_chunks - len(batch), batch)
                 batch = []
         self._save_parts(num_chunks - len(batch), batch)
-        listing = Listing(num_chunks=num_chunks, num_bytes=num_bytes, num_examples=num_examples if known else 0)
+        listing = Listing(num_chunks=num_chunks)
         self._corpus.write_json(f"{self._prefix}/listing.json", listing.model_dump())
         return listing
 

@@ -260,7 +260,7 @@ class ExecutionConfig(FrozenConfig):
     """Memory per worker that caches decoded images, in bytes; speeds up small corpora."""
     read_ahead_bytes: NonNegativeInt = 2**31
     """Most memory per worker for row groups that are read before their turn, in bytes. As much as the open row groups need
-    (`vitline pretrain plan` shows it) lets the store send a steady stream; with less, batches wait where blocks end."""
+    (`vitline pretrain run --plan` shows it) lets the store send a steady stream; with less, batches wait where blocks end."""
     shard_cache_dir: str | None = None
     """Folder on a local disk, such as /mnt/nvme or ~/cache, in which each machine caches the row groups that it reads from a
     remote store, so that later epochs need not read them there. Used for corpora on S3 only; None caches nothing."""

@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from pydantic import PositiveInt
-
 from vitline.data_prep.config import CorpusConfig
 from vitline.data_prep.examine.examine import ChunkTask, examine_chunk, list_source
 from vitline.data_prep.executors import Executor, Threads, in_process
@@ -40,7 +38,6 @@ from vitline.data_prep.prepare.small_work import is_small
 from vitline.data_prep.progress import Progress
 from vitline.data_prep.records import Chunks, Listing
 from vitline.data_prep.shard_format import MANIFEST_KEY, Manifest, listed_shards, load_manifest
-from vitline.data_prep.shards.subsets import check_take
 from vitline.data_prep.shards.verify_shards import ShardSpec
 from vitline.data_prep.shards.write_shards import ShardInfo, ShardTask, ensure_shard
 from vitline.data_prep.sources.open_source import open_source
@@ -113,12 +110,8 @@ class _Planned:
     num_leaks_left: int = 0
 
 
-def prepare(
-    requests: Sequence[CorpusConfig], root: str, executor: Executor = in_process, take: int | None = None
-) -> list[Manifest]:
+def prepare(requests: Sequence[CorpusConfig], root: str, executor: Executor = in_process) -> list[Manifest]:
     """Prepare the requested corpora and return their manifests, in order. Corpora that are finished already are only loaded.
-
-    `take`: rows of train that a subset will take afterwards. If train cannot be larger, this fails as early as possible.
 
     Raises ValueError for a source or request that cannot be prepared, naming the file or field; FetchUnavailable if a source
     cannot be fetched; RuntimeError if source or store changed during the work.
@@ -130,14 +123,9 @@ def prepare(
         if store not in missing:
             check_reused(config, store, store_root)
     preparations = [_list(config, store_root, store, executor) for store, config in missing.items()]
-    for work in preparations:
-        if num_found := work.listing.num_examples:
-            check_take(work.config.name, take, num_found + _train_rows(work.base))
     _examine(preparations, store_root, executor)
     # Check the refused examples of all corpora before any shard is written.
     planned = [_plan(work, store_root, executor) for work in preparations]
-    for each in planned:
-        check_take(each.work.config.name, take, each.selection.num_rows("train") + _train_rows(each.work.base))
     _look_for_leaks(planned, store_root, executor)
     _write_shards(planned, executor)
     for each in planned:
@@ -157,10 +145,6 @@ def _list(config: CorpusConfig, root: Store, store: Store, executor: Executor) -
     listing = list_source(config, root, store)
     check_ids(config, store, root, base.shards() if base else (), executor)
     return _Preparation(config, store, base, listing, {"list": time.monotonic() - start})
-
-
-def _train_rows(base: Base | None) -> int:
-    return base.manifest.splits["train"].num_rows if base and "train" in base.manifest.splits else 0
 
 
 def _examine(preparations: Sequence[_Preparation], root: Store, executor: Executor) -> None:
@@ -330,8 +314,6 @@ class PrepareSpec(FrozenConfig):
     root: str
     """URI of the store that holds `corpora/`."""
     requests: tuple[CorpusConfig, ...]
-    take: PositiveInt | None = None
-    """Rows of train for a subset that is taken afterwards; the preparation fails early if train is not larger."""
     small: bool | None = None
     """Whether the work is small enough to need no Ray, if the submitter has checked that; None: the driver checks."""
 
@@ -351,7 +333,7 @@ def drive(run: Store, attempt: int) -> int:
         with watch.over("prepare") if small else contextlib.nullcontext():
             executor = Threads(most=_MOST_THREADS) if small else _started_ray(watch)
             try:
-                corpora = prepare(spec.requests, spec.root, executor, spec.take)
+                corpora = prepare(spec.requests, spec.root, executor)
             except NothingNew as nothing:
                 log.info("%s", nothing)
                 corpora = []

@@ -23,15 +23,6 @@ from vitline.infra.config import digest_of
 from vitline.infra.storage import Store, open_store
 
 
-def check_take(name: str, num_rows: int | None, train_at_most: int) -> None:
-    """Raises ValueError if a subset is requested (not None) for which train will be too small, before anything is prepared."""
-    if num_rows is not None and num_rows >= train_at_most:
-        raise ValueError(
-            f"take {num_rows:,}: train of {name} will have {train_at_most:,} rows at most. Ask for fewer; to use the whole "
-            "corpus, leave out take."
-        )
-
-
 def take(corpus: Store, num_rows: int, split: str = "train") -> Manifest:
     """The first rows of a split, as a corpus of the same name. Subsets are nested, because rows are in random order. Rows that
     were added later come after the first ones and are in random order among themselves.

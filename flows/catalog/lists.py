@@ -122,7 +122,7 @@ def find_named(corpora: Corpora, name: str) -> FoundCorpus:
     return corpora.at(name) if is_location(name) else corpora.find(name)
 
 
-def show_corpus(corpus: Store, manifest: Manifest) -> dict[str, Any]:
+def manifest_fields(corpus: Store, manifest: Manifest) -> dict[str, Any]:
     """The manifest of a corpus with its class names."""
     return {
         "uri": corpus.uri,

@@ -29,6 +29,7 @@ Recipe = Annotated[
         help="Recipe of the training: a name (`vitline pretrain recipes`), a YAML file, or a Python function, PACKAGE.MODULE:FUNCTION."
     ),
 ]
+Plan = Annotated[bool, typer.Option("--plan", help="Show what this would take, without starting anything.")]
 Set = Annotated[
     list[str] | None, typer.Option("--set", help="Override a field: `--set recipe.optim.peak_lr=3e-4`. Repeatable.")
 ]

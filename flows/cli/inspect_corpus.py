@@ -1,4 +1,4 @@
-"""The output of `vitline data stats`, `diff` and `prepare --dry-run`."""
+"""The output of `vitline data show`, `diff` and `prepare --dry-run`."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -17,10 +17,10 @@ from vitline.data_prep.pages.dry_run_report import Cores
 from vitline.data_prep.plan.corpus_stats import SIDE_PX, CorpusStats
 from vitline.data_prep.plan.leakage import own_splits_text
 from vitline.data_prep.plan.plan_shards import Base
-from vitline.data_prep.shard_format import Manifest
-from vitline.data_prep.shards.subsets import check_take
+from vitline.data_prep.shard_format import Manifest, SegmentInfo
 from vitline.flows import console
-from vitline.flows.catalog.lists import find_corpus
+from vitline.flows.catalog.lists import find_corpus, manifest_fields, segment_text
+from vitline.flows.cli.command_line import show_one
 from vitline.flows.reports.corpus_facts import facts_of
 from vitline.flows.runs.prepare_corpus import leakage_text
 from vitline.infra.html.text import cell, num_bytes
@@ -40,17 +40,18 @@ _CHANGES: dict[ChangeKind, str] = {
 }
 
 
-def show_stats(settings: Settings, name: str, *, as_json: bool) -> None:
-    """Prints the statistics of a corpus as a table, or stats.json as JSON."""
-    corpus = find_corpus(settings.root, name).store
-    facts, of = facts_of(corpus)
-    title = f"{facts.manifest.name}/{facts.manifest.version}"
+def show_corpus(settings: Settings, name: str, *, as_json: bool) -> None:
+    """Prints the manifest and the statistics of a corpus, as tables or as JSON."""
+    corpus, manifest = find_corpus(settings.root, name)
+    shown, (facts, of) = manifest_fields(corpus, manifest), facts_of(corpus)
     if as_json:
-        console.emit({"corpus": title, "statistics_of": of, **facts.stats.to_json()})
+        console.emit({**shown, "statistics_of": of, "statistics": facts.stats.to_json()})
         return
-    if of != title:
-        console.say(f"{title} is a subset of {of}: these are the statistics of {of}")
-    console.table(of, ["", ""], [[name, text] for name, text in stats_rows(facts)])
+    for split in shown["splits"].values():
+        split["segments"] = [segment_text(SegmentInfo.model_validate(segment)) for segment in split["segments"]]
+    show_one(shown, as_json=False)
+    subset = f", of which {_title(manifest)} is a subset" if of != _title(manifest) else ""
+    console.table(f"Statistics of {of}{subset}", ["", ""], [[name, text] for name, text in stats_rows(facts)])
 
 
 def stats_rows(facts: CorpusFacts) -> Iterator[tuple[str, str]]:
@@ -134,11 +135,8 @@ def _as_json(titles: list[str], of: list[str], corpora: list[StatDifference], ex
     }
 
 
-def show_dry_run(settings: Settings, request: CorpusConfig, *, take_rows: int | None, as_json: bool) -> None:
-    """Prints what to expect of a request, and writes a sample sheet beside the logs if that folder can be written.
-
-    Raises ValueError, after printing, for a subset that is larger than train can be.
-    """
+def show_dry_run(settings: Settings, request: CorpusConfig, *, as_json: bool) -> None:
+    """Prints what to expect of a request, and writes a sample sheet beside the logs if that folder can be written."""
     base = None
     if request.add_to:
         base = Base(*prepared_corpus(open_store(settings.root), request.add_to))
@@ -146,9 +144,6 @@ def show_dry_run(settings: Settings, request: CorpusConfig, *, take_rows: int | 
         found, page = dry_run(request, cores_of(settings), base)
     if not as_json:
         rows = [[name, text] for name, text in found.rows()]
-        if take_rows is not None:
-            train = f"{'' if found.splits_exact else 'about '}{found.splits.get('train', 0):,}"
-            rows.append(["subset", f"the first {take_rows:,} rows of train, which has {train}"])
         console.table(f"{request.name}: nothing was written to {settings.root}", ["", ""], rows)
     sheet = local_dir(settings).absolute() / "dry-runs" / f"{request.name}.html"
     problem = _write_sheet(sheet, page)
@@ -157,8 +152,6 @@ def show_dry_run(settings: Settings, request: CorpusConfig, *, take_rows: int | 
         console.emit({**found.to_json(), **written})
     else:
         console.print_result(problem or f"sample sheet: {sheet}")
-    if found.train_at_most is not None:
-        check_take(request.name, take_rows, found.train_at_most)
 
 
 def _write_sheet(sheet: Path, page: str) -> str | None:

@@ -9,9 +9,13 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from vitline.data_prep.shard_format import load_manifest
+from vitline.flows.forms.self_training_plan import SelfTrainingPlan
+from vitline.flows.forms.training_config import resolve_pretrain
 from vitline.flows.plans.measured_speed import measured_speeds
 from vitline.flows.plans.training_cost import TrainingCost, training_cost
 from vitline.infra.html.text import clock, num_bytes, short
+from vitline.infra.storage import open_store
 from vitline.vit.config import TrainConfig
 from vitline.vit.cost.demand import GPU, TRAINING_MFU, demand_of
 from vitline.vit.models.config import OwnNetworkConfig
@@ -77,6 +81,17 @@ def training_plan(
         "checkpoints": checkpoints_text(config, weights, images_per_s),
         "days": days,
         "earlier_runs": [speed.text(classes) for speed in islice(measured_speeds(training.root, config), _EARLIER)],
+    }
+
+
+def self_training_cost(root: str, plan: SelfTrainingPlan) -> dict[str, Any]:
+    """What a self-training will take: the images to label, and the plan of the student."""
+    unlabelled = load_manifest(open_store(plan.prediction.corpus))
+    return {
+        "teacher": plan.prediction.model,
+        "images_to_label": sum(unlabelled.splits[name].num_rows for name in plan.prediction.splits),
+        "student": training_plan(resolve_pretrain(root, plan.training)),
+        "note": "the epochs of the student count its labelled corpus only: how many other images it gets is known once they have labels",
     }
 
 

@@ -92,7 +92,7 @@ class Terminal:
         return console.progress(title)
 
     def planned(self, run_key: str, rows: list[list[str]]) -> None:
-        return None  # `vitline pretrain plan` shows it
+        return None  # `vitline pretrain run --plan` shows it
 
     def outline(self, title: str, parts: Sequence[str], links: Mapping[str, Callable[[], str | None]]) -> None:
         return None

@@ -63,7 +63,7 @@ def source_request(root: str, source: str, name: str | None, **fields: Any) -> C
 
 
 def prepare_corpora(
-    requests: Sequence[CorpusConfig], engines: Engines, take_rows: int | None = None
+    requests: Sequence[CorpusConfig], engines: Engines
 ) -> tuple[list[PreparedCorpus], str | None, StageResult | None]:
     """The corpora of the requests, in order, with key and result of the run that prepared the missing ones, if any were.
 
@@ -79,7 +79,7 @@ def prepare_corpora(
     key, result = None, None
     if missing:
         fetch_sources(missing, base, engines.observer.say)
-        key, result = run_preparation(missing, [s for s in stores if not s.exists(MANIFEST_KEY)], engines, take_rows)
+        key, result = run_preparation(missing, [s for s in stores if not s.exists(MANIFEST_KEY)], engines)
         for request, store in zip(requests, stores, strict=True):
             if request.recipe.known_ids == "skip" and not store.exists(MANIFEST_KEY):
                 raise NothingNew(request)
@@ -105,7 +105,7 @@ def fetch_sources(requests: Sequence[CorpusConfig], root: Store, say: Callable[[
 
 
 def run_preparation(
-    requests: Sequence[CorpusConfig], corpora: Sequence[Store], engines: Engines, take_rows: int | None = None
+    requests: Sequence[CorpusConfig], corpora: Sequence[Store], engines: Engines
 ) -> tuple[str, StageResult]:
     """Runs one job for all corpora that are not finished. Its run key follows from their versions.
 
@@ -128,7 +128,6 @@ def run_preparation(
                 run_key=key,
                 root=engines.root,
                 requests=tuple(requests),
-                take=take_rows,
                 small=here if own_ray else None,
             ),
             title=f"prepare {', '.join(request.name for request in requests)}",
@@ -173,29 +172,18 @@ def refusals(corpus: PreparedCorpus, limit: int) -> list[str]:
     return lines if more <= 0 else [*lines, f"... and {more:,} more in {corpus.uri}/{REJECTS_KEY}"]
 
 
-def prepare_and_show(
-    settings: Settings, requests: Sequence[CorpusConfig], *, take_rows: int | None = None, as_json: bool
-) -> None:
-    """Prepares corpora and prints counts, splits and refused examples; `take_rows` also makes a subset of each."""
+def prepare_and_show(settings: Settings, request: CorpusConfig, *, as_json: bool) -> None:
+    """Prepares a corpus and prints counts, splits and refused examples."""
     started = time.monotonic()
     with open_engines(settings) as engines:
-        corpora, _, _ = prepare_corpora(requests, engines, take_rows)
-    subsets = [] if take_rows is None else [take(open_store(corpus.uri), take_rows) for corpus in corpora]
+        (corpus,), _, _ = prepare_corpora([request], engines)
     if as_json:
-        shown: dict[str, Any] = {
-            "corpora": [{"uri": c.uri, "reused": c.reused, **c.manifest.model_dump(mode="json")} for c in corpora]
-        }
-        if subsets:
-            shown["views"] = [subset.model_dump(mode="json") for subset in subsets]
-        console.emit(shown)
+        shown = {"uri": corpus.uri, "reused": corpus.reused, **corpus.manifest.model_dump(mode="json")}
+        console.emit({"corpora": [shown]})
         return
-    for corpus in corpora:
-        rows = [*corpus_rows(corpus), ["time", clock(time.monotonic() - started)]]
-        console.table(corpus.manifest.name, ["", ""], rows)
-        for line in refusals(corpus, limit=20):
-            console.print_result(f"  {visible(line)}")
-    for subset in subsets:
-        console.print_result(subset_text(subset))
+    console.table(corpus.manifest.name, ["", ""], [*corpus_rows(corpus), ["time", clock(time.monotonic() - started)]])
+    for line in refusals(corpus, limit=20):
+        console.print_result(f"  {visible(line)}")
 
 
 def take_and_show(settings: Settings, name: str, num_rows: int, split: str, *, as_json: bool) -> None:
@@ -287,7 +275,7 @@ def leak_lines(stats: CorpusStats) -> list[str]:
     others = shortened_list(sorted(set(names[_MAX_LEAKS:])), _MOST_NAMES)
     return [
         *lines[:_MAX_LEAKS],
-        f"{len(lines) - _MAX_LEAKS:,} more such matches, with splits of {others}; `vitline data stats --json` lists all",
+        f"{len(lines) - _MAX_LEAKS:,} more such matches, with splits of {others}; `vitline data show --json` lists all",
     ]
 
 

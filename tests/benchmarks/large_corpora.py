@@ -2,8 +2,8 @@
 python tests/benchmarks/large_corpora.py
 
 Plan and seek: manifests without shards, at the shape of ImageNet-21k (256 lanes, window 4, B = 4,096, 8 ranks). A rank opens the order,
-plans it (`vitline pretrain plan`), and computes its share of the first step, of one in the middle of the 90th epoch, and of the 100 steps
-that follow each other there. Memory is the growth of the peak of the process after its imports; each size has a process of its own.
+plans it (`vitline pretrain run --plan`), and computes its share of the first step, of one in the middle of the 90th epoch, and of the 100
+steps that follow each other there. Memory is the growth of the peak of the process after its imports; each size has a process of its own.
 Epochs: 64 icons as PNG, row groups of 8, 100 epochs, once with and once without the decoded cache; resident memory after every tenth epoch.
 Abort: a training from a store with latency is closed in the middle of its first, tenth and fortieth batch, and at once; threads and open
 files are counted before and after.

@@ -16,7 +16,6 @@ from vitline.data_prep.executors import in_threads
 from vitline.data_prep.find_corpus import corpus_store, corpus_version, find_corpus
 from vitline.data_prep.plan import listed_ids
 from vitline.data_prep.prepare import job
-from vitline.data_prep.records import Chunks
 from vitline.data_prep.shard_format import ShardReader, load_class_names, load_manifest
 from vitline.data_prep.shards import write_shards
 from vitline.infra.config import replace
@@ -435,19 +434,6 @@ def test_a_folder_of_broken_images_is_an_error(tmp_path, request_for, memory_roo
         (tmp_path / "broken" / "cat" / f"{i}.jpg").write_bytes(b"\xff\xd8\xff broken")
     with pytest.raises(ValueError, match=r"3 of 3 images are refused.*cat/0\.jpg: "):
         job.prepare([request_for(tmp_path / "broken")], memory_root)
-
-
-def test_subset_larger_than_train_is_refused_early(fill_folder, request_for, tmp_path, memory_root):
-    request = request_for(fill_folder(tmp_path / "source"))
-    with pytest.raises(ValueError, match="take 120: train of folder will have 120 rows at most"):
-        job.prepare([request], memory_root, take=120)
-    store = corpus_store(open_store(memory_root), request)
-    assert not Chunks(store, request).finished()
-    with pytest.raises(ValueError, match=r"take 110: train of folder will have 9. rows at most"):
-        job.prepare([request], memory_root, take=110)
-    assert not [key for key in store.list() if "/part-" in key]
-    (manifest,) = job.prepare([request], memory_root, take=90)
-    assert manifest.splits["train"].num_rows > 90
 
 
 @pytest.fixture

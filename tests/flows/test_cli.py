@@ -21,8 +21,8 @@ from vitline.infra.settings import inherited_environment
 from vitline.infra.storage import open_store
 from vitline.vit.run.resolved import resolve
 
-COMMANDS = """demo, train-folder, data prepare, data ls, data show, data verify, data stats, data diff, data subset,
-data bench, pretrain run, pretrain plan, pretrain branch, finetune run, evaluate run, evaluate report,
+COMMANDS = """demo, train-folder, data prepare, data ls, data show, data verify, data diff, data subset,
+data bench, pretrain run, pretrain branch, finetune run, evaluate run, evaluate report,
 runs ls, runs show, runs compare, runs send, model ls, model show, model variants,
 model convert, model forward, model predict, model verify, model inspect, model bench, ops doctor, ops reconcile,
 ops collect-garbage, ops preempt, stack up, stack down, stack status, stack restart""".replace("\n", " ").split(", ")
@@ -116,13 +116,13 @@ def test_the_module_runs_as_the_command():
 
 
 def test_the_error_for_an_unknown_corpus_lists_the_corpora(refused, digits_root):
-    plan = ("pretrain", "plan", "--recipe", "icons", "--root", digits_root, "--corpus")
+    plan = ("pretrain", "run", "--plan", "--recipe", "icons", "--root", digits_root, "--corpus")
     assert re.search(r"no corpus 'brids' .* available: digits\..*`vitline data prepare`", refused(*plan, "brids"))
     assert re.search(r"no corpus at file:///nowhere/x.*`vitline data prepare`", refused(*plan, "/nowhere/x"))
 
 
 def test_the_error_for_an_unknown_recipe_lists_the_recipes(refused, digits_root):
-    error = refused("pretrain", "plan", "--corpus", "digits", "--recipe", "vit-g", "--root", digits_root)
+    error = refused("pretrain", "run", "--plan", "--corpus", "digits", "--recipe", "vit-g", "--root", digits_root)
     assert "'vit-g'" in error
     assert "vit-b16-i21k" in error
 
@@ -144,7 +144,7 @@ def test_the_error_for_an_unknown_recipe_lists_the_recipes(refused, digits_root)
 )  # fmt: skip
 def test_an_invalid_override_is_refused(refused, digits_root, change, says):
     error = refused(
-        "pretrain", "plan", "--corpus", "digits", "--recipe", "icons", "--root", digits_root, "--set", change
+        "pretrain", "run", "--plan", "--corpus", "digits", "--recipe", "icons", "--root", digits_root, "--set", change
     )
     assert re.search(says, error), error
 
@@ -208,10 +208,9 @@ def test_the_report_of_an_empty_root_shows_the_published_rows(vitline, root):
     [
         (("data", "ls"), {"corpora"}),
         (("data", "show", "digits"), {"uri", "digest", "splits", "classes", "counts"}),
-        (("data", "stats", "digits"), {"splits", "kinds", "refused", "leakage"}),
         (("data", "diff", "digits", "digits"), {"differences", "examples"}),
         (("data", "verify", "digits"), {"num_shards", "num_rows", "problems"}),
-        (("pretrain", "plan", "--corpus", "digits", "--recipe", "icons"), {"steps", "epochs", "reading", "config_digest"}),
+        (("pretrain", "run", "--plan", "--corpus", "digits", "--recipe", "icons"), {"steps", "epochs", "reading", "config_digest"}),
         (("runs", "ls"), {"runs"}),
         (("model", "ls"), {"models"}),
         (("evaluate", "report"), {"tables", "published", "models", "self_check", "coverage"}),

@@ -15,7 +15,6 @@ COMMANDS = {
     "data diff": ("birds", "city"),
     "data ls": (),
     "data show": ("birds",),
-    "data stats": ("birds",),
     "data subset": ("birds", "8"),
     "data verify": ("city",),
     "evaluate protocols": (),
@@ -26,7 +25,7 @@ COMMANDS = {
     "model verify": ("MODEL",),
     "nights ls": (),
     "ops collect-garbage": (),
-    "pretrain plan": ("--corpus", "birds", "--recipe", "digits", *SMALL),
+    "pretrain run --plan": ("--corpus", "birds", "--recipe", "digits", *SMALL),
     "pretrain recipes": (),
     "runs ls": (),
 }

@@ -10,7 +10,7 @@ from vitline.vit.input.order import Order, RowGroups
 
 @dataclass(frozen=True)
 class OrderPlan:
-    """The figures that `vitline pretrain plan` prints."""
+    """The figures that `vitline pretrain run --plan` prints."""
 
     max_lanes_per_rank: int
     min_lanes_per_rank: int

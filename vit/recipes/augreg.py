@@ -9,7 +9,7 @@ vit/input/augmentations.
 Expected: 83.96 % top-1 on ImageNet after fine-tuning of B/16 at 224 px, 85.49 at 384 px, with the level that is best before it (medium1).
 Source: arXiv:2106.10270, Sec. 3.3 and Table 3, and big_vision.
 Hardware: TPUs in the paper. Here on GPUs; none has been run to its end.
-Cost: 300 epochs of 14.1 million images. For your GPUs: `vitline pretrain plan`.
+Cost: 300 epochs of 14.1 million images. For your GPUs: `vitline pretrain run --plan`.
 """
 
 from typing import Any

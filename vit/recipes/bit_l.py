@@ -3,7 +3,7 @@
 Expected: 87.54 % top-1 on ImageNet after fine-tuning, 76.29 on VTAB. JFT-300M is not public: scores on other data differ.
 Source: arXiv:1912.11370, Sec. 3.1, and google-research/big_transfer.
 Hardware: TPUv3 in the paper. Here on GPUs; it has not been run to its end.
-Cost: 9,900 TPUv3-core-days. For your GPUs: `vitline pretrain plan`.
+Cost: 9,900 TPUv3-core-days. For your GPUs: `vitline pretrain run --plan`.
 """
 
 from vitline.vit.config import OptimConfig, TrainRecipe

@@ -4,7 +4,7 @@ Expected: 74.79 % (B/16), 69.19 (B/32), 72.59 (L/16) and 66.90 (L/32) top-1 on I
 alone; 77.91, 73.38, 76.53 and 71.16 after fine-tuning at 384 px.
 Source: arXiv:2010.11929, Tables 3 and 5, App. B.1; the scores at 224 px are the authors' in google-research/vision_transformer, issue 62.
 Hardware: TPUv3 in the paper. Here on GPUs; none has been run to its end.
-Cost: 300 epochs of 1.27 million images. For your GPUs: `vitline pretrain plan`.
+Cost: 300 epochs of 1.27 million images. For your GPUs: `vitline pretrain run --plan`.
 """
 
 from vitline.vit.config import OptimConfig, TrainRecipe

@@ -4,7 +4,7 @@ Expected: 83.97 % (B/16), 81.28 (B/32), 85.15 (L/16) and 80.99 (L/32) top-1 on I
 512 px and 72.72 on VTAB. The paper has no S/16.
 Source: arXiv:2010.11929, Tables 2, 3, 5 and 9, App. B.1.
 Hardware: TPUv3 in the paper, where L/16 takes about 30 days on 8 cores. Here on GPUs; none has been run to its end.
-Cost: 230 TPUv3-core-days for L/16. For your GPUs: `vitline pretrain plan`.
+Cost: 230 TPUv3-core-days for L/16. For your GPUs: `vitline pretrain run --plan`.
 """
 
 from vitline.vit.config import OptimConfig, TrainRecipe

@@ -4,7 +4,7 @@ Expected: 84.15 % (B/16), 80.73 (B/32), 87.12 (L/16), 84.37 (L/32) and 88.08 (H/
 the hybrid R50+B/16, 77.54 for R50x1. On VTAB 77.63 (H/14) and 76.28 (L/16). JFT-300M is not public: scores on other data differ.
 Source: arXiv:2010.11929, Tables 2, 3, 6 and 9, App. B.1.
 Hardware: TPUv3 in the paper. Here on GPUs; none has been run to its end.
-Cost: 2,500 TPUv3-core-days for H/14, 680 for L/16; 55 (B/32) to 4,262 (H/14) exaFLOPs. For your GPUs: `vitline pretrain plan`.
+Cost: 2,500 TPUv3-core-days for H/14, 680 for L/16; 55 (B/32) to 4,262 (H/14) exaFLOPs. For your GPUs: `vitline pretrain run --plan`.
 """
 
 from vitline.vit.config import OptimConfig, TrainRecipe

@@ -4,7 +4,7 @@ Expected: 79.9 % top-1 on ImageNet after fine-tuning at 384 px, 2 points above t
 most of it is there after 100,000 steps.
 Source: arXiv:2010.11929, Sec. 4.6 and App. B.1.2. It states neither weight decay nor dropout: none here.
 Hardware: TPUv3 in the paper. Here on GPUs; it has not been run to its end.
-Cost: 1M steps of 4,096 images, 13.5 epochs of JFT-300M. For your GPUs: `vitline pretrain plan`.
+Cost: 1M steps of 4,096 images, 13.5 epochs of JFT-300M. For your GPUs: `vitline pretrain run --plan`.
 """
 
 from vitline.vit.config import MaskedPatchConfig, OptimConfig, TrainRecipe

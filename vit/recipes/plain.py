@@ -3,7 +3,7 @@
 Expected: 76.5, 78.5 and 80.0 % top-1 on ImageNet's validation set after 90, 150 and 300 epochs.
 Source: arXiv:2205.01580 and big_vision, which multiplies weight decay 1e-4 by a rate relative to the peak; this is 0.1 in AdamW.
 Hardware: a TPUv3-8 in the paper. Here on GPUs; it has not been run to its end.
-Cost: 6.5 hours there for 90 epochs. For your GPUs: `vitline pretrain plan`.
+Cost: 6.5 hours there for 90 epochs. For your GPUs: `vitline pretrain run --plan`.
 """
 
 from vitline.vit.config import OptimConfig, TrainRecipe

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from vitline.data_prep.source_kinds import SourceKind
-from vitline.flows.cli.command_line import ClassMap, Json, Recipe, Root, Set, settings, show_one, show_rows
+from vitline.flows.cli.command_line import ClassMap, Json, Recipe, Root, Set, settings, show_rows
 
 app = typer.Typer(
     help="Corpora: prepare, show, verify, compare, make subsets.", no_args_is_help=True, rich_markup_mode=None
@@ -53,10 +53,6 @@ def data_prepare(
         list[str] | None,
         typer.Option(help="Corpus whose test and val images, and their near duplicates, are left out. Repeatable."),
     ] = None,
-    take: Annotated[
-        str | None,
-        typer.Option(help="Also make a subset of the first rows of train: 1000, 50k, 30M.", metavar="NUMBER"),
-    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Examine a sample and report what to expect; write nothing to the store.")
     ] = False,
@@ -71,16 +67,15 @@ def data_prepare(
     from vitline.flows.runs.prepare_corpus import prepare_and_show, source_request
 
     chosen = settings(root)
-    rows = None if take is None else number_of(take)
     fields: dict[str, Any] = {"kind": kind, "add_to": add_to, "overrides": parse_overrides(set_ or [])}
     fields["decontaminate"] = tuple(decontaminate or ())
     request = source_request(chosen.root, source, name, **fields)
     if dry_run:
         from vitline.flows.cli.inspect_corpus import show_dry_run
 
-        show_dry_run(chosen, request, take_rows=rows, as_json=json)
+        show_dry_run(chosen, request, as_json=json)
     else:
-        prepare_and_show(chosen, [request], take_rows=rows, as_json=json)
+        prepare_and_show(chosen, request, as_json=json)
 
 
 @app.command("ls")
@@ -98,23 +93,13 @@ def data_ls(root: Root = None, json: Json = False) -> None:
 
 @app.command("show")
 def data_show(name: Corpus, root: Root = None, json: Json = False) -> None:
-    """Show the manifest of a corpus. Example: `vitline data show birds`"""
-    from vitline.data_prep.shard_format import SegmentInfo
-    from vitline.flows.catalog.lists import find_corpus, segment_text, show_corpus
+    """Show the manifest and the statistics of a corpus: splits, classes, formats, refused images, duplicates, leakage.
 
-    shown = show_corpus(*find_corpus(settings(root).root, name))
-    if not json:
-        for split in shown["splits"].values():
-            split["segments"] = [segment_text(SegmentInfo.model_validate(segment)) for segment in split["segments"]]
-    show_one(shown, json)
+    Example: `vitline data show birds`
+    """
+    from vitline.flows.cli.inspect_corpus import show_corpus
 
-
-@app.command("stats")
-def data_stats(name: Corpus, root: Root = None, json: Json = False) -> None:
-    """Show splits, classes, formats, refused examples, duplicates and leakage of a corpus. Example: `vitline data stats birds`"""
-    from vitline.flows.cli.inspect_corpus import show_stats
-
-    show_stats(settings(root), name, as_json=json)
+    show_corpus(settings(root), name, as_json=json)
 
 
 @app.command("diff")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitline.flows.cli.command_line import Json, Root, settings, show_rows
+from vitline.flows.cli.command_line import Json, Plan, Root, settings, show_rows
 
 if TYPE_CHECKING:
     from vitline.flows.forms.forms import EvaluateRequest
@@ -46,32 +46,6 @@ def evaluate_protocols(json: Json = False) -> None:
     show_rows("protocols", protocol_rows(), ["protocol", "splits", "image side", "settings", "pictures"], json, "")
 
 
-@app.command("plan")
-def evaluate_plan(
-    model: Model,
-    task: Tasks,
-    protocol: ProtocolOption = "vit-paper",
-    seed: Seed = 0,
-    num_seeds: NumSeeds = 1,
-    from_scratch: FromScratch = False,
-    set_: Set = None,
-    tflops: Annotated[
-        float | None, typer.Option(min=1e-3, help="Sustained TFLOP/s of a device. Default: measured on this machine.")
-    ] = None,
-    usd_per_hour: Annotated[float | None, typer.Option(min=0, help="Price of a device per hour.")] = None,
-    root: Root = None,
-    json: Json = False,
-) -> None:
-    """Show trainings, images, device hours and cost of an evaluation, without its finished parts. Trains nothing.
-
-    Example: `vitline evaluate plan --model birds --task vtab --tflops 150 --usd-per-hour 2.5`
-    """
-    from vitline.flows.cli.evaluation import plan_and_show
-
-    request = evaluation(settings(root).root, model, task, protocol, seed, num_seeds, from_scratch, set_)
-    plan_and_show(settings(root), request, tflops=tflops, usd_per_hour=usd_per_hour, as_json=json)
-
-
 @app.command("run")
 def evaluate_run(
     model: Model,
@@ -84,18 +58,31 @@ def evaluate_run(
         bool, typer.Option(help="Evaluate again although there are score records; the new ones name the old ones.")
     ] = False,
     set_: Set = None,
+    plan: Plan = False,
+    tflops: Annotated[
+        float | None,
+        typer.Option(min=1e-3, help="For `--plan`: sustained TFLOP/s of a GPU. Default: measured on this machine."),
+    ] = None,
+    usd_per_hour: Annotated[
+        float | None, typer.Option(min=0, help="For `--plan`: price of one GPU for an hour.")
+    ] = None,
     root: Root = None,
     json: Json = False,
 ) -> None:
     """Evaluate a model on tasks: choose settings on validation, train once more, read test once; or probe frozen features.
 
     Example: `vitline evaluate run --model birds --task digits --protocol small-images --from-scratch`
+
+    Example: `vitline evaluate run --model birds --task vtab --plan --tflops 150 --usd-per-hour 2.5`
     """
-    from vitline.flows.cli.evaluation import score_and_show
+    from vitline.flows.cli.evaluation import plan_and_show, score_and_show
     from vitline.infra.config import replace
 
     request = evaluation(settings(root).root, model, task, protocol, seed, num_seeds, from_scratch, set_)
-    score_and_show(settings(root), replace(request, rescore=rescore), as_json=json)
+    if plan:
+        plan_and_show(settings(root), request, tflops=tflops, usd_per_hour=usd_per_hour, as_json=json)
+    else:
+        score_and_show(settings(root), replace(request, rescore=rescore), as_json=json)
 
 
 def evaluation(

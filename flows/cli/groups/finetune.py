@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vitline.flows.cli.command_line import Json, Root, Set, settings
+from vitline.flows.cli.command_line import Json, Plan, Root, Set, settings, show_one
 
 app = typer.Typer(help="Fine-tune a published model on a whole corpus.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -31,6 +31,7 @@ def finetune_run(
         int | None, typer.Option(help="Input side in px; default: the protocol's, or the model's own.")
     ] = None,
     set_: Set = None,
+    plan: Plan = False,
     root: Root = None,
     json: Json = False,
 ) -> None:
@@ -42,9 +43,14 @@ def finetune_run(
     from vitline.flows.forms.finetune_config import resolve_finetune
     from vitline.flows.forms.forms import FinetuneRequest
     from vitline.flows.forms.overrides import parse_overrides
+    from vitline.flows.plans.training_plan import training_plan
 
     fields: dict[str, Any] = {"model": model, "corpus": corpus, "protocol": protocol, "steps": steps, "peak_lr": lr}
     fields |= {"global_batch_size": batch, "image_size_px": image_size, "overrides": parse_overrides(set_ or [])}
     request = FinetuneRequest.model_validate(fields)
     chosen = settings(root)
-    train_and_show(chosen, resolve_finetune(chosen.root, request), as_json=json)
+    training = resolve_finetune(chosen.root, request)
+    if plan:
+        show_one(training_plan(training), json)
+    else:
+        train_and_show(chosen, training, as_json=json)

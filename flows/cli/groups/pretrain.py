@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from vitline.flows.cli.command_line import ClassMap, Json, Recipe, Root, Set, settings, show_one, show_rows
+from vitline.flows.cli.command_line import ClassMap, Json, Plan, Recipe, Root, Set, settings, show_one, show_rows
 
-app = typer.Typer(help="Pre-training: plan and run.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Pre-training: run, plan, branch.", no_args_is_help=True, rich_markup_mode=None)
 
 Corpora = Annotated[
     list[str],
@@ -23,33 +23,6 @@ InitFrom = Annotated[
         "or a folder of timm or Hugging Face. The head is new where the classes differ."
     ),
 ]
-
-
-@app.command("plan")
-def pretrain_plan(
-    corpus: Corpora,
-    recipe: Recipe,
-    class_map: ClassMap = None,
-    init_from: InitFrom = None,
-    gpu: Annotated[str, typer.Option(help="GPU that each worker has: H200, H100, A100, ...")] = "H200",
-    mfu: Annotated[float, typer.Option(help="Share of the GPU's peak FLOP/s that the training reaches.")] = 0.35,
-    gpu_hour_price: Annotated[
-        float | None, typer.Option(min=0, help="Price of an hour of one GPU, in any currency.")
-    ] = None,
-    set_: Set = None,
-    root: Root = None,
-    json: Json = False,
-) -> None:
-    """Show what a pre-training would take, without starting it: days, memory, checkpoints, and the origin of each setting.
-
-    Example: `vitline pretrain plan --corpus birds --recipe vit-s16-i21k --gpu H100 --gpu-hour-price 2.5`
-    """
-    from vitline.flows.cli.training import requested_training, show_plan
-    from vitline.flows.plans.training_plan import training_plan
-
-    training = requested_training(settings(root).root, corpus, recipe, set_ or [], class_map, init_from)
-    plan = training_plan(training, gpu=gpu, mfu=mfu, gpu_hour_price=gpu_hour_price)
-    show_plan(plan, training, recipe, set_ or [], json)
 
 
 @app.command("recipes")
@@ -85,18 +58,31 @@ def pretrain_run(
     class_map: ClassMap = None,
     init_from: InitFrom = None,
     set_: Set = None,
+    plan: Plan = False,
+    gpu: Annotated[str, typer.Option(help="For `--plan`: the GPU of each worker: H200, H100, A100, ...")] = "H200",
+    mfu: Annotated[float, typer.Option(help="For `--plan`: fraction of the GPU's peak FLOP/s that is reached.")] = 0.35,
+    gpu_hour_price: Annotated[
+        float | None, typer.Option(min=0, help="For `--plan`: price of one GPU for an hour, in any currency.")
+    ] = None,
     root: Root = None,
     json: Json = False,
 ) -> None:
     """Pre-train on a corpus. The same request finds the same run: it resumes, or is reused when it is finished.
 
     Example: `vitline pretrain run --corpus birds --recipe vit-s16-i21k`
+
+    Example: `vitline pretrain run --corpus birds --recipe vit-s16-i21k --plan --gpu H100 --gpu-hour-price 2.5`
     """
-    from vitline.flows.cli.training import requested_training, train_and_show
+    from vitline.flows.cli.training import requested_training, show_plan, train_and_show
+    from vitline.flows.plans.training_plan import training_plan
 
     chosen = settings(root)
     training = requested_training(chosen.root, corpus, recipe, set_ or [], class_map, init_from)
-    train_and_show(chosen, training, as_json=json)
+    if plan:
+        found = training_plan(training, gpu=gpu, mfu=mfu, gpu_hour_price=gpu_hour_price)
+        show_plan(found, training, recipe, set_ or [], json)
+    else:
+        train_and_show(chosen, training, as_json=json)
 
 
 @app.command("self-train")
@@ -122,6 +108,7 @@ def pretrain_self_train(
         float, typer.Option(help="Weight of the images that the teacher labels; that of --corpus is 1.")
     ] = 1.0,
     set_: Set = None,
+    plan: Plan = False,
     root: Root = None,
     json: Json = False,
 ) -> None:
@@ -132,6 +119,7 @@ def pretrain_self_train(
     from vitline.flows.cli.training import recipe_fields, train_on
     from vitline.flows.forms.forms import SelfTrainRequest
     from vitline.flows.forms.self_training_plan import resolve_self_train
+    from vitline.flows.plans.training_plan import self_training_cost
     from vitline.flows.runs.engines import open_engines
     from vitline.flows.runs.self_train import self_train
 
@@ -148,11 +136,14 @@ def pretrain_self_train(
     }
     fields |= {"predicted_weight": predicted_weight}
     chosen = settings(root)
-    plan = resolve_self_train(
+    stages = resolve_self_train(
         chosen.root, SelfTrainRequest.model_validate(fields | ({"splits": split} if split else {}))
     )
+    if plan:
+        show_one(self_training_cost(chosen.root, stages), json)
+        return
     with open_engines(chosen) as engines:
-        self_train(plan, engines, lambda student: train_on(engines, student, as_json=json))
+        self_train(stages, engines, lambda student: train_on(engines, student, as_json=json))
 
 
 @app.command("branch")
@@ -165,7 +156,7 @@ def pretrain_branch(
     ] = None,
     name: Annotated[str | None, typer.Option(help="First part of the run's name. Default: PARENT-branch.")] = None,
     set_: Set = None,
-    plan: Annotated[bool, typer.Option("--plan", help="Show what it would cost, without starting it.")] = False,
+    plan: Plan = False,
     root: Root = None,
     json: Json = False,
 ) -> None:

@@ -89,14 +89,9 @@ def test_a_finished_corpus_is_found_without_a_cluster_and_warns_of_leakage(data,
     assert "(reused)" in shown
     assert "not_an_image 1" in shown
     prep = ("prepare", "--source", place / "birds", "--name", "clean", "--decontaminate", "pets")
-    out, err = data(*prep, "--take", "20", err=True)
+    out, err = data(*prep, err=True)
     assert "warning" not in err
     assert "refused leakage 2, not_an_image 1 leakage none; compared with " in " ".join(out.split())
-    assert "the first 20 rows of train of clean/" in out
-    taken = json.loads(data(*prep, "--take", "20", "--json"))
-    (subset,) = taken["views"]
-    assert subset["splits"]["train"]["num_rows"] == 20
-    assert subset["provenance"]["view_of"]["version"] == taken["corpora"][0]["version"]
 
 
 def test_a_subset_is_named_by_its_version_only(data, corpora):
@@ -110,8 +105,8 @@ def test_a_subset_is_named_by_its_version_only(data, corpora):
     assert listed[subset["version"]]["view_of"]["take"] == 10
     assert listed[subset["version"]]["splits"] == {"train": 10, "val": 10}
     assert listed[version]["view_of"] is None
-    out, err = data("stats", f"birds/{subset['version']}", err=True)
-    assert f"is a subset of birds/{version}: these are the statistics of birds/{version}" in err
+    out = data("show", f"birds/{subset['version']}")
+    assert f"Statistics of birds/{version}, of which birds/{subset['version']} is a subset" in out
     assert "30 images" in out
 
 
@@ -169,10 +164,10 @@ def test_a_subset_as_large_as_its_corpus_is_refused(refused, corpora):
 
 
 def test_stats_show_the_content_of_a_corpus(data):
-    shown = " ".join(data("stats", "birds").split())
+    shown = " ".join(data("show", "birds").split())
     for text in ("train 30 images", "val 10 images", "classes 2", "PNG RGB 40", "not_an_image 1", LEAK):
         assert text in shown
-    whole = json.loads(data("stats", "birds", "--json"))
+    whole = json.loads(data("show", "birds", "--json"))["statistics"]
     assert [found["count"] for found in whole["leakage"].values()] == [2]
 
 
@@ -187,7 +182,7 @@ def test_untrusted_names_are_shown_escaped(place, vitline, tmp_path, monkeypatch
     request = source_request(root, str(tmp_path / "evil"), "evil", overrides={"execution.max_refused_fraction": 0.5})
     prepare([request], root)
     prep = ("prepare", "--source", tmp_path / "evil", "--name", "evil", "--set", "execution.max_refused_fraction=0.5")
-    for arguments in (("stats", "evil"), ("show", "evil"), (*prep, "--dry-run"), prep):
+    for arguments in (("show", "evil"), (*prep, "--dry-run"), prep):
         code, out, err = vitline("data", *arguments, "--root", root)
         assert code == 0, err
         assert "\x1b" not in out + err
@@ -234,7 +229,7 @@ def test_a_dry_run_writes_its_sheet_beside_the_logs_and_nothing_else(data, corpo
         "--set",
         "recipe.min_images_per_class=20",
     )
-    out = data(*prep, "--take", "5")
+    out = data(*prep)
     shown = " ".join(out.split())
     for text in (
         "not_an_image 1",
@@ -242,7 +237,6 @@ def test_a_dry_run_writes_its_sheet_beside_the_logs_and_nothing_else(data, corpo
         "PNG RGB 100 %",
         "of this machine",
         "would be left out: 1",
-        "the first 5 rows of train, which has 15",
         "without starting the job, listing and planning",
     ):
         assert text in shown
@@ -266,15 +260,6 @@ def test_a_dry_run_that_cannot_write_its_sheet_still_reports_what_to_expect(data
     assert json.loads(data(*prep, "--json"))["sample_sheet"] is None
     sheet.rmdir()
     assert all(f"sample sheet: {sheet}" in data(*prep) for _ in range(2))
-
-
-def test_a_subset_larger_than_train_is_refused_by_the_dry_run(vitline, corpora, place, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    prep = ("prepare", "--dry-run", "--source", place / "birds", "--name", "new", "--take", "5k", "--root", corpora[0])
-    code, out, err = vitline("data", *prep)
-    assert code == 2
-    assert "images expected" in out
-    assert "error: take 5,000: train of new will have 30 rows at most. Ask for fewer" in err
 
 
 def test_source_that_does_not_match_its_kind_is_refused(refused, vitline, corpora, place):

@@ -172,7 +172,7 @@ def test_a_command_publishes_weights_of_another_codebase_and_starts_from_them(ro
     network = recipe_named("digits").make()[0].model
     write_timm(build_network(network, 3), tmp_path / "weights", ["a", "b", "c"])
     recipe = ("--corpus", digits.uri, "--recipe", "digits", "--root", root, "--json")
-    code, out, err = vitline("pretrain", "plan", *recipe, "--init-from", tmp_path / "weights")
+    code, out, err = vitline("pretrain", "run", "--plan", *recipe, "--init-from", tmp_path / "weights")
     assert code == 0, err
     assert json.loads(out)["start"].startswith("weights of weights/")
     assert "with a new head for 10 classes" in json.loads(out)["start"]

@@ -63,14 +63,27 @@ def test_a_plan_counts_the_remaining_work(root, plan, digits):
 def test_the_command_estimates_hours_and_cost(root, model, digits):
     options = ["--model", model, "--task", digits.uri, "--protocol", "small-images", "--root", root]
     shown = CliRunner().invoke(
-        app, ["evaluate", "plan", *options, "--tflops", "1e-3", "--usd-per-hour", "3600", "--num-seeds", "2", "--json"]
+        app,
+        [
+            "evaluate",
+            "run",
+            "--plan",
+            *options,
+            "--tflops",
+            "1e-3",
+            "--usd-per-hour",
+            "3600",
+            "--num-seeds",
+            "2",
+            "--json",
+        ],
     )
     assert shown.exit_code == 0, shown.output
     total = json.loads(shown.stdout)["total"]
     assert total["trainings"] == 8
     assert total["device_hours"] == pytest.approx(total["exaflop"] * 1e18 / 1e9 / 3600)
     assert total["usd"] == pytest.approx(3600 * total["device_hours"])
-    shown = CliRunner().invoke(app, ["evaluate", "plan", *options])
+    shown = CliRunner().invoke(app, ["evaluate", "run", "--plan", *options])
     assert "as measured on this machine" in shown.output
 
 

@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from vitline.flows.cli.groups.pretrain import pretrain_plan
+from vitline.flows.cli.groups.pretrain import pretrain_run
 from vitline.flows.plans import measured_speed as measured_speed_module
 from vitline.flows.plans.measured_speed import MeasuredSpeed, measured_speed, measured_speeds
 from vitline.flows.plans.training_plan import (
@@ -141,7 +141,7 @@ def test_a_plan_has_all_of_it_and_knows_gpus_by_name(train_config, root):
     config = replace(train_config("owls", workers=2), **{"execution.device": "cpu"})
     plan = training_plan(resolve(config, root))
     assert plan["earlier_runs"] == []
-    assert inspect.signature(pretrain_plan).parameters["mfu"].default == TRAINING_MFU
+    assert inspect.signature(pretrain_run).parameters["mfu"].default == TRAINING_MFU
     assert plan["days"] == "not known for CPUs; `vitline model bench` measures a step"
     on_gpus = replace(config, **{"execution.device": "auto"})
     assert "on 2 A100 at 50% of their peak" in training_plan(resolve(on_gpus, root), gpu="A100", mfu=0.5)["days"]
