@@ -16,13 +16,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import typer.main
 from PIL import Image
 
 from vitline.data_prep.config import ClassFolders, CorpusConfig
 from vitline.data_prep.decode import DecodePolicy
 from vitline.data_prep.prepare.job import prepare
-from vitline.flows.cli.main import app
+from vitline.flows.cli.main import all_commands
 from vitline.infra.runs.journal import Journal
 from vitline.infra.storage import open_store
 from vitline.vit.convert.timm import write_timm
@@ -53,7 +52,7 @@ OTHER_PROGRAMS = {
     "prefect": "makes a work pool on a server",
     "hf": "downloads weights",
 }
-COMMAND = typer.main.get_command(app)
+COMMAND = all_commands()
 # timm imports torchvision, whose compiled operators may be missing with a CPU build of torch (see vit/conftest.py).
 WITHOUT_TORCHVISION = """
 import contextlib, torch

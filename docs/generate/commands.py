@@ -4,16 +4,14 @@ import inspect
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-import typer.main
-
-from vitline.flows.cli.main import app
+from vitline.flows.cli.main import all_commands
 
 from .markdown import joined, table, text
 from .types_in_words import choices_text
 
 
 def commands_page() -> str:
-    command = typer.main.get_command(app)
+    command = all_commands()
     parts = [
         "# Commands",
         "`vitline --help` shows the same in a terminal. Every command takes `--help`. Exit codes: 0 done, 1 failed, 2 wrong "
@@ -38,7 +36,7 @@ def group_lines(path: str, group: Any) -> list[str]:
 
 def command_lines(path: str, command: Any) -> list[str]:
     """The section of one command: usage, help, arguments, options, example."""
-    help_text, _, example = inspect.cleandoc(command.help or "").partition("Example: ")
+    help_text, *examples = inspect.cleandoc(command.help or "").split("Example: ")
     types = types_of(command)
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     usage = " ".join([path, *(argument_usage(p) for p in arguments), "[OPTIONS]"])
@@ -47,8 +45,9 @@ def command_lines(path: str, command: Any) -> list[str]:
         rows = [[f"`{p.name.upper()}`", kind_text(types[p.name]), text(p.help or "")] for p in arguments]
         lines.append(table(["argument", "type", "what it is"], rows))
     lines.append(options_table(command))
-    if example:
-        lines += ["Example:", f"```sh\n{example.strip().strip('`')}\n```"]
+    if examples:
+        shown = "\n".join(example.strip().strip("`") for example in examples)
+        lines += ["Examples:" if examples[1:] else "Example:", f"```sh\n{shown}\n```"]
     return lines
 
 

@@ -17,7 +17,7 @@ Root = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 ClassMap = Annotated[
-    str | None,
+    str,
     typer.Option(
         help="Classes of a mixture: names (classes of one name are one class; the default), prefixed (all apart, as CORPUS/CLASS), "
         "or the path or URI of a table with the columns corpus, class, mixture_class."

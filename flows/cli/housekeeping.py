@@ -11,11 +11,10 @@ from vitline.flows.runs.engines import open_engines
 from vitline.infra.settings import Settings
 
 
-def reconcile_now(settings: Settings, *, dry_run: bool, quiet_minutes: float) -> list[Inconsistency]:
+def reconcile_now(settings: Settings, request: Mapping[str, Any]) -> list[Inconsistency]:
     """Finds inconsistencies and repairs them unless `dry_run`. Without PREFECT_API_URL no flow runs are checked."""
-    request = ReconcileRequest(dry_run=dry_run, quiet_minutes=quiet_minutes)
     with open_engines(settings) as engines:
-        return reconcile(request, engines, flow_runs(settings))
+        return reconcile(ReconcileRequest.model_validate(request), engines, flow_runs(settings))
 
 
 def flow_runs(settings: Settings) -> FlowRuns:

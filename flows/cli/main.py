@@ -1,6 +1,7 @@
 """The console command `vitline`. Modules are imported when they are needed, so that `--help` answers at once."""
 
 import contextlib
+import importlib
 import itertools
 import os
 import signal
@@ -11,25 +12,53 @@ from types import FrameType
 from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperGroup
 
 from vitline.flows import console
 from vitline.flows.cli.command_line import Json, Root, settings
-from vitline.flows.cli.groups import (
-    data,
-    deployments,
-    evaluate,
-    finetune,
-    model,
-    nights,
-    ops,
-    pretrain,
-    runs,
-    stack,
-    vtab,
-)
+from vitline.flows.cli.groups import stack
+
+GROUPS = {
+    "data": "Corpora: prepare, show, verify, compare, make subsets.",
+    "pretrain": "Pre-training: run, plan, branch.",
+    "finetune": "Fine-tune a published model on a whole corpus.",
+    "evaluate": "Evaluate models on VTAB and other tasks; report the scores.",
+    "vtab": "VTAB and other benchmarks: list the official files, prepare the tasks, export their splits.",
+    "runs": "Runs: list, show, compare.",
+    "nights": "Nights: their verdicts.",
+    "flows": "Flows in Prefect: register, list, start.",
+    "model": "Models: published ones and weights of other codebases; convert, run, inspect, benchmark.",
+    "stack": "The local stack: S3 store, MLflow, Prefect with a worker, one-node Ray.",
+    "ops": "Operations: check this machine and its services, reconcile, collect garbage, preempt.",
+}
+"""The groups of commands, each a file in `groups`, with their help."""
+
+
+class LazyGroups(TyperGroup):
+    """Imports a group only to run one of its commands: forms and their options take longer to load than a list of groups to print."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, group_named(name) if name in GROUPS else command, rest
+
+
+def group_named(name: str) -> TyperGroup:
+    """A group with its commands and their options."""
+    app: typer.Typer = importlib.import_module(f"vitline.flows.cli.groups.{name}").app
+    app.info.help = GROUPS[name]
+    return typer.main.get_group(app)
+
+
+def all_commands() -> TyperGroup:
+    """`vitline` with every group loaded, for documentation and tests."""
+    found: TyperGroup = typer.main.get_group(app)
+    found.commands.update({name: group_named(name) for name in GROUPS})
+    return found
+
 
 app = typer.Typer(
     name="vitline",
+    cls=LazyGroups,
     help="Pre-train Vision Transformers on labelled images, transfer them, compare the scores.",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -37,6 +66,8 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+for _name, _help in GROUPS.items():
+    app.add_typer(typer.Typer(), name=_name, help=_help)
 
 
 def print_version(requested: bool) -> None:
@@ -60,19 +91,6 @@ def options(
     ] = False,
 ) -> None:
     """Options that need no command."""
-
-
-app.add_typer(data.app, name="data")
-app.add_typer(pretrain.app, name="pretrain")
-app.add_typer(finetune.app, name="finetune")
-app.add_typer(evaluate.app, name="evaluate")
-app.add_typer(vtab.app, name="vtab")
-app.add_typer(runs.app, name="runs")
-app.add_typer(nights.app, name="nights")
-app.add_typer(deployments.app, name="flows")
-app.add_typer(model.app, name="model")
-app.add_typer(stack.app, name="stack")
-app.add_typer(ops.app, name="ops")
 
 
 @app.command()

@@ -1,16 +1,15 @@
 """Runs trainings and describes models for the command line; no mathematics of its own."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from vitline.flows import console
 from vitline.flows.catalog.records import list_run_keys
 from vitline.flows.cli.command_line import show_one
 from vitline.flows.forms.forms import PretrainRequest
-from vitline.flows.forms.overrides import parse_overrides
 from vitline.flows.forms.training_config import resolve_pretrain
 from vitline.flows.plans.held_out import score_text
-from vitline.flows.plans.training_plan import settings_of
+from vitline.flows.plans.training_plan import settings_of, training_plan
 from vitline.flows.runs.engines import Engines, open_engines
 from vitline.flows.runs.pretrain import train_model
 from vitline.infra.html.text import field
@@ -22,32 +21,24 @@ from vitline.vit.recipes.own import kind_of
 from vitline.vit.run.resolved import ResolvedTraining
 
 
-def requested_training(
-    root: str,
-    corpora: Sequence[str],
-    recipe: str,
-    overrides: Sequence[str],
-    class_map: str | None = None,
-    init_from: str | None = None,
-) -> ResolvedTraining:
+def requested_training(root: str, corpora: Sequence[str], recipe: str, fields: Mapping[str, Any]) -> ResolvedTraining:
     """The training of a command line. Raises ValueError for a corpus, recipe, field or value that does not exist.
 
     Weights of another codebase are published below the root first.
     """
-    fields = {**recipe_fields(recipe, overrides), **weighted(corpora)}
-    if class_map is not None:
-        fields["class_map"] = class_map
-    if init_from is not None:
-        fields["init_from"] = _published(root, init_from)
-    return resolve_pretrain(root, PretrainRequest.model_validate(fields))
+    found = {**with_recipe(fields, recipe), **weighted(corpora)}
+    if "init_from" in found:
+        found["init_from"] = _published(root, found["init_from"])
+    return resolve_pretrain(root, PretrainRequest.model_validate(found))
 
 
-def recipe_fields(recipe: str, overrides: Sequence[str]) -> dict[str, Any]:
-    """The fields of a form for the `--recipe` and `--set` of a command. Raises ValueError for a recipe that is neither known nor one of
-    others."""
+def with_recipe(fields: Mapping[str, Any], recipe: str) -> dict[str, Any]:
+    """The fields of a form with the recipe, which is an override if it is a file or function of the user. Raises ValueError for an
+    unknown name."""
     recipe_named(recipe)
-    changes = parse_overrides(overrides)
-    return {"overrides": {"recipe": recipe} | changes} if kind_of(recipe) else {"recipe": recipe, "overrides": changes}
+    if kind_of(recipe):
+        return {**fields, "overrides": {"recipe": recipe, **fields["overrides"]}}
+    return {**fields, "recipe": recipe}
 
 
 def _published(root: str, source: str) -> str:
@@ -79,6 +70,14 @@ def _weighted(text: str) -> tuple[str, float]:
         return text, 1.0
 
 
+def train_or_plan(settings: Settings, training: ResolvedTraining, *, plan: bool, as_json: bool) -> None:
+    """Runs a training to its end, or prints its plan."""
+    if plan:
+        show_one(training_plan(training), as_json)
+    else:
+        train_and_show(settings, training, as_json=as_json)
+
+
 def train_and_show(settings: Settings, training: ResolvedTraining, *, as_json: bool) -> None:
     """Runs a training to its end and prints its final state."""
     with open_engines(settings) as engines:
@@ -98,10 +97,10 @@ def train_on(engines: Engines, training: ResolvedTraining, *, as_json: bool) -> 
 
 
 def show_plan(
-    plan: Mapping[str, Any], training: ResolvedTraining, recipe: str, overrides: Sequence[str], as_json: bool
+    plan: Mapping[str, Any], training: ResolvedTraining, recipe: str, overrides: Collection[str], as_json: bool
 ) -> None:
     """Prints a plan and where its settings come from: on a terminal those that are not at their defaults."""
-    settings = settings_of(training.config, recipe, parse_overrides(overrides))
+    settings = settings_of(training.config, recipe, overrides)
     if as_json:
         show_one({**plan, "settings": settings}, as_json=True)
         return

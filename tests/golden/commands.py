@@ -4,9 +4,7 @@ import json
 from inspect import formatannotation
 from pathlib import Path
 
-import typer
-
-from vitline.flows.cli.main import app
+from vitline.flows.cli.main import all_commands
 
 COMMANDS = Path(__file__).with_name("commands.json")
 
@@ -16,7 +14,7 @@ def main() -> None:
 
 
 def found() -> dict[str, list[str]]:
-    return dict(commands(typer.main.get_command(app), "vitline"))
+    return dict(commands(all_commands(), "vitline"))
 
 
 def commands(command, name):

@@ -5,12 +5,11 @@ from typing import Annotated, Any
 
 import typer
 
-from vitline.data_prep.source_kinds import SourceKind
 from vitline.flows.cli.command_line import ClassMap, Json, Recipe, Root, Set, settings, show_rows
+from vitline.flows.cli.form_options import REQUIRED, form_command
+from vitline.flows.forms.forms import PrepareRequest
 
-app = typer.Typer(
-    help="Corpora: prepare, show, verify, compare, make subsets.", no_args_is_help=True, rich_markup_mode=None
-)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 Corpus = Annotated[str, typer.Argument(help="NAME, NAME/VERSION or URI")]
 Corpora = Annotated[
     list[str],
@@ -33,26 +32,9 @@ def number_of(text: str) -> int:
         raise ValueError(f"{text!r} is not a number of rows; write it as 1000, 50k, 30M or 1.5G.") from None
 
 
-@app.command("prepare")
+@form_command(app, "prepare", PrepareRequest, without=("preset",), defaults={"source": REQUIRED})
 def data_prepare(
-    source: Annotated[
-        str, typer.Option(help="Folder, archive, table or dataset of labelled images: a path, or an s3:// URI.")
-    ],
-    name: Annotated[
-        str | None, typer.Option(help="Name of the corpus: lower case, digits, dashes. Default: that of `--add-to`.")
-    ] = None,
-    kind: Annotated[SourceKind, typer.Option(help="Kind of the source.")] = "class_folders",
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Override a field: `--set recipe.val_per_class=50`. Repeatable."),
-    ] = None,
-    add_to: Annotated[
-        str | None, typer.Option(help="NAME/VERSION of a corpus to which these images are added as a further segment.")
-    ] = None,
-    decontaminate: Annotated[
-        list[str] | None,
-        typer.Option(help="Corpus whose test and val images, and their near duplicates, are left out. Repeatable."),
-    ] = None,
+    fields: dict[str, Any],
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Examine a sample and report what to expect; write nothing to the store.")
     ] = False,
@@ -63,13 +45,10 @@ def data_prepare(
 
     Example: `vitline data prepare --source ~/pictures/birds --name birds --set recipe.val_per_class=50`
     """
-    from vitline.flows.forms.overrides import parse_overrides
     from vitline.flows.runs.prepare_corpus import prepare_and_show, source_request
 
     chosen = settings(root)
-    fields: dict[str, Any] = {"kind": kind, "add_to": add_to, "overrides": parse_overrides(set_ or [])}
-    fields["decontaminate"] = tuple(decontaminate or ())
-    request = source_request(chosen.root, source, name, **fields)
+    request = source_request(chosen.root, **{"name": None, **fields})
     if dry_run:
         from vitline.flows.cli.inspect_corpus import show_dry_run
 
@@ -165,7 +144,7 @@ def data_preview(
     names: Corpora,
     recipe: Recipe,
     out: Annotated[Path, typer.Option(help="The HTML page to write.")] = Path("preview.html"),
-    class_map: ClassMap = None,
+    class_map: ClassMap = "names",
     set_: Set = None,
     examples: Annotated[int, typer.Option(min=1, max=100, help="Examples to show.")] = 6,
     views: Annotated[int, typer.Option(min=1, max=20, help="Training views of each example.")] = 3,
@@ -179,9 +158,11 @@ def data_preview(
     Example: `vitline data preview birds --recipe icons --set recipe.input.augment.mixup_alpha=0.2`
     """
     from vitline.flows.cli.training import requested_training
+    from vitline.flows.forms.overrides import parse_overrides
     from vitline.flows.reports.views import write_views
 
-    training = requested_training(settings(root).root, names, recipe, set_ or [], class_map)
+    fields = {"class_map": class_map, "overrides": parse_overrides(set_ or [])}
+    training = requested_training(settings(root).root, names, recipe, fields)
     write_views(training, recipe, out, examples=examples, views=views, mixed=mixed, as_json=json)
 
 
@@ -202,7 +183,7 @@ def data_bench(
     seconds: Annotated[
         float, typer.Option(min=0.1, help="Seconds of reading alone, and as many of the whole way.")
     ] = 10.0,
-    class_map: ClassMap = None,
+    class_map: ClassMap = "names",
     set_: Set = None,
     root: Root = None,
     json: Json = False,
@@ -213,7 +194,9 @@ def data_bench(
     Example: `vitline data bench birds --recipe vit-b16-i21k --gpu H200 --workers 8`
     """
     from vitline.flows.cli.training import requested_training
+    from vitline.flows.forms.overrides import parse_overrides
     from vitline.flows.reports.input_bench import show_bench
 
-    training = requested_training(settings(root).root, names, recipe, set_ or [], class_map)
+    fields = {"class_map": class_map, "overrides": parse_overrides(set_ or [])}
+    training = requested_training(settings(root).root, names, recipe, fields)
     show_bench(training, gpu=gpu, mfu=mfu, images_per_s=images_per_s, workers=workers, seconds=seconds, as_json=json)

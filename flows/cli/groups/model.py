@@ -8,15 +8,13 @@ import typer
 
 from vitline.flows import console
 from vitline.flows.cli.command_line import Json, Root, settings, show_one, show_rows
+from vitline.flows.cli.form_options import form_command
+from vitline.flows.forms.forms import PredictRequest
 
 if TYPE_CHECKING:
     from vitline.vit.convert.weights import Weights
 
-app = typer.Typer(
-    help="Models: published ones and weights of other codebases; convert, run, inspect, benchmark.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 Model = Annotated[
     str,
     typer.Argument(
@@ -178,30 +176,18 @@ def model_predict(
         raise typer.Exit(1)
 
 
-@app.command("predict-corpus")
-def model_predict_corpus(
-    model: Annotated[str, typer.Argument(help="NAME (its newest version), NAME/VERSION or URI of a published model")],
-    corpus: Annotated[str, typer.Argument(help="NAME, NAME/VERSION or URI of a prepared corpus")],
-    split: Annotated[
-        list[str] | None, typer.Option(help="Split of the corpus; may be repeated. Default: train, val and test.")
-    ] = None,
-    top_k: Annotated[int, typer.Option(min=1, help="Classes for each image, the most probable first.")] = 5,
-    root: Root = None,
-    json: Json = False,
-) -> None:
+@form_command(app, "predict-corpus", PredictRequest, arguments=("model", "corpus"), spelled={"splits": "split"})
+def model_predict_corpus(fields: dict[str, Any], root: Root = None, json: Json = False) -> None:
     """Predict the classes of all images of a corpus, and store them as Parquet files. Resumes what was interrupted.
 
     Example: `vitline model predict-corpus icons new-icons --top-k 3`
     """
     from vitline.flows.forms.evaluation_plan import resolve_predict
-    from vitline.flows.forms.forms import PredictRequest
     from vitline.flows.runs.engines import open_engines
     from vitline.flows.runs.predict_classes import folder_of, predict_classes, prediction_rows
 
     where = settings(root)
-    spec = resolve_predict(
-        where.root, PredictRequest(model=model, corpus=corpus, splits=tuple(split or ()), top_k=top_k)
-    )
+    spec = resolve_predict(where.root, PredictRequest.model_validate(fields))
     with open_engines(where) as engines:
         result = predict_classes(spec, engines)
     if json:

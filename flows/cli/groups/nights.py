@@ -8,7 +8,7 @@ import typer
 from vitline.flows import console
 from vitline.flows.cli.command_line import Json, Root, settings, show_rows
 
-app = typer.Typer(help="Nights: their verdicts.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 Series = Annotated[
     str | None, typer.Option("--name", help="Name in the request of the nights, where there are several series.")

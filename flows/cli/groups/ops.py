@@ -1,17 +1,15 @@
 """`vitline ops`: checks, repairs, garbage, preemption."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from vitline.flows import console
 from vitline.flows.cli.command_line import Json, Root, settings, show_one, show_rows
+from vitline.flows.cli.form_options import form_command
+from vitline.flows.forms.forms import CollectGarbageRequest, ReconcileRequest
 
-app = typer.Typer(
-    help="Operations: check this machine and its services, reconcile, collect garbage, preempt.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command("doctor")
@@ -33,42 +31,22 @@ def ops_doctor(root: Root = None, json: Json = False) -> None:
         raise typer.Exit(1)
 
 
-@app.command("reconcile")
-def ops_reconcile(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report what would be done.")] = False,
-    quiet_minutes: Annotated[
-        float, typer.Option(min=0, help="Leave alone what had a heartbeat within this time.")
-    ] = 5.0,
-    root: Root = None,
-    json: Json = False,
-) -> None:
+@form_command(app, "reconcile", ReconcileRequest, without=("stalled_minutes", "min_free_gb"))
+def ops_reconcile(fields: dict[str, Any], root: Root = None, json: Json = False) -> None:
     """Bring what killed processes and lost machines left to an end state; send MLflow what it lacks. Safe to repeat.
 
     Example: `vitline ops reconcile --dry-run`
     """
     from vitline.flows.cli.housekeeping import reconcile_now
 
-    findings = reconcile_now(settings(root), dry_run=dry_run, quiet_minutes=quiet_minutes)
-    rows = [finding._asdict() for finding in findings]
+    rows = [finding._asdict() for finding in reconcile_now(settings(root), fields)]
     show_rows("findings", rows, ["subject", "problem", "action"], json, "No inconsistencies.")
 
 
-@app.command("collect-garbage")
+@form_command(app, "collect-garbage", CollectGarbageRequest, without=("dry_run", "notice_days"))
 def ops_collect_garbage(
+    fields: dict[str, Any],
     delete: Annotated[bool, typer.Option("--delete", help="Delete the garbage; without it, only list it.")] = False,
-    older_than_days: Annotated[float, typer.Option(min=0, help="Keep everything younger than this.")] = 7.0,
-    keep_checkpoints: Annotated[
-        int, typer.Option(min=0, help="Number of newest checkpoints to keep of every finished run.")
-    ] = 1,
-    unfinished_days: Annotated[
-        float, typer.Option(min=1, help="Keep what unfinished runs and preparations left for this long a silence.")
-    ] = 90.0,
-    flow_runs_days: Annotated[
-        float, typer.Option(min=1, help="Keep vitline's flow runs in Prefect for this long.")
-    ] = 90.0,
-    keep: Annotated[
-        list[str] | None, typer.Option(help="Key of a run or name of a corpus to keep, or its first characters.")
-    ] = None,
     root: Root = None,
     json: Json = False,
 ) -> None:
@@ -78,15 +56,7 @@ def ops_collect_garbage(
     """
     from vitline.flows.cli.housekeeping import collect_garbage_now
 
-    chosen = {
-        "dry_run": not delete,
-        "older_than_days": older_than_days,
-        "keep_checkpoints": keep_checkpoints,
-        "unfinished_days": unfinished_days,
-        "flow_runs_days": flow_runs_days,
-        "keep": keep or [],
-    }
-    rows = [finding._asdict() for finding in collect_garbage_now(settings(root), chosen)]
+    rows = [found._asdict() for found in collect_garbage_now(settings(root), {**fields, "dry_run": not delete})]
     show_rows("findings", rows, ["subject", "problem", "action"], json, "No garbage.")
 
 

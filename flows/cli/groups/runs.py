@@ -9,7 +9,7 @@ from vitline.flows import console
 from vitline.flows.cli.command_line import Json, Root, settings, show_one, show_rows
 from vitline.infra.html.text import field
 
-app = typer.Typer(help="Runs: list, show, compare.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command("ls")

@@ -16,11 +16,7 @@ if TYPE_CHECKING:
     from vitline.infra.local.state import StackState
     from vitline.infra.settings import Settings
 
-app = typer.Typer(
-    help="The local stack: S3 store, MLflow, Prefect with a worker, one-node Ray.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 Port = Annotated[
     int | None, typer.Option(help="Default: the port of the last start, else the well-known one, else a free one.")

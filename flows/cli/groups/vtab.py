@@ -7,11 +7,7 @@ import typer
 
 from vitline.flows.cli.command_line import Json, Root, settings, show_one
 
-app = typer.Typer(
-    help="VTAB and other benchmarks: list the official files, prepare the tasks, export their splits.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command("files")

@@ -7,7 +7,7 @@ import typer
 from vitline.flows import console
 from vitline.flows.cli.command_line import Json, Root, settings, show_one, show_rows
 
-app = typer.Typer(help="Flows in Prefect: register, list, start.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command("deploy")

@@ -1,0 +1,90 @@
+"""Commands whose options are the fields of a form: help, type, default and smallest value are those of the field."""
+
+import inspect
+import re
+from collections.abc import Callable, Collection, Mapping
+from typing import Annotated, Any, Literal
+
+import typer
+
+from vitline.flows.forms.overrides import parse_overrides
+from vitline.infra.config import FrozenConfig
+
+REQUIRED = inspect.Parameter.empty
+_TYPES = {"string": str, "integer": int, "number": float, "boolean": bool}
+
+
+def form_command(
+    app: typer.Typer,
+    name: str,
+    form: type[FrozenConfig],
+    *,
+    arguments: Collection[str] = (),
+    spelled: Mapping[str, str] = {},
+    without: Collection[str] = (),
+    defaults: Mapping[str, Any] = {},
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A decorator that makes a function a command with an option for each field of `form`, and `--set` for its `overrides`. The
+    function gets the fields that were given, as a dict, and its own further options, which it declares as for typer.
+
+    `arguments` are fields that are given by position, `spelled` are fields whose option has another name, `without` are fields
+    that have no option, `defaults` are defaults of the command other than those of the form, REQUIRED for none.
+    """
+    schemas = form.model_json_schema()["properties"]
+    fields = [field for field in schemas if field not in {*without, "overrides"}]
+    spellings = {field: f"--{spelled.get(field, field.replace('_', '-'))}" for field in schemas}
+    spellings |= {field: field.upper() for field in arguments}
+
+    def parameter(field: str) -> inspect.Parameter:
+        default = defaults.get(field, REQUIRED if form.model_fields[field].is_required() else schemas[field]["default"])
+        schema = schemas[field].get("anyOf", [schemas[field]])[0]
+        kind, text = _type(schema), _help(schemas[field]["description"], spellings)
+        if default is None or default == []:
+            kind, default = kind | None, None
+        if field in arguments:
+            return _parameter(field, kind, default, typer.Argument(help=text, metavar=spellings[field]))
+        text += " Repeatable." * (schema.get("type") == "array")
+        return _parameter(field, kind, default, typer.Option(spellings[field], help=text, min=schema.get("minimum")))
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        _, *own = inspect.signature(function).parameters.values()
+        generated = [parameter(field) for field in fields]
+        if "overrides" in schemas:
+            text = f"{_help(schemas['overrides']['description'], spellings)} Repeatable."
+            generated.append(_parameter("set_", list[str] | None, None, typer.Option("--set", help=text)))
+        parameters = [*generated, *(_parameter(each.name, each.annotation, each.default) for each in own)]
+
+        def command(**given: Any) -> None:
+            found = {field: value for field in fields if (value := given.pop(field)) is not None}
+            if "overrides" in schemas:
+                found["overrides"] = parse_overrides(given.pop("set_") or [])
+            function(found, **given)
+
+        command.__doc__ = function.__doc__
+        required_first = sorted(parameters, key=lambda each: each.default is not REQUIRED)
+        command.__annotations__ = {each.name: each.annotation for each in parameters}
+        command.__signature__ = inspect.Signature(required_first)  # type: ignore[attr-defined]
+        app.command(name)(command)
+        return function
+
+    return decorate
+
+
+def _parameter(name: str, kind: Any, default: Any, info: Any = None) -> inspect.Parameter:
+    annotation = kind if info is None else Annotated[kind, info]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _help(description: str, spellings: Mapping[str, str]) -> str:
+    """The help of a form's field in the words of a command line: options in place of fields, `--set` in place of JSON."""
+    text, _, _ = " ".join(description.split()).partition(" The deployment's description")
+    text = re.sub(r"`(\w+)`", lambda found: f"`{spellings.get(found[1], found[1])}`", text)
+    text = re.sub(r'\{"([\w.]+)": "?([^",}]+)[^}]*\}', r"`--set \1=\2`", text)
+    return text.replace("Empty:", "Default:")
+
+
+def _type(schema: Mapping[str, Any]) -> Any:
+    """The type of an option, from the JSON schema of its field."""
+    if "enum" in schema:
+        return Literal[*schema["enum"]]
+    return list[_type(schema["items"])] if schema["type"] == "array" else _TYPES[schema["type"]]  # type: ignore[misc]
