@@ -13,26 +13,16 @@ if TYPE_CHECKING:
 
 Root = Annotated[
     str | None,
-    typer.Option("--root", help="Root of corpora, runs and models: a path or URI. Default: $VITLINE_ROOT."),
+    typer.Option("--root", help="Where corpora, runs and models are stored: a path or URI. Default: $VITLINE_ROOT."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
-ClassMap = Annotated[
-    str,
-    typer.Option(
-        help="Classes of a mixture: names (classes of one name are one class; the default), prefixed (all apart, as CORPUS/CLASS), "
-        "or the path or URI of a table with the columns corpus, class, mixture_class."
-    ),
-]
 Recipe = Annotated[
     str,
     typer.Option(
-        help="Recipe of the training: a name (`vitline pretrain recipes`), a YAML file, or a Python function, PACKAGE.MODULE:FUNCTION."
+        help="Model and training settings: a name (`vitline pretrain recipes`), a YAML file, or a Python function, PACKAGE.MODULE:FUNCTION."
     ),
 ]
-Plan = Annotated[bool, typer.Option("--plan", help="Show what this would take, without starting anything.")]
-Set = Annotated[
-    list[str] | None, typer.Option("--set", help="Override a field: `--set recipe.optim.peak_lr=3e-4`. Repeatable.")
-]
+Plan = Annotated[bool, typer.Option("--plan", help="Show what this would take without starting anything.")]
 
 
 def settings(root: str | None = None) -> "Settings":
@@ -56,7 +46,7 @@ def show_rows(
 ) -> None:
     """Prints rows as a table, or as {what: rows}. If there are none, prints `empty`, which says how to get some.
 
-    `odd` are the records that the list lacks: they are named at the end, and the exit code is 1.
+    `odd` are the errors of unreadable records: they are printed at the end, and the exit code is 1.
     """
     if as_json:
         console.emit({what: rows})

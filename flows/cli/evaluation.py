@@ -1,4 +1,4 @@
-"""Runs evaluations and shows what they will take, for the command line; no mathematics of its own."""
+"""Runs and plans evaluations for the command line."""
 
 from collections.abc import Sequence
 from typing import NotRequired, TypedDict
@@ -43,7 +43,7 @@ class EvaluationTotal(TypedDict):
     exaflop: float
     device_hours: float
     trials_per_gpu: int
-    """How many of the trainings a GPU runs at a time."""
+    """Number of trainings that run concurrently on a GPU."""
     usd: NotRequired[float]
 
 

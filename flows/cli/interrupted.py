@@ -1,4 +1,4 @@
-"""What ends with the local stack in mid-run, and how it goes on once the stack is up again."""
+"""What stopping the local stack interrupts, and how it resumes once the stack is up again."""
 
 import json
 from pathlib import Path
@@ -15,25 +15,25 @@ from vitline.flows.runs.stage import Skipped
 from vitline.infra.settings import Settings
 
 RECORD = "interrupted.json"
-"""In the folder of a stack: the ids of the flow runs that its end has interrupted."""
+"""In the folder of a stack: the ids of the interrupted flow runs."""
 
 
 def note_interrupted(settings: Settings, directory: Path) -> list[WorkRow]:
-    """The runs and pipelines at work, before the stack ends. Their flow runs are noted, for `end_interrupted`."""
+    """The active runs and pipelines, before the stack stops. Their flow runs are recorded for `end_interrupted`."""
     (directory / RECORD).write_text(json.dumps([run.id for run in at_work_in_prefect(settings)]))
     return without_parts(list_work(settings.root))
 
 
 def end_interrupted(settings: Settings, directory: Path, began: float) -> list[str]:
-    """Ends what was left at work when the stack went down, before `began` in Unix seconds. Returns the names of the flow runs that
-    `vitline flows resume` continues."""
+    """Ends what was still active when the stack went down, before `began` in Unix seconds. Returns the names of the flow runs that
+    `vitline flows resume` resumes."""
     from vitline.flows.on_prefect.flows import FLOW_NAMES
 
     record = directory / RECORD
     noted = json.loads(record.read_text()) if record.exists() else []
     left = [run.id for run in at_work_in_prefect(settings) if run.since < began]
     if noted or left or without_parts(list_work(settings.root)):
-        console.say(f"  work was interrupted; making sure for {WATCH_S:.0f} s that nobody is at it any more")
+        console.say(f"  work was interrupted; checking for {WATCH_S:.0f} s that none of it is still running")
         with open_engines(settings) as engines:
             try:
                 found = reconcile(

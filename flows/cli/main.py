@@ -24,8 +24,8 @@ GROUPS = {
     "finetune": "Fine-tune a published model on a whole corpus.",
     "evaluate": "Evaluate models on VTAB and other tasks; report the scores.",
     "vtab": "VTAB and other benchmarks: list the official files, prepare the tasks, export their splits.",
-    "runs": "Runs: list, show, compare.",
-    "nights": "Nights: their verdicts.",
+    "runs": "Runs: list, show, compare, send to MLflow.",
+    "nights": "Scheduled nights: their verdicts.",
     "flows": "Flows in Prefect: register, list, start.",
     "model": "Models: published ones and weights of other codebases; convert, run, inspect, benchmark.",
     "stack": "The local stack: S3 store, MLflow, Prefect with a worker, one-node Ray.",
@@ -98,7 +98,7 @@ def demo(
     profile: Annotated[
         Literal["full", "smoke"], typer.Option(help="`smoke`: a few steps, to test an installation.")
     ] = "full",
-    seed: Annotated[int, typer.Option(help="Seed of initialisation, order and augmentation.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed for initialisation, data order and augmentation.")] = 0,
     json: Json = False,
 ) -> None:
     """Prepare, pre-train, fine-tune, evaluate and compare on real images, on this machine.
@@ -120,12 +120,12 @@ def train_folder(
     name: Annotated[str, typer.Option(help="Name of the corpus and of the model: lower case, digits, dashes.")],
     root: Root = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Optimizer steps; default: chosen from the number of pictures.")
+        int | None, typer.Option(min=1, help="Optimizer steps; default: chosen from the number of images.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Start without asking.")] = False,
     json: Json = False,
 ) -> None:
-    """Prepare a folder of your own pictures, pre-train a network that suits their number, evaluate it on held-out ones.
+    """Prepare a folder of images, pre-train a network of a size that suits their number, evaluate it on held-out images.
 
     Example: `vitline train-folder --source ~/pictures/birds --name birds`
     """

@@ -83,7 +83,7 @@ def example_of_use(model: str, corpus: PreparedCorpus, source: Path, settings: S
 
 
 def first_picture(corpus: PreparedCorpus, source: Path) -> Path | None:
-    """A file of the source that is in the corpus, if possible in val; None if the pictures are in archives."""
+    """A file of the source that is in the corpus, preferably in val; None if the images are in archives."""
     manifest = corpus.manifest
     split = "val" if "val" in manifest.splits else "train"
     with ShardReader(open_store(corpus.uri), manifest, split) as reader:
@@ -105,7 +105,7 @@ def gpus_here() -> int:
 
 
 def estimate(config: TrainConfig, num_classes: int) -> float:
-    """Estimated seconds of the training on this machine, from a few updates; includes start-up and decoding."""
+    """Estimated seconds of the training on this machine, from a few timed updates; includes start-up and decoding."""
     from vitline.vit.cost.step_time import seconds_per_step
 
     per_step = seconds_per_step(config.recipe, config.execution, num_classes)

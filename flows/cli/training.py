@@ -1,4 +1,4 @@
-"""Runs trainings and describes models for the command line; no mathematics of its own."""
+"""Runs and plans trainings and describes models for the command line."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -85,7 +85,7 @@ def train_and_show(settings: Settings, training: ResolvedTraining, *, as_json: b
 
 
 def train_on(engines: Engines, training: ResolvedTraining, *, as_json: bool) -> None:
-    """The same on engines that may have done other work before."""
+    """Runs a training to its end on open engines, and prints its final state."""
     spec, result = train_model(training, engines)
     shown = {"run": spec.run_key, "reused": result.reused, "wall_s": round(result.wall_s, 1), **result.state}
     if as_json:

@@ -99,10 +99,12 @@ def _resumable(api: SyncPrefectClient, settings: Settings, name: str) -> FlowRun
     (run,) = outermost
     state = run.state
     if state is None or state.is_completed() or not (state.is_final() or state.is_paused()):
-        how = "it has ended well" if state is not None and state.is_completed() else "it has not ended"
-        raise RuntimeError(f"flow run {name} is {state and state.name}: {how}, so there is nothing to continue.")
+        how = "it has completed" if state is not None and state.is_completed() else "it is still active"
+        raise RuntimeError(f"flow run {name} is {state and state.name}: {how}, so there is nothing to resume.")
     if run.deployment_id is None:
-        raise RuntimeError(f"flow run {name} was started without a deployment; make the same request again.")
+        raise RuntimeError(
+            f"flow run {name} was started without a deployment, so it cannot be resumed; make the same request again."
+        )
     return run
 
 

@@ -67,39 +67,39 @@ class PrepareRequest(FrozenConfig):
     """Prepares a corpus of verified Parquet shards from labelled images."""
 
     preset: PresetName | None = None
-    """A corpus that vitline downloads by itself. Leave empty to prepare a source of your own."""
+    """A small corpus that vitline downloads itself. Leave empty to prepare your own images."""
     source: Reference | None = None
     """Folder, archive, table or dataset of labelled images: a path that every worker can read, or an s3:// URI."""
     kind: SourceKind = "class_folders"
-    """Kind of the source. Class folders: the folder of an image is its class; an archive of such folders works, too."""
+    """Format of the source. class_folders: each image is in a folder named after its class; an archive of such folders works, too."""
     name: str | None = Field(None, pattern=CORPUS_NAME, max_length=80)
     """Name of the corpus, needed for a source: lower case letters, digits, and '-', '_', '.', a letter or digit first; at most 80."""
     val_fraction: Fraction = 0.1
-    """Fraction of the images held out for validation, if the source names no such split."""
+    """Fraction of the images held out for validation if the source has no such split."""
     test_fraction: Fraction = 0.1
-    """Fraction of the images held out for the test, if the source names no such split."""
+    """Fraction of the images held out for testing if the source has no such split."""
     duplicates: Literal["drop", "keep"] = "drop"
-    """Images with the same pixels: keep one, or all of one split. Two splits never share an image."""
+    """Images with identical pixels: keep one of them, or all that are in the same split. No image is ever in two splits."""
     near_duplicates: Literal["keep", "drop"] = "keep"
-    """Near duplicates (scaled, recompressed, mirrored): keep all, or one of each. With `add_to`, only among the new images."""
+    """Near duplicates (rescaled, recompressed or mirrored): keep all, or only one of each. With `add_to`, only new images are compared."""
     min_images_per_class: Count = 1
-    """Classes with fewer images are left out."""
+    """Leave out classes with fewer images."""
     decontaminate: tuple[Reference, ...] = Field((), max_length=100)
-    """Prepared corpora, NAME or NAME/VERSION, whose test and validation images are left out, with their near duplicates."""
+    """Leave out images that match a test or validation image of this prepared corpus (NAME or NAME/VERSION), exactly or nearly."""
     add_to: Reference | None = None
-    """Prepared corpus, NAME/VERSION, to which these images are added as a further segment. Empty: make a new corpus."""
+    """Add the images to this prepared corpus, NAME/VERSION, as a further segment. Empty: make a new corpus."""
     overrides: Overrides = Field(default={})
     """Any other field by its dotted name, as in {"source.labels_column": "tags", "recipe.class_map": "imagenet21k-p",
     "recipe.val_per_class": 50, "execution.examples_per_chunk": 1024}. The deployment's description lists them."""
 
 
 class FurtherCorpus(FrozenConfig):
-    """A corpus that is trained on together with others."""
+    """Another corpus of a mixture."""
 
     corpus: Reference
     """Prepared corpus: NAME, NAME/VERSION or URI. In a pipeline also a preset, which is prepared if it is missing."""
     weight: PositiveFloat = 1.0
-    """Its share of the examples is its weight divided by the sum of all weights, exactly."""
+    """Sampling weight. The share of examples from this corpus is exactly its weight divided by the sum of all weights."""
 
 
 # The fields of a mixture, with one text for every form that pre-trains.
@@ -107,23 +107,23 @@ MixWith = Annotated[
     tuple[FurtherCorpus, ...],
     Field(
         max_length=20,
-        description="For a mixture: further corpora to train on at the same time, each with its weight, as in "
-        '[{"corpus": "city", "weight": 0.5}]. Empty: only `corpus`.',
+        description="Further corpora to mix in, each with its sampling weight, as in "
+        '[{"corpus": "city", "weight": 0.5}]. Empty: train on `corpus` alone.',
     ),
 ]
-CorpusWeight = Annotated[PositiveFloat, Field(description="Weight of `corpus` in a mixture.")]
+CorpusWeight = Annotated[PositiveFloat, Field(description="Sampling weight of `corpus` in a mixture.")]
 ClassMap = Annotated[
     Reference,
     Field(
-        description="Classes of a mixture. `names`: classes of one name are one class. `prefixed`: all classes are kept apart, as "
-        "CORPUS/CLASS. Else the path or URI of a table (CSV or JSON) with the columns corpus, class, mixture_class; an empty "
-        "mixture_class drops a class."
+        description="How to combine the classes of a mixture. `names`: classes with the same name become one. `prefixed`: each corpus "
+        "keeps its own, named CORPUS/CLASS. Otherwise the path or URI of a table (CSV or JSON) with the columns corpus, class and "
+        "mixture_class; an empty mixture_class drops the class."
     ),
 ]
 
 
 class PretrainRequest(FrozenConfig):
-    """Pre-trains a network on a prepared corpus or a mixture. The same request finds the same run: it resumes, or is reused."""
+    """Pre-trains a network on a prepared corpus or a mixture. Repeating a request resumes its run, or reuses the result."""
 
     corpus: Reference
     """Prepared corpus to train on: NAME, NAME/VERSION or URI."""
@@ -131,21 +131,21 @@ class PretrainRequest(FrozenConfig):
     corpus_weight: CorpusWeight = 1.0
     class_map: ClassMap = "names"
     recipe: RecipeName = "icons"
-    """What to train and how; `vitline pretrain recipes` describes them. One of your own: the override {"recipe": "s3://lab/birds.yaml"}."""
+    """Model and training settings; `vitline pretrain recipes` describes them. Or set the override {"recipe": "s3://lab/birds.yaml"}."""
     name: Name | None = None
-    """First part of the run's name: lower case letters, digits and '-', a letter or digit first; at most 40. Empty: corpus and recipe."""
+    """Prefix of the run's name: lower case letters, digits and '-', a letter or digit first; at most 40. Empty: corpus and recipe."""
     seed: NonNegativeInt = 0
-    """Seed of initialisation, reading order, augmentation and dropout."""
+    """Random seed for initialisation, data order, augmentation and dropout."""
     train_images: Count | None = None
-    """Budget in images, counting repeats. Empty: the recipe's own. Warmup is shortened in proportion."""
+    """Number of images to train on, counting repeats; warmup scales with it. Empty: as in the recipe."""
     peak_lr: PositiveFloat | None = None
-    """Learning rate at the end of warmup. Empty: the recipe's own."""
+    """Peak learning rate, reached at the end of warmup. Empty: as in the recipe."""
     init_from: Reference | None = None
-    """Weights to start from: a published model (NAME, NAME/VERSION, URI) or the key of a finished run. The head is kept for the
-    same classes and new for others; the optimizer starts anew. Empty: random weights."""
+    """Initial weights: a published model (NAME, NAME/VERSION, URI) or the key of a finished run. The head is kept if the classes are
+    the same, else it is new; the optimizer state is not loaded. Empty: random initialisation."""
     num_workers: Count | None = None
-    """Ray Train workers, with one GPU each if the cluster has GPUs or can add some (`execution.device`). Empty: the recipe's
-    own. Results do not depend on it."""
+    """Number of Ray Train workers, with one GPU each if the cluster has GPUs or can add some (`execution.device`). Results do not
+    depend on it. Empty: as in the recipe."""
     overrides: Overrides = Field(default={})
     """Any other field by its dotted name, as in {"recipe.optim.weight_decay": 0.1, "execution.save_every_steps": 500}. A
     cancelled run writes a checkpoint, unless {"execution.on_cancel": "discard"} is set. The deployment's description lists the
@@ -153,194 +153,193 @@ class PretrainRequest(FrozenConfig):
 
 
 class SelfTrainRequest(FrozenConfig):
-    """Trains a student on labelled images and on others that a teacher labels (noisy student): predicts the classes of the others,
-    makes a corpus of those that it is sure of, and pre-trains on both. The same request finds the same runs."""
+    """Trains a noisy student: a teacher labels an unlabelled corpus, its confident labels become a corpus, and the student trains on
+    that and on the labelled corpus. Repeating a request resumes its runs, or reuses their results."""
 
     teacher: Reference
-    """Published model that labels: NAME, NAME/VERSION or URI. Its classes are those of `corpus`, by name."""
+    """Published model that predicts the labels: NAME, NAME/VERSION or URI. Classes are matched with those of `corpus` by name."""
     corpus: Reference
     """Prepared corpus of labelled images: NAME, NAME/VERSION or URI."""
     unlabelled: Reference
     """Prepared corpus of the images to label: NAME, NAME/VERSION or URI. Its own labels are not used."""
     splits: tuple[Annotated[str, Field(max_length=80)], ...] = Field(("train",), min_length=1, max_length=20)
-    """Splits of `unlabelled` whose images are labelled."""
+    """Splits of `unlabelled` to label."""
     labels: Literal["soft", "hard"] = "soft"
-    """soft: the `top_k` most probable classes with their probabilities, scaled to sum to 1. hard: the most probable class."""
+    """soft: the `top_k` most probable classes, with probabilities rescaled to sum to 1. hard: only the most probable class."""
     top_k: Count = 10
-    """Classes that are stored for each image."""
+    """Number of classes to store per image."""
     min_score: Fraction = 0.3
-    """Images whose most probable class has a lower probability are left out; 0.3 as in the paper."""
+    """Leave out images whose most probable class has a lower probability; 0.3 as in the paper."""
     max_per_class: Count | None = None
-    """Images that are used of each most probable class, those of the highest probability. Empty: all."""
+    """Maximum number of images per predicted class, those with the highest probability. Empty: no limit."""
     predicted_weight: PositiveFloat = 1.0
-    """Weight of the images that the teacher labels; that of `corpus` is 1. A weight of 3 makes them three quarters of each batch."""
+    """Sampling weight of the images that the teacher labels; that of `corpus` is 1. With 3 they are three quarters of each batch."""
     recipe: RecipeName = "icons"
-    """What to train and how. A student should be as large as its teacher or larger, and be trained with noise (RandAugment, dropout,
-    stochastic depth), as the recipes medium and strong do."""
+    """Model and training settings of the student. It should be at least as large as its teacher and be trained with noise (RandAugment,
+    dropout, stochastic depth), as in the medium and strong recipes."""
     name: Name | None = None
-    """First part of the student's name: lower case letters, digits and '-', a letter or digit first; at most 40. Empty: CORPUS-student."""
+    """Prefix of the student's name: lower case letters, digits and '-', a letter or digit first; at most 40. Empty: CORPUS-student."""
     seed: NonNegativeInt = 0
-    """Seed of initialisation, reading order, augmentation and dropout."""
+    """Random seed for initialisation, data order, augmentation and dropout."""
     train_images: Count | None = None
-    """Budget in images, counting repeats. Empty: the recipe's own. Warmup is shortened in proportion."""
+    """Number of images to train on, counting repeats; warmup scales with it. Empty: as in the recipe."""
     num_workers: Count | None = None
-    """Ray Train workers of the student. Empty: the recipe's own. Results do not depend on it."""
+    """Number of Ray Train workers of the student. Results do not depend on it. Empty: as in the recipe."""
     overrides: Overrides = Field(default={})
     """Any other field of the training by its dotted name, as in {"recipe.input.augment.randaugment_layers": 2}. The deployment's
     description lists the fields."""
 
 
 class BranchRequest(FrozenConfig):
-    """Starts a new run from a kept checkpoint of another training: with its network, optimizer, averages and position in the reading
-    order, and its config but for what is named here. The parent may go on meanwhile."""
+    """Starts a new run from a checkpoint of another training, with its network, optimizer state, weight averages, position in the data
+    and config, except for the fields set here. The parent run is not affected."""
 
     parent: Reference
     """Key of the parent run, or its first characters."""
     step: Count
-    """Step of the checkpoint; `vitline runs show` lists those that are kept."""
+    """Step of the checkpoint; `vitline runs show` lists the available ones."""
     cooldown_images: Count | None = None
-    """Train on so many images more, in which the learning rate falls linearly to zero. Empty: to the end of the parent's schedule."""
+    """Train on this many more images while the learning rate decays linearly to zero. Empty: follow the parent's schedule to its end."""
     name: Name | None = None
-    """First part of the run's name: lower case letters, digits and '-', a letter or digit first; at most 40. Empty: the parent's name
+    """Prefix of the run's name: lower case letters, digits and '-', a letter or digit first; at most 40. Empty: the parent's name
     and `-branch`."""
     num_workers: Count | None = None
-    """Ray Train workers. Empty: as the parent. Results do not depend on it."""
+    """Number of Ray Train workers. Results do not depend on it. Empty: as in the parent run."""
     overrides: Overrides = Field(default={})
-    """Fields in which the branch differs from the parent by their dotted names, as in {"recipe.optim.peak_lr": 0.0003,
-    "recipe.total_steps": 90000}. Network, batch, lanes, seed and kind of optimizer stay. The deployment's description lists the
+    """Fields to change, by their dotted names, as in {"recipe.optim.peak_lr": 0.0003, "recipe.total_steps": 90000}. Network, batch
+    size, lanes, seed and type of optimizer cannot change. The deployment's description lists the
     fields."""
 
 
 class FinetuneRequest(FrozenConfig):
-    """Fine-tunes a published model on a whole corpus by the paper's rules (SGD, cosine, new zero head)."""
+    """Fine-tunes a published model on a full corpus as in the paper (SGD, cosine schedule, zero-initialised head)."""
 
     model: Reference
     """Published model to start from: NAME, NAME/VERSION or URI."""
     corpus: Reference
     """Prepared corpus to train on: NAME, NAME/VERSION or URI."""
     protocol: FinetuningName | None = None
-    """Take steps, batch, resolution, crop and schedule from this protocol, for a corpus of this size."""
+    """Use the steps, batch size, resolution, crop and schedule that this protocol has for a corpus of this size."""
     steps: Count | None = None
-    """Optimizer steps. Empty: the protocol's, or 500. A shorter training gets a shorter warmup."""
+    """Number of optimizer steps; fewer steps shorten the warmup. Empty: as in the protocol, or 500."""
     peak_lr: PositiveFloat | None = None
-    """Learning rate at the end of warmup; the paper tries 0.003, 0.01, 0.03 and 0.06. Empty: the protocol's, or 0.03."""
+    """Peak learning rate, reached at the end of warmup; the paper tries 0.003, 0.01, 0.03 and 0.06. Empty: as in the protocol, or 0.03."""
     global_batch_size: Count | None = None
-    """Examples per step, over all workers. Empty: the protocol's, or 512."""
+    """Examples per step, over all workers. Empty: as in the protocol, or 512."""
     image_size_px: Count | None = None
-    """Side of the input in px; position embeddings are resampled. Empty: the protocol's, or the model's own."""
+    """Side of the input in pixels; position embeddings are resampled. Empty: as in the protocol, or as in the model."""
     seed: NonNegativeInt = 0
-    """Seed of reading order and augmentation."""
+    """Random seed for data order and augmentation."""
     num_workers: Count | None = None
-    """Ray Train workers. Empty: one."""
+    """Number of Ray Train workers. Empty: one."""
     overrides: Overrides = Field(default={})
     """Any other field by its dotted name, as in {"recipe.optim.clip_norm": null}. A cancelled run writes a checkpoint, unless
     {"execution.on_cancel": "discard"} is set. The deployment's description lists the fields."""
 
 
 class EvaluateRequest(FrozenConfig):
-    """Evaluates a published model on tasks. Fine-tuning protocols choose settings on validation, train once more and read test
-    once; fewshot, linear, knn and head are probes of its frozen features."""
+    """Evaluates a published model on tasks. Fine-tuning protocols select settings on validation, retrain once and read the test
+    split once; fewshot, linear, knn and head probe its frozen features."""
 
     model: Reference
     """Published model to evaluate: NAME, NAME/VERSION or URI."""
     tasks: tuple[Reference, ...] = Field(("digits",), min_length=1, max_length=40)
-    """Task corpora with train, val and test splits: names or URIs. The 19 of VTAB are named vtab-<task>, and `vtab` means
-    all of them that are prepared."""
+    """Tasks: corpora with train, val and test splits, by name or URI. The 19 of VTAB are named vtab-<task>; `vtab` stands for all of
+    them that are prepared."""
     protocol: ProtocolName = "small-images"
-    """How the model is evaluated: fine-tuning or a probe, with its resolution, settings and selection."""
+    """How to evaluate: fine-tuning or a probe, with its resolution and settings; `vitline evaluate protocols` describes them."""
     seed: NonNegativeInt = 0
-    """Seed of reading order, augmentation and random draws; of several seeds the first."""
+    """Random seed for data order, augmentation and sampling; the first one if there are several."""
     num_seeds: int = Field(1, ge=1, le=20)
-    """Number of seeds; each gives scores of its own. The paper reports mean and deviation of three."""
+    """Number of seeds, each with its own scores. The paper reports mean and standard deviation over three."""
     from_scratch: bool = False
-    """Also train the same network from scratch, with the same steps and choices of settings, as a control."""
+    """Also train the same network from random initialisation, with the same steps and search, as a control."""
     rescore: bool = False
-    """Evaluate again although there are score records; the new records name the old ones."""
+    """Evaluate again even if there are scores; the new records refer to the old ones."""
     overrides: Overrides = Field(default={})
     """Fields of the protocol by their dotted name, as in {"protocol.precision": "bfloat16"}. The result is another protocol
-    with scores of its own. A changed field holds for tasks of every size, and no other field changes with it: with shorter
-    total_steps, set warmup_steps, too. The deployment's description lists the fields."""
+    with its own scores. A changed field applies to tasks of every size and changes no other field: with fewer total_steps, set
+    warmup_steps, too. The deployment's description lists the fields."""
 
 
 class PredictRequest(FrozenConfig):
-    """Predicts the classes of all images of a corpus with a published model, and stores them as Parquet files. The same request finds
-    the same run: it resumes, or is reused."""
+    """Predicts the classes of all images of a corpus with a published model, and stores them as Parquet files. Repeating a
+    request resumes its run, or reuses the result."""
 
     model: Reference
     """Published model: NAME, NAME/VERSION or URI."""
     corpus: Reference
-    """Prepared corpus: NAME, NAME/VERSION or URI. Its labels are stored beside the predictions; they need not be classes of the model."""
+    """Prepared corpus: NAME, NAME/VERSION or URI. Its labels are stored with the predictions; they need not be classes of the model."""
     splits: tuple[Annotated[str, Field(max_length=80)], ...] = Field((), max_length=20)
-    """Splits of the corpus. Empty: train, val and test, those that it has."""
+    """Splits of the corpus. Empty: those of train, val and test that exist."""
     top_k: Count = 5
-    """How many classes are stored for each image, the most probable first; as many as the model has gives all probabilities."""
+    """Number of classes to store per image, most probable first; with the number of classes of the model, all probabilities are stored."""
 
 
 class PipelineRequest(FrozenConfig):
     """Prepares corpora, pre-trains a model and evaluates it on tasks, as one pipeline whose runs can be compared."""
 
     name: Name = "icons"
-    """First part of the names of its runs and of its model: lower case letters, digits and '-', a letter or digit first; at most 40."""
+    """Prefix of the names of its runs and of its model: lower case letters, digits and '-', a letter or digit first; at most 40."""
     corpus: Reference = "icons"
     """Corpus to pre-train on: a preset, which is prepared if it is missing (icons, digits-0-to-4), or a prepared corpus."""
     mix_with: MixWith = ()
     corpus_weight: CorpusWeight = 1.0
     class_map: ClassMap = "names"
     recipe: RecipeName = "icons"
-    """What to pre-train and how; `vitline pretrain recipes` describes them. One of your own: the override
+    """Model and pre-training settings; `vitline pretrain recipes` describes them. Or set the override
     {"recipe": "s3://lab/birds.yaml"}."""
     seed: NonNegativeInt = 0
-    """Seed of initialisation, reading order, augmentation and dropout."""
+    """Random seed for initialisation, data order, augmentation and dropout."""
     train_images: Count | None = None
-    """Budget of pre-training in images, counting repeats. Empty: the recipe's own. Warmup is shortened in proportion."""
+    """Number of images to pre-train on, counting repeats; warmup scales with it. Empty: as in the recipe."""
     num_workers: Count | None = None
-    """Ray Train workers of pre-training. Empty: the recipe's own. Results do not depend on it."""
+    """Number of Ray Train workers of pre-training. Results do not depend on it. Empty: as in the recipe."""
     tasks: tuple[Reference, ...] = Field(("new-icons", "letters"), min_length=1, max_length=40)
-    """Tasks to evaluate the model on: presets (new-icons, letters, digits, digits-5-to-9) or prepared corpora; `vtab` means all
-    tasks of VTAB that are prepared."""
+    """Tasks to evaluate the model on: presets (new-icons, letters, digits, digits-5-to-9) or prepared corpora; `vtab` stands for
+    all tasks of VTAB that are prepared."""
     protocol: ProtocolName = "small-images"
-    """How the model is evaluated on each task."""
+    """How to evaluate the model on each task; `vitline evaluate protocols` describes them."""
     from_scratch: bool = True
-    """Also train the same network from scratch on every task, as a control."""
+    """Also train the same network from random initialisation on every task, as a control."""
     deadline_hours: PositiveFloat | None = None
     """Maximum duration. A plan that does not fit is refused; a run that reaches it keeps a checkpoint and ends as OutOfTime."""
     max_late_hours: PositiveFloat | None = None
-    """A scheduled run that starts later than this is skipped. Empty: it runs however late it starts."""
+    """Skip a scheduled run that starts more than this many hours late. Empty: never skip."""
     overrides: Overrides = Field(default={})
     """Any other field by its dotted name, as in {"recipe.optim.peak_lr": 0.001, "protocol.total_steps": 300}. A cancelled run
     writes a checkpoint, unless {"execution.on_cancel": "discard"} is set. The deployment's description lists the fields."""
 
 
 class ReconcileRequest(FrozenConfig):
-    """Brings flow runs, Ray jobs, runs and pipelines left by killed processes to an end state; sends MLflow what it lacks."""
+    """Ends flow runs, Ray jobs, runs and pipelines that killed processes left unfinished; sends MLflow what it is missing."""
 
     dry_run: bool = False
     """Only report what would be done."""
     quiet_minutes: float = Field(5.0, ge=0.0, le=10_000)
-    """Leave alone what had a heartbeat within this time."""
+    """Leave alone whatever had a heartbeat within this time."""
     stalled_minutes: float = Field(60.0, ge=0.0, le=10_000)
-    """Send an alert for a training or preparation at work that makes no step for this long."""
+    """Send an alert for a running training or preparation without progress for this long."""
     min_free_gb: float = Field(20.0, ge=0.0, le=1e6)
-    """Send an alert if less is left on the disk of the machine where this runs."""
+    """Send an alert if less disk space is free on the machine where this runs."""
 
 
 class CollectGarbageRequest(FrozenConfig):
-    """Deletes what is no longer needed: leftovers of killed writers, old checkpoints, work files of corpora, trials of finished
+    """Deletes what is no longer needed: leftovers of killed processes, old checkpoints, work files of corpora, trials of finished
     evaluations, old flow runs."""
 
     dry_run: bool = True
     """Only list what would be deleted."""
     notice_days: float = Field(0.0, ge=0.0, le=10_000)
-    """Delete only what a collection has listed this long ago and what has not changed since; list the rest. 0: delete at once."""
+    """Delete only what was listed at least this long ago and has not changed since; list the rest. 0: delete at once."""
     older_than_days: float = Field(7.0, ge=0.0, le=10_000)
     """Keep everything younger than this."""
     keep_checkpoints: int = Field(1, ge=0, le=1000)
     """Number of newest checkpoints to keep of every finished run."""
     unfinished_days: float = Field(90.0, ge=1.0, le=10_000)
-    """Keep the checkpoints of runs that did not finish, and corpora whose preparation did not finish, until they have been
-    silent for this long."""
+    """Keep checkpoints of unfinished runs, and unfinished corpora, until nothing was written to them for this long."""
     flow_runs_days: float = Field(90.0, ge=1.0, le=10_000)
-    """Keep vitline's flow runs in Prefect for this long after their end; those of reconcile and collect-garbage that had nothing
-    to do for 2 days."""
+    """Keep vitline's flow runs in Prefect for this long after their end; those of reconcile and collect-garbage that found nothing
+    for 2 days."""
     keep: tuple[Reference, ...] = Field((), max_length=100)
-    """Keys of runs and names of corpora of which nothing is deleted, or their first characters."""
+    """Keep everything of these runs (by key) and corpora (by name); the first characters are enough."""

@@ -5,16 +5,24 @@ from typing import Annotated, Any
 
 import typer
 
-from vitline.flows.cli.command_line import ClassMap, Json, Recipe, Root, Set, settings, show_rows
+from vitline.flows.cli.command_line import Json, Recipe, Root, settings, show_rows
 from vitline.flows.cli.form_options import REQUIRED, form_command
-from vitline.flows.forms.forms import PrepareRequest
+from vitline.flows.forms.forms import PrepareRequest, PretrainRequest
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 Corpus = Annotated[str, typer.Argument(help="NAME, NAME/VERSION or URI")]
 Corpora = Annotated[
     list[str],
     typer.Argument(
-        help="NAME, NAME/VERSION or URI; several for a mixture, with weights: birds=3 city=1", metavar="NAME..."
+        help="NAME, NAME/VERSION or URI; several for a mixture, with sampling weights: birds=3 city=1",
+        metavar="NAME...",
+    ),
+]
+ClassMap = Annotated[str, typer.Option(help=PretrainRequest.model_fields["class_map"].description)]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", help="Any other setting of the training, as in `--set recipe.optim.peak_lr=3e-4`. Repeatable."
     ),
 ]
 _SUFFIXES = {"": 1, "k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
@@ -88,7 +96,7 @@ def data_diff(
     root: Root = None,
     json: Json = False,
 ) -> None:
-    """Compare two corpora: requests, classes, numbers and examples.
+    """Compare two corpora: requests, classes, counts and examples.
 
     Example: `vitline data diff birds/0a1b2c3d4e5f birds/9f8e7d6c5b4a`
     """
@@ -104,14 +112,14 @@ def data_subset(
     split: Annotated[
         str,
         typer.Option(
-            help="The split to cut. Other splits are kept, but those joined with it, such as trainval, are dropped."
+            help="Split to shorten. Other splits are kept; those that include it, such as trainval, are dropped."
         ),
     ] = "train",
     root: Root = None,
     json: Json = False,
 ) -> None:
-    """Make a subset of the first rows of a split, without copying. The rows of a segment are in random order, and later segments
-    come last, so a larger subset holds a smaller one.
+    """Make a subset of the first rows of a split, without copying. Rows are shuffled within a segment and segments keep their order, so
+    a larger subset contains a smaller one.
 
     Example: `vitline data subset birds 30M`
     """
@@ -127,13 +135,13 @@ def data_verify(
         bool,
         typer.Option(
             "--pixels",
-            help="Also decode every image, compare the checksums in PNG files, and name the corrupt ones. Takes as long as examining them.",
+            help="Also decode every image, verify PNG checksums and list the corrupt images. Takes about as long as preparing them.",
         ),
     ] = False,
     root: Root = None,
     json: Json = False,
 ) -> None:
-    """Read a corpus back and name every file that differs from what was written. Example: `vitline data verify birds --pixels`"""
+    """Read a corpus back and list every file that differs from what was written. Example: `vitline data verify birds --pixels`"""
     from vitline.flows.runs.prepare_corpus import verify_and_show
 
     verify_and_show(settings(root), name, pixels=pixels, as_json=json)
@@ -146,14 +154,14 @@ def data_preview(
     out: Annotated[Path, typer.Option(help="The HTML page to write.")] = Path("preview.html"),
     class_map: ClassMap = "names",
     set_: Set = None,
-    examples: Annotated[int, typer.Option(min=1, max=100, help="Examples to show.")] = 6,
-    views: Annotated[int, typer.Option(min=1, max=20, help="Training views of each example.")] = 3,
-    mixed: Annotated[int, typer.Option(min=0, max=100, help="Pairs of MixUp and CutMix to show.")] = 6,
+    examples: Annotated[int, typer.Option(min=1, max=100, help="Number of examples.")] = 6,
+    views: Annotated[int, typer.Option(min=1, max=20, help="Augmented views per example.")] = 3,
+    mixed: Annotated[int, typer.Option(min=0, max=100, help="Number of MixUp and CutMix pairs.")] = 6,
     root: Root = None,
     json: Json = False,
 ) -> None:
-    """Write a page of what a training sees: originals, evaluation views, training views with what was drawn for them, and mixed
-    pairs with their shares.
+    """Write an HTML page of the images as a training sees them: originals, evaluation views, augmented views with their parameters, and
+    mixed pairs with their weights.
 
     Example: `vitline data preview birds --recipe icons --set recipe.input.augment.mixup_alpha=0.2`
     """
@@ -171,25 +179,27 @@ def data_bench(
     names: Corpora,
     recipe: Recipe,
     gpu: Annotated[str, typer.Option(help="The GPU to feed: `H200`, `A100`, ...")] = "H200",
-    mfu: Annotated[float, typer.Option(help="Share of the GPU's peak FLOP/s that the training reaches.")] = 0.5,
+    mfu: Annotated[float, typer.Option(help="Fraction of the GPU's peak FLOP/s that is reached.")] = 0.5,
     images_per_s: Annotated[
         float | None,
         typer.Option(
             "--images-per-s",
-            help="What one GPU eats where that is known, as from `throughput/images_per_s` of a run; in place of GPU and MFU.",
+            help="Images per second that one GPU consumes, if known from `throughput/images_per_s` of a run; replaces --gpu and --mfu.",
         ),
     ] = None,
-    workers: Annotated[int, typer.Option(help="Workers (GPUs) of one node; measured at once, in a process each.")] = 1,
+    workers: Annotated[
+        int, typer.Option(help="Workers (GPUs) per node, measured concurrently in separate processes.")
+    ] = 1,
     seconds: Annotated[
-        float, typer.Option(min=0.1, help="Seconds of reading alone, and as many of the whole way.")
+        float, typer.Option(min=0.1, help="Seconds to measure reading alone, then again to measure the whole pipeline.")
     ] = 10.0,
     class_map: ClassMap = "names",
     set_: Set = None,
     root: Root = None,
     json: Json = False,
 ) -> None:
-    """Measure on this machine how many images per second the loader of a training feeds from the store, against what a GPU eats;
-    where the time goes, and what to change. The first epoch is measured: decoded images are not cached.
+    """Measure how many images per second this machine loads for a training, against what a GPU consumes; show where the time goes and
+    what to change. Measures a first epoch: decoded images are not cached.
 
     Example: `vitline data bench birds --recipe vit-b16-i21k --gpu H200 --workers 8`
     """

@@ -36,7 +36,7 @@ def evaluate_run(
     root: Root = None,
     json: Json = False,
 ) -> None:
-    """Evaluate a model on tasks: choose settings on validation, train once more, read test once; or probe frozen features.
+    """Evaluate a model on tasks: select settings on validation, retrain once, read the test split once; or probe frozen features.
 
     Weights of another codebase are published first: an official .npz, or a folder or .safetensors of timm or Hugging Face.
 
@@ -60,17 +60,19 @@ def evaluate_run(
 def evaluate_report(
     compare_with: Annotated[
         str | None,
-        typer.Option(help="Published row to compare with. Default: the one of the same network and pre-training data."),
+        typer.Option(
+            help="Published result to compare with. Default: the one with the same network and pre-training data."
+        ),
     ] = None,
     all_: Annotated[
         bool,
-        typer.Option("--all", help="Show all published rows, also of version 1 of the paper and other networks."),
+        typer.Option("--all", help="Show all published results, including version 1 of the paper and other networks."),
     ] = False,
     html: Annotated[Path | None, typer.Option(help="Also write everything to this file as one HTML page.")] = None,
     root: Root = None,
     json: Json = False,
 ) -> None:
-    """Show every stored score with the published ones: VTAB, whole data sets, your tasks, frozen features, cost.
+    """Show all stored scores with the published ones: VTAB, full data sets, your own tasks, probes of frozen features, cost.
 
     Example: `vitline evaluate report --compare-with "ViT-L/16 (I21k)" --html scores.html`
     """

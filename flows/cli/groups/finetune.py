@@ -15,7 +15,7 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
     app, "run", FinetuneRequest, spelled={"peak_lr": "lr", "global_batch_size": "batch", "image_size_px": "image-size"}
 )
 def finetune_run(fields: dict[str, Any], plan: Plan = False, root: Root = None, json: Json = False) -> None:
-    """Fine-tune on a corpus as the paper does: new zero head, SGD with momentum 0.9, cosine, clip 1.
+    """Fine-tune on a corpus as in the paper: zero-initialised head, SGD with momentum 0.9, cosine schedule, gradient clipping at 1.
 
     Example: `vitline finetune run --model birds --corpus flowers --steps 500 --lr 0.03`
     """

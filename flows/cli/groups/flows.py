@@ -32,8 +32,8 @@ def flows_deploy(
         str | None,
         typer.Option(
             "--notify",
-            help="Notification block that alerts send to, as TYPE/NAME: `--notify slack-webhook/vision-team`. Alerts that have an "
-            "action already stay as they are.",
+            help="Notification block that alerts send to, as TYPE/NAME: `--notify slack-webhook/vision-team`. Alerts that already "
+            "have an action are not changed.",
         ),
     ] = None,
     root: Root = None,
@@ -62,7 +62,7 @@ def flows_deploy(
 
 @app.command("ls")
 def flows_ls(root: Root = None, json: Json = False) -> None:
-    """List the deployments as Prefect has them: the values that fill their forms, their schedules, and what starts next.
+    """List the deployments as registered in Prefect: form values, schedules, next start.
 
     Example: `vitline flows ls`
     """
@@ -89,7 +89,7 @@ def flows_trigger(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Set a field of the form: `--set seed=1`. Repeatable.")
     ] = None,
-    wait: Annotated[bool, typer.Option(help="Follow the flow run to its end.")] = False,
+    wait: Annotated[bool, typer.Option(help="Print the log of the flow run until it ends.")] = False,
     root: Root = None,
     json: Json = False,
 ) -> None:

@@ -22,9 +22,11 @@ Model = Annotated[
         "Hugging Face"
     ),
 ]
-Variant = Annotated[str | None, typer.Option(help="Refuse a file that is not this variant: `b16`, `r50_b16`, ...")]
+Variant = Annotated[
+    str | None, typer.Option(help="Expected variant, such as `b16` or `r50_b16`; another one is an error.")
+]
 Classes = Annotated[
-    Path | None, typer.Option(help="Class names in the order of the head: a JSON list, or one name per line.")
+    Path | None, typer.Option(help="File of class names in the order of the head: a JSON list, or one name per line.")
 ]
 ImageSize = Annotated[
     int | None, typer.Option("--image-size", min=1, help="Side of the images in px; position embeddings are resampled.")
@@ -48,7 +50,7 @@ def model_ls(root: Root = None, json: Json = False) -> None:
 
 @app.command("variants")
 def model_variants(json: Json = False) -> None:
-    """List the named networks with their parameters and operations. Example: `vitline model variants`"""
+    """List the named networks with their parameters and FLOPs. Example: `vitline model variants`"""
     from vitline.vit.models.variant_sizes import SIZES
     from vitline.vit.models.variants import REGISTERED, network_variant
 
@@ -113,7 +115,7 @@ def model_convert(
     root: Root = None,
     json: Json = False,
 ) -> None:
-    """Convert weights from one format to another, with a report of every entry; an entry that is not recognised is an error.
+    """Convert weights between formats and report every tensor; an unknown tensor is an error.
 
     Example: `vitline model convert B_16.npz paper-b16 --variant b16 --classes imagenet21k.txt`
     """
@@ -164,7 +166,7 @@ def model_predict(
     root: Root = None,
     json: Json = False,
 ) -> None:
-    """Predict classes with probabilities for image files, by the model's image contract.
+    """Predict class probabilities for image files, preprocessed as the model expects.
 
     Example: `vitline model predict birds robin.jpg`
     """
@@ -217,11 +219,11 @@ def model_promote(
         str,
         typer.Argument(help="Key of a finished pipeline, or its first characters; with --to, the name of a series."),
     ],
-    reason: Annotated[str, typer.Option(help="Why it becomes the champion, in a sentence.")],
+    reason: Annotated[str, typer.Option(help="Why this model becomes the champion, in one sentence.")],
     to: Annotated[
         str | None,
         typer.Option(
-            help="Go back: `before` is the champion before this one, 2026-11-23T02:00 (UTC) or the date alone the model of a night."
+            help="An earlier model: `before` for the previous champion, or a night, as 2026-11-23T02:00 (UTC) or the date alone."
         ),
     ] = None,
     root: Root = None,
@@ -248,7 +250,7 @@ def model_promote(
     if chosen.mlflow_tracking_uri:
         for reason in sync_runs(chosen, [champion.pipeline]).left.values():
             console.say(
-                f"MLflow lacks the alias: {reason}. Next: `vitline ops reconcile` sends it once MLflow answers."
+                f"MLflow does not have the alias yet: {reason}. `vitline ops reconcile` sends it once MLflow answers."
             )
 
 

@@ -10,16 +10,14 @@ from vitline.flows.cli.command_line import Json, Root, settings, show_rows
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
-Series = Annotated[
-    str | None, typer.Option("--name", help="Name in the request of the nights, where there are several series.")
-]
+Series = Annotated[str | None, typer.Option("--name", help="Name of the series, if there are several.")]
 
 
 @app.command("ls")
 def nights_ls(
     name: Series = None,
     html: Annotated[
-        Path | None, typer.Option(help="Also write this file: scores over time, with noise, data and cost.")
+        Path | None, typer.Option(help="Also write an HTML page: scores over time, with noise, data and cost.")
     ] = None,
     root: Root = None,
     json: Json = False,
@@ -55,7 +53,7 @@ def nights_show(
     root: Root = None,
     json: Json = False,
 ) -> None:
-    """Show the verdict of a night, made again from the records: differences, noise, and what has changed.
+    """Show the verdict of a night, recomputed from the records: score differences, noise, and what changed.
 
     Example: `vitline nights show 2026-11-23T02:00`
     """

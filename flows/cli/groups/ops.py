@@ -14,7 +14,7 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 @app.command("doctor")
 def ops_doctor(root: Root = None, json: Json = False) -> None:
-    """Check versions, store, conditional writes, memory, disk and Ray; say what to do about each failure.
+    """Check versions, store, conditional writes, memory, disk and Ray; suggest a fix for each failure.
 
     Example: `vitline ops doctor`
     """
@@ -33,7 +33,7 @@ def ops_doctor(root: Root = None, json: Json = False) -> None:
 
 @form_command(app, "reconcile", ReconcileRequest, without=("stalled_minutes", "min_free_gb"))
 def ops_reconcile(fields: dict[str, Any], root: Root = None, json: Json = False) -> None:
-    """Bring what killed processes and lost machines left to an end state; send MLflow what it lacks. Safe to repeat.
+    """End runs, jobs and flow runs that killed processes and lost machines left unfinished; send MLflow what it is missing. Safe to repeat.
 
     Example: `vitline ops reconcile --dry-run`
     """
@@ -50,7 +50,7 @@ def ops_collect_garbage(
     root: Root = None,
     json: Json = False,
 ) -> None:
-    """List or delete what is no longer needed: leftovers of killed writers, old checkpoints, work files, trials, flow runs.
+    """List or delete what is no longer needed: leftovers of killed processes, old checkpoints, work files, trials, flow runs.
 
     Example: `vitline ops collect-garbage --older-than-days 30`
     """

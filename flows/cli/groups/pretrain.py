@@ -16,14 +16,14 @@ Corpora = Annotated[
     list[str],
     typer.Option(
         help="Corpus to train on: NAME, NAME/VERSION or URI. Repeat it for a mixture, with weights: `--corpus birds --corpus "
-        "city=0.5`; a weight that is not given is 1."
+        "city=0.5`; the default weight is 1."
     ),
 ]
 
 
 @app.command("recipes")
 def pretrain_recipes(
-    name: Annotated[str | None, typer.Argument(help="A recipe, to show what is expected of it.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Recipe to show.")] = None,
     json: Json = False,
 ) -> None:
     """List the recipes, or show one: the published result, its source, hardware and cost.
@@ -63,7 +63,10 @@ def pretrain_run(
     root: Root = None,
     json: Json = False,
 ) -> None:
-    """Pre-train on a corpus. The same request finds the same run: it resumes, or is reused when it is finished.
+    """Pre-train on a corpus. The same command again resumes the run, or reuses its result.
+
+    `--init-from` also takes weights of another codebase, which are published first: an official .npz, or a folder of timm or
+    Hugging Face.
 
     Example: `vitline pretrain run --corpus birds --recipe vit-s16-i21k`
 
@@ -87,7 +90,7 @@ def pretrain_run(
 def pretrain_self_train(
     fields: dict[str, Any], recipe: Recipe, plan: Plan = False, root: Root = None, json: Json = False
 ) -> None:
-    """Train a student on labelled images and on others that a teacher labels (noisy student). What is finished is reused.
+    """Train a student on labelled images and on images that a teacher labels (noisy student). Finished stages are reused.
 
     Example: `vitline pretrain self-train birds --corpus birds --unlabelled city --recipe vit-b16-i21k-medium2`
     """
@@ -108,8 +111,8 @@ def pretrain_self_train(
 
 @form_command(app, "branch", BranchRequest, arguments=("parent",))
 def pretrain_branch(fields: dict[str, Any], plan: Plan = False, root: Root = None, json: Json = False) -> None:
-    """Start a new run from a kept checkpoint of another: with its network, optimizer, averages and position in the reading order,
-    and its config but for what `--set` names. The parent may go on meanwhile.
+    """Start a new run from a checkpoint of another, with the same network, optimizer state, weight averages, position in the data and
+    config, except for what the options change. The parent run is not affected.
 
     Example: `vitline pretrain branch birds-0a1b2c3d4e5f --step 60000 --set recipe.optim.peak_lr=3e-4`
     """

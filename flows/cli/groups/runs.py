@@ -48,7 +48,7 @@ def runs_compare(
         list[str] | None,
         typer.Argument(help="Keys of pipelines or runs, or their first characters. Default: the newest pipelines."),
     ] = None,
-    newest: Annotated[int, typer.Option(min=2, help="Number of newest pipelines to compare without keys.")] = 7,
+    newest: Annotated[int, typer.Option(min=2, help="Without keys: number of newest pipelines to compare.")] = 7,
     html: Annotated[
         Path | None,
         typer.Option(help="Also write a page of two to six pipelines: scores, noise, changes, curves, pictures."),
@@ -84,7 +84,7 @@ def runs_send(
     root: Root = None,
     json: Json = False,
 ) -> None:
-    """Send MLflow what it lacks of finished and running runs, as after an outage or a rebuild. Safe to repeat.
+    """Send MLflow everything it is missing about runs, as after an outage or a rebuild. Safe to repeat.
 
     Example: `vitline runs send`
     """

@@ -46,7 +46,7 @@ def stack_up(
 
 @app.command("down")
 def stack_down(json: Json = False) -> None:
-    """Stop the servers with all jobs and flow runs, and say which were at work; stored data is kept.
+    """Stop the servers with all jobs and flow runs, and list the interrupted runs; stored data is kept.
 
     Example: `vitline stack down`
     """
@@ -62,14 +62,14 @@ def stack_down(json: Json = False) -> None:
 
 
 def interrupted_by_the_end(directory: Path) -> list[str]:
-    """The keys of the runs and pipelines at work in the stack, which ends; says what becomes of them."""
+    """The keys of the runs and pipelines that stopping the stack interrupts; prints them and how to resume them."""
     from vitline.infra.local.stack import check_services, find_stack
 
     if find_stack(directory) is None:
         return []
     problems = check_services(directory)
     if away := [f"{name}: {problems[name]}" for name in ("s3", "prefect") if problems.get(name)]:
-        console.say(f"What is at work cannot be read, and ends: {'; '.join(away)}")
+        console.say(f"The running work cannot be listed, and is interrupted: {'; '.join(away)}")
         return []
     join(directory)
     from vitline.flows.catalog.run_standing import progress_text
@@ -78,15 +78,15 @@ def interrupted_by_the_end(directory: Path) -> list[str]:
     try:
         rows = note_interrupted(settings_of(), directory)
     except Exception as error:  # the stack ends all the same
-        console.say(f"What is at work cannot be read, and ends: {error}")
+        console.say(f"The running work cannot be listed, and is interrupted: {error}")
         return []
     for row in rows:
         parts = [row["stage"], row["state"], progress_text(row)]
         console.say(f"Interrupts {row['run']}: {', '.join(part for part in parts if part)}")
     if rows:
         console.say(
-            "Checkpoints and finished stages, shards and trials stay. `vitline stack up` prints the command that continues them; a "
-            "run that a command started is continued by the same command."
+            "Checkpoints and finished stages, shards and trials are kept. `vitline stack up` prints the command that resumes the "
+            "flow runs; a run that a command started is resumed by the same command."
         )
     return [row["run"] for row in rows]
 
@@ -174,7 +174,7 @@ def start_and_join(settings: "Settings", ports: dict[str, int] | None = None) ->
     write_home_now(joined)
     if interrupted:
         names = " ".join(map(shlex.quote, interrupted))
-        console.say(f"  `vitline flows resume {names}` continues what was interrupted when the stack went down")
+        console.say(f"  `vitline flows resume {names}` resumes what was interrupted when the stack went down")
     return joined
 
 

@@ -12,13 +12,11 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 @app.command("files")
 def vtab_files(
-    task: Annotated[
-        list[str] | None, typer.Option(help="Only this task, by the name of its corpus. Repeatable.")
-    ] = None,
+    task: Annotated[list[str] | None, typer.Option(help="Only this task, by its corpus name. Repeatable.")] = None,
     json: Json = False,
 ) -> None:
     """List the official files of VTAB's tasks and of the paper's other data sets, with download pages and licence terms. Put the
-    files of each data set into a folder of its name.
+    files of each data set into a folder named after it.
 
     Example: `vitline vtab files --task vtab-pets --task imagenet-real`
     """
@@ -33,14 +31,14 @@ def vtab_prepare(
     task: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only this task, by the name of its corpus. Repeatable. Default: VTAB's 19 and the paper's 7 others."
+            help="Only this task, by its corpus name. Repeatable. Default: VTAB's 19 and the paper's 7 others."
         ),
     ] = None,
     root: Root = None,
     json: Json = False,
 ) -> None:
-    """Prepare every task whose files exist, and report the missing files of the others. The same command resumes where it
-    stopped. `vtab-pets` is the task of VTAB, `pets` the whole data set with the splits of the ViT paper.
+    """Prepare every task whose files exist, and list the missing files of the others. Run it again to resume. `vtab-pets` is the
+    task of VTAB, `pets` the full data set with the splits of the ViT paper.
 
     Example: `vitline vtab prepare --source ~/vtab --task imagenet --task cifar10`
     """

@@ -77,7 +77,8 @@ def form_of(vitline, monkeypatch, tmp_path):
         ),
         (
             forms.CollectGarbageRequest,
-            "ops collect-garbage --delete --older-than-days 1 --keep-checkpoints 2 --unfinished-days 3 --flow-runs-days 4 --keep a --keep b",
+            "ops collect-garbage --delete --older-than-days 1 --keep-checkpoints 2 --unfinished-days 3 --flow-runs-days 4 --keep a "
+            "--keep b",
             {"dry_run": False, "older_than_days": 1.0, "keep_checkpoints": 2, "unfinished_days": 3.0, "flow_runs_days": 4.0,
              "keep": ("a", "b")},
         ),

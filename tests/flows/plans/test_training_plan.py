@@ -1,10 +1,7 @@
 """The plan of a training: batch, schedule, decay, checkpoints, days and price, the origin of each setting, and earlier trainings."""
 
-import inspect
-
 import pytest
 
-from vitline.flows.cli.groups.pretrain import pretrain_run
 from vitline.flows.plans import measured_speed as measured_speed_module
 from vitline.flows.plans.measured_speed import MeasuredSpeed, measured_speed, measured_speeds
 from vitline.flows.plans.training_plan import (
@@ -27,7 +24,6 @@ from vitline.infra.runs.run_state import write_state
 from vitline.infra.runs.segments import list_segments
 from vitline.infra.storage import open_store
 from vitline.vit.config import TrainConfig
-from vitline.vit.cost.demand import TRAINING_MFU
 from vitline.vit.models.build import meta_network
 from vitline.vit.recipes import recipe_named
 from vitline.vit.run.resolved import resolve
@@ -141,7 +137,6 @@ def test_a_plan_has_all_of_it_and_knows_gpus_by_name(train_config, root):
     config = replace(train_config("owls", workers=2), **{"execution.device": "cpu"})
     plan = training_plan(resolve(config, root))
     assert plan["earlier_runs"] == []
-    assert inspect.signature(pretrain_run).parameters["mfu"].default == TRAINING_MFU
     assert plan["days"] == "not known for CPUs; `vitline model bench` measures a step"
     on_gpus = replace(config, **{"execution.device": "auto"})
     assert "on 2 A100 at 50% of their peak" in training_plan(resolve(on_gpus, root), gpu="A100", mfu=0.5)["days"]
