@@ -8,6 +8,7 @@ import typer
 from vitline.flows.cli.command_line import Json, Recipe, Root, settings, show_rows
 from vitline.flows.cli.form_options import REQUIRED, form_command
 from vitline.flows.forms.forms import PrepareRequest, PretrainRequest
+from vitline.vit.cost.demand import GPU, MFU
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 Corpus = Annotated[str, typer.Argument(help="NAME, NAME/VERSION or URI")]
@@ -178,8 +179,8 @@ def data_preview(
 def data_bench(
     names: Corpora,
     recipe: Recipe,
-    gpu: Annotated[str, typer.Option(help="The GPU to feed: `H200`, `A100`, ...")] = "H200",
-    mfu: Annotated[float, typer.Option(help="Fraction of the GPU's peak FLOP/s that is reached.")] = 0.5,
+    gpu: Annotated[str, typer.Option(help="The GPU to feed: `H200`, `A100`, ...")] = GPU,
+    mfu: Annotated[float, typer.Option(help="Fraction of the GPU's peak FLOP/s that is reached.")] = MFU,
     images_per_s: Annotated[
         float | None,
         typer.Option(
