@@ -34,6 +34,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import psutil
 import torch
@@ -55,6 +56,7 @@ from vitline.vit.input.batches import Batch
 from vitline.vit.input.config import AugmentConfig, InputConfig
 from vitline.vit.models.variants import vit_config
 from vitline.vit.recipes import digits
+from vitline.vit.run.hooks import RunHooks
 from vitline.vit.run.resolved import resolve
 from vitline.vit.run.run_spec import read_starts
 from vitline.vit.run.training_run import TrainingRun
@@ -113,7 +115,7 @@ def journal_and_checkpoints(rounds: int, steps: int = 100) -> None:
         journal = Journal(run, 1)
         saver = CheckpointSaver(run, attempt=1, before_commit=journal.seal)
         save = Hook(
-            10**6, lambda s: saver.save(s, {**IDENTITY, "save_id": f"{s.step}", "images_seen": 0}), before_stop=True
+            10**6, lambda s: saver.save(s, {**IDENTITY, "save_id": f"{s.step}", "images_seen": 0}), on_stop="run"
         )
         write = lambda step, metrics: journal.record(metrics, step)  # noqa: E731
         seconds(lambda *_: None)  # warms up
@@ -289,12 +291,9 @@ def memory(steps: int) -> None:
         run, attempt = started(root, config)
         seen = []
 
-        class Watched(TrainingRun):
-            def _validation(self, state, reporter):  # type: ignore[no-untyped-def]
-                look = Hook(steps // 10, lambda s: seen.append(psutil.Process().memory_full_info().uss / 1e6))
-                return [look, *super()._validation(state, reporter)]
-
-        Watched(run, attempt, World()).execute()
+        look = Hook(steps // 10, lambda state: seen.append(psutil.Process().memory_full_info().uss / 1e6))
+        with patch.object(RunHooks, "validate_every", lambda hooks: [look]):
+            TrainingRun(run, attempt, World()).execute()
     print(f"unique memory over {steps:,} steps, MB:", ", ".join(f"{each:.1f}" for each in seen))
 
 

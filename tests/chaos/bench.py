@@ -25,6 +25,7 @@ from vitline.vit.models.config import ViTConfig
 from vitline.vit.published.models import load_model
 from vitline.vit.run.resolved import resolve
 from vitline.vit.run.training_run import TrainingRun
+from vitline.vit.training import fit
 from vitline.vit.training.world import World
 
 STEPS, SAVE_EVERY = 20, 5
@@ -194,5 +195,5 @@ def holder(run: Store) -> int:
 
 def from_the_first_batch() -> Any:
     """A product that is broken on purpose: while it is open, a resumed training starts with the batches of step 1."""
-    real = TrainingRun._train_batches
-    return patch.object(TrainingRun, "_train_batches", lambda run, step: real(run, 0))
+    real = fit.source_batches
+    return patch.object(fit, "source_batches", lambda *args, **options: real(*args, **{**options, "start_step": 0}))

@@ -16,7 +16,7 @@ from vitline.infra.runs.stopping import StopPoller
 from vitline.vit.checkpoints import tensor_file
 from vitline.vit.checkpoints.names import list_checkpoints
 from vitline.vit.checkpoints.search import newest_checkpoint
-from vitline.vit.run import training_run as vit_run
+from vitline.vit.run import start_state
 
 from .bench import Training
 
@@ -146,7 +146,7 @@ def unchecked_tensors() -> Any:
 
 BREAKS = {
     test_damaged_checkpoint: unchecked_tensors,
-    test_no_whole_checkpoint: lambda: patch.object(vit_run, "resume", lambda *_: None),
+    test_no_whole_checkpoint: lambda: patch.object(start_state, "resume", lambda *_: None),
     test_nan_in_one_step: every_gradient_is_applied,
     test_nan_for_good: lambda: patch.object(loop.NonfiniteSteps, "read", lambda *_: 0),
 }

@@ -242,7 +242,7 @@ def pretrained(train, train_config):
 
 def initial(start, config):
     run, attempt = start(config)
-    return TrainingRun(run, attempt, World())._newest_state()
+    return TrainingRun(run, attempt, World()).start.newest()
 
 
 def test_a_pre_training_from_weights_begins_with_them(start, train_config, pretrained, root, two_corpora):

@@ -16,7 +16,8 @@ import vitline.vit.input.read_shards
 from vitline.data_prep.decode import ImageRejected, decode
 from vitline.flows.catalog.lists import find_corpus
 from vitline.infra.config import replace
-from vitline.infra.runs.claims import ClaimLost
+from vitline.infra.runs.claims import ClaimLost, take_claim
+from vitline.infra.runs.handle import Run
 from vitline.infra.runs.journal import read_journal
 from vitline.infra.runs.run_state import read_state, request_stop
 from vitline.infra.runs.segments import list_segments
@@ -30,6 +31,7 @@ from vitline.vit.corpora.training_corpora import open_corpora
 from vitline.vit.cost.memory import activation_bytes
 from vitline.vit.models.config import BiTConfig, HybridConfig, ViTConfig
 from vitline.vit.published.models import adapt, load_model
+from vitline.vit.run.hooks import RunHooks
 from vitline.vit.run.resolved import resolve
 from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.reporter import Reporter, system_metrics
@@ -113,12 +115,13 @@ def test_every_network_trains_is_published_and_can_be_fine_tuned(start, train_co
 def test_one_process_per_node_reports_system_metrics(root):
     """Rank 0's node writes to rank 0's journal, another node to its own journal; one process per node does."""
     run, steps = open_store(root), iter((5, 6, 6))
-    with Reporter(run, 1, 10, active=True) as reporter:
-        with system_metrics(run, 1, World(), reporter.journal, lambda: next(steps)):
+    held = Run(run, take_claim(run, "owls-0a", job_state=lambda job: None, owner="test").attempt)
+    with Reporter(held, 10, active=True) as reporter:
+        with system_metrics(held, World(), reporter.journal, lambda: next(steps)):
             pass
-        with system_metrics(run, 1, World(rank=3, node_rank=1, local_rank=1), None, lambda: next(steps)):
+        with system_metrics(held, World(rank=3, node_rank=1, local_rank=1), None, lambda: next(steps)):
             pass
-        with system_metrics(run, 1, World(rank=2, node_rank=1), None, lambda: next(steps)):
+        with system_metrics(held, World(rank=2, node_rank=1), None, lambda: next(steps)):
             pass
     assert [s.key for s in list_segments(run)] == [
         "journal/a1/segment-000000.jsonl",
@@ -231,10 +234,10 @@ def test_the_checkpoint_with_the_best_score_is_kept_also_by_a_resumed_run(start,
     scores = {3: 0.2, 6: 0.7, 9: 0.4, 12: 0.7, 15: 0.6, 18: 0.1, 20: 0.5}
     run, attempt = start(config, open_store(f"memory://{uuid.uuid4().hex}/runs/r"))
 
-    def scored(training, network, step, reporter):
-        training._note_score(step, scores[step])
+    def scored(hooks, network, step):
+        hooks.note_score(step, scores[step])
 
-    monkeypatch.setattr(TrainingRun, "_evaluate", scored)
+    monkeypatch.setattr(RunHooks, "evaluate", scored)
     if stop_at:
         asked = itertools.count(1)  # once a step
         with monkeypatch.context() as patch:

@@ -1,6 +1,6 @@
 """The spec, progress and start records of a training run. Imports no torch, so that flows start fast."""
 
-from typing import NotRequired, TypedDict
+from typing import TypedDict
 
 from pydantic import PositiveFloat, PositiveInt
 
@@ -67,17 +67,6 @@ class StartRecord(TypedDict):
     """Versions of packages, and `commit` if the code is a git checkout."""
     hardware: str
     """Kind of the device of rank 0, without names of machines: `NVIDIA H100 80GB HBM3`, or the model of the CPU."""
-
-
-class WorkerError(TypedDict):
-    """`errors/a<attempt>-<milliseconds>-rank<rank>.json`: an error that ended a worker."""
-
-    at: float
-    """Unix seconds."""
-    rank: int
-    error: str
-    stacks: NotRequired[str]
-    """Key of the stacks of a worker that was killed because it made no progress."""
 
 
 def read_starts(run: Store) -> list[StartRecord]:

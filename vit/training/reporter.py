@@ -10,9 +10,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 
 from vitline.infra.runs.claims import ClaimLost
+from vitline.infra.runs.handle import Run
 from vitline.infra.runs.journal import Journal
-from vitline.infra.runs.progress import RunProgress, remaining_s, write_progress
-from vitline.infra.storage import Store
+from vitline.infra.runs.progress import RunProgress, remaining_s
 from vitline.infra.system_metrics import SystemSampler
 from vitline.vit.training.timing.input_waits import wait_reason
 from vitline.vit.training.timing.slow_ranks import slow_rank_text
@@ -31,20 +31,10 @@ class Reporter:
     and a failed write must not end the training.
     """
 
-    def __init__(
-        self,
-        run: Store,
-        attempt: int,
-        total_steps: int,
-        active: bool,
-        devices: str = "",
-        check_claim: Callable[[], object] = lambda: None,
-        from_step: int = 0,
-    ):
+    def __init__(self, held: Run, total_steps: int, active: bool, devices: str = "", from_step: int = 0):
         """`from_step`: the step that the training resumes from, unless it may go back."""
-        self.devices, self.check_claim = devices, check_claim
-        self.run, self.total_steps = run, total_steps
-        self.journal = Journal(run, attempt, check_claim=check_claim, from_step=from_step) if active else None
+        self.held, self.total_steps, self.devices = held, total_steps, devices
+        self.journal = held.journal(from_step=from_step) if active else None
         self.started, self.shown, self.reached_at = time.monotonic(), 0.0, -STEPS_EVERY_S
         self.first_step: int | None = None
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="progress")
@@ -129,7 +119,7 @@ class Reporter:
         if progress is None or progress is self.written:
             return
         try:
-            write_progress(self.run, progress, self.check_claim)
+            self.held.show(progress)
             self.written = progress
         except ClaimLost:
             if not self.lost:
@@ -157,14 +147,7 @@ def spikes_text(count: int, last: int | None) -> str:
 
 
 @contextlib.contextmanager
-def system_metrics(
-    run: Store,
-    attempt: int,
-    world: World,
-    journal: Journal | None,
-    step: Callable[[], int],
-    check_claim: Callable[[], object] = lambda: None,
-) -> Iterator[None]:
+def system_metrics(held: Run, world: World, journal: Journal | None, step: Callable[[], int]) -> Iterator[None]:
     """Samples the load of this machine while the context is open, from one process per machine.
 
     Rank 0's machine writes into `journal`; every other machine opens a journal of its own.
@@ -174,8 +157,7 @@ def system_metrics(
         return
     with contextlib.ExitStack() as stack:
         if journal is None:
-            writer = f"node-{world.node_rank}"
-            journal = Journal(run, attempt, writer=writer, check_claim=check_claim, from_step=step())
+            journal = held.journal(f"node-{world.node_rank}", from_step=step())
             stack.callback(close_quietly, journal)
         stack.enter_context(
             SystemSampler(journal.record, world.node_rank, step, lambda: gpu_memory_used_bytes(world.device))

@@ -245,15 +245,19 @@ class Hook:
 
     every_steps: int
     action: Callable[[TrainState], None]
-    before_stop: bool = False
-    """Run it also before the loop stops early, unless the stop discards the work."""
-    unless_stopping: bool = False
-    """Leave it out where the loop stops early: it takes long, and can be made up for on resuming."""
+    on_stop: Literal["run", "skip", "if_due"] = "if_due"
+    """Before an early stop: `run` it, unless the stop discards the work; `skip` what takes long, which a training that resumes at
+    such a step makes up for; or run it only `if_due`."""
 
     def is_due(self, step: int, total: int, stopping: bool) -> bool:
-        if stopping and self.unless_stopping:
-            return False
-        return due(step, every=self.every_steps, total=total) or (stopping and self.before_stop)
+        if stopping and self.on_stop != "if_due":
+            return self.on_stop == "run"
+        return due(step, every=self.every_steps, total=total)
+
+    def make_up(self, state: TrainState) -> None:
+        """Runs the action where the training may have stopped at this step without it."""
+        if self.on_stop == "skip" and state.step % self.every_steps == 0:
+            self.action(state)
 
 
 def train(

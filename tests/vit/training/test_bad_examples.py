@@ -108,7 +108,7 @@ def test_too_many_end_the_training_before_a_hook_saves_it(recipe, make_batch, ma
         ExecutionConfig(),
         CPU,
         report=lambda step, metrics: None,
-        hooks=[Hook(1, lambda state: saved.append(state.step), before_stop=True)],
+        hooks=[Hook(1, lambda state: saved.append(state.step), on_stop="run")],
         bad=bad,
     )
     assert (outcome, state.step) == (("finished", 12) if fails_at is None else ("failed", fails_at))

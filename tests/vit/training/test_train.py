@@ -123,7 +123,7 @@ def test_non_finite_gradient_is_never_applied_and_ends_the_run_as_diverged(tiny_
         ExecutionConfig(max_nonfinite_steps=2),
         CPU,
         report=lambda step, metrics: reports.append((step, metrics)),
-        hooks=[Hook(1000, lambda _: pytest.fail("a diverged state must not be saved"), before_stop=True)],
+        hooks=[Hook(1000, lambda _: pytest.fail("a diverged state must not be saved"), on_stop="run")],
     )
     assert outcome == "diverged"
     assert [m["guard/nonfinite_steps"] for _, m in reports] == [1, 2, 3]
@@ -186,7 +186,7 @@ def test_hooks_run_at_their_interval_at_the_last_step_and_before_a_stop(
         report=lambda step, metrics: None,
         hooks=[
             Hook(5, lambda state: ran["evaluate"].append(state.step)),
-            Hook(4, lambda state: ran["save"].append(state.step), before_stop=True),
+            Hook(4, lambda state: ran["save"].append(state.step), on_stop="run"),
         ],
         stop_requested=lambda: stop if state.step == 6 else None,
     )

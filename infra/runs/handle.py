@@ -1,0 +1,130 @@
+"""What a process of a job has of its run: the right to write it, the stop requests to its attempt, and its signs of life."""
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NotRequired, Self, TypedDict, TypeVar
+
+from vitline.infra.runs.claims import ClaimHolder, ClaimLost
+from vitline.infra.runs.journal import Journal
+from vitline.infra.runs.progress import RunProgress
+from vitline.infra.runs.run_state import RunState, StateDetail, StopReason, write_state
+from vitline.infra.runs.stopping import StopPoller
+from vitline.infra.runs.watchdog import UNWATCHED, Watchdog
+from vitline.infra.storage import Store
+
+T = TypeVar("T")
+
+
+class WorkerError(TypedDict):
+    """`errors/a<attempt>-<milliseconds>-rank<rank>.json`: an error that ended a worker."""
+
+    at: float
+    """Unix seconds."""
+    rank: int
+    error: str
+    stacks: NotRequired[str]
+    """Key of the stacks of a worker that was killed because it made no progress."""
+
+
+class Run:
+    """One attempt's hold of a run. Every write to `store` follows a `check()`; `end()` writes last.
+
+    While it is open as a context, it is watched, writes the heartbeat of the claim and follows stop requests, as far as it was
+    asked to. Entering raises ClaimLost where it would write heartbeats and the attempt has no claim.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        attempt: int,
+        *,
+        beats: bool = False,
+        follows_stops: bool = True,
+        watchdog: Watchdog = UNWATCHED,
+    ) -> None:
+        """`beats`: this process writes the heartbeat; one of a job does. `follows_stops`: it reads stop requests; else `stopped()` is
+        None. `watchdog` kills it where `progress()` is not called for too long."""
+        self.store, self.attempt = store, attempt
+        self._claim, self._beats = ClaimHolder(store, attempt), beats
+        self._stop, self._watchdog = StopPoller(store, attempt, active=follows_stops), watchdog
+        self._open = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._watchdog)
+            if self._beats:
+                stack.enter_context(self._claim)
+            stack.enter_context(self._stop)
+            self._open = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def check(self) -> None:
+        """Raises ClaimLost if another attempt holds the claim."""
+        self._claim.check()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a check or a heartbeat has found that another attempt holds the claim. Asks nobody."""
+        return self._claim.lost
+
+    def stopped(self) -> StopReason | None:
+        """The latest stop request to this attempt, at most a second old. Never waits."""
+        return self._stop.asked()
+
+    @property
+    def stopped_by(self) -> str:
+        """Who requested the stop; empty if nobody did."""
+        return self._stop.by
+
+    def progress(self) -> None:
+        """Something was done: the watchdog waits anew. Never waits; any thread may call it."""
+        self._watchdog.progress()
+
+    def watched(self, items: Iterable[T]) -> Iterator[T]:
+        """`items`; each that arrives, and each request for the next one, counts as progress."""
+        return self._watchdog.watched(items)
+
+    def show(self, progress: RunProgress) -> None:
+        """Writes `progress.json`."""
+        self.check()
+        self.store.write_json("progress.json", progress)
+
+    def journal(self, writer: str = "", from_step: int = 0) -> Journal:
+        """The journal of this attempt, of rank 0 or of another writer. Opening it closes the journals of earlier attempts."""
+        return Journal(self.store, self.attempt, writer=writer, check_claim=self.check, from_step=from_step)
+
+    def count_start(self, since: str, record: Mapping[str, object]) -> int:
+        """Records a start of the workers from the checkpoint `since`, or `none`. Returns how many starts from it there were before."""
+        starts = self.store.list(self._starts(since))
+        self.store.write_json(f"{self._starts(since)}{len(starts):03d}.json", record)
+        return len(starts)
+
+    def first_error(self, since: str) -> str:
+        """The first error of a worker since the first start from `since`. The first one of a failure is its cause; the others are
+        peers whose connection broke."""
+        errors: list[WorkerError] = [self.store.read_json(key) for key in self.store.list(f"errors/a{self.attempt}-")]
+        if since != "none":  # errors before the first of these starts did not keep it from a new checkpoint
+            begun = min(self.store.read_json(key)["at"] for key in self.store.list(self._starts(since)))
+            errors = [error for error in errors if error["at"] >= begun]
+        first = min(errors, key=lambda error: error["at"], default=None)
+        return f"the first error, on rank {first['rank']}: {first['error']}" if first else "no worker left an error"
+
+    def _starts(self, since: str) -> str:
+        """What the keys of this attempt's starts from a checkpoint begin with."""
+        return f"starts/a{self.attempt}-from-{since}-"
+
+    def end(self, state: RunState, detail: StateDetail) -> RunState:
+        """Writes `state.json`, where it is the first end of this attempt; the state that counts."""
+        self.check()
+        return write_state(self.store, state, self.attempt, **detail)
+
+    def holds(self) -> bool:
+        """Whether this attempt holds the claim now."""
+        try:
+            self.check()
+        except ClaimLost:
+            return False
+        return True

@@ -1,0 +1,149 @@
+"""Trains a run to its end or to a stop, saves on the way, and goes back where the spike guard wants it.
+
+The order in which an attempt writes is what makes a kill at any point lose only the steps since the last checkpoint, and double
+none. A write is preceded by a look at the claim ("claim"), which ends an attempt that has lost it.
+
+1. Claim. Rank 0 counts the start (`starts/`) before anything that could fail each time, so that no failure repeats without end.
+2. All ranks restore the newest whole checkpoint. Claim: a damaged one before it is marked.
+3. Claim. Rank 0 writes `mixture.json`, once, and `state.json` as running.
+4. Opening the journal closes those of earlier attempts: from here they seal nothing more.
+5. Before the first step of the run: `inputs.png`.
+6. At a step its metrics are recorded in memory; a thread seals them every 30 s, after the claim. Claim: record and page of a spike.
+7. Then its hooks, in their order. The first saves, in a thread. Claim: each rank writes its tensors, then their index. Rank 0
+   waits for the index of all. Claim: it seals the journal up to this step, and marks the best of the checkpoints. Claim: a mark that
+   this one lasts, then its manifest, which makes it one. Claim: a branch lets its parent go; then older ones are
+   deleted, of each its manifest first. An error of a save ends the loop at the next meeting, and no later than the next save.
+8. A stop saves, if the state is to be kept. What `train` returns counts once that save is done.
+9. To go back, no save may be in flight: the older state is restored; claim; later checkpoints are deleted, of each its manifest
+   first; the ranks meet before the next step.
+10. At the end the last checkpoint is there before the scores are recorded, the model is published (claim) and its figures are
+    drawn. Claim: the best checkpoint is marked. Then the rest of the journal is sealed (claim), and the state written (claim), last.
+
+Steps 1 to 5 and 10 are in `run/training_run.py`, 7 in `checkpoints/save.py`, 9 in `checkpoints/rewind.py`.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+from torch import Tensor
+
+from vitline.infra.runs.run_state import RunState
+from vitline.vit.config import ExecutionConfig, TrainRecipe
+from vitline.vit.input.batches import Batch, Loading, Source, source_batches
+from vitline.vit.training.bad_examples import BadExamples
+from vitline.vit.training.guard.spike_guard import Spike
+from vitline.vit.training.train import Hook, Metrics, TrainState, train
+from vitline.vit.training.world import World
+
+
+@dataclass(frozen=True)
+class FitPlan:
+    """What is trained, on what, and how far this attempt goes."""
+
+    recipe: TrainRecipe
+    execution: ExecutionConfig
+    sources: Sequence[Source]
+    loading: Loading
+    micro_batch: int
+    epoch: int
+    """Examples in an epoch of all sources."""
+    pause_at_step: int | None = None
+    pause_at: float | None = None
+    """Unix seconds."""
+
+    def pauses(self, step: int) -> bool:
+        """Whether the attempt has gone far enough after this step."""
+        return self.pause_at_step is not None and self.pause_at_step <= step < self.recipe.total_steps
+
+
+class Saver(Protocol):
+    """What has saves in flight, such as `CheckpointSaver`."""
+
+    def raise_error(self) -> None:
+        """Raises the error of the last save as soon as there is one, without waiting."""
+
+    def wait(self) -> None:
+        """Returns once no save is in flight. Raises the error of the last save."""
+
+
+@dataclass(frozen=True)
+class RunIO:
+    """What a training reads of its run and writes to it. Every rank has one; all but `stopped` and `reached` every rank calls."""
+
+    stopped: Callable[[], RunState | None]
+    reached: Callable[[int], None]
+    """Called with each step after which the ranks meet."""
+    report: Callable[[int, Metrics], None]
+    spike: Callable[[Spike, Sequence[Batch], Sequence[Tensor]], None]
+    seen: Callable[[int, Iterator[Sequence[Batch]]], Iterator[Sequence[Batch]]]
+    """The batches after a step, unchanged, as they are read."""
+    save_every: Callable[[], tuple[Hook, Saver]]
+    """Opened anew each time that the training goes back."""
+    rewind: Callable[[TrainState], None]
+
+
+class Fitted(NamedTuple):
+    """How a training has ended, and why, where it says so itself."""
+
+    outcome: RunState
+    reason: str | None
+
+
+def fit(plan: FitPlan, state: TrainState, world: World, io: RunIO, hooks: Sequence[Hook]) -> Fitted:
+    """Trains from `state` to the last step, or to a stop. Every rank must call it.
+
+    Raises CannotResume where there is nothing to go back to, ClaimLost, and what reading and saving raise.
+    """
+    bad = BadExamples(plan.execution.max_bad_fraction, plan.epoch)
+    while (outcome := _train(plan, state, world, io, hooks, bad)) == "rewind":
+        io.rewind(state)
+    if outcome == "failed":  # without an error, because a restart of the worker group would not help
+        return Fitted(outcome, bad.reason(world))
+    too_many = outcome == "diverged" and state.guard.too_many(state.step)
+    return Fitted(outcome, state.guard.reason(state.step) if too_many else None)
+
+
+def _train(
+    plan: FitPlan, state: TrainState, world: World, io: RunIO, hooks: Sequence[Hook], bad: BadExamples
+) -> RunState | Literal["rewind"]:
+    save, saver = io.save_every()
+
+    def stop_requested() -> RunState | None:
+        io.reached(state.step)
+        saver.raise_error()  # a claim that was lost at a save ends the loop now, not at the next save
+        in_time = plan.pause_at is None or time.time() < plan.pause_at
+        return io.stopped() or ("paused" if plan.pauses(state.step) or not in_time else None)
+
+    if plan.pauses(state.step):  # it was killed after its last checkpoint
+        return "paused"
+    with source_batches(
+        plan.sources,
+        plan.recipe.input,
+        seed=plan.recipe.seed,
+        micro_batch_size=plan.micro_batch,
+        start_step=state.step,
+        num_steps=plan.recipe.total_steps,
+        mask_bad=True,
+        loading=plan.loading,
+    ) as loaded:
+        for hook in hooks:
+            hook.make_up(state)
+        outcome = train(
+            state,
+            io.seen(state.step, loaded),
+            plan.recipe,
+            plan.execution,
+            world,
+            report=io.report,
+            hooks=[save, *hooks],
+            stop_requested=stop_requested,
+            bad=bad,
+            input_waits=lambda: loaded.waits,
+            input_ready=lambda: loaded.is_ready,
+            seen_spike=io.spike,
+            pause_at_step=plan.pause_at_step,
+        )
+    saver.wait()
+    return outcome
