@@ -44,7 +44,8 @@ from vitline.data_prep.sources.open_source import open_source
 from vitline.infra.config import FrozenConfig
 from vitline.infra.provenance import require_same_versions
 from vitline.infra.runs.driver import Ending, driver_main, run_attempt
-from vitline.infra.runs.stopping import StopPoller, joining_ray
+from vitline.infra.runs.handle import Run
+from vitline.infra.runs.stopping import joining_ray
 from vitline.infra.runs.task_watch import TaskWatch
 from vitline.infra.storage import Store, open_store
 
@@ -326,7 +327,7 @@ def drive(run: Store, attempt: int) -> int:
     """
     spec = PrepareSpec.model_validate(run.read_json("config.json"))
 
-    def work(_: StopPoller) -> Ending:
+    def work(_: Run) -> Ending:
         small = spec.small if spec.small is not None else _is_small(spec)
         watch = TaskWatch(run.uri, attempt)
         # On Ray, this process may wait for CPUs as long as other jobs take: its tasks are watched instead.

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable, Iterator
 
 from vitline.infra.runs.beside import beside
-from vitline.infra.runs.claims import ClaimHolder, ClaimLost
+from vitline.infra.runs.claims import ClaimLost
+from vitline.infra.runs.handle import Run
 from vitline.infra.runs.run_state import CLAIM_LOST_EXIT_CODE, OUTCOMES, RunState, request_stop, state_of, write_state
-from vitline.infra.storage import Store
 
 log = logging.getLogger(__name__)
 DEADLINE_PASSED = "the deadline of the flow run that started this job has passed"
@@ -16,15 +16,7 @@ _MARGIN_S = 5.0
 
 
 @contextlib.contextmanager
-def deadline_kept(
-    run: Store,
-    attempt: int,
-    claim: ClaimHolder,
-    *,
-    left_s: float | None,
-    grace_s: float,
-    leave: Callable[[int], object],
-) -> Iterator[None]:
+def deadline_kept(held: Run, *, left_s: float | None, grace_s: float, leave: Callable[[int], object]) -> Iterator[None]:
     """Until the context is closed: asks the attempt to stop as out of time after `left_s`; None stands for no deadline.
 
     An attempt that hangs, and so has not followed after `grace_s` and a margin, gets that state here. Then `leave(exit code)` is
@@ -34,6 +26,7 @@ def deadline_kept(
     if left_s is None:
         yield
         return
+    run, attempt = held.store, held.attempt
 
     def watch(over: threading.Event) -> None:
         if over.wait(max(left_s, 0.0)):
@@ -45,7 +38,7 @@ def deadline_kept(
             return
         state: RunState = "out_of_time"
         try:
-            claim.check()
+            held.check()
             if (written := state_of(run, attempt)) and written != "running":
                 state = written
             else:

@@ -16,10 +16,11 @@ from typing import Any, NoReturn
 from vitline.infra.provenance import compared_versions, differing_versions
 from vitline.infra.redact import cleaned, log_to_stderr
 from vitline.infra.runs.beside import beside
-from vitline.infra.runs.claims import ClaimHolder, ClaimLost
+from vitline.infra.runs.claims import ClaimLost
 from vitline.infra.runs.deadline import deadline_kept
+from vitline.infra.runs.handle import Run
 from vitline.infra.runs.run_state import CLAIM_LOST_EXIT_CODE, OUTCOMES, RunState, state_of, write_state
-from vitline.infra.runs.stopping import StopPoller, stop_on_signals
+from vitline.infra.runs.stopping import stop_on_signals
 from vitline.infra.settings import Settings
 from vitline.infra.storage import Store, open_store
 
@@ -45,7 +46,7 @@ def driver_main(description: str | None, drive: Callable[[Store, int], int]) -> 
 def run_attempt(
     run: Store,
     attempt: int,
-    work: Callable[[StopPoller], Ending],
+    work: Callable[[Run], Ending],
     *,
     grace_s: float = 5.0,
     saves_on_cancel: bool = False,
@@ -68,18 +69,14 @@ def run_attempt(
         return ends_when_stopped and (not (workers_write_state and state_of(run, attempt)) or workers_wait())
 
     try:
-        with ClaimHolder(run, attempt) as claim:
+        with Run(run, attempt, beats=True) as held:
             if not workers_write_state:
                 write_state(run, "running", attempt)
             stop_on_signals(run.uri, attempt, grace_s, saves_on_cancel=saves_on_cancel)
             left_s = Settings().time_left_s
-            with (
-                StopPoller(run, attempt) as stop,
-                _watch(run, attempt, claim, stop, may_leave),
-                deadline_kept(run, attempt, claim, left_s=left_s, grace_s=grace_s, leave=_leave),
-            ):
-                state, detail = _ending(work, stop, expected)
-            claim.check()
+            with _watch(held, may_leave), deadline_kept(held, left_s=left_s, grace_s=grace_s, leave=_leave):
+                state, detail = _ending(work, held, expected)
+            held.check()
             written = state_of(run, attempt) if workers_write_state else None
             state = written if written and written != "running" else write_state(run, state, attempt, **detail)
     except ClaimLost as lost:
@@ -89,11 +86,11 @@ def run_attempt(
     return OUTCOMES[state].exit_code
 
 
-def _ending(work: Callable[[StopPoller], Ending], stop: StopPoller, expected: tuple[type[Exception], ...]) -> Ending:
+def _ending(work: Callable[[Run], Ending], held: Run, expected: tuple[type[Exception], ...]) -> Ending:
     if differ := differing_versions():
         return "failed", {"reason": differ}
     try:
-        return work(stop)
+        return work(held)
     except ClaimLost:
         raise
     except Exception as error:
@@ -105,22 +102,20 @@ def _ending(work: Callable[[StopPoller], Ending], stop: StopPoller, expected: tu
 
 
 @contextlib.contextmanager
-def _watch(
-    run: Store, attempt: int, claim: ClaimHolder, stop: StopPoller, may_leave: Callable[[], bool]
-) -> Iterator[None]:
+def _watch(held: Run, may_leave: Callable[[], bool]) -> Iterator[None]:
     """Until the context is closed: ends this process once the claim is lost, or in the state of a stop request."""
 
     def watch(over: threading.Event) -> None:
-        while not claim.lost:
+        run, attempt = held.store.uri, held.attempt
+        while not held.is_lost:
             with contextlib.suppress(OSError, RuntimeError):  # the store did not answer, or the claim was lost just now
-                if (reason := stop.asked()) and may_leave():
-                    claim.check()
-                    state = write_state(run, reason, attempt, reason=stop.by)
-                    log.info("run=%s attempt=%d state=%s: %s", run.uri, attempt, state, stop.by)
+                if (reason := held.stopped()) and may_leave():
+                    state = held.end(reason, {"reason": held.stopped_by})
+                    log.info("run=%s attempt=%d state=%s: %s", run, attempt, state, held.stopped_by)
                     _leave(OUTCOMES[state].exit_code)
             if over.wait(_WATCH_S):
                 return
-        log.warning("run=%s attempt=%d: another attempt holds the claim; this one stops", run.uri, attempt)
+        log.warning("run=%s attempt=%d: another attempt holds the claim; this one stops", run, attempt)
         _leave(CLAIM_LOST_EXIT_CODE)
 
     with beside(watch, name="driver-watch"):

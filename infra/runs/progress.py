@@ -1,12 +1,8 @@
 """The progress of a running job, as `progress.json` in its folder and on the pages of observers."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict
 
 from vitline.infra.html.text import clock
-
-if TYPE_CHECKING:  # the console words progress, and must load fast
-    from vitline.infra.storage import Store
 
 
 class RunProgress(TypedDict, total=False):
@@ -50,12 +46,6 @@ ESTIMATE_AFTER_S = 10.0
 def remaining_s(done: float, left: float, elapsed_s: float) -> float | None:
     """Seconds for what is left, at the speed of what was done in this time; None before there is something to estimate from."""
     return left * elapsed_s / done if done > 0 and elapsed_s >= ESTIMATE_AFTER_S else None
-
-
-def write_progress(run: "Store", progress: RunProgress, check_claim: Callable[[], object]) -> None:
-    """Writes `progress.json` after `check_claim()`, which raises ClaimLost in an attempt that is not the current one."""
-    check_claim()
-    run.write_json("progress.json", progress)
 
 
 def position(p: RunProgress | None) -> tuple[object, ...]:

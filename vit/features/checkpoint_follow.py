@@ -5,10 +5,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Protocol
 
-from vitline.infra.runs.claims import ClaimHolder, ClaimLost
+from vitline.infra.runs.claims import ClaimLost
+from vitline.infra.runs.handle import Run
 from vitline.infra.runs.journal import Journal
 from vitline.infra.storage import Store
 from vitline.vit.checkpoints.names import FOLDER, find_checkpoints
@@ -38,8 +38,7 @@ class ProbeFollower:
 
     def __init__(self, run: Store, attempt: int, every_steps: int, begin: Callable[[str], Scoring]) -> None:
         """`begin(prefix)` begins to score a checkpoint."""
-        self._run, self._every, self._begin = run, every_steps, begin
-        self._open_journal = partial(Journal, run, attempt, writer=WRITER, check_claim=ClaimHolder(run, attempt).check)
+        self._held, self._every, self._begin = Run(run, attempt), every_steps, begin
         self._journal: Journal | None = None
         self._begun = 0
         """The newest step whose scoring has begun, also in an earlier attempt."""
@@ -74,12 +73,12 @@ class ProbeFollower:
         """One look: takes the scores that have come, and begins with the newest checkpoint if it is due, or `is_last`. Returns
         whether one is being scored. Raises errors of the store, and ClaimLost."""
         if self._journal is None:
-            self._journal = self._open_journal()
+            self._journal = self._held.journal(WRITER)
             self._begun = self._journal.newest_step
         if self._current is not None and not self._is_over(*self._current, self._journal):
             return True
         self._current = None
-        if found := find_checkpoints(self._run.list(FOLDER)).unmarked:
+        if found := find_checkpoints(self._held.store.list(FOLDER)).unmarked:
             step = found[0].step
             if step > self._begun and (is_last or is_due(step, self._begun, self._every)):
                 self._begun = step

@@ -7,8 +7,8 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from vitline.infra.runs.progress import RunProgress, remaining_s, write_progress
-from vitline.infra.runs.stopping import StopPoller
+from vitline.infra.runs.handle import Run
+from vitline.infra.runs.progress import RunProgress, remaining_s
 from vitline.infra.storage import Store, open_store
 from vitline.vit.evaluation.evaluate import EvaluationSpec, Score
 from vitline.vit.features.feature_plan import FeaturePart
@@ -24,42 +24,31 @@ ScoreProbes = Callable[[str, Sequence[ProbeTrial]], Iterator[tuple[ProbeTrial, S
 
 
 def frozen_scores(
-    run: Store,
-    spec: EvaluationSpec,
-    stop: StopPoller,
-    compute_parts: ComputeParts,
-    score_probes: ScoreProbes,
-    check_claim: Callable[[], object] = lambda: None,
+    held: Run, spec: EvaluationSpec, compute_parts: ComputeParts, score_probes: ScoreProbes
 ) -> list[Score] | None:
     """The scores in the order of `plan_probe_trials`, or None if a stop was requested. Finished work is kept.
 
     Recorded scores are read from the store; if all are recorded, nothing is computed. Raises ValueError like
-    `plan_probe_trials`, and whatever the callables raise. `check_claim` is called before progress is written.
+    `plan_probe_trials`, and whatever the callables raise.
     """
     root, probe_trials = open_store(spec.root), plan_probe_trials(spec)
     scores = {r.score_key: score for r in probe_trials if (score := stored_probe_score(root, r)) is not None}
     todo = [probe_trial for probe_trial in probe_trials if probe_trial.score_key not in scores]
-    if todo and not ensure_features(root, todo, EvaluationProgress(run, "images", check_claim), stop, compute_parts):
+    if todo and not ensure_features(root, todo, held, compute_parts):
         return None
-    progress = EvaluationProgress(run, "scores", check_claim)
+    progress = EvaluationProgress(held, "scores")
     progress.begin(len(probe_trials), len(probe_trials) - len(todo))
     if todo:
         for probe_trial, score in score_probes(root.uri, todo):
             scores[probe_trial.score_key] = score
             progress.add(1)
             log.info("score=%s top1=%.4f examples=%d", probe_trial.score_key, score.value, score.num_examples)
-            if stop.asked() is not None:
+            if held.stopped() is not None:
                 return None
     return [scores[probe_trial.score_key] for probe_trial in probe_trials]
 
 
-def ensure_features(
-    root: Store,
-    probe_trials: Sequence[ProbeTrial],
-    progress: "EvaluationProgress",
-    stop: StopPoller,
-    compute_parts: ComputeParts,
-) -> bool:
+def ensure_features(root: Store, probe_trials: Sequence[ProbeTrial], held: Run, compute_parts: ComputeParts) -> bool:
     """Computes the missing parts of all features that the probe trials need. Returns False if a stop was requested."""
     splits = feature_splits(probe_trials)
     # Splits share parts. Each part is computed once, for the first split that has it.
@@ -70,11 +59,12 @@ def ensure_features(
         for part in missing_parts(root.child(folder), [p for (home, _), p in parts.items() if home == folder])
     ]
     num_images = sum(len(part.rows) for part in parts.values())
+    progress = EvaluationProgress(held, "images")
     progress.begin(num_images, num_images - sum(len(part.rows) for part in todo))
     if todo:
         for part in compute_parts(root.uri, todo):
             progress.add(len(part.rows))
-            if stop.asked() is not None:
+            if held.stopped() is not None:
                 return False
     for manifest, planned in splits:
         folder = root.child(planned[0].source.folder)
@@ -86,8 +76,8 @@ def ensure_features(
 class EvaluationProgress:
     """`progress.json` of an evaluation, written at most once a second until all is done."""
 
-    def __init__(self, run: Store, unit: str, check_claim: Callable[[], object]) -> None:
-        self._run, self._unit, self._check_claim = run, unit, check_claim
+    def __init__(self, held: Run, unit: str) -> None:
+        self._held, self._unit = held, unit
         self._done = self._done_before = self._total = 0
         self._started = self._written = 0.0
 
@@ -114,4 +104,4 @@ class EvaluationProgress:
         }
         if self._unit == "images" and rate:
             shown["images_per_s"] = rate
-        write_progress(self._run, shown, self._check_claim)
+        self._held.show(shown)

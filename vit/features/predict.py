@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from jaxtyping import Float32, Int64
 
 from vitline.data_prep.parquet_files import open_parquet
 from vitline.data_prep.shard_format import ShardReader, load_class_names, load_manifest
-from vitline.infra.runs.stopping import StopPoller
+from vitline.infra.runs.handle import Run
 from vitline.infra.runs.watchdog import note_progress
 from vitline.infra.storage import PreconditionFailed, Store, open_store
 from vitline.vit.features.extract_features import Extractor, network_input
@@ -63,27 +63,22 @@ class Best(NamedTuple):
     scores: Float32[np.ndarray, "n k"]
 
 
-def predict(
-    run: Store,
-    spec: PredictionSpec,
-    stop: StopPoller,
-    compute_parts: ComputeParts,
-    check_claim: Callable[[], object] = lambda: None,
-) -> Counts | None:
+def predict(held: Run, spec: PredictionSpec, compute_parts: ComputeParts) -> Counts | None:
     """Computes the parts that are missing, or returns None if a stop was requested. Finished parts are kept.
 
-    Raises whatever `compute_parts` raises. `check_claim` is called before progress is written.
+    Raises whatever `compute_parts` raises.
     """
+    folder = held.store.child(FOLDER)
     parts = plan_predictions(spec, load_manifest(open_store(spec.corpus)))
-    todo, num_images = missing_parts(run.child(FOLDER), parts), sum(len(part.rows) for part in parts)
-    progress = EvaluationProgress(run, "images", check_claim)
+    todo, num_images = missing_parts(folder, parts), sum(len(part.rows) for part in parts)
+    progress = EvaluationProgress(held, "images")
     progress.begin(num_images, num_images - sum(len(part.rows) for part in todo))
     if todo:
         for part in compute_parts(spec.root, todo):
             progress.add(len(part.rows))
-            if stop.asked() is not None:
+            if held.stopped() is not None:
                 return None
-    return counts_of(run.child(FOLDER), parts)
+    return counts_of(folder, parts)
 
 
 def counts_of(folder: Store, parts: Sequence[FeaturePart]) -> Counts:

@@ -7,17 +7,17 @@ python -m vitline.vit.ray_jobs.task_driver --run URI --attempt N
 import logging
 import pickle
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
 from vitline.infra.provenance import require_same_versions
-from vitline.infra.runs.claims import ClaimHolder
 from vitline.infra.runs.driver import Ending, driver_main, run_attempt
-from vitline.infra.runs.progress import RunProgress, remaining_s, write_progress
-from vitline.infra.runs.stopping import StopPoller, joining_ray
+from vitline.infra.runs.handle import Run
+from vitline.infra.runs.progress import RunProgress, remaining_s
+from vitline.infra.runs.stopping import joining_ray
 from vitline.infra.runs.task_watch import PROGRESS_TIMEOUT_S, TaskWatch
 from vitline.infra.runs.watchdog import Watchdog
 from vitline.infra.storage import Store, open_store
@@ -55,15 +55,14 @@ def drive(run: Store, attempt: int) -> int:
         return drive_prediction(run, attempt, PredictionSpec.model_validate(config))
     spec = EvaluationSpec.model_validate(config)
 
-    def work(stop: StopPoller) -> Ending:
+    def work(held: Run) -> Ending:
         frozen = isinstance(spec.protocol, Probe)
         compute = partial(parts_on_ray, watch=TaskWatch(run.uri, attempt))
         on_ray = compute, partial(probe_trials_on_ray, run=run, attempt=attempt)
-        check_claim = ClaimHolder(run, attempt).check
-        sweep = None if frozen else Sweep(run, attempt, spec, stop, check_claim)
-        scores = sweep.execute() if sweep else frozen_scores(run, spec, stop, *on_ray, check_claim)
+        sweep = None if frozen else Sweep(held, spec)
+        scores = sweep.execute() if sweep else frozen_scores(held, spec, *on_ray)
         if scores is None:
-            return stop.asked() or "preempted", {"reason": stop.by}
+            return held.stopped() or "preempted", {"reason": held.stopped_by}
         detail = {"scores": [score.model_dump(mode="json") for score in scores]}
         if sweep and sweep.failed:
             recorded = f". The other scores ({len(scores)}) are recorded" if scores else ""
@@ -76,11 +75,11 @@ def drive(run: Store, attempt: int) -> int:
 def drive_prediction(run: Store, attempt: int, spec: PredictionSpec) -> int:
     """Runs one attempt of a batch prediction."""
 
-    def work(stop: StopPoller) -> Ending:
+    def work(held: Run) -> Ending:
         compute = partial(parts_on_ray, watch=TaskWatch(run.uri, attempt), extractor=Predictor)
-        counts = predict(run, spec, stop, compute, ClaimHolder(run, attempt).check)
+        counts = predict(held, spec, compute)
         if counts is None:
-            return stop.asked() or "preempted", {"reason": stop.by}
+            return held.stopped() or "preempted", {"reason": held.stopped_by}
         return "finished", {"predicted": counts._asdict()}
 
     return run_attempt(run, attempt, work, ends_when_stopped=False)
@@ -89,12 +88,8 @@ def drive_prediction(run: Store, attempt: int, spec: PredictionSpec) -> int:
 class Sweep:
     """Runs the trials of an evaluation as Ray tasks. Finished trials are in the store and do not run again."""
 
-    def __init__(
-        self, run: Store, attempt: int, spec: EvaluationSpec, stop: StopPoller, check_claim: Callable[[], object]
-    ) -> None:
-        """`check_claim` is called before progress is written."""
-        self.run, self.attempt, self.stop, self.check_claim = run, attempt, stop, check_claim
-        self.started = time.monotonic()
+    def __init__(self, held: Run, spec: EvaluationSpec) -> None:
+        self.held, self.started = held, time.monotonic()
         self.root = open_store(spec.root)
         self.trials = open_store(self.root.uri_of("trials"))
         self.task_sweeps = plan_task_sweeps(spec)
@@ -122,7 +117,7 @@ class Sweep:
             ready, _ = ray.wait(list(self.running), num_returns=1, timeout=1.0)
             for ref in ready:
                 self._finish_trial(ref)
-            if self.stop.asked() is not None:
+            if self.held.stopped() is not None:
                 for ref in self.running:
                     ray.cancel(ref, force=True)
                 return None
@@ -149,7 +144,7 @@ class Sweep:
             for trial in (trial for trial in todo if trial.key not in in_flight):
                 cpus, gpus, threads = trial_resources(trial.recipe, cluster)
                 task = work.options(max_retries=MAX_RETRIES, num_cpus=cpus, num_gpus=gpus)
-                watchdog = trial_watchdog(self.run, self.attempt, trial.key)
+                watchdog = trial_watchdog(self.held.store, self.held.attempt, trial.key)
                 self.running[task.remote(self.trials.uri, trial, threads, watchdog)] = (index, trial)
             if score is not None:
                 self.scores[index] = record_score(self.root, task_sweep, score)
@@ -163,7 +158,7 @@ class Sweep:
         try:
             result = ray.get(ref)
         except ray.exceptions.WorkerCrashedError as error:
-            raise RuntimeError(crashed(self.run, self.attempt, trial.key)) from error
+            raise RuntimeError(crashed(self.held.store, self.held.attempt, trial.key)) from error
         self.num_left[index] -= 1
         log.info(
             "trial=%s top1=%.4f examples=%d wall_s=%.1f", trial.key, result.top1, result.num_examples, result.wall_s
@@ -184,7 +179,7 @@ class Sweep:
             "remaining_s": remaining_s(done_now, total - done, elapsed),
             "running": sorted(trial.key for _, trial in self.running.values()),
         }
-        write_progress(self.run, progress, self.check_claim)
+        self.held.show(progress)
 
 
 def trial_watchdog(run: Store, attempt: int, trial_key: str) -> Watchdog:

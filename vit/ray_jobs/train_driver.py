@@ -20,8 +20,9 @@ from vitline.infra.redact import cleaned
 from vitline.infra.runs.beside import beside
 from vitline.infra.runs.claims import ClaimLost
 from vitline.infra.runs.driver import Ending, driver_main, run_attempt
+from vitline.infra.runs.handle import Run
 from vitline.infra.runs.run_state import request_stop
-from vitline.infra.runs.stopping import StopPoller, joining_ray
+from vitline.infra.runs.stopping import joining_ray
 from vitline.infra.settings import Settings
 from vitline.infra.storage import Store, open_store
 from vitline.vit.config import TrainConfig
@@ -46,10 +47,10 @@ def drive(run: Store, attempt: int) -> int:
     config = RunSpec.model_validate(run.read_json("config.json")).config
     execution = config.execution
 
-    def work(stop: StopPoller) -> Ending:
+    def work(held: Run) -> Ending:
         try:
             with tempfile.TemporaryDirectory(prefix="vitline-train-") as folder:
-                fit(run.uri, attempt, config, folder, lambda: stop.asked() is not None)
+                fit(run.uri, attempt, config, folder, lambda: held.stopped() is not None)
         except Exception as error:
             log.exception("the worker group failed")
             # Ray Train wraps what `starts_callback` raises in a paragraph of its own.

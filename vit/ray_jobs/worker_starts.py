@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from vitline.infra.runs.claims import ClaimHolder, ClaimLost
-from vitline.infra.runs.progress import write_progress
+from vitline.infra.runs.claims import ClaimLost
+from vitline.infra.runs.handle import Run
 from vitline.infra.storage import Store, open_store
 from vitline.vit.checkpoints.names import newest_step
 from vitline.vit.run.run_spec import read_progress
@@ -90,16 +90,14 @@ class WorkerStarts:
 def report_waiting(run: Store, attempt: int, total_steps: int, what: str) -> None:
     """Writes into `progress.json` what the worker group waits for. Raises ClaimLost where another attempt holds the claim."""
     before = read_progress(run) or {"step": 0}
-    write_progress(
-        run, {"step": before["step"], "total_steps": total_steps, "waiting_for": what}, ClaimHolder(run, attempt).check
-    )
+    Run(run, attempt).show({"step": before["step"], "total_steps": total_steps, "waiting_for": what})
 
 
 def clear_waiting(run: Store, attempt: int) -> None:
     """Takes out of `progress.json` what the worker group waited for. Raises ClaimLost where another attempt holds the claim."""
     progress = read_progress(run)
     if progress and progress.pop("waiting_for", None):
-        write_progress(run, progress, ClaimHolder(run, attempt).check)
+        Run(run, attempt).show(progress)
 
 
 def waits(run: Store) -> bool:

@@ -4,26 +4,28 @@ import json
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
 from vitline.infra.runs import deadline
-from vitline.infra.runs.claims import ClaimHolder, take_claim
+from vitline.infra.runs.claims import take_claim
 from vitline.infra.runs.driver import run_attempt
+from vitline.infra.runs.handle import Run
 from vitline.infra.runs.run_state import CLAIM_LOST_EXIT_CODE, read_state, request_stop, write_state
 from vitline.infra.runs.stopping import joining_ray
 from vitline.infra.storage import open_store
 
 JOB = """
 import atexit, functools, os, sys, time
-from vitline.infra.runs import driver
+from vitline.infra.runs import driver, handle
 from vitline.infra.runs.run_state import write_state
 
-driver.ClaimHolder = functools.partial(driver.ClaimHolder, every_s={every_s})
+handle.ClaimHolder = functools.partial(handle.ClaimHolder, every_s={every_s})
 atexit.register(os._exit, 9)  # a handler that would change the exit code
 
 def drive(run, attempt):
-    def work(stop):
+    def work(held):
         print("working", flush=True)
 {work}
     return driver.run_attempt(run, attempt, work{options})
@@ -76,7 +78,7 @@ def started(run):
 def test_an_attempt_is_running_and_then_ends_as_its_work_says(run, attempted):
     seen = []
 
-    def work(stop):
+    def work(held):
         seen.append(read_state(run)["state"])
         return "diverged", {"step": 7}
 
@@ -89,7 +91,7 @@ def test_an_attempt_is_running_and_then_ends_as_its_work_says(run, attempted):
 def test_an_error_becomes_one_sentence_and_a_traceback_unless_it_is_expected(attempted, caplog, monkeypatch, expected):
     monkeypatch.setenv("VITLINE_S3_SECRET_KEY", "my-own-secret")
 
-    def work(stop):
+    def work(held):
         raise ValueError("two\n  lines, my-own-secret")
 
     code, state = attempted(work, expected=expected)
@@ -98,7 +100,7 @@ def test_an_error_becomes_one_sentence_and_a_traceback_unless_it_is_expected(att
 
 
 def test_an_error_of_ray_is_told_by_its_cause(attempted):
-    def work(stop):
+    def work(held):
         error = RuntimeError("a traceback of many lines")
         error.cause = MemoryError("no memory for 3 GiB")
         raise error
@@ -108,16 +110,17 @@ def test_an_error_of_ray_is_told_by_its_cause(attempted):
 
 def test_other_versions_than_the_submitters_fail_before_any_work(attempted, monkeypatch):
     monkeypatch.setenv("VITLINE_SUBMITTED_FROM", json.dumps({"python": "2.7"}))
-    code, state = attempted(lambda stop: pytest.fail("it worked"))
+    code, state = attempted(lambda held: pytest.fail("it worked"))
     assert (code, state["state"]) == (1, "failed")
     assert "submitted from python 2.7" in state["reason"]
 
 
 def test_work_that_follows_a_stop_request_itself_chooses_the_state(run, attempted):
-    def work(stop):
+    def work(held):
         request_stop(run, "out_of_time", by="the deadline", attempt=1)
-        stop.read()
-        return stop.asked(), {"reason": stop.by}
+        while not held.stopped():
+            time.sleep(0.01)
+        return held.stopped(), {"reason": held.stopped_by}
 
     code, state = attempted(work, ends_when_stopped=False)
     assert (code, state["state"], state["reason"]) == (1, "out_of_time", "the deadline")
@@ -126,14 +129,14 @@ def test_work_that_follows_a_stop_request_itself_chooses_the_state(run, attempte
 def test_an_attempt_that_never_had_the_claim_writes_nothing(run, caplog):
     take(run)
     with joining_ray():
-        assert run_attempt(run, 2, lambda stop: pytest.fail("it worked")) == 3
+        assert run_attempt(run, 2, lambda held: pytest.fail("it worked")) == 3
     assert run.list() == ["claim.json"]
     assert "attempt 2 lost the claim" in caplog.text
 
 
 @pytest.mark.parametrize("error", [None, ValueError("late")])
 def test_an_attempt_that_loses_its_claim_during_its_work_writes_nothing_more(run, attempted, error):
-    def work(stop):
+    def work(held):
         write_state(run, "running", take(run))
         if error:
             raise error
@@ -149,7 +152,7 @@ def test_an_attempt_that_loses_its_claim_during_its_work_writes_nothing_more(run
     [(None, 1, "failed"), ("running", 1, "failed"), ("finished", 1, "finished"), ("finished", 9, "failed")],
 )
 def test_the_end_that_workers_wrote_counts_more_than_what_the_driver_found(run, attempted, written, attempt, ended):
-    def work(stop):
+    def work(held):
         assert read_state(run) is None
         if written:
             write_state(run, written, attempt)
@@ -186,7 +189,7 @@ def test_sigterm_preempts(run, started):
 def test_workers_that_are_at_work_follow_the_stop_request_themselves(run, started):
     work = """
         write_state(run, "running", attempt)
-        while not stop.asked():
+        while not held.stopped():
             time.sleep(0.05)
         time.sleep(1.5)  # in which a driver would have ended that does not leave it to its workers
         write_state(run, "cancelled", attempt, step=3)
@@ -244,7 +247,7 @@ def test_a_job_that_finishes_in_the_moment_of_its_deadline_has_finished(run, mon
     monkeypatch.setattr(run, "compare_and_swap", overtaken)
     left = threading.Event()
     leave = lambda code: (codes.append(code), left.set())  # noqa: E731
-    with deadline.deadline_kept(run, attempt, ClaimHolder(run, attempt), left_s=0.0, grace_s=0.0, leave=leave):
+    with deadline.deadline_kept(Run(run, attempt), left_s=0.0, grace_s=0.0, leave=leave):
         assert left.wait(30)
     assert (codes, read_state(run)["state"], read_state(run)["step"]) == ([0], "finished", 20)
 
@@ -254,7 +257,7 @@ def test_a_job_that_has_lost_its_claim_at_its_deadline_ends_with_the_code_and_on
     monkeypatch.setattr(deadline, "_MARGIN_S", 0.0)
     take(run)
     leave = lambda code: (codes.append(code), left.set())  # noqa: E731
-    with deadline.deadline_kept(run, attempt, ClaimHolder(run, attempt), left_s=0.0, grace_s=0.0, leave=leave):
+    with deadline.deadline_kept(Run(run, attempt), left_s=0.0, grace_s=0.0, leave=leave):
         assert left.wait(30)
     assert codes == [CLAIM_LOST_EXIT_CODE]
     assert "attempt 1 lost the claim" in caplog.text
@@ -266,9 +269,9 @@ def test_a_job_that_follows_its_deadline_saves_first(run, started, monkeypatch):
     monkeypatch.setenv("VITLINE_TIME_LEFT_S", "0.2")
     work = """
         write_state(run, "running", attempt)
-        while not stop.asked():
+        while not held.stopped():
             time.sleep(0.05)
-        write_state(run, stop.asked(), attempt, step=3, reason=stop.by)
+        write_state(run, held.stopped(), attempt, step=3, reason=held.stopped_by)
         return "failed", {}
 """
     assert started(work, ", workers_write_state=True").wait(60) == 1
@@ -279,7 +282,7 @@ def test_a_job_that_follows_its_deadline_saves_first(run, started, monkeypatch):
 
 def test_a_job_that_ends_in_time_never_hears_of_its_deadline(run, attempted, monkeypatch):
     monkeypatch.setenv("VITLINE_TIME_LEFT_S", "3600")
-    assert attempted(lambda stop: ("finished", {}))[0] == 0
+    assert attempted(lambda held: ("finished", {}))[0] == 0
     assert not run.exists("stop.json")
 
 

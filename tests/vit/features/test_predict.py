@@ -15,7 +15,7 @@ from vitline.vit.features.prediction_plan import FOLDER
 from vitline.vit.models.vit import VisionTransformer
 from vitline.vit.published.models import load_model
 
-from ..vtab.conftest import ARCHITECTURE, VIEW, Stop, eval_batches, models, published  # noqa: F401
+from ..vtab.conftest import ARCHITECTURE, VIEW, Held, eval_batches, models, published  # noqa: F401
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def carried_out(spec, stop_after=None, asked=None):
             asked.extend(parts)
         return Predictor(root, batch_size=100).ensure(parts)
 
-    return predict(run_of(spec), spec, Stop(stop_after), compute)
+    return predict(Held(run_of(spec), stop_after), spec, compute)
 
 
 def stored(spec):

@@ -9,7 +9,9 @@ import torch.nn.functional as F
 
 from vitline.data_prep.decode import DecodePolicy
 from vitline.data_prep.shard_format import load_class_names, load_manifest
-from vitline.infra.storage import open_store
+from vitline.infra.runs.handle import Run
+from vitline.infra.runs.run_state import StopReason
+from vitline.infra.storage import Store, open_store
 from vitline.vit.evaluation.evaluate import EvaluationSpec, TaskRef
 from vitline.vit.evaluation.probes import PROBES
 from vitline.vit.features import extract_features
@@ -93,13 +95,17 @@ def probe_spec(root, digits):
     return make
 
 
-class Stop:
-    """A stop poller that requests a stop after a number of polls; never for None."""
+class Held(Run):
+    """An attempt that needs no claim, and is requested to stop after a number of polls; never for None."""
 
-    def __init__(self, after: int | None = None) -> None:
+    def __init__(self, store: Store, after: int | None = None) -> None:
+        super().__init__(store, 1)
         self.left = after
 
-    def asked(self) -> str | None:
+    def check(self) -> None:
+        pass
+
+    def stopped(self) -> StopReason | None:
         if self.left is not None:
             self.left -= 1
         return "preempted" if self.left is not None and self.left < 0 else None
@@ -115,6 +121,6 @@ def score(root):
 
         run = open_store(root).child(f"runs/{spec.run_key}")
         probe_trials = lambda root, todo: ((probe_trial, score_probe(root, probe_trial)) for probe_trial in todo)  # noqa: E731
-        return frozen_scores(run, spec, Stop(stop_after), compute, probe_trials)
+        return frozen_scores(Held(run, stop_after), spec, compute, probe_trials)
 
     return go
