@@ -38,8 +38,9 @@ from vitline.vit.cost.step_time import synthetic_batch
 from vitline.vit.cost.throughput import recipe_of, step_of
 from vitline.vit.models.flops import forward_flops
 from vitline.vit.models.variants import network_variant
+from vitline.vit.training.loop import initial_state
+from vitline.vit.training.parallel import set_tf32, wrap
 from vitline.vit.training.timing.device_peak import peak_flops
-from vitline.vit.training.train import initial_state, set_tf32, wrap
 from vitline.vit.training.world import World
 
 LOOPS = ("timm", "ours")

@@ -21,9 +21,8 @@ from vitline.vit.cost.micro_batch import memory_bytes, micro_batch_that_fits
 from vitline.vit.cost.step_time import synthetic_batch
 from vitline.vit.cost.throughput import recipe_of
 from vitline.vit.models.variants import network_variant
-from vitline.vit.training import agreement
-from vitline.vit.training import train as loop
-from vitline.vit.training.train import Hook, initial_state, train, with_optimizer
+from vitline.vit.training import agreement, loop
+from vitline.vit.training.loop import Hook, initial_state, train, with_optimizer
 from vitline.vit.training.world import World
 
 GPU = torch.device("cuda")

@@ -23,7 +23,7 @@ from vitline.vit.config import ExecutionConfig, SpikeGuardConfig, TrainRecipe
 from vitline.vit.input.batches import Loading, train_batches
 from vitline.vit.recipes import recipe_named
 from vitline.vit.training.guard.spike_guard import SpikeGuard
-from vitline.vit.training.train import initial_state, train
+from vitline.vit.training.loop import initial_state, train
 from vitline.vit.training.world import World
 
 THRESHOLDS = (4, 6, 8, 10, 15, 20)

@@ -60,7 +60,7 @@ from vitline.vit.run.hooks import RunHooks
 from vitline.vit.run.resolved import resolve
 from vitline.vit.run.run_spec import read_starts
 from vitline.vit.run.training_run import TrainingRun
-from vitline.vit.training.train import Hook, initial_state, train
+from vitline.vit.training.loop import Hook, initial_state, train
 from vitline.vit.training.world import World
 
 CLASSES = 10

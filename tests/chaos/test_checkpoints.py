@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
-import vitline.vit.training.train as loop
+import vitline.vit.training.loop as loop
 from vitline.infra.runs.journal import read_journal
 from vitline.infra.runs.run_state import StopReason
 from vitline.infra.runs.stopping import StopPoller

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import vitline.vit.training.train as loop
+import vitline.vit.training.loop as loop
 from tests.vit.training.planted import plant
 from vitline.infra.config import replace
 from vitline.infra.runs.journal import read_journal

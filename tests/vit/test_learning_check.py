@@ -17,7 +17,7 @@ from vitline.vit.convert.timm import to_timm
 from vitline.vit.input.batches import eval_batches, train_batches
 from vitline.vit.run.resolved import resolve
 from vitline.vit.run.training_run import TrainingRun
-from vitline.vit.training.train import initial_state
+from vitline.vit.training.loop import initial_state
 from vitline.vit.training.world import World
 
 STEPS, WARMUP, LR, DECAY, BATCH, CLASSES = 100, 10, 3e-3, 0.1, 32, 10

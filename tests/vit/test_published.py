@@ -29,7 +29,7 @@ from vitline.vit.input.image_contract import ImageContract
 from vitline.vit.models.config import ViTConfig
 from vitline.vit.models.vit import VisionTransformer
 from vitline.vit.published.models import adapt, load_model, publish
-from vitline.vit.training.train import forward
+from vitline.vit.training.loop import forward
 
 from ..other_rounding import LOGITS_AWAY, other_rounding
 from ..pictures import noise

@@ -11,7 +11,7 @@ from vitline.vit.checkpoints.names import list_checkpoints
 from vitline.vit.checkpoints.rewind import rewind
 from vitline.vit.checkpoints.save import CheckpointSaver
 from vitline.vit.checkpoints.state_tensors import state_tensors
-from vitline.vit.training.train import initial_state, train_step
+from vitline.vit.training.loop import initial_state, train_step
 from vitline.vit.training.world import World
 
 CPU = World()

@@ -413,11 +413,11 @@ def test_an_error_before_the_newest_checkpoint_is_not_the_cause_of_later_failure
 
 
 def test_non_finite_loss_ends_the_run_as_diverged_and_is_in_the_journal(start, train_config, monkeypatch):
-    import vitline.vit.training.train
+    import vitline.vit.training.loop
 
     run, attempt = start(train_config("diverging", max_nonfinite_steps=2))
-    forward = vitline.vit.training.train.forward
-    monkeypatch.setattr(vitline.vit.training.train, "forward", lambda *args: forward(*args) * math.nan)
+    forward = vitline.vit.training.loop.forward
+    monkeypatch.setattr(vitline.vit.training.loop, "forward", lambda *args: forward(*args) * math.nan)
     assert TrainingRun(run, attempt, World()).execute() == "diverged"
     assert read_state(run)["state"] == "diverged"
     assert math.isnan(losses(run)[1])

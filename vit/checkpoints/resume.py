@@ -10,7 +10,7 @@ from vitline.vit.checkpoints.names import MARK
 from vitline.vit.checkpoints.read import mark_damaged
 from vitline.vit.checkpoints.search import newest_of_all, of_step, read_together
 from vitline.vit.checkpoints.state_tensors import held_rows, restore
-from vitline.vit.training.train import TrainState
+from vitline.vit.training.loop import TrainState
 from vitline.vit.training.world import World
 
 log = logging.getLogger(__name__)

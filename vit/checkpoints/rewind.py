@@ -11,7 +11,7 @@ from vitline.infra.storage import Store
 from vitline.vit.checkpoints.names import FOLDER, MANIFEST, parse_prefix
 from vitline.vit.checkpoints.search import before_step, read_together
 from vitline.vit.checkpoints.state_tensors import held_rows, load_state_tensors, restore, state_tensors
-from vitline.vit.training.train import TrainState
+from vitline.vit.training.loop import TrainState
 from vitline.vit.training.world import World
 
 log = logging.getLogger(__name__)

@@ -42,8 +42,8 @@ from vitline.vit.checkpoints.names import (
 )
 from vitline.vit.checkpoints.state_tensors import state_tensors
 from vitline.vit.checkpoints.tensor_file import TensorPiece, write_tensors
+from vitline.vit.training.loop import TrainState
 from vitline.vit.training.sharding.slices import Place, is_first_copy, is_sliced, own_slice
-from vitline.vit.training.train import TrainState
 
 
 class RankIndex(TypedDict):

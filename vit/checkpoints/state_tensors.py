@@ -7,8 +7,8 @@ from torch import Tensor
 from vitline.vit.checkpoints.manifest import CannotResume, CheckpointError, CheckpointRef
 from vitline.vit.checkpoints.read import Held
 from vitline.vit.checkpoints.tensor_file import TensorPiece
+from vitline.vit.training.loop import TrainState
 from vitline.vit.training.sharding.slices import fill, is_sliced, own_slice, sliced_like
-from vitline.vit.training.train import TrainState
 
 
 def state_tensors(state: TrainState) -> dict[str, Tensor]:

@@ -7,9 +7,9 @@ import torch
 from vitline.vit.config import ExecutionConfig, TrainRecipe
 from vitline.vit.cost.step_time import synthetic_batch
 from vitline.vit.models.recompute import recompute_blocks
+from vitline.vit.training.loop import TrainState, example_losses_of
 from vitline.vit.training.sharding.slices import own_slice
 from vitline.vit.training.to_device.device_batches import DeviceBatches
-from vitline.vit.training.train import TrainState, example_losses_of
 from vitline.vit.training.world import World
 
 log = logging.getLogger(__name__)

@@ -7,8 +7,9 @@ import torch
 
 from vitline.vit.config import ExecutionConfig, TrainRecipe
 from vitline.vit.input.batches import Batch
+from vitline.vit.training.loop import initial_state, train_step
+from vitline.vit.training.parallel import wrap
 from vitline.vit.training.to_device.device_batches import DeviceBatches
-from vitline.vit.training.train import initial_state, train_step, wrap
 from vitline.vit.training.world import World
 
 TIMED_STEPS = 3

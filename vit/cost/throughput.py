@@ -14,9 +14,10 @@ from vitline.vit.cost.step_time import synthetic_batch
 from vitline.vit.input.config import AugmentConfig, InputConfig
 from vitline.vit.models.config import NetworkConfig
 from vitline.vit.models.flops import forward_flops
+from vitline.vit.training.loop import TrainState, forward, initial_state, train_step
+from vitline.vit.training.parallel import set_tf32, wrap
 from vitline.vit.training.timing.gpu_peaks import Precision
 from vitline.vit.training.to_device.device_batches import DeviceBatches
-from vitline.vit.training.train import TrainState, forward, initial_state, set_tf32, train_step, wrap
 from vitline.vit.training.world import World
 
 MAX_BATCH = 8192

@@ -21,8 +21,8 @@ from vitline.vit.input.batches import Loading, eval_batches, train_batches
 from vitline.vit.input.decoded_cache import DecodedCache
 from vitline.vit.published.models import PublishedModel, adapt, load_model
 from vitline.vit.training.evaluate import Evaluation, evaluate
+from vitline.vit.training.loop import TrainState, initial_state, torch_seed, train, with_optimizer
 from vitline.vit.training.predictions import Predictions
-from vitline.vit.training.train import TrainState, initial_state, torch_seed, train, with_optimizer
 from vitline.vit.training.world import World
 
 EVAL_BATCH_SIZE = 128

@@ -30,8 +30,8 @@ from vitline.vit.run.branch import unpin_parent
 from vitline.vit.run.start_state import StartState
 from vitline.vit.training.evaluate import Evaluation, evaluate, evaluate_patches
 from vitline.vit.training.guard.spike_guard import Spike
+from vitline.vit.training.loop import Hook, TrainState
 from vitline.vit.training.reporter import Reporter
-from vitline.vit.training.train import Hook, TrainState
 
 log = logging.getLogger(__name__)
 UNTRAINED_HEAD = "not trained: the network has learned to predict masked patches, and is to be fine-tuned"

@@ -16,8 +16,8 @@ from vitline.vit.models.config import OwnNetworkConfig
 from vitline.vit.models.own_code import problem_with_source
 from vitline.vit.published.models import adapt, initialised, load_model
 from vitline.vit.run.run_spec import RunSpec, parent_spec
+from vitline.vit.training.loop import TrainState, initial_state, torch_seed, with_optimizer
 from vitline.vit.training.sharding.fsdp import shard
-from vitline.vit.training.train import TrainState, initial_state, torch_seed, with_optimizer
 from vitline.vit.training.world import World
 
 log = logging.getLogger(__name__)

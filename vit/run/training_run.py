@@ -27,8 +27,8 @@ from vitline.vit.run.hooks import RunHooks
 from vitline.vit.run.run_spec import MIXTURE_KEY, RunSpec, StartRecord
 from vitline.vit.run.start_state import StartState
 from vitline.vit.training.fit import FitPlan, RunIO, fit
+from vitline.vit.training.loop import TrainState
 from vitline.vit.training.reporter import Reporter, system_metrics
-from vitline.vit.training.train import TrainState
 from vitline.vit.training.world import World
 
 log = logging.getLogger(__name__)

@@ -12,11 +12,12 @@ from vitline.vit.config import TrainRecipe
 from vitline.vit.input.batches import Batch, SeveralLabels
 from vitline.vit.models.network import Network
 from vitline.vit.training.average_precision import AveragePrecision
+from vitline.vit.training.loop import forward
 from vitline.vit.training.loss import hits, loss_named, num_correct, targets_of
 from vitline.vit.training.masked_patches.objective import batch_corruption, patch_scores
+from vitline.vit.training.metrics import Metrics
 from vitline.vit.training.predictions import Predictions
 from vitline.vit.training.to_device.device_batches import DeviceBatches
-from vitline.vit.training.train import Metrics, forward
 from vitline.vit.training.world import World
 
 

@@ -34,7 +34,8 @@ from vitline.vit.config import ExecutionConfig, TrainRecipe
 from vitline.vit.input.batches import Batch, Loading, Source, source_batches
 from vitline.vit.training.bad_examples import BadExamples
 from vitline.vit.training.guard.spike_guard import Spike
-from vitline.vit.training.train import Hook, Metrics, TrainState, train
+from vitline.vit.training.loop import Hook, TrainState, train
+from vitline.vit.training.metrics import Metrics
 from vitline.vit.training.world import World
 
 

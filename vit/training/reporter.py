@@ -14,9 +14,9 @@ from vitline.infra.runs.handle import Run
 from vitline.infra.runs.journal import Journal
 from vitline.infra.runs.progress import RunProgress, remaining_s
 from vitline.infra.system_metrics import SystemSampler
+from vitline.vit.training.metrics import Metrics
 from vitline.vit.training.timing.input_waits import wait_reason
 from vitline.vit.training.timing.slow_ranks import slow_rank_text
-from vitline.vit.training.train import Metrics
 from vitline.vit.training.world import World
 
 log = logging.getLogger(__name__)

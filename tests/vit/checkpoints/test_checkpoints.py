@@ -19,8 +19,8 @@ from vitline.vit.checkpoints.resume import resume
 from vitline.vit.checkpoints.save import CheckpointSaver, owners
 from vitline.vit.checkpoints.search import newest_checkpoint
 from vitline.vit.checkpoints.state_tensors import state_tensors
+from vitline.vit.training.loop import initial_state, train_step
 from vitline.vit.training.sharding.slices import own_slice
-from vitline.vit.training.train import initial_state, train_step
 from vitline.vit.training.world import World
 
 CPU = World()

@@ -8,7 +8,7 @@ from vitline.vit.config import ExecutionConfig
 from vitline.vit.cost import micro_batch
 from vitline.vit.cost.micro_batch import micro_batch_that_fits, moments_to_come, peak_bytes
 from vitline.vit.models.recompute import blocks_of
-from vitline.vit.training.train import initial_state, train_step
+from vitline.vit.training.loop import initial_state, train_step
 from vitline.vit.training.world import World
 
 CPU, GPU = World(), World(device=torch.device("cuda"))

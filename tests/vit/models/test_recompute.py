@@ -10,7 +10,8 @@ from vitline.infra.config import replace
 from vitline.vit.config import ExecutionConfig
 from vitline.vit.models.config import BiTConfig, HybridConfig
 from vitline.vit.models.recompute import recompute_blocks
-from vitline.vit.training.train import initial_state, train_step, wrap
+from vitline.vit.training.loop import initial_state, train_step
+from vitline.vit.training.parallel import wrap
 from vitline.vit.training.world import World
 
 NETWORKS = {

@@ -7,7 +7,7 @@ import pytest
 from vitline.vit.input.batches import train_batches
 from vitline.vit.models.config import BiTConfig
 from vitline.vit.recipes import RECIPES, augreg
-from vitline.vit.training.train import initial_state, train_step
+from vitline.vit.training.loop import initial_state, train_step
 from vitline.vit.training.world import World
 
 from ..input.conftest import make_corpus

@@ -11,7 +11,7 @@ from vitline.vit.input.batches import train_batches
 from vitline.vit.models.config import BiTConfig
 from vitline.vit.models.masked_patches import MaskedPatchModel
 from vitline.vit.recipes import RECIPES
-from vitline.vit.training.train import initial_state, train_step
+from vitline.vit.training.loop import initial_state, train_step
 from vitline.vit.training.world import World
 
 from ..input.conftest import make_corpus

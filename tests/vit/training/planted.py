@@ -7,7 +7,7 @@ import traceback
 import torch
 import torch.distributed as dist
 
-import vitline.vit.training.train as loop
+import vitline.vit.training.loop as loop
 from vitline.infra.storage import open_store
 from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.guard.spike_guard import SpikeGuard

@@ -19,9 +19,9 @@ from vitline.vit.checkpoints.rewind import rewind
 from vitline.vit.checkpoints.save import CheckpointSaver
 from vitline.vit.config import ExecutionConfig, TrainRecipe
 from vitline.vit.published.models import content_digest
+from vitline.vit.training.loop import TrainState, initial_state, train
 from vitline.vit.training.sharding.fsdp import shard
 from vitline.vit.training.sharding.slices import own_slice
-from vitline.vit.training.train import TrainState, initial_state, train
 from vitline.vit.training.world import World
 
 AVERAGED = replace(RECIPE, average_decay=0.9)

@@ -11,9 +11,9 @@ from torch.nn import functional as F
 from vitline.infra.config import replace
 from vitline.vit.config import ExecutionConfig
 from vitline.vit.training.bad_examples import BadExamples
+from vitline.vit.training.loop import Hook, initial_state, train, train_step
 from vitline.vit.training.optim import set_lr
 from vitline.vit.training.schedule import lr_at
-from vitline.vit.training.train import Hook, initial_state, train, train_step
 from vitline.vit.training.world import World
 
 NUM_CLASSES = 5

@@ -20,7 +20,7 @@ from vitline.vit.models.build import meta_network
 from vitline.vit.training import agreement
 from vitline.vit.training.agreement import Meetings
 from vitline.vit.training.guard.nonfinite_steps import NonfiniteSteps
-from vitline.vit.training.train import Hook, train, with_optimizer
+from vitline.vit.training.loop import Hook, train, with_optimizer
 from vitline.vit.training.world import World
 
 META, aten = torch.device("meta"), torch.ops.aten
@@ -147,7 +147,7 @@ from vitline.vit.config import ExecutionConfig
 from vitline.vit.models.build import build_network
 from vitline.vit.models.config import BiTConfig, HybridConfig, ViTConfig
 from vitline.vit.models.masked_patches import MaskedPatchModel, draw_corruption
-from vitline.vit.training.train import wrap
+from vitline.vit.training.parallel import wrap
 from vitline.vit.training.world import World
 
 compile, counter = torch.compile, CompileCounter()

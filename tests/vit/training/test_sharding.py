@@ -13,8 +13,8 @@ from vitline.vit.checkpoints.names import list_checkpoints
 from vitline.vit.checkpoints.resume import resume
 from vitline.vit.config import ExecutionConfig
 from vitline.vit.published.models import content_digest
+from vitline.vit.training.loop import initial_state
 from vitline.vit.training.sharding.fsdp import machines_of, shard
-from vitline.vit.training.train import initial_state
 from vitline.vit.training.world import World
 
 from .sharding_together import AVERAGED, META

@@ -6,12 +6,12 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-import vitline.vit.training.train
+import vitline.vit.training.loop
 from vitline.infra.config import digest_of, replace
 from vitline.vit.checkpoints.state_tensors import load_state_tensors, state_tensors
 from vitline.vit.config import ExecutionConfig, SpikeGuardConfig
 from vitline.vit.training.guard.spike_guard import SpikeGuard
-from vitline.vit.training.train import initial_state, train, train_step
+from vitline.vit.training.loop import initial_state, train, train_step
 from vitline.vit.training.world import World
 
 from .planted import plant
@@ -49,7 +49,7 @@ def assert_equal(one, other):
 def test_a_spike_moves_nothing_and_is_reported_with_its_batch(guarded, make_batch, monkeypatch):
     """The reference goes past the planted step by hand. Weights, moments and average are compared, and the window."""
     seen = []
-    monkeypatch.setattr(vitline.vit.training.train, "batch_targets", plant({13}))
+    monkeypatch.setattr(vitline.vit.training.loop, "batch_targets", plant({13}))
     found, outcome, reports = trained(guarded, make_batch, seen_spike=lambda *spike: seen.append(spike))
 
     reference, losses = initial_state(tiny := replace(guarded, spike_guard={}), 5, CPU.device), []
@@ -75,7 +75,7 @@ def test_a_spike_moves_nothing_and_is_reported_with_its_batch(guarded, make_batc
 def test_a_resumed_training_decides_as_the_uninterrupted_one(guarded, make_batch, monkeypatch, cut):
     """A spike, and one at a step that only the restored window can tell; with a lowered learning rate afterwards."""
     recipe = replace(guarded, **{"spike_guard.lr_factor": 0.5, "spike_guard.lr_steps": 4})
-    monkeypatch.setattr(vitline.vit.training.train, "batch_targets", plant({13, 16}))
+    monkeypatch.setattr(vitline.vit.training.loop, "batch_targets", plant({13, 16}))
     whole, _, reports = trained(recipe, make_batch)
     assert [spike["step"] for spike in whole.guard.spikes] == [13, 16]
     plain = {step: m["optim/lr"] for step, m in trained(replace(recipe, spike_guard={}), make_batch)[2]}
@@ -95,7 +95,7 @@ def test_a_resumed_training_decides_as_the_uninterrupted_one(guarded, make_batch
 
 def test_too_many_spikes_end_the_run_as_diverged_and_say_where_and_what_to_change(guarded, make_batch, monkeypatch):
     recipe = replace(guarded, **{"spike_guard.max_spikes": 2, "spike_guard.max_spikes_steps": 5})
-    monkeypatch.setattr(vitline.vit.training.train, "batch_targets", plant({8, 14, 16, 18}))
+    monkeypatch.setattr(vitline.vit.training.loop, "batch_targets", plant({8, 14, 16, 18}))
     state, outcome, _ = trained(recipe, make_batch)
     assert (outcome, state.step) == ("diverged", 18)
     reason = state.guard.reason(18)

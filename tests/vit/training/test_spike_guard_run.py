@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-import vitline.vit.training.train
+import vitline.vit.training.loop
 from vitline.infra.config import replace
 from vitline.infra.runs.claims import take_claim
 from vitline.infra.runs.journal import read_journal
@@ -97,7 +97,7 @@ def test_a_run_equals_one_that_never_saw_the_spike_also_after_a_kill(begin, neve
             killed.append(step)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(vitline.vit.training.train, "batch_targets", plant({25}, kill))
+    monkeypatch.setattr(vitline.vit.training.loop, "batch_targets", plant({25}, kill))
     if killed_at:
         with pytest.raises(KeyboardInterrupt):
             execute(run)
@@ -116,7 +116,7 @@ def test_a_run_equals_one_that_never_saw_the_spike_also_after_a_kill(begin, neve
 def test_a_rewind_to_before_the_first_checkpoint_starts_anew(begin, never_saw, monkeypatch):
     """The journal keeps what was measured the first time."""
     monkeypatch.setitem(ACTIONS, "rewind", ({"action": "rewind", "rewind_steps": 24}, range(1, 50)))
-    monkeypatch.setattr(vitline.vit.training.train, "batch_targets", plant({25}))
+    monkeypatch.setattr(vitline.vit.training.loop, "batch_targets", plant({25}))
     run = begin("from-the-beginning", "rewind")
     assert execute(run) == "finished"
     assert_same_end(run, never_saw("rewind"))
@@ -125,7 +125,7 @@ def test_a_rewind_to_before_the_first_checkpoint_starts_anew(begin, never_saw, m
 
 def test_what_a_run_leaves_of_a_spike(begin, monkeypatch):
     """Ids and classes of the examples are those of the corpus; the page shows what the network saw."""
-    monkeypatch.setattr(vitline.vit.training.train, "batch_targets", plant({25}))
+    monkeypatch.setattr(vitline.vit.training.loop, "batch_targets", plant({25}))
     run = begin("pictures", "skip")
     assert execute(run) == "finished"
     assert run.list("spikes/") == ["spikes/step-000000025.html", "spikes/step-000000025.json"]

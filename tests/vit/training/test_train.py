@@ -13,7 +13,7 @@ from vitline.vit.checkpoints.state_tensors import load_state_tensors, state_tens
 from vitline.vit.config import ExecutionConfig
 from vitline.vit.input.prefetch import Waits
 from vitline.vit.models.network import normalised
-from vitline.vit.training.train import Hook, forward, initial_state, train, train_step
+from vitline.vit.training.loop import Hook, forward, initial_state, train, train_step
 from vitline.vit.training.world import World
 
 from ...other_rounding import other_rounding

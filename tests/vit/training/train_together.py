@@ -17,8 +17,8 @@ from vitline.vit.input.batches import Batch
 from vitline.vit.input.config import AugmentConfig, InputConfig
 from vitline.vit.models.config import ViTConfig
 from vitline.vit.training.bad_examples import BadExamples
+from vitline.vit.training.loop import initial_state, train
 from vitline.vit.training.timing import slow_ranks
-from vitline.vit.training.train import initial_state, train
 from vitline.vit.training.world import World
 
 NUM_CLASSES, BATCH, STEPS = 5, 8, 12

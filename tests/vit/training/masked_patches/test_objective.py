@@ -18,8 +18,8 @@ from vitline.vit.models.masked_patches import MaskedPatchModel
 from vitline.vit.published.models import load_model
 from vitline.vit.run.resolved import resolve
 from vitline.vit.run.training_run import TrainingRun
+from vitline.vit.training.loop import initial_state, train, train_step
 from vitline.vit.training.masked_patches.objective import batch_corruption
-from vitline.vit.training.train import initial_state, train, train_step
 from vitline.vit.training.world import World
 
 CPU, NUM_CLASSES = World(), 5

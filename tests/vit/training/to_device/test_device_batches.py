@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from vitline.vit.input.batches import Batch, SeveralLabels
+from vitline.vit.training.loop import initial_state, train_step
 from vitline.vit.training.to_device.device_batches import DeviceBatches
-from vitline.vit.training.train import initial_state, train_step
 from vitline.vit.training.world import World
 
 META = torch.device("meta")

@@ -1,15 +1,12 @@
 """The training loop and one update. Knows neither Ray nor MLflow: the caller passes in the reporter and the hooks."""
 
 import math
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -19,29 +16,30 @@ from vitline.vit.input.batches import Batch
 from vitline.vit.input.keyed import derive_key
 from vitline.vit.input.prefetch import Waits
 from vitline.vit.models.build import build_network, like
-from vitline.vit.models.flops import forward_flops
 from vitline.vit.models.network import Network
-from vitline.vit.models.recompute import blocks_of, recompute_blocks
-from vitline.vit.models.vit import VisionTransformer
 from vitline.vit.training.agreement import Meetings
 from vitline.vit.training.bad_examples import BadExamples
 from vitline.vit.training.guard.nonfinite_steps import NonfiniteSteps
 from vitline.vit.training.guard.spike_guard import Spike, SpikeGuard
 from vitline.vit.training.loss import loss_named, mixed_targets, num_correct, targets_of
 from vitline.vit.training.masked_patches.objective import batch_corruption, patch_scores, with_patch_head
+from vitline.vit.training.metrics import (
+    Clock,
+    Metrics,
+    StepResult,
+    guard_metrics,
+    ideal_seconds,
+    measure,
+    spike_metrics,
+)
 from vitline.vit.training.optim import build_optimizer, set_lr, step_where_finite
+from vitline.vit.training.parallel import set_tf32, sum_gradients, wrap
 from vitline.vit.training.schedule import lr_at
 from vitline.vit.training.sharding.fsdp import is_sharded
 from vitline.vit.training.sharding.slices import own_slice, whole
-from vitline.vit.training.timing.device_peak import maker_peak
-from vitline.vit.training.timing.input_waits import wait_fractions
 from vitline.vit.training.timing.slow_ranks import SlowRanks
 from vitline.vit.training.to_device.device_batches import DeviceBatches
 from vitline.vit.training.world import World
-
-Metrics = Mapping[str, float]
-BUCKET_BYTES = 32 * 2**20
-"""Size of the messages in which CPU ranks sum their gradients."""
 
 
 @dataclass
@@ -88,22 +86,6 @@ def with_optimizer(
 def torch_seed(seed: int, *purpose: str | int) -> int:
     """A seed for torch's generator, derived from seed and purpose."""
     return int(derive_key(seed, *purpose)) & (2**63 - 1)
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """Sums over this rank's examples, on the device: reading them waits for it. `correct` are examples whose top-1 class is right, or
-    shares of their masked patches."""
-
-    loss_sum: Tensor
-    correct: Tensor
-    num_valid: int
-    grad_norm: Tensor
-    """Over all ranks and before clipping. Where it is not finite, the update was not applied."""
-    spike: Spike | None = None
-    """The update was not applied, either."""
-    example_losses: Sequence[Tensor] = ()
-    """With a spike: the loss of each example of each micro-batch, float32 (n,), 0 where it is masked."""
 
 
 def train_step(
@@ -219,21 +201,6 @@ def update_average(state: TrainState, recipe: TrainRecipe, finite: Tensor) -> No
             own_slice(state.average[name])[0].lerp_(own_slice(value)[0], share)
 
 
-@dataclass
-class Clock:
-    """Steps done since the last logged step, and seconds. Where the host queues work for a device, only the whole time says how fast that
-    is."""
-
-    waited_before_s: float = 0.0
-    """Seconds that the device had waited for data until then."""
-    steps: int = 0
-    started: float = field(default_factory=time.perf_counter)
-
-    @property
-    def elapsed_s(self) -> float:
-        return time.perf_counter() - self.started
-
-
 def due(step: int, *, every: int, total: int) -> bool:
     """True every `every` steps and at the last one."""
     return step % every == 0 or step == total
@@ -341,127 +308,3 @@ def train(
         if stop is not None and step < total:
             return stop
     return "finished"
-
-
-def spike_metrics(guard: SpikeGuard, spike: Spike) -> dict[str, float]:
-    """The metrics of a spike, at its step."""
-    return {"guard/loss": spike["loss"], "guard/grad_norm": spike["grad_norm"]} | guard_metrics(guard)
-
-
-def guard_metrics(guard: SpikeGuard) -> dict[str, float]:
-    """The number of spikes so far and, once there are some, the limits for the next step; none without a guard."""
-    if not guard.is_on:
-        return {}
-    loss, grad_norm = guard.limits()
-    limits = {"guard/loss_limit": loss, "guard/grad_norm_limit": grad_norm} if math.isfinite(loss) else {}
-    return {"guard/spikes": float(len(guard.spikes)), **limits}
-
-
-def ideal_seconds(model: Network, recipe: TrainRecipe, device: torch.device) -> float | None:
-    """Seconds that training on one image would take at the device's peak FLOP/s; None for a device of unknown peak."""
-    peak = maker_peak(device, recipe.precision)
-    return 3 * forward_flops(recipe.model, model.num_classes) / peak if peak else None
-
-
-def measure(
-    step: int,
-    result: StepResult,
-    recipe: TrainRecipe,
-    lr: float,
-    world: World,
-    clock: Clock,
-    waited_s: float,
-    ideal_s: float | None,
-    waits: Waits,
-) -> dict[str, float]:
-    """The metrics of one step over all ranks, by one all-reduce."""
-    counts = [float(result.loss_sum), float(result.correct), float(result.num_valid)]
-    local = [*counts, waited_s, waits.store_s, waits.decode_s, clock.elapsed_s]
-    loss, correct, valid, waited, store, decode, elapsed = world.sum(torch.tensor(local, dtype=torch.float64)).tolist()
-    valid = valid or math.nan  # a step of bad examples only has no loss
-    batch = recipe.input.global_batch_size
-    images_per_s = batch * clock.steps * world.size / elapsed
-    some = {} if ideal_s is None else {"throughput/mfu": images_per_s * ideal_s / world.size}
-    if recipe.masked_patches is not None:
-        some["train/patch_accuracy"] = correct / valid
-    elif not recipe.input.augment.mixes:  # a mixed image has two classes, and top-1 against either would mean little
-        some["train/top1"] = correct / valid
-    return some | {
-        "train/loss": loss / valid,
-        "optim/lr": lr,
-        "optim/grad_norm": float(result.grad_norm),
-        "progress/images_seen": float(step * batch),
-        **wait_fractions(waited, store, decode, elapsed),
-        "throughput/images_per_s": images_per_s,
-    }
-
-
-def wrap(model: nn.Module, execution: ExecutionConfig, world: World) -> nn.Module:
-    """The model as this world trains it: with activation checkpointing and compiled as `execution` says, and with the weights of
-    rank 0.
-
-    Several GPU ranks train under DDP, unless `shard` has split the network over them. On CPU ranks `train_step` sums the gradients with
-    `sum_gradients` instead.
-    """
-    recompute_blocks(model, execution.activation_checkpointing)
-    if execution.compile:
-        compile_parts(model)
-    if is_sharded(model):
-        return model
-    if world.size == 1:
-        return model
-    if world.device.type != "cpu":
-        return DistributedDataParallel(model, gradient_as_bucket_view=True)
-    for value in model.state_dict().values():
-        dist.broadcast(value, 0)
-    return model
-
-
-def set_tf32(allowed: bool) -> None:
-    """Whether a GPU may compute products of float32 matrices, and convolutions alike, with 10 bits of mantissa: float32 means float32;
-    beside bfloat16 it is what remains in float32, such as the head."""
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
-
-
-def compile_parts(model: nn.Module) -> None:
-    """Compiles a network in place; the names of its tensors do not change.
-
-    Of a Vision Transformer some blocks together: all such parts are alike and the compiler works for one or two of them only, however
-    many there are, and DDP sends the gradients of one while the next is computed. Besides them the stem, from bytes to embeddings.
-    Each block by itself where its weights are gathered outside of it, or its activations computed again. Any other network as a whole:
-    its blocks differ.
-    """
-    blocks = blocks_of(model)
-    if not is_sharded(model) and not any(isinstance(part, VisionTransformer) for part in model.modules()):
-        model.compile()
-        return
-    # It cuts large graphs into the messages of DDP; a few blocks are not worth cutting.
-    torch._dynamo.config.optimize_ddp = False
-    alone = is_sharded(model) or any("forward" in vars(block) for block in blocks)
-    if alone:
-        for block in blocks:
-            vars(block)["forward"] = torch.compile(block.forward)
-    for part in model.modules():
-        if isinstance(part, VisionTransformer):
-            vars(part)["stem"] = torch.compile(partial(VisionTransformer.stem, part))
-            vars(part)["through"] = VisionTransformer.through if alone else torch.compile(VisionTransformer.through)
-
-
-def sum_gradients(model: nn.Module, world: World) -> None:
-    """Replaces each gradient by its sum over all ranks, bit for bit the same on each rank, in the order of the parameters.
-
-    DDP reorders its buckets after the first step unless it searches for unused parameters, and that search warns at
-    every start. After a reordering, a resumed run would add gradients in another order than the uninterrupted run; on
-    the CPU their losses must agree bit for bit (`vit/README.md`). Which parameters have
-    gradients depends on the network only.
-    """
-    bucket: list[Tensor] = []
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    for index, gradient in enumerate(gradients):
-        bucket.append(gradient)
-        if sum(g.nbytes for g in bucket) < BUCKET_BYTES and index < len(gradients) - 1:
-            continue
-        summed = world.sum(torch.cat([g.flatten() for g in bucket])).split([g.numel() for g in bucket])
-        for target, values in zip(bucket, summed, strict=True):
-            target.copy_(values.view_as(target))
-        bucket = []
