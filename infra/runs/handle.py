@@ -27,10 +27,10 @@ class WorkerError(TypedDict):
 
 
 class Run:
-    """One attempt's hold of a run. Every write to `store` follows a `check()`; `end()` writes last.
+    """One attempt's hold of a run. Call `check()` before each write to `store`; the other methods do so themselves.
 
-    While it is open as a context, it is watched, writes the heartbeat of the claim and follows stop requests, as far as it was
-    asked to. Entering raises ClaimLost where it would write heartbeats and the attempt has no claim.
+    As a context it opens the watchdog, the heartbeat and the polling of stop requests, each if asked for. Entering raises ClaimLost
+    if it writes the heartbeat and another attempt holds the claim. `check()` and the writes work without the context, too.
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class Run:
         follows_stops: bool = True,
         watchdog: Watchdog = UNWATCHED,
     ) -> None:
-        """`beats`: this process writes the heartbeat; one of a job does. `follows_stops`: it reads stop requests; else `stopped()` is
-        None. `watchdog` kills it where `progress()` is not called for too long."""
+        """`beats`: this process writes the heartbeat of the claim; exactly one process of a job does. `follows_stops`: it polls stop
+        requests; otherwise `stopped()` is None. `watchdog` kills this process if `progress()` is not called for too long."""
         self.store, self.attempt = store, attempt
         self._claim, self._beats = ClaimHolder(store, attempt), beats
         self._stop, self._watchdog = StopPoller(store, attempt, active=follows_stops), watchdog
@@ -67,11 +67,11 @@ class Run:
 
     @property
     def is_lost(self) -> bool:
-        """Whether a check or a heartbeat has found that another attempt holds the claim. Asks nobody."""
+        """Whether an earlier check or heartbeat found the claim lost. Reads nothing from the store."""
         return self._claim.lost
 
     def stopped(self) -> StopReason | None:
-        """The latest stop request to this attempt, at most a second old. Never waits."""
+        """The stop request to this attempt, as polled within the last second. Never waits."""
         return self._stop.asked()
 
     @property
@@ -80,7 +80,7 @@ class Run:
         return self._stop.by
 
     def progress(self) -> None:
-        """Something was done: the watchdog waits anew. Never waits; any thread may call it."""
+        """Tells the watchdog that something was done. Never waits; any thread may call it."""
         self._watchdog.progress()
 
     def watched(self, items: Iterable[T]) -> Iterator[T]:
@@ -93,18 +93,18 @@ class Run:
         self.store.write_json("progress.json", progress)
 
     def journal(self, writer: str = "", from_step: int = 0) -> Journal:
-        """The journal of this attempt, of rank 0 or of another writer. Opening it closes the journals of earlier attempts."""
+        """Opens the journal of this attempt, for rank 0 or another writer, and closes those of earlier attempts."""
         return Journal(self.store, self.attempt, writer=writer, check_claim=self.check, from_step=from_step)
 
     def count_start(self, since: str, record: Mapping[str, object]) -> int:
-        """Records a start of the workers from the checkpoint `since`, or `none`. Returns how many starts from it there were before."""
+        """Records a start of the workers from the checkpoint named `since`, or `none`. Returns the number of earlier starts from it.
+        Does not check the claim."""
         starts = self.store.list(self._starts(since))
         self.store.write_json(f"{self._starts(since)}{len(starts):03d}.json", record)
         return len(starts)
 
     def first_error(self, since: str) -> str:
-        """The first error of a worker since the first start from `since`. The first one of a failure is its cause; the others are
-        peers whose connection broke."""
+        """The first error of a worker since the first start from `since`: the cause, as later ones are peers whose connection broke."""
         errors: list[WorkerError] = [self.store.read_json(key) for key in self.store.list(f"errors/a{self.attempt}-")]
         if since != "none":  # errors before the first of these starts did not keep it from a new checkpoint
             begun = min(self.store.read_json(key)["at"] for key in self.store.list(self._starts(since)))
@@ -117,7 +117,7 @@ class Run:
         return f"starts/a{self.attempt}-from-{since}-"
 
     def end(self, state: RunState, detail: StateDetail) -> RunState:
-        """Writes `state.json`, where it is the first end of this attempt; the state that counts."""
+        """Writes `state.json` and returns the state that counts: the first end of an attempt is final."""
         self.check()
         return write_state(self.store, state, self.attempt, **detail)
 

@@ -1,4 +1,4 @@
-"""What a training run does besides training: it saves, validates, shows what it read, and publishes. Each is one function here."""
+"""What a training run does besides training: saving, validation, pages, publishing. New periodic work is one function here."""
 
 import logging
 import time
@@ -39,7 +39,7 @@ UNTRAINED_HEAD = "not trained: the network has learned to predict masked patches
 
 @dataclass
 class RunHooks:
-    """The periodic work of one run on one rank, and what is done once at its begin and end. `training/fit.py` has the order."""
+    """The periodic work of one run on one rank, and its work at the end. `training/fit.py` documents the order of writes."""
 
     held: Run
     start: StartState
@@ -54,7 +54,7 @@ class RunHooks:
         self.best, self._parent_let_go = BestCheckpoint(self.held.store), False
 
     def save_every(self) -> tuple[Hook, CheckpointSaver]:
-        """Saves every `execution.save_every_steps` and before a stop. No earlier saver may be at work."""
+        """Saves every `execution.save_every_steps` and before a stop. No save of an earlier saver may be in flight."""
         execution, guard = self.config.execution, self.recipe.spike_guard
         saver = CheckpointSaver(
             self.held.store,

@@ -1,23 +1,23 @@
 """Trains a run to its end or to a stop, saves on the way, and goes back where the spike guard wants it.
 
-The order in which an attempt writes is what makes a kill at any point lose only the steps since the last checkpoint, and double
-none. A write is preceded by a look at the claim ("claim"), which ends an attempt that has lost it.
+The order in which an attempt writes. Because of it, a kill at any point loses only the steps since the last checkpoint and repeats
+no result. "Claim" stands for a check of the claim, which ends an attempt that has lost it.
 
 1. Claim. Rank 0 counts the start (`starts/`) before anything that could fail each time, so that no failure repeats without end.
-2. All ranks restore the newest whole checkpoint. Claim: a damaged one before it is marked.
+2. All ranks restore the newest whole checkpoint. Claim: rank 0 marks damaged ones.
 3. Claim. Rank 0 writes `mixture.json`, once, and `state.json` as running.
 4. Opening the journal closes those of earlier attempts: from here they seal nothing more.
 5. Before the first step of the run: `inputs.png`.
-6. At a step its metrics are recorded in memory; a thread seals them every 30 s, after the claim. Claim: record and page of a spike.
-7. Then its hooks, in their order. The first saves, in a thread. Claim: each rank writes its tensors, then their index. Rank 0
-   waits for the index of all. Claim: it seals the journal up to this step, and marks the best of the checkpoints. Claim: a mark that
-   this one lasts, then its manifest, which makes it one. Claim: a branch lets its parent go; then older ones are
-   deleted, of each its manifest first. An error of a save ends the loop at the next meeting, and no later than the next save.
-8. A stop saves, if the state is to be kept. What `train` returns counts once that save is done.
-9. To go back, no save may be in flight: the older state is restored; claim; later checkpoints are deleted, of each its manifest
-   first; the ranks meet before the next step.
-10. At the end the last checkpoint is there before the scores are recorded, the model is published (claim) and its figures are
-    drawn. Claim: the best checkpoint is marked. Then the rest of the journal is sealed (claim), and the state written (claim), last.
+6. The metrics of a step are recorded in memory; every 30 s a thread seals them (claim). Claim: record and page of a spike.
+7. Then the due hooks run in order. The first one saves in a thread. Claim: each rank writes its tensors, then their index. Rank 0
+   waits for the indexes of all ranks. Claim: it seals the journal up to this step and marks the best checkpoint. Claim: it writes
+   the mark of a lasting checkpoint, then the manifest, which completes the checkpoint. Claim: a branch unpins its parent's, and
+   older checkpoints are deleted, each manifest first. The error of a save ends the loop at the next meeting.
+8. Before an early stop the state is saved, unless a cancel discards it. `fit` returns after the last save is complete.
+9. A rewind starts when no save is in flight: the older state is restored. Claim: later checkpoints are deleted, each manifest
+   first, and the ranks meet before the next step.
+10. At the end, with the last checkpoint complete: scores are recorded, the model is published (claim), its figures are drawn.
+    Claim: the best checkpoint is marked. The rest of the journal is sealed (claim). Claim: `state.json` is written last.
 
 Steps 1 to 5 and 10 are in `run/training_run.py`, 7 in `checkpoints/save.py`, 9 in `checkpoints/rewind.py`.
 """
@@ -55,12 +55,12 @@ class FitPlan:
     """Unix seconds."""
 
     def pauses(self, step: int) -> bool:
-        """Whether the attempt has gone far enough after this step."""
+        """Whether this attempt pauses after this step."""
         return self.pause_at_step is not None and self.pause_at_step <= step < self.recipe.total_steps
 
 
 class Saver(Protocol):
-    """What has saves in flight, such as `CheckpointSaver`."""
+    """Saves in the background, such as `CheckpointSaver`."""
 
     def raise_error(self) -> None:
         """Raises the error of the last save as soon as there is one, without waiting."""
@@ -71,7 +71,7 @@ class Saver(Protocol):
 
 @dataclass(frozen=True)
 class RunIO:
-    """What a training reads of its run and writes to it. Every rank has one; all but `stopped` and `reached` every rank calls."""
+    """What connects a training to its run. `stopped` and `reached` are called on rank 0 only, the others on every rank."""
 
     stopped: Callable[[], RunState | None]
     reached: Callable[[int], None]
@@ -79,14 +79,14 @@ class RunIO:
     report: Callable[[int, Metrics], None]
     spike: Callable[[Spike, Sequence[Batch], Sequence[Tensor]], None]
     seen: Callable[[int, Iterator[Sequence[Batch]]], Iterator[Sequence[Batch]]]
-    """The batches after a step, unchanged, as they are read."""
+    """Given a step and the batches after it: the same batches, observed as they are read."""
     save_every: Callable[[], tuple[Hook, Saver]]
-    """Opened anew each time that the training goes back."""
+    """Called at the start and after each rewind."""
     rewind: Callable[[TrainState], None]
 
 
 class Fitted(NamedTuple):
-    """How a training has ended, and why, where it says so itself."""
+    """How a training ended, and why, if the training itself knows."""
 
     outcome: RunState
     reason: str | None

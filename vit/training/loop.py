@@ -213,8 +213,8 @@ class Hook:
     every_steps: int
     action: Callable[[TrainState], None]
     on_stop: Literal["run", "skip", "if_due"] = "if_due"
-    """Before an early stop: `run` it, unless the stop discards the work; `skip` what takes long, which a training that resumes at
-    such a step makes up for; or run it only `if_due`."""
+    """At an early stop: `run` it, unless the stop discards the work; `skip` it, because it takes long, and make up for it on
+    resuming; or run it only `if_due`."""
 
     def is_due(self, step: int, total: int, stopping: bool) -> bool:
         if stopping and self.on_stop != "if_due":
@@ -222,7 +222,7 @@ class Hook:
         return due(step, every=self.every_steps, total=total)
 
     def make_up(self, state: TrainState) -> None:
-        """Runs the action where the training may have stopped at this step without it."""
+        """Runs the action if the training may have stopped at this step without it."""
         if self.on_stop == "skip" and state.step % self.every_steps == 0:
             self.action(state)
 
