@@ -43,7 +43,7 @@ from vitline.data_prep.shards.write_shards import ShardInfo, ShardTask, ensure_s
 from vitline.data_prep.sources.open_source import open_source
 from vitline.infra.config import FrozenConfig
 from vitline.infra.provenance import require_same_versions
-from vitline.infra.runs.driver import Ending, driver_main, run_attempt
+from vitline.infra.runs.attempt import Ending, driver_main, run_attempt
 from vitline.infra.runs.handle import Run
 from vitline.infra.runs.stopping import joining_ray
 from vitline.infra.runs.task_watch import TaskWatch

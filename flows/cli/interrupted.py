@@ -9,9 +9,10 @@ from vitline.flows.catalog.run_standing import WorkRow
 from vitline.flows.forms.forms import ReconcileRequest
 from vitline.flows.on_prefect.prefect_runs import PrefectFlowRuns
 from vitline.flows.ops.flow_runs import SeenFlowRun
-from vitline.flows.ops.reconcile import WATCH_S, Inconsistency, reconcile
+from vitline.flows.ops.reconcile import Inconsistency, reconcile
 from vitline.flows.runs.engines import open_engines
 from vitline.flows.runs.stage import Skipped
+from vitline.infra.runs.liveness import WATCH_S
 from vitline.infra.settings import Settings
 
 RECORD = "interrupted.json"

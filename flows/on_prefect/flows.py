@@ -41,12 +41,12 @@ from vitline.flows.on_prefect.prefect_private import filter_engine_log, outlive_
 from vitline.flows.on_prefect.run_names import descriptive_name, given_name
 from vitline.flows.plans.held_out import score_text
 from vitline.flows.runs.engines import Engines, Suspended, open_engines
-from vitline.flows.runs.heartbeat import beating
 from vitline.flows.runs.pretrain import train_model
 from vitline.flows.runs.stage import Skipped, exclusively, still_running, stop_jobs_of
 from vitline.infra.config import FrozenConfig
 from vitline.infra.html.text import field, percent
 from vitline.infra.night import night_text
+from vitline.infra.runs.liveness import sending_heartbeats
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
 from vitline.vit.run.resolved import ResolvedTraining
@@ -103,7 +103,7 @@ def run(model: type[R], given: Mapping[str, Any] | R, body: Callable[[R, Engines
         try:
             request = read_request(model, fields, this.defaults)
             check_own_recipe(request)
-            heartbeat.enter_context(beating(open_store(Settings().root), str(this.id)))
+            heartbeat.enter_context(sending_heartbeats(open_store(Settings().root), str(this.id)))
             with open_engines(Settings(), observer, this.origin) as engines:
                 done = body(request, engines, this)
                 state = done if isinstance(done, State) else State(type=StateType.COMPLETED, message=done)

@@ -14,11 +14,11 @@ from vitline.data_prep.progress import PROGRESS_KEY
 from vitline.data_prep.records import WORK
 from vitline.data_prep.shard_format import MANIFEST_KEY, load_manifest
 from vitline.flows.catalog.snapshot import RootSnapshot, StoredRun
-from vitline.flows.runs.heartbeat import PREFIX, beats
 from vitline.flows.to_mlflow.outbox import entries
 from vitline.infra.html.text import utc
 from vitline.infra.records import UnreadableRecord, reading
 from vitline.infra.runs.claims import read_claim
+from vitline.infra.runs.liveness import FLOW_RUNS, read_heartbeats
 from vitline.infra.runs.run_state import NO_STATE
 from vitline.infra.runs.segments import merge_journal
 from vitline.infra.storage import Keys, Store, open_store
@@ -79,10 +79,10 @@ def heaps(root: Store, keep_checkpoints: int, ages: Ages, kept: Kept) -> Iterato
     probes = [key for key in root.list("doctor/") if (m := PROBE.match(key)) and int(m[1]) / 1e9 < ages.finished_before]
     if probes:
         yield Heap("doctor/", "test objects of a doctor that was killed", root, probes, listed_first=False)
-    ids = beats(root, lambda flow_run, odd: kept(f"flow run {flow_run}", odd))
-    dead = [f"{PREFIX}{flow_run}.json" for flow_run, heartbeat in ids.items() if heartbeat < ages.finished_before]
+    ids = read_heartbeats(root, lambda flow_run, odd: kept(f"flow run {flow_run}", odd))
+    dead = [f"{FLOW_RUNS}{flow_run}.json" for flow_run, heartbeat in ids.items() if heartbeat < ages.finished_before]
     if dead:
-        yield Heap(PREFIX, "heartbeats of flow processes that were killed", root, dead, listed_first=False)
+        yield Heap(FLOW_RUNS, "heartbeats of flow processes that were killed", root, dead, listed_first=False)
 
 
 def checkpoints(runs: Iterable[StoredRun], keep: int, ages: Ages, kept_as: Kept) -> Iterator[Heap]:

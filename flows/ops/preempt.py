@@ -4,10 +4,10 @@ import time
 from functools import partial
 
 from vitline.flows.catalog.lists import find_run
-from vitline.flows.ops import reconcile
+from vitline.infra.runs import liveness
 from vitline.infra.runs.claims import life_of, read_claim
+from vitline.infra.runs.liveness import Silence, watch_until_moved
 from vitline.infra.runs.run_state import NO_STATE, has_ended, read_state, request_stop
-from vitline.infra.runs.watching import moving
 from vitline.infra.settings import user_at_host
 
 
@@ -19,12 +19,12 @@ def preempt(root: str, key: str) -> dict[str, str | int]:
         raise ValueError(f"{run.uri} has had no attempt, so there is nothing to preempt; `vitline runs ls` lists runs.")
     if has_ended(state, claim.attempt):
         raise ValueError(f"{claim.run_key} is {state['state']}, not running; `vitline runs ls` shows the active runs.")
-    silent_s = time.time() - claim.heartbeat
-    # A heartbeat that is old, or ahead, by the clock of this machine may move all the same.
-    if not 0 <= silent_s <= reconcile.LIFE_S and not moving(
-        {key: partial(life_of, run)}, reconcile.WATCH_S, lambda: time.sleep(reconcile.WATCH_S / 15)
+    silent_s, watch_s = time.time() - claim.heartbeat, liveness.WATCH_S
+    look = {key: partial(life_of, run)}
+    if Silence(time.time(), liveness.LIFE_S).heartbeat_is_old(claim.heartbeat) and not watch_until_moved(
+        look, watch_s, lambda: time.sleep(watch_s / 15)
     ):
-        how_long = f"for {silent_s:.0f} s" if silent_s > 0 else f"while it was watched for {reconcile.WATCH_S:g} s"
+        how_long = f"for {silent_s:.0f} s" if silent_s > 0 else f"while it was watched for {watch_s:g} s"
         raise RuntimeError(
             f"attempt {claim.attempt} of {claim.run_key} has had no heartbeat {how_long}; "
             "`vitline ops reconcile` brings it to an end state."

@@ -1,7 +1,7 @@
 """Brings flow runs, Ray jobs, runs and pipelines left by killed processes to an end state, and sends MLflow what it lacks.
 
 Nothing ends on one sign alone, nothing that has ended changes, and everything with a heartbeat within `quiet_minutes` is left
-alone. What seems silent is watched for WATCH_S first, because a clock that is ahead, or a machine that was suspended, makes
+alone. What seems silent is watched for `liveness.WATCH_S` first, because a clock that is ahead, or a machine that was suspended, makes
 every heartbeat old. A process that comes back meanwhile is safe: a reconciled state names its attempt, a pipeline's record is
 written under its claim, and a flow run's state is read again before it is set.
 """
@@ -21,10 +21,8 @@ from vitline.flows.forms.forms import ReconcileRequest
 from vitline.flows.ops.flow_runs import FlowRuns, NoFlowRuns, SeenFlowRun
 from vitline.flows.ops.silent_attempts import last_attempt_of, reconciled_state
 from vitline.flows.runs.engines import Engines
-from vitline.flows.runs.heartbeat import beat_of, beats, forget
 from vitline.flows.runs.stage import (
     DRIVER_FROZEN,
-    FLOW_CLAIM_S,
     exclusively,
     follower_of,
     run_store,
@@ -37,7 +35,16 @@ from vitline.infra.config import replace
 from vitline.infra.html.text import shortened_list, utc
 from vitline.infra.ray_jobs import Job
 from vitline.infra.records import UnreadableRecord, reading
+from vitline.infra.runs import liveness
 from vitline.infra.runs.claims import Claim, life_of, read_claim
+from vitline.infra.runs.liveness import (
+    Silence,
+    Watch,
+    delete_heartbeat,
+    heartbeat_of,
+    read_heartbeats,
+    watch_until_moved,
+)
 from vitline.infra.runs.run_state import (
     NO_STATE,
     OUTCOMES,
@@ -46,17 +53,9 @@ from vitline.infra.runs.run_state import (
     read_state,
     write_reconciled_state,
 )
-from vitline.infra.runs.watching import Watch, moving
 from vitline.infra.storage import Store, open_store
 
 log = logging.getLogger(__name__)
-# Six missed heartbeats: even with a shorter `quiet_minutes`, a busy machine must not be taken for a dead one.
-LIFE_S = 60.0
-# Three heartbeats.
-WATCH_S = 30.0
-# A job that Ray lists as running has to be silent for longer: a store may be away from its node for some minutes.
-FROZEN_S = 900.0
-FROZEN_WATCH_S = 120.0
 # How long workers of a frozen driver may take for a checkpoint.
 FROZEN_GRACE_S = 30.0
 SYNCED = "ops/synced.json"
@@ -116,7 +115,7 @@ class Reconciler:
         self.jobs = {job.id: job for job in jobs}
         self.unfinished = {run.id: run for run in self.prefect.unfinished()}
         self.alive: set[str] = set()
-        self.beats = beats(self.root, partial(self._keep, "flow run"))
+        self.beats = read_heartbeats(self.root, partial(self._keep, "flow run"))
         with RootSnapshot.read(self.root, claims=True) as snapshot:
             self.runs = [*snapshot.runs.values()]
             self.pipelines = [pipeline.record for pipeline in snapshot.pipelines.values()]
@@ -129,7 +128,7 @@ class Reconciler:
         ids |= {run.parent for run in self.unfinished.values()}
         self.flow_runs = self.prefect.find(sorted(flow_run_id for flow_run_id in ids if flow_run_id))
         self.flow_runs |= self.unfinished
-        self.now = time.time()
+        self.silence = Silence(time.time(), self.quiet_s, self.dead_before)
         self.changed: set[str] = set()
         self.watches: defaultdict[str, Watch] = defaultdict(Watch)
         self._watch_silent()
@@ -222,14 +221,14 @@ class Reconciler:
             message = f"its parent flow run {parent.name} has ended"
             if parent.id in ended:
                 self._end_flow_run(run, message, ended[parent.id], message)
-            elif parent.state in ENDED and self._long_ago(parent.since) and self._long_ago(run.since):
+            elif parent.state in ENDED and self.silence.is_old(parent.since) and self.silence.is_old(run.since):
                 state: RunState = "cancelled" if parent.state == "CANCELLED" else "preempted"
                 self._end_flow_run(run, message, state, message)
 
     def resume_suspended(self) -> None:
         """Resumes suspended flow runs whose limit has passed."""
         for run in self.unfinished.values():
-            if run.parent is None and run.resume_at is not None and run.resume_at <= self.now:
+            if run.parent is None and run.resume_at is not None and run.resume_at <= self.silence.now:
                 finding = Inconsistency(f"flow run {run.name}", f"suspended until {utc(run.resume_at)}", "resumed")
                 self._repair(finding, partial(self.prefect.resume, run.id))
 
@@ -251,19 +250,21 @@ class Reconciler:
         """Reports what may be dead and has not been silent for `quiet_minutes`: the next reconcile ends it."""
         for subject, last in self._silent_for_now():
             problem = f"without a sign of life since {utc(last)}"
-            action = f"left alone until {utc(last + max(self.quiet_s, LIFE_S))}, then the next reconcile ends it"
+            action = (
+                f"left alone until {utc(last + max(self.quiet_s, liveness.LIFE_S))}, then the next reconcile ends it"
+            )
             self.findings.append(Inconsistency(subject, problem, action))
 
     def quiet_in_s(self) -> float:
         """Seconds until all that may be dead has been silent for `quiet_minutes`; 0 if nothing is."""
         last = max((last for _, last in self._silent_for_now()), default=None)
-        return 0.0 if last is None else max(self.quiet_s, LIFE_S) - (self.now - last) + 1.0
+        return 0.0 if last is None else max(self.quiet_s, liveness.LIFE_S) - (self.silence.now - last) + 1.0
 
     def send_to_mlflow(self) -> None:
         """Sends what has ended since the last reconcile and what is in the outbox. What fails is sent by the next one."""
         if self.engines.settings.mlflow_tracking_uri is None:
             return
-        since = self._synced_until() - max(self.quiet_s, LIFE_S)
+        since = self._synced_until() - max(self.quiet_s, liveness.LIFE_S)
         unsent = self.changed | {entry.key for entry in outbox.left(self.root)}
         keys = [run.key for run in self.runs if run.key in unsent or (run.ended and run.updated_at >= since)]
         for record in self.pipelines:
@@ -286,7 +287,7 @@ class Reconciler:
             left = [key for key, reason in report.left.items() if reason == why]
             self.findings.append(Inconsistency("MLflow", f"lacks parts of {shortened_list(left)}", f"not done: {why}"))
         if not report.left:
-            self.root.write_json(SYNCED, {"schema_version": 1, "until": self.now})
+            self.root.write_json(SYNCED, {"schema_version": 1, "until": self.silence.now})
 
     # How states are decided.
 
@@ -300,7 +301,7 @@ class Reconciler:
         """What has missed six heartbeats and has not been silent for `quiet_minutes`, and its last sign of life."""
 
         def recent(last: float) -> bool:
-            return LIFE_S <= self.now - last < self.quiet_s
+            return liveness.LIFE_S <= self.silence.now - last < self.quiet_s
 
         for flow_run in self.unfinished.values():
             last = max(flow_run.since, self.beats.get(flow_run.id, 0.0))
@@ -318,7 +319,7 @@ class Reconciler:
 
     def _cancelled(self, run: SeenFlowRun) -> bool:
         """Whether it is cancelled, or has been CANCELLING for so long that no process will finish the cancel."""
-        return run.state == "CANCELLED" or (run.state == "CANCELLING" and self._long_ago(run.since))
+        return run.state == "CANCELLED" or (run.state == "CANCELLING" and self.silence.is_old(run.since))
 
     def _is_silent(self, run: StoredRun) -> bool:
         """Whether the attempt of a run has ended, or shows no life, without having written how it ended."""
@@ -328,8 +329,8 @@ class Reconciler:
         if (
             job is not None
         ):  # Ray and the store are two signs; if Ray does not know the job, the silence has to be longer
-            return job.terminal and self._long_ago(job.ended_at or 0.0)
-        return run.key not in self.alive and self._quiet_since(run.claim.heartbeat, LIFE_S)
+            return job.terminal and self.silence.is_old(job.ended_at or 0.0)
+        return run.key not in self.alive and self.silence.heartbeat_is_old(run.claim.heartbeat, liveness.LIFE_S)
 
     def _is_frozen(self, run: StoredRun) -> bool:
         """Whether Ray lists the job of a run as running, but its driver writes no heartbeat. The run may have ended: its
@@ -337,7 +338,9 @@ class Reconciler:
         job = self.jobs.get(run.claim.job_id) if run.claim else None
         if run.claim is None or job is None or job.state != "running":
             return False
-        return self._quiet_since(run.claim.heartbeat, FROZEN_S) and self._long_ago(job.started_at or 0.0, FROZEN_S)
+        return self.silence.heartbeat_is_old(run.claim.heartbeat, liveness.FROZEN_S) and self.silence.is_old(
+            job.started_at or 0.0, liveness.FROZEN_S
+        )
 
     def _is_abandoned(self, record: PipelineRecord) -> bool:
         """Whether a pipeline is recorded as running although neither its process nor one of its jobs shows life."""
@@ -346,20 +349,16 @@ class Reconciler:
             return False
         claim = self.pipeline_claims[record.key]
         last_beat = claim.heartbeat if claim else 0.0
-        return self._quiet_since(last_beat, FLOW_CLAIM_S) and self._quiet_since(record.updated_at)
+        return self.silence.heartbeat_is_old(last_beat, liveness.FLOW_CLAIM_S) and self.silence.heartbeat_is_old(
+            record.updated_at
+        )
 
     def _lives(self, flow_run_id: str | None) -> bool:
         if flow_run_id is None:
             return False
-        return flow_run_id in self.alive or not self._quiet_since(self.beats.get(flow_run_id, 0.0), LIFE_S)
-
-    def _quiet_since(self, sign: float, at_least_s: float = 0.0) -> bool:
-        """Whether a sign of life is old. One that lies ahead of this clock says nothing of the time: the watch decides."""
-        return sign < self.dead_before or not 0 <= self.now - sign < max(self.quiet_s, at_least_s)
-
-    def _long_ago(self, at: float, at_least_s: float = 0.0) -> bool:
-        """Whether a time of Ray or Prefect is old. Their clocks may be a little ahead; a time far ahead says nothing."""
-        return at < self.dead_before or abs(self.now - at) >= max(self.quiet_s, at_least_s)
+        return flow_run_id in self.alive or not self.silence.heartbeat_is_old(
+            self.beats.get(flow_run_id, 0.0), liveness.LIFE_S
+        )
 
     def _watch_silent(self) -> None:
         """Watches everything that would be ended for its silence; what shows life meanwhile is `alive`."""
@@ -375,8 +374,8 @@ class Reconciler:
                 look = partial(self._life_of_flow_run, flow_run.id)
                 looks[flow_run.id] = self._look("flow run", flow_run.id, look)
 
-        for_s = {key: FROZEN_WATCH_S if key in frozen else WATCH_S for key in looks}
-        self.alive |= moving(looks, for_s, partial(wait, self.engines, WATCH_S / 15), self.watches)
+        for_s = {key: liveness.FROZEN_WATCH_S if key in frozen else liveness.WATCH_S for key in looks}
+        self.alive |= watch_until_moved(looks, for_s, partial(wait, self.engines, liveness.WATCH_S / 15), self.watches)
 
     def _look(self, kind: str, key: str, look: Callable[[], Hashable]) -> Callable[[], Hashable]:
         """`look`, but what cannot be read any more is a finding, once, and counts as alive."""
@@ -392,16 +391,16 @@ class Reconciler:
         return look_or_keep
 
     def _life_of_flow_run(self, flow_run_id: str) -> Hashable:
-        return beat_of(self.root, flow_run_id), self.prefect.last_line(flow_run_id)
+        return heartbeat_of(self.root, flow_run_id), self.prefect.last_line(flow_run_id)
 
     def _is_dead(self, run: SeenFlowRun) -> bool:
         """Whether its state in Prefect is old and it has no heartbeat in the store; before its first heartbeat, no log line."""
-        if not self._long_ago(run.since) or self._lives(run.id) or run.awaits_infrastructure:
+        if not self.silence.is_old(run.since) or self._lives(run.id) or run.awaits_infrastructure:
             return False
         if run.id in self.beats:
             return True
         last = self.prefect.last_line(run.id) or run.since
-        return self._long_ago(last, LIFE_S)
+        return self.silence.is_old(last, liveness.LIFE_S)
 
     def _end_of(self, run: SeenFlowRun) -> tuple[RunState, str] | None:
         """The end state of a dead flow run: that of its pipeline or last run. None while that is still running."""
@@ -473,7 +472,7 @@ class Reconciler:
         finding = Inconsistency(f"flow run {run.name}", problem, f"is {outcome.prefect_type} ({message})")
         done = self._repair(finding, lambda: self.prefect.end(run.id, state, message))
         if done:
-            forget(self.root, run.id)
+            delete_heartbeat(self.root, run.id)
         return done or self.request.dry_run
 
     # Reading the store.
@@ -486,7 +485,7 @@ class Reconciler:
     def _synced_until(self) -> float:
         with contextlib.suppress(UnreadableRecord), reading(self.root.uri_of(SYNCED)):
             synced = self.root.read_json_or_none(SYNCED)
-            return min(float(synced["until"]), self.now) if synced else 0.0
+            return min(float(synced["until"]), self.silence.now) if synced else 0.0
         return 0.0  # everything is sent again, which changes nothing, and the record is written anew
 
 

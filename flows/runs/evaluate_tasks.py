@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from vitline.data_prep.shard_format import load_manifest
 from vitline.flows.forms.evaluation_plan import EvaluationPlan
 from vitline.flows.reports.score_lines import setting
-from vitline.flows.runs.attempts import finished_units
 from vitline.flows.runs.engines import Engines
 from vitline.flows.runs.stage import StageResult, run_stage, run_store
 from vitline.infra.config import digest_of, replace
 from vitline.infra.html.text import percent
 from vitline.infra.keys import run_key
+from vitline.infra.runs.tries import finished_units
 from vitline.infra.storage import open_store
 from vitline.vit.evaluation.evaluate import EvaluationSpec, Score, TaskSweep, init_text, plan_task_sweeps
 from vitline.vit.evaluation.probes import Probe

@@ -1,10 +1,10 @@
 """model and corpus -> predicted classes in Parquet files, by one Ray job."""
 
 from vitline.data_prep.shard_format import load_manifest
-from vitline.flows.runs.attempts import finished_units
 from vitline.flows.runs.engines import Engines
 from vitline.flows.runs.stage import StageResult, run_stage, run_store
 from vitline.infra.html.text import percent
+from vitline.infra.runs.tries import finished_units
 from vitline.infra.storage import open_store
 from vitline.vit.features.prediction_plan import FOLDER, PredictionSpec, plan_predictions, predictions_exist
 from vitline.vit.run.run_spec import read_progress

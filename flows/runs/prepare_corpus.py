@@ -26,13 +26,13 @@ from vitline.flows import console
 from vitline.flows.catalog.lists import corpus_stats, find_corpus
 from vitline.flows.forms.forms import PrepareRequest
 from vitline.flows.forms.prepare_config import resolve_prepare
-from vitline.flows.runs.attempts import finished_units
 from vitline.flows.runs.engines import Engines, Here, open_engines
 from vitline.flows.runs.stage import StageResult, run_stage, run_store
 from vitline.infra.config import digest_of
 from vitline.infra.html.text import clock, shortened_list
 from vitline.infra.keys import run_key
 from vitline.infra.plain_text import visible
+from vitline.infra.runs.tries import finished_units
 from vitline.infra.settings import Settings
 from vitline.infra.storage import Store, open_store
 

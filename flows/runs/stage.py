@@ -12,8 +12,6 @@ from functools import partial
 from pydantic import BaseModel
 
 from vitline.flows.catalog.records import AttemptRecord, Origin, attempt_records
-from vitline.flows.runs import heartbeat
-from vitline.flows.runs.attempts import MAX_WITHOUT_PROGRESS, AttemptsWithoutProgress
 from vitline.flows.runs.engines import Engines, StopRequested
 from vitline.flows.runs.worker_errors import WorkerErrors, last_stacks
 from vitline.infra.config import replace
@@ -22,8 +20,10 @@ from vitline.infra.provenance import compared_versions
 from vitline.infra.ray_jobs import ROOT, Job, JobLost, is_of, no_start
 from vitline.infra.records import UnreadableRecord
 from vitline.infra.redact import cleaned
+from vitline.infra.runs import liveness
+from vitline.infra.runs.attempt import DEADLINE_PASSED
 from vitline.infra.runs.claims import Claim, ClaimHeld, ClaimHolder, ClaimLost, read_claim, take_claim
-from vitline.infra.runs.deadline import DEADLINE_PASSED
+from vitline.infra.runs.liveness import Watch, watch_until_moved
 from vitline.infra.runs.progress import RunProgress
 from vitline.infra.runs.run_state import (
     NO_STATE,
@@ -36,7 +36,7 @@ from vitline.infra.runs.run_state import (
     request_stop,
     write_reconciled_state,
 )
-from vitline.infra.runs.watching import Watch, moving
+from vitline.infra.runs.tries import MAX_WITHOUT_PROGRESS, AttemptsWithoutProgress
 from vitline.infra.settings import Settings
 from vitline.infra.storage import Store, open_store, probe_conditional_writes
 
@@ -56,8 +56,6 @@ ALONE_S = 30.0
 NO_OTHER_JOB = "no other job runs on this cluster"
 NO_STEP_YET = "it has started"
 LOG_LINES = 40
-# How long its heartbeat stands still before a flow process counts as dead.
-FLOW_CLAIM_S = 30.0
 DRIVER_FROZEN = "its driver was silent, though Ray listed the job as running; reconcile stopped it"
 
 
@@ -223,7 +221,7 @@ def is_followed(engines: Engines, origin: Origin) -> bool:
         return True  # a command in a shell, which writes no heartbeat
     if origin.flow_run_id == engines.origin.flow_run_id:
         return False
-    look = partial(heartbeat.beat_of, open_store(engines.root), origin.flow_run_id)
+    look = partial(liveness.heartbeat_of, open_store(engines.root), origin.flow_run_id)
 
     def wait() -> None:
         engines.observer.check()
@@ -232,7 +230,7 @@ def is_followed(engines: Engines, origin: Origin) -> bool:
     try:
         if look() is None:
             return False
-        return bool(moving({origin.flow_run_id: look}, 3 * heartbeat.BEAT_S, wait)) and look() is not None
+        return bool(watch_until_moved({origin.flow_run_id: look}, liveness.WATCH_S, wait)) and look() is not None
     except UnreadableRecord:
         return True
 
@@ -248,8 +246,8 @@ def exclusively(
     the sentence of Skipped.
     """
     store = open_store(engines.root).child(f"claims/{name}")
-    claim = claim_or_skip(engines, store, name, FLOW_CLAIM_S, lambda job: None, watch, what)
-    with ClaimHolder(store, claim.attempt, every_s=FLOW_CLAIM_S / 6) as holder:
+    claim = claim_or_skip(engines, store, name, liveness.FLOW_CLAIM_S, lambda job: None, watch, what)
+    with ClaimHolder(store, claim.attempt, every_s=liveness.FLOW_CLAIM_S / 6) as holder:
         try:
             yield holder
         finally:
@@ -270,7 +268,7 @@ def claim_or_skip(
     stands still for `claim_timeout_s`, the attempt is dead. Raises Skipped for a living attempt: one whose heartbeat moves, or
     that Ray keeps listing as unfinished."""
     started, told, watch = time.monotonic(), False, watch or Watch()
-    owner = heartbeat.this_process()
+    owner = liveness.this_process()
     while True:
         try:
             return take_claim(

@@ -23,7 +23,7 @@ from pydantic import PositiveInt
 
 from vitline.infra.config import digest_of, replace
 from vitline.infra.records import StoredRecord, reading
-from vitline.infra.runs.watching import Watch
+from vitline.infra.runs.liveness import Watch
 from vitline.infra.storage import PreconditionFailed, Store, json_bytes
 
 log = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ class ClaimHolder:
     """
 
     def __init__(self, run: Store, attempt: int, every_s: float = 10.0) -> None:
-        self._run, self._attempt, self._every_s = run, attempt, every_s
+        self.run, self.attempt, self._every_s = run, attempt, every_s
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.lost = False
@@ -147,10 +147,10 @@ class ClaimHolder:
             with contextlib.suppress(
                 PreconditionFailed
             ):  # another thread of this attempt, or the next attempt, wrote first: read the claim again
-                self._run.compare_and_swap(_KEY, json_bytes(beaten), tag)
+                self.run.compare_and_swap(_KEY, json_bytes(beaten), tag)
                 return beaten
         raise RuntimeError(
-            f"{self._run.uri_of(_KEY)} changed {_MAX_RACES} times in a row. Check whether two processes write heartbeats."
+            f"{self.run.uri_of(_KEY)} changed {_MAX_RACES} times in a row. Check whether two processes write heartbeats."
         )
 
     def release(self) -> None:
@@ -160,7 +160,7 @@ class ClaimHolder:
             claim, tag = self._read_own()
             with contextlib.suppress(PreconditionFailed):
                 released = replace(claim, heartbeat=0.0, nonce=uuid.uuid4().hex, counter=claim.counter + 1)
-                self._run.compare_and_swap(_KEY, json_bytes(released), tag)
+                self.run.compare_and_swap(_KEY, json_bytes(released), tag)
                 return
 
     def __enter__(self) -> Self:
@@ -175,12 +175,12 @@ class ClaimHolder:
             self._thread.join()
 
     def _read_own(self) -> tuple[Claim, str]:
-        claim, tag = _read(self._run)
-        if claim is None or tag is None or claim.attempt != self._attempt:
+        claim, tag = _read(self.run)
+        if claim is None or tag is None or claim.attempt != self.attempt:
             self.lost = True
             now = f"attempt {claim.attempt} of {claim.owner}" if claim else "nobody"
             raise ClaimLost(
-                f"attempt {self._attempt} lost the claim {self._run.uri_of(_KEY)}: {now} holds it. "
+                f"attempt {self.attempt} lost the claim {self.run.uri_of(_KEY)}: {now} holds it. "
                 "This attempt must stop and write nothing more."
             )
         return claim, tag
@@ -193,9 +193,7 @@ class ClaimHolder:
                 log.error("%s", error)
                 return
             except Exception:
-                log.warning(
-                    "attempt=%d: the heartbeat could not be written; trying again", self._attempt, exc_info=True
-                )
+                log.warning("attempt=%d: the heartbeat could not be written; trying again", self.attempt, exc_info=True)
 
 
 def job_id_of(run: Store, run_key: str, attempt: int) -> str:

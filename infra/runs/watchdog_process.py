@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitline.infra.runs.watching import Watch
+from vitline.infra.runs.liveness import Watch
 
 ENDED = "its process was killed, perhaps for its memory, or crashed"
 STACKS_SIGNAL = signal.SIGUSR2

@@ -10,7 +10,7 @@ import time
 from typing import Any
 from unittest.mock import patch
 
-from vitline.infra.runs.driver import driver_main
+from vitline.infra.runs.attempt import driver_main
 from vitline.infra.runs.run_state import StopReason, request_stop
 from vitline.infra.runs.stopping import StopPoller
 from vitline.infra.storage import Store, open_store

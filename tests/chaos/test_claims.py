@@ -14,8 +14,8 @@ import pytest
 
 from vitline.infra.runs import watching
 from vitline.infra.runs.claims import ClaimHeld, read_claim, take_claim
+from vitline.infra.runs.liveness import Watch
 from vitline.infra.runs.run_state import CLAIM_LOST_EXIT_CODE
-from vitline.infra.runs.watching import Watch
 
 from ..servers.stack import eventually
 from .bench import Training, holder

@@ -18,8 +18,8 @@ from vitline.infra.children import processes_with
 from vitline.infra.config import replace
 from vitline.infra.runs.claims import ClaimHeld, read_claim, take_claim
 from vitline.infra.runs.journal import read_journal
+from vitline.infra.runs.liveness import Watch
 from vitline.infra.runs.run_state import read_state
-from vitline.infra.runs.watching import Watch
 from vitline.infra.settings import Settings
 from vitline.vit.checkpoints.names import list_checkpoints
 from vitline.vit.published.models import load_model

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from vitline.infra.provenance import require_same_versions
-from vitline.infra.runs.driver import Ending, driver_main, run_attempt
+from vitline.infra.runs.attempt import Ending, driver_main, run_attempt
 from vitline.infra.runs.handle import Run
 from vitline.infra.runs.progress import RunProgress, remaining_s
 from vitline.infra.runs.stopping import joining_ray

@@ -17,9 +17,9 @@ from typing import Any
 from vitline.infra.plain_text import last_words
 from vitline.infra.provenance import require_same_versions
 from vitline.infra.redact import cleaned
+from vitline.infra.runs.attempt import Ending, driver_main, run_attempt
 from vitline.infra.runs.beside import beside
 from vitline.infra.runs.claims import ClaimLost
-from vitline.infra.runs.driver import Ending, driver_main, run_attempt
 from vitline.infra.runs.handle import Run
 from vitline.infra.runs.run_state import request_stop
 from vitline.infra.runs.stopping import joining_ray

@@ -72,7 +72,11 @@ def test_an_interrupted_run_starts_again_and_a_suspended_one_is_resumed(resume):
         ),
         ([flow_run("cut", "RUNNING")], RuntimeError, "flow run cut is Running: it is still active"),
         ([flow_run("cut", "COMPLETED")], RuntimeError, "flow run cut is Completed: it has completed"),
-        ([flow_run("cut", "CRASHED", deployment_id=None)], RuntimeError, "without a deployment, so it cannot be resumed"),
+        (
+            [flow_run("cut", "CRASHED", deployment_id=None)],
+            RuntimeError,
+            "without a deployment, so it cannot be resumed",
+        ),
     ],
 )
 def test_what_cannot_be_continued_is_refused_before_anything_is(resume, runs, error, says):

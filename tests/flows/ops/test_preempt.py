@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from vitline.flows.ops import reconcile
 from vitline.flows.ops.preempt import preempt
 from vitline.infra.config import replace
+from vitline.infra.runs import liveness
 from vitline.infra.runs.claims import ClaimHolder, job_id_of, read_claim, take_claim
 from vitline.infra.runs.run_state import read_stop, write_state
 from vitline.infra.storage import open_store
@@ -40,7 +40,7 @@ def test_a_run_that_is_not_active_is_refused(run, root):
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(reconcile, "WATCH_S", 0.3)
+    monkeypatch.setattr(liveness, "WATCH_S", 0.3)
 
 
 def test_an_attempt_without_a_heartbeat_is_left_to_reconcile(run, root):
@@ -59,7 +59,7 @@ def test_an_attempt_whose_heartbeat_is_old_by_the_clock_but_moves_is_asked_to_st
     """The clock of its machine is an hour behind."""
     claim(run, silent_s=3600)
     write_state(run, "running", 1)
-    monkeypatch.setattr(reconcile, "WATCH_S", 60.0)
+    monkeypatch.setattr(liveness, "WATCH_S", 60.0)
     with ClaimHolder(run, 1, every_s=0.05):
         claim_file = {**read_claim(run).model_dump(), "heartbeat": time.time() - 3600}
         run.write_json("claim.json", claim_file)

@@ -15,10 +15,11 @@ from vitline.flows.ops.flow_runs import SeenFlowRun
 from vitline.flows.ops.reconcile import reconcile
 from vitline.flows.runs import stage
 from vitline.flows.runs.engines import Engines, Terminal
-from vitline.flows.runs.heartbeat import beating, beats
 from vitline.flows.to_mlflow.shipper import Shipper, SyncReport
 from vitline.infra.ray_jobs import Job, JobServerAway
+from vitline.infra.runs import liveness
 from vitline.infra.runs.claims import ClaimHolder, read_claim, take_claim
+from vitline.infra.runs.liveness import read_heartbeats, sending_heartbeats
 from vitline.infra.runs.run_state import read_state, request_stop, write_state
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
@@ -138,10 +139,10 @@ class Place:
 def place(root, monkeypatch):
     monkeypatch.setattr("vitline.infra.runs.claims.job_id_of", lambda run, key, attempt: f"{key}-a{attempt}")
     monkeypatch.setattr(stage, "CANCEL_PATIENCE_S", 0.0)  # no real job would stop by itself
-    monkeypatch.setattr(stage, "FLOW_CLAIM_S", 0.05)
+    monkeypatch.setattr(liveness, "FLOW_CLAIM_S", 0.05)
     monkeypatch.setattr(stage, "POLL_S", 0.01)
-    monkeypatch.setattr(module, "WATCH_S", 0.05)
-    monkeypatch.setattr(module, "FROZEN_WATCH_S", 0.1)
+    monkeypatch.setattr(liveness, "WATCH_S", 0.05)
+    monkeypatch.setattr(liveness, "FROZEN_WATCH_S", 0.1)
     monkeypatch.setattr(module, "FROZEN_GRACE_S", 0.0)
     return Place(root)
 
@@ -207,7 +208,7 @@ def test_what_was_killed_a_moment_ago_is_reported_and_ended_once_it_was_silent_f
     waited = []
 
     def sleep(engines, seconds):
-        if seconds > module.WATCH_S:
+        if seconds > liveness.WATCH_S:
             waited.append(seconds)
             place.attempt(silent_s=301)
             place.beat(301)
@@ -277,8 +278,8 @@ class RealJob(FakeRay):
 @pytest.mark.slow
 def test_a_driver_that_stands_still_is_ended_and_the_next_attempt_can_start(place, monkeypatch):
     """The clocks are left out: what counts is that its counter moved, or stood still, while reconcile watched it."""
-    monkeypatch.setattr(module, "FROZEN_S", -HOUR)
-    monkeypatch.setattr(module, "FROZEN_WATCH_S", 5.0)
+    monkeypatch.setattr(liveness, "FROZEN_S", -HOUR)
+    monkeypatch.setattr(liveness, "FROZEN_WATCH_S", 5.0)
     place.attempt(silent_s=0)
     place.ray = RealJob(place.run)
     assert place.reconcile(quiet_minutes=0) == []
@@ -351,7 +352,7 @@ def test_a_cancellation_without_a_process_ends_job_run_and_flow_run(place):
     place.prefect.put("CANCELLING", HOUR)
     assert [finding.subject for finding in place.reconcile()] == [f"job {JOB}", "flow run run 1"]
     assert (read_state(place.run)["state"], place.prefect.ended) == ("cancelled", {FLOW: "cancelled"})
-    assert beats(place.root) == {}
+    assert read_heartbeats(place.root) == {}
     assert place.reconcile() == []
 
 
@@ -704,12 +705,12 @@ def test_mlflow_is_sent_newly_ended_runs_until_it_accepts_them(place, monkeypatc
 
 
 def test_a_flow_process_writes_heartbeats_until_it_ends(place):
-    with beating(place.root, FLOW):
+    with sending_heartbeats(place.root, FLOW):
         deadline = time.monotonic() + 20
-        while FLOW not in beats(place.root) and time.monotonic() < deadline:
+        while FLOW not in read_heartbeats(place.root) and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert time.time() - beats(place.root)[FLOW] < 20
-    assert beats(place.root) == {}
+        assert time.time() - read_heartbeats(place.root)[FLOW] < 20
+    assert read_heartbeats(place.root) == {}
 
 
 def test_only_the_schedules_of_reconcile_and_collect_garbage_are_active_by_default():

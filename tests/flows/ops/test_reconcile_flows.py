@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 
 from vitline.flows.cli.housekeeping import reconcile_now
 from vitline.flows.cli.main import app
-from vitline.flows.ops import reconcile
-from vitline.flows.runs.heartbeat import BEAT_S, beats, forget
 from vitline.flows.runs.stage import run_store
 from vitline.infra.mlflow.tracking_ids import RUN, TrackingIds
 from vitline.infra.ray_jobs import RayJobs
+from vitline.infra.runs import liveness
 from vitline.infra.runs.claims import read_claim
+from vitline.infra.runs.liveness import BEAT_S, delete_heartbeat, read_heartbeats
 from vitline.infra.runs.run_state import read_state
 from vitline.infra.storage import open_store
 from vitline.vit.checkpoints.names import list_checkpoints
@@ -103,10 +103,10 @@ class Servers:
 
     def no_flow_process(self):
         """Whether no flow process is alive; deletes the heartbeats of those that earlier tests killed."""
-        for flow_run, heartbeat in beats(self.root).items():
+        for flow_run, heartbeat in read_heartbeats(self.root).items():
             if time.time() - heartbeat > 6 * BEAT_S:
-                forget(self.root, flow_run)
-        return not beats(self.root)
+                delete_heartbeat(self.root, flow_run)
+        return not read_heartbeats(self.root)
 
     def reconcile(self):
         """Findings by the first word of their subject."""
@@ -130,7 +130,7 @@ class FlowProcess:
 @pytest.fixture
 def servers(flows, in_stack, digits, http, monkeypatch):
     # What is watched here is dead, so it needs no three heartbeats: tests/flows/ops/test_reconcile.py watches what lives.
-    monkeypatch.setattr(reconcile, "WATCH_S", 5.0)
+    monkeypatch.setattr(liveness, "WATCH_S", 5.0)
     found = Servers(flows, in_stack, digits.uri, http)
     deployment = flows.api.get("/deployments/name/reconcile/default").raise_for_status().json()
     for schedule in deployment["schedules"]:  # a scheduled run would take the work from the tests

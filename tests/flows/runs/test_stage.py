@@ -10,15 +10,16 @@ from types import SimpleNamespace
 import pytest
 
 from vitline.flows.catalog.records import AttemptRecord, Origin, attempt_records
-from vitline.flows.runs import engines, heartbeat, stage, worker_errors
+from vitline.flows.runs import engines, stage, worker_errors
 from vitline.flows.runs.engines import Cluster, Engines, StopRequested, Terminal
 from vitline.flows.runs.stage import StageFailed, run_stage
 from vitline.flows.to_mlflow.shipper import Shipper
 from vitline.infra.config import replace
 from vitline.infra.provenance import compared_versions
 from vitline.infra.ray_jobs import Job, JobLost, JobServerAway
+from vitline.infra.runs import liveness
+from vitline.infra.runs.attempt import DEADLINE_PASSED
 from vitline.infra.runs.claims import ClaimHolder, job_id_of, read_claim, take_claim
-from vitline.infra.runs.deadline import DEADLINE_PASSED
 from vitline.infra.runs.run_state import OUTCOMES, read_state, read_stop, request_stop, write_state
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
@@ -276,7 +277,7 @@ def test_an_attempt_with_a_moving_heartbeat_is_skipped_long_before_the_claim_tim
 
 def test_work_whose_heartbeat_is_old_by_the_clock_but_moves_is_not_taken_over(run, monkeypatch):
     """This machine's clock is an hour ahead, or all its processes were suspended for an hour and go on now."""
-    monkeypatch.setattr(stage, "FLOW_CLAIM_S", 0.6)  # a heartbeat every 0.1 s
+    monkeypatch.setattr(liveness, "FLOW_CLAIM_S", 0.6)  # a heartbeat every 0.1 s
     engines = Engines(Settings(root=run.uri), ScriptedCluster(run), FakeObserver([]), None)
     with stage.exclusively(engines, "night") as holder:
         claim_file = open_store(run.uri).child("claims/night")
@@ -301,7 +302,7 @@ def test_a_resumed_flow_run_waits_for_its_process_from_before_the_suspension(run
     engines = Engines(
         Settings(root=run.uri), cluster, FakeObserver([]), None, Origin(flow_run_id="1", flow_run_url=page)
     )  # fmt: skip
-    monkeypatch.setattr(stage, "FLOW_CLAIM_S", 0.6)  # a heartbeat every 0.1 s
+    monkeypatch.setattr(liveness, "FLOW_CLAIM_S", 0.6)  # a heartbeat every 0.1 s
     before = contextlib.ExitStack()
     before.enter_context(stage.exclusively(engines, "night"))
     threading.Timer(1.5, before.close).start()
@@ -463,7 +464,7 @@ def held_by(run, flow_run_id):
 
 
 def test_a_living_job_whose_flow_is_gone_is_adopted(run, monkeypatch):
-    monkeypatch.setattr(heartbeat, "BEAT_S", 0.05)
+    monkeypatch.setattr(liveness, "BEAT_S", 0.05)
     attempt = held_by(run, "killed")
     run.write_json("flow-runs/killed.json", {"heartbeat": time.time()})
     cluster = ScriptedCluster(run, "finished")
@@ -539,10 +540,10 @@ def test_errors_of_workers_are_said_once_and_stacks_are_shown_at_a_failure(run, 
 
 
 def test_a_living_job_that_a_living_flow_follows_is_skipped(run, root, monkeypatch):
-    monkeypatch.setattr(heartbeat, "BEAT_S", 0.5)
+    monkeypatch.setattr(liveness, "BEAT_S", 0.5)
     attempt = held_by(run, "alive")
     cluster = ScriptedCluster(run)
     cluster.ended[attempt.job_id] = Job(id=attempt.job_id, state="running", exit_code=None, message="")
-    with heartbeat.beating(run, "alive"), pytest.raises(stage.Skipped, match="is still running"):
+    with liveness.sending_heartbeats(run, "alive"), pytest.raises(stage.Skipped, match="is still running"):
         run_with_script(run, cluster)
     assert read_claim(run).attempt == 1

@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 
 from vitline.infra.runs.claims import ClaimHeld, ClaimHolder, ClaimLost, job_id_of, read_claim, take_claim
-from vitline.infra.runs.watching import Watch
+from vitline.infra.runs.liveness import Watch
 from vitline.infra.storage import PreconditionFailed, open_store
 from vitline.infra.stores.file_store import FileStore
 
@@ -96,8 +96,8 @@ import sys, time
 real, ahead_s = time.time, float(sys.argv[2])
 time.time = lambda: real() + ahead_s
 from vitline.infra.runs.claims import ClaimHeld, read_claim, take_claim
-from vitline.infra.runs.watching import Watch
-from vitline.infra.runs.watching import Watch
+from vitline.infra.runs.liveness import Watch
+from vitline.infra.runs.liveness import Watch
 from vitline.infra.storage import open_store
 run, watch, counters = open_store(sys.argv[1]), Watch(), set()
 while len(counters) < 20:

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from vitline.infra.runs import deadline
+from vitline.infra.runs import attempt as module
+from vitline.infra.runs.attempt import guarded, run_attempt
 from vitline.infra.runs.claims import take_claim
-from vitline.infra.runs.driver import run_attempt
 from vitline.infra.runs.handle import Run
 from vitline.infra.runs.run_state import CLAIM_LOST_EXIT_CODE, read_state, request_stop, write_state
 from vitline.infra.runs.stopping import joining_ray
@@ -18,7 +18,7 @@ from vitline.infra.storage import open_store
 
 JOB = """
 import atexit, functools, os, sys, time
-from vitline.infra.runs import driver, handle
+from vitline.infra.runs import attempt as driver, handle
 from vitline.infra.runs.run_state import write_state
 
 handle.ClaimHolder = functools.partial(handle.ClaimHolder, every_s={every_s})
@@ -235,7 +235,7 @@ def test_a_job_that_finishes_in_the_moment_of_its_deadline_has_finished(run, mon
     """The worker's state arrives after the driver has found the job at work, and before the driver writes that it hung."""
     attempt, codes = take(run), []
     write_state(run, "running", attempt)
-    monkeypatch.setattr(deadline, "_MARGIN_S", 0.0)
+    monkeypatch.setattr(module, "_MARGIN_S", 0.0)
     swap = run.compare_and_swap
 
     def overtaken(key, data, tag):
@@ -247,17 +247,17 @@ def test_a_job_that_finishes_in_the_moment_of_its_deadline_has_finished(run, mon
     monkeypatch.setattr(run, "compare_and_swap", overtaken)
     left = threading.Event()
     leave = lambda code: (codes.append(code), left.set())  # noqa: E731
-    with deadline.deadline_kept(Run(run, attempt), left_s=0.0, grace_s=0.0, leave=leave):
+    with guarded(Run(run, attempt), lambda: False, left_s=0.0, grace_s=0.0, leave=leave):
         assert left.wait(30)
     assert (codes, read_state(run)["state"], read_state(run)["step"]) == ([0], "finished", 20)
 
 
 def test_a_job_that_has_lost_its_claim_at_its_deadline_ends_with_the_code_and_one_line(run, monkeypatch, caplog):
     attempt, codes, left = take(run), [], threading.Event()
-    monkeypatch.setattr(deadline, "_MARGIN_S", 0.0)
+    monkeypatch.setattr(module, "_MARGIN_S", 0.0)
     take(run)
     leave = lambda code: (codes.append(code), left.set())  # noqa: E731
-    with deadline.deadline_kept(Run(run, attempt), left_s=0.0, grace_s=0.0, leave=leave):
+    with guarded(Run(run, attempt), lambda: False, left_s=0.0, grace_s=0.0, leave=leave):
         assert left.wait(30)
     assert codes == [CLAIM_LOST_EXIT_CODE]
     assert "attempt 1 lost the claim" in caplog.text

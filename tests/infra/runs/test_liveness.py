@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from vitline.infra.runs.watching import Watch, moving
+from vitline.infra.runs.liveness import Watch, watch_until_moved
 
 
 def test_time_counts_while_a_sign_stands_still_and_starts_anew_when_it_moves():
@@ -30,7 +30,7 @@ def test_signs_are_watched_side_by_side_until_each_has_moved_or_stood_still():
         return {"dead": 0, "alive": len(seen[key]), "late": len(waits) >= 5}[key]
 
     watches = {key: Watch(lambda: len(waits)) for key in seen}
-    moved = moving({key: partial(look, key) for key in seen}, 10.0, lambda: waits.append(None), watches)
+    moved = watch_until_moved({key: partial(look, key) for key in seen}, 10.0, lambda: waits.append(None), watches)
     assert moved == {"alive", "late"}
     assert {key: len(looks) for key, looks in seen.items()} == {"dead": 11, "alive": 2, "late": 6}
     assert watches["dead"].unchanged_s(0) == 10.0
@@ -38,5 +38,5 @@ def test_signs_are_watched_side_by_side_until_each_has_moved_or_stood_still():
 
 def test_nothing_is_waited_for_where_everything_moves_or_there_is_nothing_to_watch():
     looks = itertools.count()
-    assert moving({"alive": lambda: next(looks)}, 1e6, lambda: None) == {"alive"}
-    assert moving({}, 1e6, lambda: pytest.fail("it waits")) == set()
+    assert watch_until_moved({"alive": lambda: next(looks)}, 1e6, lambda: None) == {"alive"}
+    assert watch_until_moved({}, 1e6, lambda: pytest.fail("it waits")) == set()

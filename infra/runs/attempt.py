@@ -10,22 +10,24 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from math import inf
 from typing import Any, NoReturn
 
 from vitline.infra.provenance import compared_versions, differing_versions
 from vitline.infra.redact import cleaned, log_to_stderr
 from vitline.infra.runs.beside import beside
 from vitline.infra.runs.claims import ClaimLost
-from vitline.infra.runs.deadline import deadline_kept
 from vitline.infra.runs.handle import Run
-from vitline.infra.runs.run_state import CLAIM_LOST_EXIT_CODE, OUTCOMES, RunState, state_of, write_state
+from vitline.infra.runs.run_state import CLAIM_LOST_EXIT_CODE, OUTCOMES, RunState, request_stop, state_of, write_state
 from vitline.infra.runs.stopping import stop_on_signals
 from vitline.infra.settings import Settings
 from vitline.infra.storage import Store, open_store
 
 log = logging.getLogger(__name__)
-_WATCH_S = 0.5
+DEADLINE_PASSED = "the deadline of the flow run that started this job has passed"
+_WATCH_S, _MARGIN_S = 0.5, 5.0
 _MOST_CHARACTERS = 2000
 
 Ending = tuple[RunState, dict[str, Any]]
@@ -74,7 +76,7 @@ def run_attempt(
                 write_state(run, "running", attempt)
             stop_on_signals(run.uri, attempt, grace_s, saves_on_cancel=saves_on_cancel)
             left_s = Settings().time_left_s
-            with _watch(held, may_leave), deadline_kept(held, left_s=left_s, grace_s=grace_s, leave=_leave):
+            with guarded(held, may_leave, left_s=left_s, grace_s=grace_s):
                 state, detail = _ending(work, held, expected)
             held.check()
             written = state_of(run, attempt) if workers_write_state else None
@@ -102,24 +104,63 @@ def _ending(work: Callable[[Run], Ending], held: Run, expected: tuple[type[Excep
 
 
 @contextlib.contextmanager
-def _watch(held: Run, may_leave: Callable[[], bool]) -> Iterator[None]:
-    """Until the context is closed: ends this process once the claim is lost, or in the state of a stop request."""
+def guarded(
+    held: Run,
+    may_leave: Callable[[], bool],
+    *,
+    left_s: float | None,
+    grace_s: float,
+    leave: Callable[[int], object] | None = None,
+) -> Iterator[None]:
+    """Until the context is closed, ends this process once the claim is lost, in the state of a stop request if `may_leave()`, or past
+    its deadline.
 
-    def watch(over: threading.Event) -> None:
-        run, attempt = held.store.uri, held.attempt
+    The deadline is in `left_s` seconds; None stands for none. It becomes a stop request. An attempt that hangs, and so has not
+    followed it after `grace_s` and a margin, ends as out of time, and without a state where the store does not answer. `leave(exit
+    code)` has to end the process.
+    """
+    run, attempt, leave = held.store, held.attempt, leave or _leave
+    deadline = inf if left_s is None else time.monotonic() + left_s
+
+    def guard(over: threading.Event) -> None:
+        hangs_at = inf
         while not held.is_lost:
+            if time.monotonic() >= deadline and hangs_at == inf:
+                log.warning("run=%s attempt=%d: %s", run.uri, attempt, DEADLINE_PASSED)
+                with contextlib.suppress(OSError, RuntimeError):
+                    request_stop(run, "out_of_time", by=DEADLINE_PASSED, attempt=attempt)
+                hangs_at = time.monotonic() + grace_s + _MARGIN_S
+            if time.monotonic() >= hangs_at:
+                leave(_end_hung(held, grace_s))
+                return
             with contextlib.suppress(OSError, RuntimeError):  # the store did not answer, or the claim was lost just now
                 if (reason := held.stopped()) and may_leave():
                     state = held.end(reason, {"reason": held.stopped_by})
-                    log.info("run=%s attempt=%d state=%s: %s", run, attempt, state, held.stopped_by)
-                    _leave(OUTCOMES[state].exit_code)
-            if over.wait(_WATCH_S):
+                    log.info("run=%s attempt=%d state=%s: %s", run.uri, attempt, state, held.stopped_by)
+                    leave(OUTCOMES[state].exit_code)
+            if over.wait(min(_WATCH_S, max(deadline - time.monotonic(), 0.0) or _WATCH_S)):
                 return
-        log.warning("run=%s attempt=%d: another attempt holds the claim; this one stops", run, attempt)
-        _leave(CLAIM_LOST_EXIT_CODE)
+        log.warning("run=%s attempt=%d: another attempt holds the claim; this one stops", run.uri, attempt)
+        leave(CLAIM_LOST_EXIT_CODE)
 
-    with beside(watch, name="driver-watch"):
+    with beside(guard, name="attempt-guard"):
         yield
+
+
+def _end_hung(held: Run, grace_s: float) -> int:
+    """The exit code of an attempt that did not follow the stop request of its deadline, whose state is written here if it has none."""
+    state: RunState = "out_of_time"
+    try:
+        held.check()
+        written = state_of(held.store, held.attempt)
+        reason = f"{DEADLINE_PASSED}, and the job did not follow the stop request within {grace_s:g} s"
+        state = written if written and written != "running" else held.end(state, {"reason": reason})
+    except ClaimLost as lost:
+        log.warning("run=%s attempt=%d: %s", held.store.uri, held.attempt, lost)
+        return CLAIM_LOST_EXIT_CODE
+    except (OSError, RuntimeError):
+        log.warning("run=%s attempt=%d: ends without writing its state", held.store.uri, held.attempt, exc_info=True)
+    return OUTCOMES[state].exit_code
 
 
 def _leave(code: int) -> NoReturn:
