@@ -42,7 +42,7 @@ class CleanFormatter(logging.Formatter):
 
 
 def log_to_stderr() -> None:
-    """Sets up the log of a job driver or the shipper: to stderr, without secrets."""
+    """Sets up the log of a job driver or the sender: to stderr, without secrets."""
     handler = logging.StreamHandler()
     handler.setFormatter(CleanFormatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])

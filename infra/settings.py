@@ -251,9 +251,14 @@ _SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 """Like the option -P: `python -m` and `python -c` do not search the current folder, whose files may be named like modules."""
 
 
+def set_environment(changes: Mapping[str, str]) -> None:
+    """For entry points: changes the environment of this process, for libraries that it has not imported yet."""
+    os.environ.update(changes)
+
+
 def import_nothing_from_here() -> None:
     """For entry points: keeps the current folder out of the search path of all children of this process, such as workers of Prefect."""
-    os.environ.update(_SAFE_PATH)
+    set_environment(_SAFE_PATH)
 
 
 def reach_programs_beside_python(program: str) -> None:

@@ -27,7 +27,7 @@ ROOMS = ("infra", "data_prep", "vit", "flows")
         "vitline.vit.ray_jobs.train_driver",
         "vitline.vit.ray_jobs.task_driver",
         "vitline.flows.on_prefect.worker",
-        "vitline.flows.to_mlflow.ship_left",
+        "vitline.flows.to_mlflow.send",
         "vitline.flows.cli.main",
     ],
 )

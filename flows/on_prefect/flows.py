@@ -406,14 +406,14 @@ def show_pipeline(result: "PipelineResult", engines: Engines) -> None:
     show(engines, "scores", "Top-1 on test, read once", list(SCORE_COLUMNS), score_rows(result.scores))
     if isinstance(engines.observer, PrefectObserver):
         links = {"pipeline": f"`{record.key}`", "report": f"`{record.report}`", "model": f"`{record.model}`"}
-        if url := engines.shipper.pipeline_url(record.key):
+        if url := engines.sender.pipeline_url(record.key):
             page = url.split("?")[0]
             links |= {
                 "MLflow": f"[the pipeline]({url})",
                 "report page": f"[in MLflow]({page}/artifacts/report.html)",
             }
         for stage in record.stages:
-            if stage.run_key and (url := engines.shipper.run_url(stage.run_key)):
+            if stage.run_key and (url := engines.sender.run_url(stage.run_key)):
                 links[f"MLflow, {stage.stage}"] = f"[{stage.run_key}]({url})"
         if home := home_url(engines.settings):
             links["home"] = f"[what needs a person, nights, what is at work]({home})"

@@ -14,7 +14,7 @@ from vitline.data_prep.progress import PROGRESS_KEY
 from vitline.data_prep.records import WORK
 from vitline.data_prep.shard_format import MANIFEST_KEY, load_manifest
 from vitline.flows.catalog.snapshot import RootSnapshot, StoredRun
-from vitline.flows.to_mlflow.outbox import entries
+from vitline.flows.to_mlflow import outbox
 from vitline.infra.html.text import utc
 from vitline.infra.records import UnreadableRecord, reading
 from vitline.infra.runs.claims import read_claim
@@ -147,7 +147,7 @@ def idle_pins(run: StoredRun, runs: Mapping[str, StoredRun], ages: Ages) -> set[
 def journals(root: Store, runs: Iterable[StoredRun], ages: Ages) -> Iterator[Heap]:
     """The sealed segments of runs that finished before then, or never finished and have long been silent, and of which MLflow
     lacks nothing: they are merged into one object, from which everybody reads the same records. So nobody needs to object."""
-    unsent = {entry.key for entry in entries(root) if entry.kind == "run"}
+    unsent = {entry.key for entry in outbox.listed(root) if entry.kind == "run"}
     for run in runs:
         finished = run.finished_at is not None
         before = ages.finished_before if finished else ages.unfinished_before

@@ -30,7 +30,7 @@ from vitline.flows.runs.stage import (
     stop_jobs_of,
 )
 from vitline.flows.to_mlflow import outbox
-from vitline.flows.to_mlflow.shipper import sync_runs
+from vitline.flows.to_mlflow.child import sync_runs
 from vitline.infra.config import replace
 from vitline.infra.html.text import shortened_list, utc
 from vitline.infra.ray_jobs import Job
@@ -281,8 +281,8 @@ class Reconciler:
         except (RuntimeError, OSError, ValueError) as error:
             self.findings.append(Inconsistency("MLflow", problem, f"not done: {error}"))
             return
-        if report.sent:
-            self.findings.append(Inconsistency("MLflow", f"lacked parts of {shortened_list(report.sent)}", "sent"))
+        if sent := [key for key in report.done if key in unsent]:
+            self.findings.append(Inconsistency("MLflow", f"lacked parts of {shortened_list(sent)}", "sent"))
         for why in dict.fromkeys(report.left.values()):
             left = [key for key, reason in report.left.items() if reason == why]
             self.findings.append(Inconsistency("MLflow", f"lacks parts of {shortened_list(left)}", f"not done: {why}"))

@@ -88,7 +88,7 @@ def pretrain_then_transfer(plan: PipelinePlan, engines: Engines) -> PipelineResu
 
 
 def mlflow_link(engines: Engines, key: str) -> str | None:
-    url = engines.shipper.pipeline_url(key)
+    url = engines.sender.pipeline_url(key)
     return url and f"[the pipeline]({url})"
 
 
@@ -329,7 +329,7 @@ class PipelineRecorder:
 
     def __enter__(self) -> "PipelineRecorder":
         self.note()
-        self._engines.shipper.follow_pipeline(self.record.key)
+        self._engines.sender.follow_pipeline(self.record.key)
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:

@@ -1,4 +1,4 @@
-"""The engines that every stage works with: cluster, observer, MLflow shipper, settings, and the origin of the request."""
+"""The engines that every stage works with: cluster, observer, sender to MLflow, settings, and the origin of the request."""
 
 import contextlib
 import logging
@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from vitline.flows import console
 from vitline.flows.catalog.records import Origin
-from vitline.flows.to_mlflow.shipper import Shipper
+from vitline.flows.to_mlflow.child import SenderChild
 from vitline.infra.local.child_jobs import ChildJobs
 from vitline.infra.local.paths import log_dir
 from vitline.infra.local.ray_node import LocalRay
@@ -23,8 +23,6 @@ from vitline.infra.storage import Unwritable, check_writable, open_store
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-# Limit of the shipper's last sends when a flow is cancelled or fails.
-HURRY_S = 5.0
 # How long a running child job may take to stop by itself.
 CHILD_GRACE_S = 5.0
 # Lines of the log of a job that a terminal shows after its end.
@@ -202,13 +200,13 @@ class Engines:
     settings: Settings
     cluster: Cluster
     observer: Observer
-    shipper: Shipper
+    sender: SenderChild
     origin: Origin = field(default_factory=Origin)
     """The command or flow run that requested the work."""
 
     def follow(self, run_key: str) -> None:
         """Sends a started or finished run, and what it adds later, to MLflow."""
-        self.shipper.follow(run_key)
+        self.sender.follow(run_key)
 
     @property
     def root(self) -> str:
@@ -232,14 +230,10 @@ def open_engines(
     observer, logs = observer or Terminal(), _logs(settings)
     with (
         Cluster(settings, logs, observer.say, observer.check) as cluster,
-        Shipper(settings, logs) as shipper,
+        SenderChild(settings, logs) as sender,
     ):
-        try:
-            yield Engines(settings, cluster, observer, shipper, origin or Origin())
-        except BaseException:
-            shipper.close(HURRY_S)
-            raise
-        if unsent := shipper.close():
+        yield Engines(settings, cluster, observer, sender, origin or Origin())
+        if unsent := sender.close():
             observer.say(
-                f"MLflow lacks parts of {', '.join(unsent)}; the stack's shipper sends the rest, as does `vitline runs send`."
+                f"MLflow lacks parts of {', '.join(unsent)}; the stack's sender sends the rest, as does `vitline runs send`."
             )

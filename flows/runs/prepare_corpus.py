@@ -152,7 +152,7 @@ def corpus_links(corpus: PreparedCorpus, engines: Engines) -> dict[str, str]:
     """Links to a corpus and its report; if it was prepared alone and MLflow has the run, also to that and to the report there."""
     links = {"corpus": f"`{corpus.uri}`", "report": f"`{corpus.uri}/{REPORT_KEY}`"}
     key = preparation_key([corpus.manifest.name], [open_store(corpus.uri)], engines.root)
-    if url := engines.shipper.run_url(key):
+    if url := engines.sender.run_url(key):
         links |= {
             "report page": f"[in MLflow]({url.partition('?')[0]}/artifacts/{REPORT_KEY})",
             "MLflow": f"[the preparation]({url})",

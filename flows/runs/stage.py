@@ -22,7 +22,7 @@ from vitline.infra.records import UnreadableRecord
 from vitline.infra.redact import cleaned
 from vitline.infra.runs import liveness
 from vitline.infra.runs.attempt import DEADLINE_PASSED
-from vitline.infra.runs.claims import Claim, ClaimHeld, ClaimHolder, ClaimLost, read_claim, take_claim
+from vitline.infra.runs.claims import Claim, ClaimHeld, ClaimHolder, held, read_claim, take_claim
 from vitline.infra.runs.liveness import Watch, watch_until_moved
 from vitline.infra.runs.progress import RunProgress
 from vitline.infra.runs.run_state import (
@@ -186,7 +186,7 @@ def submit(engines: Engines, run: Store, claim: Claim, module: str, env: dict[st
 def announce(engines: Engines, run: Store, claim: Claim) -> None:
     """Announces an attempt that this process follows to the readers of its journal and the observer."""
     engines.follow(claim.run_key)
-    url = partial(engines.shipper.run_url, claim.run_key)
+    url = partial(engines.sender.run_url, claim.run_key)
     engines.observer.submitted(claim.run_key, engines.cluster.jobs.page(claim.job_id), run.uri, url)
 
 
@@ -247,12 +247,8 @@ def exclusively(
     """
     store = open_store(engines.root).child(f"claims/{name}")
     claim = claim_or_skip(engines, store, name, liveness.FLOW_CLAIM_S, lambda job: None, watch, what)
-    with ClaimHolder(store, claim.attempt, every_s=liveness.FLOW_CLAIM_S / 6) as holder:
-        try:
-            yield holder
-        finally:
-            with contextlib.suppress(ClaimLost, OSError, RuntimeError):
-                holder.release()
+    with held(store, claim, every_s=liveness.FLOW_CLAIM_S / 6) as holder:
+        yield holder
 
 
 def claim_or_skip(

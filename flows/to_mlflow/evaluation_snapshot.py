@@ -11,7 +11,6 @@ from vitline.flows.catalog.stored_configs import JSON, EvaluationFile
 from vitline.flows.to_mlflow.run_snapshot import (
     MODEL_PARAMS,
     Child,
-    Corpus,
     RunSnapshot,
     corpus_use,
     makers,
@@ -21,6 +20,7 @@ from vitline.flows.to_mlflow.run_snapshot import (
 from vitline.infra.config import digest_of
 from vitline.infra.html.markdown import markdown_table
 from vitline.infra.html.text import percent
+from vitline.infra.mlflow.entities import DatasetUse
 from vitline.infra.runs.run_state import RunStateRecord
 from vitline.infra.storage import Store, json_bytes
 from vitline.vit.evaluation.evaluate import Score
@@ -129,7 +129,7 @@ def child_name(score: Score, models: Sequence[str]) -> str:
 
 
 def score_child(
-    root: Store, scores: Sequence[Score], name: str, corpora: Mapping[str, Corpus], images_seen: Mapping[str, int]
+    root: Store, scores: Sequence[Score], name: str, corpora: Mapping[str, DatasetUse], images_seen: Mapping[str, int]
 ) -> Child:
     """The child run of one model on one task."""
     first, labels = scores[0], scores_by_name(scores)

@@ -1,24 +1,31 @@
 """The outbox: an entry in the store for every run and pipeline of which MLflow may still lack something.
 
-`tracking/outbox/<kind>/<key>.json` is written before the shipper is told of the run, and deleted by the process that has
-sent its end. So nothing is lost if a shipper, its flow process or the MLflow server dies. Imports no engine.
+`tracking/outbox/<kind>/<key>.json` is the only list of what there is to send. A flow puts an entry before anything else; the
+sender (`send.py`) notes in it what came of its last try, and deletes it once it has sent the end. So nothing is lost if a sender,
+a flow process or the MLflow server dies. Imports no MLflow.
 """
 
 import contextlib
+import importlib.metadata
+import json
 import logging
 import time
 import uuid
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from vitline.flows.catalog.records import read_pipeline
-from vitline.infra.records import readable
+from vitline.infra.config import replace
+from vitline.infra.records import StoredRecord, readable
 from vitline.infra.runs.run_state import read_state
-from vitline.infra.storage import Store, json_bytes
+from vitline.infra.storage import PreconditionFailed, Store, json_bytes
 
 log = logging.getLogger(__name__)
 
 Kind = Literal["run", "pipeline"]
 PREFIX = "tracking/outbox/"
+VERSION = importlib.metadata.version("vitline")
+_LOOK_S = 0.5
 
 
 class OutboxEntry(NamedTuple):
@@ -28,59 +35,103 @@ class OutboxEntry(NamedTuple):
     key: str
 
 
+class Mark(StoredRecord):
+    """The content of an entry."""
+
+    schema_version: int = 1
+    nonce: str
+    """Different at every put."""
+    at: float
+    version: str
+    """The version of vitline that put the entry. Only a sender of this version sends it."""
+    why: str | None = None
+    """Why the last try failed; empty if it sent all that there was; None before the first try."""
+
+
 def put(root: Store, entry: OutboxEntry) -> None:
-    """Adds an entry. An existing one gets a new mark, so that a shipper that started before this call does not clear it."""
-    body = {"schema_version": 1, "at": time.time(), "nonce": uuid.uuid4().hex}  # the nonce distinguishes two puts
-    root.write(_path(entry), json_bytes(body))
+    """Adds an entry, or renews it, so that it is tried soon and a sender that read the run before this call does not clear it."""
+    root.write(_path(entry), json_bytes(Mark(nonce=uuid.uuid4().hex, at=time.time(), version=VERSION)))
 
 
-def mark_of(root: Store, entry: OutboxEntry) -> str | None:
-    """The mark that `clear` needs; read it before the run is read. None if there is no entry."""
-    try:
-        return root.read_tagged(_path(entry))[1]
-    except FileNotFoundError:
-        return None
-
-
-def clear(root: Store, entry: OutboxEntry, mark: str | None) -> None:
-    """Deletes an entry, unless it was put again since its mark was read."""
-    if mark is not None and mark_of(root, entry) == mark:
-        root.delete(_path(entry))
-
-
-def entries(root: Store) -> list[OutboxEntry]:
-    """All entries, from one listing."""
-    found = []
-    for path in root.list(PREFIX):
-        kind, _, name = path.removeprefix(PREFIX).partition("/")
+def listed(root: Store) -> dict[OutboxEntry, str]:
+    """All entries, from one listing, with a tag that changes when the entry does."""
+    found = {}
+    for each in root.scan(PREFIX):
+        kind, _, name = each.key.removeprefix(PREFIX).partition("/")
         if kind in ("run", "pipeline") and name.endswith(".json"):
-            found.append(OutboxEntry(kind, name.removesuffix(".json")))  # type: ignore[arg-type]
+            found[OutboxEntry(kind, name.removesuffix(".json"))] = each.tag  # type: ignore[arg-type]
     return found
 
 
-def left(root: Store, quiet_s: float = 0.0) -> list[OutboxEntry]:
-    """Entries of runs and pipelines that ended at least `quiet_s` ago, so that their own shipper had time to send them. Of one
-    that cannot be read, nobody knows whether it has ended: it stays in the outbox, and the log says so."""
+def read(root: Store, entry: OutboxEntry) -> Mark | None:
+    """The content of an entry; None if there is none."""
+    return _read(root, entry)[0]
+
+
+def note(root: Store, entry: OutboxEntry, nonce: str, why: str) -> None:
+    """Notes what came of a try, unless the entry was put again since it was read."""
+    mark, tag = _read(root, entry)
+    if mark is not None and mark.nonce == nonce:
+        with contextlib.suppress(PreconditionFailed):
+            root.compare_and_swap(_path(entry), json_bytes(replace(mark, why=why)), tag)
+
+
+def clear(root: Store, entry: OutboxEntry, nonce: str) -> None:
+    """Deletes an entry, unless it was put again since it was read."""
+    mark = read(root, entry)
+    if mark is not None and mark.nonce == nonce:
+        root.delete(_path(entry))
+
+
+def is_untried(root: Store, entry: OutboxEntry) -> bool:
+    """Whether no sender of this version has tried the entry since it was put."""
+    mark = read(root, entry)
+    return mark is not None and mark.why is None and mark.version == VERSION
+
+
+def wait(root: Store, awaited: Sequence[OutboxEntry], timeout_s: float) -> dict[str, str]:
+    """Waits until all entries were tried since they were put. Returns why some are not sent, by key of the run or pipeline."""
+    deadline, left = time.monotonic() + timeout_s, {}
+    for entry in awaited:  # one after the other: few requests, however many are awaited
+        while (mark := read(root, entry)) and mark.why is None and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        if mark and mark.why != "":
+            left[entry.key] = mark.why or "no sender has tried it yet"
+    return left
+
+
+def left(root: Store) -> list[OutboxEntry]:
+    """Entries of runs and pipelines that have ended. One whose records cannot be read is not among them, and the log says so."""
     ends = readable(
-        entries(root), lambda entry: (entry, ended_at(root, entry)), lambda odd: log.warning("not sent: %s", odd)
+        listed(root), lambda entry: (entry, has_ended(root, entry)), lambda odd: log.warning("not sent: %s", odd)
     )
-    return [entry for entry, at in ends if at is not None and time.time() - at >= quiet_s]
+    return [entry for entry, ended in ends if ended]
 
 
-def ended_at(root: Store, entry: OutboxEntry) -> float | None:
-    """When it ended, in Unix seconds; None while it runs, 0 if it was deleted from the store."""
+def has_ended(root: Store, entry: OutboxEntry) -> bool:
+    """Whether it has ended, or was deleted from the store."""
     if entry.kind == "run":
         run = root.child(f"runs/{entry.key}")
         state = read_state(run)
         if state is None:
-            return None if run.exists("config.json") else 0.0
+            return not run.exists("config.json")
         # The next attempt may have started without having written its state yet.
-        newer = run.exists(f"attempts/a{state['attempt'] + 1}.json")
-        return None if newer or state["state"] == "running" else state["updated_at"]
-    with contextlib.suppress(FileNotFoundError):
-        record = read_pipeline(root, entry.key)
-        return None if record.state == "running" else record.updated_at
-    return 0.0
+        return state["state"] != "running" and not run.exists(f"attempts/a{state['attempt'] + 1}.json")
+    try:
+        return read_pipeline(root, entry.key).state != "running"
+    except FileNotFoundError:
+        return True
+
+
+def _read(root: Store, entry: OutboxEntry) -> tuple[Mark | None, str]:
+    try:
+        data, tag = root.read_tagged(_path(entry))
+    except FileNotFoundError:
+        return None, ""
+    try:
+        return Mark.model_validate(json.loads(data)), tag
+    except ValueError:  # its name says enough to send and delete it
+        return Mark(nonce="", at=0.0, version=VERSION), tag
 
 
 def _path(entry: OutboxEntry) -> str:

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any
 
 from vitline.flows.catalog.stored_configs import JSON
 from vitline.infra.config import canonical_json, digest_of
+from vitline.infra.mlflow.entities import DatasetUse, Model
 from vitline.infra.runs.run_state import MLFLOW_WAITING, OUTCOMES, WAITING
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
@@ -27,71 +28,6 @@ MODEL_PARAMS = (
 )
 
 
-class StoredSegment(TypedDict):
-    num_shards: int
-
-
-class StoredSplit(TypedDict):
-    num_rows: int
-    segments: list[StoredSegment]
-
-
-class StoredCounts(TypedDict):
-    num_accepted: int
-    num_refused: int
-    num_bytes: int
-
-
-class StoredManifest(TypedDict):
-    """The fields of `manifest.json` of a corpus that run snapshots read."""
-
-    name: str
-    version: str
-    digest: str
-    num_classes: int
-    splits: dict[str, StoredSplit]
-    counts: StoredCounts
-
-
-class CorpusProfile(TypedDict):
-    """Numbers of a corpus in one use."""
-
-    num_rows: int
-    """Rows of the split that is used, or of the whole corpus."""
-    num_classes: int
-    splits: dict[str, int]
-    images_accepted: int
-    images_refused: int
-    version: str
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """A prepared corpus in one use, such as training or test."""
-
-    name: str
-    digest: str
-    uri: str
-    context: str
-    profile: CorpusProfile
-
-
-@dataclass(frozen=True)
-class Published:
-    """A published model as MLflow's registry shows it."""
-
-    name: str
-    version: str
-    uri: str
-    digest: str
-    finished_at: float
-    step: int
-    tags: JSON
-    params: JSON
-    files: Mapping[str, bytes]
-    summary: str
-
-
 @dataclass(frozen=True)
 class Child:
     """A part of a run with a child run of its own in MLflow. It has the state and times of its parent."""
@@ -105,7 +41,7 @@ class Child:
     values: Values
     curves: Sequence[tuple[str, float, int]] = ()
     """Metric, value and step of points that have no time of their own."""
-    corpora: Sequence[Corpus] = ()
+    corpora: Sequence[DatasetUse] = ()
     files: Mapping[str, bytes] = field(default_factory=dict)
     stored_files: Mapping[str, str] = field(default_factory=dict)
     """Files that never change, as keys below the root by file name. They are read when they are sent."""
@@ -133,9 +69,9 @@ class RunSnapshot:
     tags: JSON
     params: JSON = field(default_factory=dict)
     values: Values = field(default_factory=dict)
-    corpora: Sequence[Corpus] = ()
+    corpora: Sequence[DatasetUse] = ()
     files: Mapping[str, bytes] = field(default_factory=dict)
-    model: Published | None = None
+    model: Model | None = None
     model_inputs: Mapping[str, str] = field(default_factory=dict)
     """The models that this run reads: run key of the training by digest of the model."""
     pipeline: str | None = None
@@ -180,7 +116,7 @@ def canonical(value: Any) -> str:
 
 
 def json_ready(value: Any) -> Any:
-    if isinstance(value, Corpus):
+    if isinstance(value, DatasetUse):
         return vars(value)
     if isinstance(value, Mapping):
         return {str(k): json_ready(v) for k, v in value.items()}
@@ -189,17 +125,17 @@ def json_ready(value: Any) -> Any:
     return repr(value) if isinstance(value, float) else value
 
 
-def stored_manifest(uri: str) -> StoredManifest | None:
+def stored_manifest(uri: str) -> JSON | None:
     """The manifest of the corpus at a URI; None if it was deleted."""
-    manifest: StoredManifest | None = open_store(uri).read_json_or_none("manifest.json")
+    manifest: JSON | None = open_store(uri).read_json_or_none("manifest.json")
     return manifest
 
 
-def corpus_use(uri: str, manifest: StoredManifest, context: str, split: str | None) -> Corpus:
+def corpus_use(uri: str, manifest: JSON, context: str, split: str | None) -> DatasetUse:
     """A corpus in one use. MLflow identifies a data set by name and digest, so the names of other uses than training and
     preparation end in the split."""
     splits = {name: part["num_rows"] for name, part in manifest["splits"].items()}
-    profile: CorpusProfile = {
+    profile = {
         "num_rows": splits[split] if split in splits else manifest["counts"]["num_accepted"],
         "num_classes": manifest["num_classes"],
         "splits": splits,
@@ -208,7 +144,7 @@ def corpus_use(uri: str, manifest: StoredManifest, context: str, split: str | No
         "version": manifest["version"],
     }
     name = manifest["name"] if context in ("train", "prepared") else f"{manifest['name']}/{split}"
-    return Corpus(name, manifest["digest"], uri, context, profile)
+    return DatasetUse(name, manifest["digest"], uri, context, profile)
 
 
 def makers(configs: Iterable[ModelRecord | None]) -> dict[str, str]:

@@ -1,27 +1,27 @@
 """Sends a run or pipeline of the store to MLflow: only what MLflow lacks, and repeating it changes nothing.
 
 The content comes from the run snapshot (`stage_snapshots.py`), the curves from the journal. What was sent is recorded in a tag
-of the MLflow run, so that any shipper continues where another was interrupted.
+of the MLflow run, so that any sender continues where another was interrupted.
 """
 
 import contextlib
 import json
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypedDict
 
 from vitline.flows.catalog.records import PipelineRecord
 from vitline.flows.nights.night_record import read_champion
-from vitline.flows.to_mlflow import outbox
-from vitline.flows.to_mlflow.outbox import Kind, OutboxEntry
-from vitline.flows.to_mlflow.run_snapshot import Child, Published, RunSnapshot
+from vitline.flows.to_mlflow.outbox import OutboxEntry
+from vitline.flows.to_mlflow.run_snapshot import Child, RunSnapshot
 from vitline.flows.to_mlflow.stage_snapshots import pipeline_snapshot, stage_snapshot
 from vitline.infra.config import digest_of
 from vitline.infra.html.markdown import markdown_table
 from vitline.infra.html.text import percent
+from vitline.infra.mlflow.entities import Model, Point
 from vitline.infra.mlflow.pages import version_url
-from vitline.infra.mlflow.tracking import DataUse, Model, Point, TrackedRun, Tracking, thinned
+from vitline.infra.mlflow.tracking import TrackedRun, Tracking, thinned
 from vitline.infra.mlflow.tracking_ids import RUN, TrackingIds, child_ids_key, pipeline_ids_key
 from vitline.infra.runs.segments import Segment, list_segments, read_segments
 from vitline.infra.settings import Settings
@@ -61,15 +61,13 @@ class Sender:
         self.root, self.tracking = root, tracking
         self._curves: dict[str, Curves] = {}
 
-    def send(self, kind: Kind, key: str) -> Outcome:
-        """Sends what MLflow lacks of a run or pipeline. If it had ended before, clears its outbox entry."""
-        entry = OutboxEntry(kind, key)
-        mark = outbox.mark_of(self.root, entry)
-        ended = mark is not None and outbox.ended_at(self.root, entry) is not None  # before the snapshot is read
-        outcome = self.send_run(key) if kind == "run" else self.send_pipeline(key)
-        if ended:
-            outbox.clear(self.root, entry, mark)
-        return outcome
+    def send(self, entry: OutboxEntry) -> Outcome:
+        """Sends what MLflow lacks of a run or pipeline."""
+        return self.send_run(entry.key) if entry.kind == "run" else self.send_pipeline(entry.key)
+
+    def forget_others(self, keys: Collection[str]) -> None:
+        """Forgets what was sent of the curves of all runs but these."""
+        self._curves = {key: curves for key, curves in self._curves.items() if key in keys}
 
     def send_run(self, key: str) -> Outcome:
         """Sends everything of a run that MLflow lacks."""
@@ -79,12 +77,9 @@ class Sender:
         makers = {digest: maker for digest, maker in snapshot.model_inputs.items() if maker != key}
         for maker in makers.values():  # the models that it reads must be in MLflow before it
             self.send_run(maker)
-        store = self.root.child(f"runs/{key}")
-        ids = TrackingIds(store, self.tracking.uri)
+        store, ids = self.root.child(f"runs/{key}"), self._ids(key)
         parent = self._parent(snapshot.pipeline)
-        run = self.tracking.run(
-            ids, snapshot.experiment, key, snapshot.store_uri, snapshot.start_ms, snapshot.tags, snapshot.name
-        )
+        run = self._tracked(ids, snapshot)
         if run is None:
             return "deleted"
         if snapshot.branch_of:  # now that this run has a page, that of its parent can link to it
@@ -101,7 +96,7 @@ class Sender:
         )  # first: a slow server may take long for the rest
         self.tracking.put_tags(run, snapshot.tags | ({"mlflow.parentRunId": parent.run_id} if parent else {}))
         self.tracking.put_params(run, snapshot.params)
-        self.tracking.put_data(run, [DataUse(**vars(corpus)) for corpus in snapshot.corpora])
+        self.tracking.put_data(run, snapshot.corpora)
         self._send_curves(run, store, fresh, curves, snapshot.total_steps)
         self.tracking.put_files(run, snapshot.files)
         models = self._models(makers)
@@ -132,7 +127,7 @@ class Sender:
         self.tracking.put_status(part, snapshot.status, snapshot.end_ms)
         self.tracking.put_tags(part, tags)
         self.tracking.put_params(part, child.params)
-        self.tracking.put_data(part, [DataUse(**vars(corpus)) for corpus in child.corpora])
+        self.tracking.put_data(part, child.corpora)
         at = snapshot.end_ms or int(time.time() * 1000)
         points = [Point(metric, value, step, at) for metric, (value, step) in child.values.items()]
         points += [Point(metric, value, step, at) for metric, value, step in child.curves]
@@ -162,7 +157,7 @@ class Sender:
         run = self._tracked_parent(snapshot)
         if run is None:
             return "deleted"
-        links = {s.run_key: TrackingIds(self.root.child(f"runs/{s.run_key}"), self.tracking.uri).read() for s in stages}
+        links = {stage.run_key: self._ids(str(stage.run_key)).read() for stage in stages}
         digest = digest_of([snapshot.digest, links, [s.model_dump(mode="json") for s in record.stages]])[:16]
         if shipped(run).get("view") == digest:
             return "unchanged"
@@ -173,7 +168,7 @@ class Sender:
         runs = {f"vitline.run.{stage}": found[RUN] for stage, found in first.items() if RUN in found}
         self.tracking.put_tags(run, snapshot.tags | runs)
         self.tracking.put_params(run, snapshot.params)
-        self.tracking.put_data(run, [DataUse(**vars(corpus)) for corpus in snapshot.corpora])
+        self.tracking.put_data(run, snapshot.corpora)
         self.tracking.put_files(run, snapshot.files)
         self._send_values(run, snapshot, [])
         rows = []
@@ -205,19 +200,17 @@ class Sender:
             return None
 
     def _tracked_parent(self, snapshot: RunSnapshot) -> TrackedRun | None:
-        ids = TrackingIds(self.root, self.tracking.uri, pipeline_ids_key(snapshot.key))
-        return self.tracking.run(
-            ids,
-            snapshot.experiment,
-            snapshot.key,
-            snapshot.store_uri,
-            snapshot.start_ms,
-            snapshot.tags,
-            snapshot.name,
-        )
+        return self._tracked(TrackingIds(self.root, self.tracking.uri, pipeline_ids_key(snapshot.key)), snapshot)
+
+    def _tracked(self, ids: TrackingIds, snapshot: RunSnapshot) -> TrackedRun | None:
+        about = snapshot.experiment, snapshot.key, snapshot.store_uri, snapshot.start_ms, snapshot.tags, snapshot.name
+        return self.tracking.run(ids, *about)
+
+    def _ids(self, run_key: str) -> TrackingIds:
+        return TrackingIds(self.root.child(f"runs/{run_key}"), self.tracking.uri)
 
     def _curves_of(self, key: str, run: TrackedRun, store: Store, segments: list[Segment], total_steps: int) -> Curves:
-        """What MLflow has of the curves. What this process remembers is used unless another shipper has sent points since, or
+        """What MLflow has of the curves. What this process remembers is used unless another sender has sent points since, or
         the server is a new one."""
         done = shipped(run).get("segments", {})
         curves = self._curves.get(key)
@@ -242,7 +235,7 @@ class Sender:
         """Ids of the models that a run reads, with links, because MLflow's pages show only inputs of the same experiment."""
         found = []
         for digest, maker in makers.items():
-            names = TrackingIds(self.root.child(f"runs/{maker}"), self.tracking.uri).read()
+            names = self._ids(maker).read()
             model_id, version = (names.get(f"{kind} {digest[:12]}") for kind in ("model", "version"))
             if model_id and version:
                 name = Settings().named(maker.rpartition("-")[0])
@@ -254,7 +247,7 @@ class Sender:
         """The lines about other runs, with links to the pages that these have in MLflow."""
         lines = []
         for key, text in snapshot.related.items():
-            url = TrackingIds(self.root.child(f"runs/{key}"), self.tracking.uri).read().get("url")
+            url = self._ids(key).read().get("url")
             lines.append(text.format(run=f"[{key}]({url})" if url else key))
         return lines
 
@@ -265,12 +258,12 @@ class Sender:
         self.tracking.put_points_once(run, of_model, models[0] if models else None)
         self.tracking.put_points_once(run, [p for p in points if p not in of_model])
 
-    def _model(self, model: Published, store: Store, segments: list[Segment]) -> Model:
+    def _model(self, model: Model, store: Store, segments: list[Segment]) -> Model:
         """A model with its validation scores as points of the journal, so that the run shows each once."""
         last = [segment for segment in segments if not segment.writer][-4:]
         records = [record for part in read_segments(store, last) for record in part]
         scores = [Point(r.key, r.value, r.step, r.timestamp_ms) for r in records if r.key.startswith("val/")]
-        return Model(**{**vars(model), "name": registered_name(model.uri)}, points=scores)
+        return replace(model, name=registered_name(model.uri), points=scores)
 
     def _offer_columns(self, run: TrackedRun, snapshot: RunSnapshot) -> None:
         if snapshot.end_ms is not None:

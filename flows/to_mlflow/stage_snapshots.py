@@ -18,15 +18,14 @@ from vitline.flows.to_mlflow.evaluation_snapshot import show_evaluation
 from vitline.flows.to_mlflow.prediction_snapshot import show_prediction
 from vitline.flows.to_mlflow.run_snapshot import (
     MODEL_PARAMS,
-    Published,
     RunSnapshot,
-    StoredManifest,
     corpus_use,
     makers,
     plain,
     stored_manifest,
 )
 from vitline.infra.config import canonical_json, digest_of, flatten
+from vitline.infra.mlflow.entities import Model
 from vitline.infra.night import night_text
 from vitline.infra.runs.run_state import NO_STATE, WAITING, RunStateRecord, read_state
 from vitline.infra.runs.segments import list_segments, read_segments
@@ -228,14 +227,14 @@ def spikes_fact(steps: Sequence[int]) -> str:
     return f"**Spikes:** {len(steps)}, at step{'s' * (len(steps) > 1)} {'... ' * (len(steps) > 10)}{shown}; pictures in `spikes/`"
 
 
-def trained_on(config: StoredTraining) -> dict[str, StoredManifest | None]:
+def trained_on(config: StoredTraining) -> dict[str, JSON | None]:
     """The manifests of the corpora of a training by URI; None for one that was deleted."""
     mixture = config.get("mixture")
     uris = [each["corpus"] for each in mixture["corpora"]] if mixture else [config["corpus"]]
     return {uri: stored_manifest(uri) for uri in uris}
 
 
-def training_params(config: StoredTraining, corpora: Mapping[str, StoredManifest | None]) -> JSON:
+def training_params(config: StoredTraining, corpora: Mapping[str, JSON | None]) -> JSON:
     """The params of a training; `total_images` is the budget, which should be equal when two recipes are compared."""
     flat = flatten(config["recipe"])
     init = config["init_model"]
@@ -249,7 +248,7 @@ def training_params(config: StoredTraining, corpora: Mapping[str, StoredManifest
     }
 
 
-def corpus_params(config: StoredTraining, corpora: Mapping[str, StoredManifest | None]) -> JSON:
+def corpus_params(config: StoredTraining, corpora: Mapping[str, JSON | None]) -> JSON:
     """Name and version of the corpus and its classes; of a mixture names and versions of all, weights and class map."""
     found = [manifest for manifest in corpora.values() if manifest]
     names = {"corpus": " + ".join(m["name"] for m in found), "corpus_version": " + ".join(m["version"] for m in found)}
@@ -259,7 +258,7 @@ def corpus_params(config: StoredTraining, corpora: Mapping[str, StoredManifest |
     return {**names, "num_classes": found[0]["num_classes"]} if found else {}
 
 
-def published(state: RunStateRecord, snapshot: RunSnapshot, score: str) -> Published | None:
+def published(state: RunStateRecord, snapshot: RunSnapshot, score: str) -> Model | None:
     """The published model of a finished training with its score as text; None if it was deleted."""
     store = open_store(state["model"])
     if not store.exists(CONFIG):
@@ -268,7 +267,7 @@ def published(state: RunStateRecord, snapshot: RunSnapshot, score: str) -> Publi
     name, version = store.uri.rstrip("/").split("/")[-2:]
     images = state.get("images_seen", 0)
     scored = f"{score}, " if score else ""
-    return Published(
+    return Model(
         name=name,
         version=version,
         uri=store.uri,

@@ -22,7 +22,7 @@ from vitline.infra.settings import basic_authorization
 
 WORKER = "vitline-local"
 _OTHERS = ("AWS_", "MLFLOW_", "_MLFLOW_", "PREFECT_")  # settings that may belong to servers outside of the stack
-_SILENT_S = 600.0  # the shipper works every few seconds, but sending much may take minutes
+_SILENT_S = 600.0  # the sender works every few seconds, but sending much may take minutes
 # By default Prefect's log lines have the time of day only; this adds the date.
 _DATED = {f"PREFECT_LOGGING_FORMATTERS_{name}_DATEFMT": "%Y-%m-%d %H:%M:%S" for name in ("STANDARD", "FLOW_RUNS")}
 _PROBE = "/api/2.0/mlflow-artifacts/artifacts/.stack/probe"
@@ -111,9 +111,9 @@ def programs(num_cpus: int | None = None) -> dict[str, Program]:
             needs=("prefect",),
         ),
         Program(
-            "shipper",
-            lambda config: _module("vitline.flows.to_mlflow.ship_left", "--alive", str(_alive(config))),
-            _shipper_problem,
+            "sender",
+            lambda config: _module("vitline.flows.to_mlflow.send", "--alive", str(_alive(config))),
+            _sender_problem,
             lambda config: {},
             StackConfig.mlflow_login,
             needs=("s3",),
@@ -214,15 +214,15 @@ def _worker_problem(config: StackConfig, since: float) -> str:
 
 
 def _alive(config: StackConfig) -> Path:
-    return config.directory / "shipper-alive"
+    return config.directory / "sender-alive"
 
 
-def _shipper_problem(config: StackConfig, since: float) -> str:
+def _sender_problem(config: StackConfig, since: float) -> str:
     path = _alive(config)
     seen = path.stat().st_mtime if path.exists() else 0.0
     if seen >= max(since, time.time() - _SILENT_S):
         return ""
-    return f"the shipper has not checked the outbox since {time.ctime(seen) if seen else 'its start'}"
+    return f"the sender to MLflow has not checked the outbox since {time.ctime(seen) if seen else 'its start'}"
 
 
 def _ask(config: StackConfig, service: str, path: str, body: Any = None, method: str | None = None) -> bytes:

@@ -21,7 +21,7 @@ from vitline.infra.local.processes import free_ports, is_free, short_base
 from vitline.infra.local.ray_node import make_token
 from vitline.infra.settings import DEFAULT_PROJECT, NO_TELEMETRY, Settings, inherited_environment
 
-ALL = ("s3", "mlflow", "shipper", "prefect", "prefect-worker", "ray")
+ALL = ("s3", "mlflow", "sender", "prefect", "prefect-worker", "ray")
 BUCKET = "vitline"
 WELL_KNOWN = {"s3": 8333, "mlflow": 5000, "prefect": 4200, "ray": 8265}
 S3_INTERNAL = ("s3.master", "s3.volume", "s3.filer", "s3.admin")

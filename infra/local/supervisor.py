@@ -36,7 +36,7 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0
 _MAX_DEATHS, _DEATHS_WITHIN_S = 7, 600.0
 _SHORTEN_EVERY_S = 10.0
 _LOOK_EVERY_S, _RECORD_EVERY_S = 1.0, 5.0  # signals report ended processes at once, so polling can be slow to save CPU
-_END_ORDER = (("prefect-worker",), ("shipper",), ("ray", "mlflow", "prefect"), ("s3",))
+_END_ORDER = (("prefect-worker",), ("sender",), ("ray", "mlflow", "prefect"), ("s3",))
 
 
 @dataclass

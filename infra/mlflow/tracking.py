@@ -1,7 +1,9 @@
 """The only module that imports MLflow: sends runs, points, data sets and models. Sending again changes nothing.
 
-It uses explicit run ids and no active run. Only the shipper imports it, because flows and training never wait for MLflow.
-Every method raises MlflowException if the server is unavailable or refuses; the caller tries again later.
+It uses explicit run ids and no active run. Flows and training never import it, because they never wait for MLflow. Every method
+raises MlflowException if the server is unavailable or refuses; the caller tries again later. One sender at a time works on a root
+(`flows/to_mlflow/send.py`). One that was suspended, and goes on after another has taken over, is told so by the ids in the store
+and deletes what it has just created.
 """
 
 import contextlib
@@ -13,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import (
@@ -28,17 +30,17 @@ from mlflow.entities import (
 )
 from mlflow.exceptions import MlflowException, RestException
 
+from vitline.infra.mlflow.entities import DatasetUse, Model, Point
 from vitline.infra.mlflow.mlflow_private import EXPERIMENT_TAGS
 from vitline.infra.mlflow.pages import run_url, version_url
 from vitline.infra.mlflow.saved_view import changed_tags
-from vitline.infra.mlflow.tracking_ids import RUN, TrackingIds
+from vitline.infra.mlflow.tracking_ids import RUN, IdsChanged, TrackingIds
 from vitline.infra.redact import redact
 from vitline.infra.settings import Settings
 
 RUN_KEY, STORE_URI = "vitline.run_key", "vitline.store_uri"
 CANDIDATE = "candidate"
 MAX_POINTS_PER_KEY = 2000  # points of one curve; MLflow's pages are slow with more
-_MAX_RACES = 20
 _MAX_POINTS_A_CALL, _MAX_TAG, _MAX_PARAM, _MAX_DIGEST = 1000, 5000, 500, 36
 _ABOUT_MODELS = (
     "Published by vitline. A version loads as a pyfunc and can be served. Its weights are in the store: the artifact "
@@ -53,46 +55,6 @@ _CHAMPION_NUMBER, _CHAMPION_VERSION = "vitline.champion_number", "vitline.champi
 _RULE = "its training ended last of all versions"
 _OF_RULE = f"; `{CANDIDATE}`, because {_RULE}"
 _TEXT = (".json", ".md", ".html", ".txt", ".csv")
-
-
-class Point(NamedTuple):
-    """One value of a metric. MLflow stores nan as nan, and an infinity as the largest float."""
-
-    key: str
-    value: float
-    step: int
-    timestamp_ms: int
-
-
-@dataclass(frozen=True)
-class DataUse:
-    """A corpus that a run reads or prepares."""
-
-    name: str
-    digest: str
-    uri: str
-    context: str
-    """train, val, test or prepared."""
-    profile: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Model:
-    """A published model. MLflow gets a pointer to it, not the weights."""
-
-    name: str
-    version: str
-    uri: str
-    digest: str
-    finished_at: float
-    """End of the training in Unix seconds; the newest version is the candidate."""
-    step: int
-    tags: Mapping[str, str]
-    params: Mapping[str, str]
-    points: Sequence[Point]
-    files: Mapping[str, bytes]
-    summary: str
-    """One line, shown in the list of versions."""
 
 
 @dataclass(frozen=True)
@@ -149,21 +111,23 @@ class Tracking:
         if known is not None and (found := self._find(lambda: self._client.get_run(known))) is not None:
             return self._tracked(found) if found.info.lifecycle_stage == "active" else None
         experiment_id = self._experiment(experiment)
-        found = self._search_runs(experiment_id, key, store_uri)
-        if not found:
+        created = not (same := self._search_runs(experiment_id, key, store_uri))
+        if created:
             about = self._clean_all({**tags, RUN_KEY: key, STORE_URI: store_uri})
-            found = [self._client.create_run(experiment_id, start_ms, about, name or key).info.run_id]
-        agreed = ids.agree(RUN, found[0], instead_of=known, url=run_url(self.uri, experiment_id, found[0]))
-        tracked = self._tracked(self._client.get_run(agreed))
+            same = [self._client.create_run(experiment_id, start_ms, about, name or key).info.run_id]
+        run_id = same[0]
+        undo = partial(self._client.delete_run, run_id) if created else None
+        self._save(ids, undo, {RUN: run_id, "url": run_url(self.uri, experiment_id, run_id)})
+        tracked = self._tracked(self._client.get_run(run_id))
         self.delete_copies(tracked)
         return tracked
 
     def delete_copies(self, run: TrackedRun) -> None:
-        """Deletes other runs of the same key: another shipper made one at once, or a server did late what it had not answered."""
+        """Deletes other runs of the same key, which a server made late, or a sender that had lost its lease."""
         key, store_uri = run.tags.get(RUN_KEY, ""), run.tags.get(STORE_URI, "")
         for run_id in self._search_runs(run.experiment_id, key, store_uri):
             if run_id != run.run_id:
-                self._raced(partial(self._client.delete_run, run_id))
+                self._client.delete_run(run_id)
 
     def put_tags(self, run: TrackedRun, tags: Mapping[str, str]) -> None:
         """Sets the tags that have another value."""
@@ -203,7 +167,7 @@ class Tracking:
         there = {(key, m.step) for key in keys for m in self._client.get_metric_history(run.run_id, key)}
         self.put_points(run, [p for p in points if (p.key, p.step) not in there], model_id)
 
-    def put_data(self, run: TrackedRun, uses: Sequence[DataUse]) -> None:
+    def put_data(self, run: TrackedRun, uses: Sequence[DatasetUse]) -> None:
         """Logs the corpora of a run. MLflow allows 36 characters of a digest, so a tag has the whole digest."""
         if not uses:
             return
@@ -244,7 +208,7 @@ class Tracking:
         model_id = self._logged_model(run, ids, model, tags)
         self.put_points(run, model.points, model_id)
         if model_id not in run.model_outputs:
-            self._raced(lambda: self._client.log_outputs(run.run_id, [LoggedModelOutput(model_id, model.step)]))
+            self._client.log_outputs(run.run_id, [LoggedModelOutput(model_id, model.step)])
             run.model_outputs.add(model_id)
         version = self._version(run, ids, model, tags, model_id)
         self._move_candidate(model.name)
@@ -265,13 +229,16 @@ class Tracking:
         known, client = ids.read().get(kind), self._client
         found = self._find(lambda: client.get_logged_model(known)) if known else None
         if found is None:
+            undo = None
             if not (same := self._logged_models(run, model)):
                 params = self._clean_all(model.params)
                 same = [client.create_logged_model(run.experiment_id, model.name, run.run_id, tags, params, "vit")]
-            found = client.get_logged_model(ids.agree(kind, same[0].model_id, instead_of=known))
+                undo = partial(client.delete_logged_model, same[0].model_id)
+            self._save(ids, undo, {kind: same[0].model_id})
+            found = client.get_logged_model(same[0].model_id)
         for copy in self._logged_models(run, model):
             if copy.model_id != found.model_id:
-                self._raced(partial(client.delete_logged_model, copy.model_id))
+                client.delete_logged_model(copy.model_id)
         ready = str(found.status) == "READY"
         if not ready or {*model.files} - {f.path for f in client.list_logged_model_artifacts(found.model_id)}:
             with self._folder(model.files) as folder:
@@ -289,10 +256,12 @@ class Tracking:
         kind = f"version {model.digest[:12]}"
         known, client = ids.read().get(kind), self._client
         source = f"models:/{model_id}"
-        agreed = known if known and self._find(lambda: client.get_model_version(model.name, known)) else None
-        if agreed is None:
-            self._raced(lambda: client.create_registered_model(model.name, description=_ABOUT_MODELS))
-            if not (same := [v for v in self._versions(model.name) if v.source == source]):
+        version = known if known and self._find(lambda: client.get_model_version(model.name, known)) else None
+        if version is None:
+            if self._find(lambda: client.get_registered_model(model.name)) is None:
+                client.create_registered_model(model.name, description=_ABOUT_MODELS)
+            undo = None
+            if not (same := [str(v.version) for v in self._versions(model.name) if v.source == source]):
                 made = client.create_model_version(
                     model.name,
                     source,
@@ -302,30 +271,23 @@ class Tracking:
                     await_creation_for=0,
                     model_id=model_id,
                 )
-                same = [made]
-            agreed = ids.agree(kind, str(min(int(v.version) for v in same)), instead_of=known)
+                same = [str(made.version)]
+                undo = partial(client.delete_model_version, model.name, same[0])
+            version = min(same, key=int)
+            self._save(ids, undo, {kind: version})
         for copy in self._versions(model.name):
-            if copy.source == source and str(copy.version) != agreed:
-                self._raced(partial(client.delete_model_version, model.name, copy.version))
-        return agreed
+            if copy.source == source and str(copy.version) != version:
+                client.delete_model_version(model.name, copy.version)
+        return version
 
     def _move_candidate(self, name: str) -> None:
-        """Moves the alias to the newest version.
-
-        Several shippers may do so at once. Each checks again after its own move, so the last one leaves it right. A version
-        that lost a race may be deleted in between.
-        """
-        for _ in range(_MAX_RACES):
-            versions = self._versions(name)
-            if not versions:
-                return
-            newest = max(versions, key=lambda v: (float(v.tags.get("vitline.finished_at", 0)), int(v.version)))
-            aliases = self._client.get_registered_model(name).aliases
-            if str(aliases.get(CANDIDATE)) == str(newest.version):
-                self._describe_candidate(name, versions, newest)
-                return
-            self._raced(partial(self._client.set_registered_model_alias, name, CANDIDATE, newest.version))
-        raise MlflowException(f"the alias {CANDIDATE!r} of {name} moved {_MAX_RACES} times in a row. Try again later.")
+        """Moves the alias to the newest version."""
+        versions = self._versions(name)
+        newest = max(versions, key=lambda v: (float(v.tags.get("vitline.finished_at", 0)), int(v.version)))
+        aliases = self._client.get_registered_model(name).aliases
+        if str(aliases.get(CANDIDATE)) != str(newest.version):
+            self._client.set_registered_model_alias(name, CANDIDATE, newest.version)
+        self._describe_candidate(name, versions, newest)
 
     def put_champion(self, name: str, digest: str, number: int, reason: str, by_hand: bool) -> None:
         """Moves the alias `champion` to the version of a model, and tags the version with the reason, once for each `number` of a
@@ -358,11 +320,11 @@ class Tracking:
             rule = _RULE if version is candidate else None
             description = (version.description or "").removesuffix(_OF_RULE) + (_OF_RULE if rule else "")
             if description != (version.description or ""):
-                self._raced(partial(self._client.update_model_version, name, version.version, description))
+                self._client.update_model_version(name, version.version, description)
             if rule and version.tags.get(CANDIDATE_BY) != rule:
-                self._raced(partial(self._client.set_model_version_tag, name, version.version, CANDIDATE_BY, rule))
+                self._client.set_model_version_tag(name, version.version, CANDIDATE_BY, rule)
             if not rule and CANDIDATE_BY in version.tags:
-                self._raced(partial(self._client.delete_model_version_tag, name, version.version, CANDIDATE_BY))
+                self._client.delete_model_version_tag(name, version.version, CANDIDATE_BY)
 
     def _versions(self, name: str) -> list[Any]:
         found: list[Any] = []
@@ -378,7 +340,7 @@ class Tracking:
     def _experiment(self, name: str) -> str:
         if name not in self._experiments:
             if self._client.get_experiment_by_name(name) is None:
-                self._raced(lambda: self._client.create_experiment(name, tags=EXPERIMENT_TAGS))
+                self._client.create_experiment(name, tags=EXPERIMENT_TAGS)
             found = self._client.get_experiment_by_name(name)
             assert found is not None
             if found.lifecycle_stage != "active":
@@ -413,14 +375,15 @@ class Tracking:
                 return None
             raise
 
-    def _raced(self, call: Callable[[], Any]) -> None:
-        """Runs `call`, and ignores errors because another shipper did the same or removed the object meanwhile."""
+    def _save(self, ids: TrackingIds, undo: Callable[[], Any] | None, names: Mapping[str, str]) -> None:
+        """Saves ids. Raises IdsChanged if another sender has saved its own; then `undo` deletes what was created under these."""
         try:
-            call()
-        except MlflowException as error:
-            raced = error.error_code in ("RESOURCE_ALREADY_EXISTS", "RESOURCE_DOES_NOT_EXIST")
-            if not raced and "unique constraint" not in str(error).lower():
-                raise
+            ids.save(names)
+        except IdsChanged:
+            saved = ids.read()
+            if undo and not names.items() <= saved.items():  # they are equal where only the reply of the store was lost
+                undo()
+            raise
 
     def _folder(self, files: Mapping[str, bytes]) -> tempfile.TemporaryDirectory[str]:
         folder = tempfile.TemporaryDirectory(prefix="vitline-tracking-")
@@ -473,7 +436,7 @@ def save_served_model(
     `artifacts` are copied into the folder. `example` is one image. Raises MlflowException if the folder is not empty or
     the code fails.
     """
-    # Imported here, because mlflow-skinny, which the shipper uses, does not include pandas.
+    # Imported here, because mlflow-skinny, which the sender uses, does not include pandas.
     import pandas
     from mlflow.environment_variables import MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR
     from mlflow.models import ModelSignature

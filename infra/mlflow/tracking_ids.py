@@ -1,10 +1,11 @@
-"""The MLflow ids of a run on each server, stored by conditional writes.
+"""The MLflow ids of a run on each server, in the store. Imports no MLflow.
 
-`<root>/runs/<run key>/mlflow.json`: {"servers": {tracking URI: {"run": id, "url": page, ...}}}. If several shippers create
-an MLflow run at once, the one whose id is stored here keeps it and the others delete theirs. Imports no MLflow.
+`<root>/runs/<run key>/mlflow.json`: {"servers": {tracking URI: {"run": id, "url": page, ...}}}. The sender that holds the lease writes
+it. Where the record is lost, the run is found by its tags, and the record is written again.
 """
 
 import json
+from collections.abc import Mapping
 from typing import NotRequired, TypedDict
 
 from vitline.infra.redact import redact
@@ -31,42 +32,38 @@ class IdsDocument(TypedDict):
     servers: dict[str, dict[str, str]]
 
 
+class IdsChanged(RuntimeError):
+    """Another sender has written the ids since they were read: this one was suspended, and its lease was taken over."""
+
+
 class TrackingIds:
     """The ids of one run on one server, by kind: "run", "url", and those of its model."""
 
     def __init__(self, store: Store, server: str, key: str = IDS_KEY) -> None:
         self._store, self._server, self._key = store, redact(server.rstrip("/")), key
+        self._document: IdsDocument = {"servers": {}}
+        self._tag: str | None = None
 
     def read(self) -> dict[str, str]:
         """All stored ids; empty if there are none."""
-        return self._mine(self._read()[0])
-
-    def agree(self, kind: str, name: str, instead_of: str | None = None, **beside: str) -> str:
-        """Stores an id and returns the one to use: `name`, or the stored one if there is one other than `instead_of`.
-
-        A new run id replaces all ids of the old run. `beside` is stored together with the id.
-        """
-        while True:
-            document, tag = self._read()
-            mine = self._mine(document)
-            standing = mine.get(kind)
-            if standing is not None and (standing == name or standing != instead_of):
-                return standing
-            changed = ({} if kind == RUN else mine) | {kind: name, **beside}
-            servers = document["servers"] | {self._server: changed}
-            data = json_bytes(IdsDocument(schema_version=1, servers=servers))
-            try:
-                _ = self._store.compare_and_swap(self._key, data, tag) if tag else self._store.create(self._key, data)
-            except PreconditionFailed:
-                continue  # somebody else wrote, or the reply of our own write was lost: read again
-            return name
-
-    def _mine(self, document: IdsDocument) -> dict[str, str]:
-        return document["servers"].get(self._server, {})
-
-    def _read(self) -> tuple[IdsDocument, str | None]:
         try:
-            data, tag = self._store.read_tagged(self._key)
+            data, self._tag = self._store.read_tagged(self._key)
+            self._document = json.loads(data)
         except FileNotFoundError:
-            return {"servers": {}}, None
-        return json.loads(data), tag
+            self._document, self._tag = {"servers": {}}, None
+        return self._document["servers"].get(self._server, {})
+
+    def save(self, ids: Mapping[str, str]) -> None:
+        """Adds ids to those that were read; a run id replaces all ids of the old run. Raises IdsChanged if somebody else has written
+        since."""
+        old = {} if RUN in ids else self._document["servers"].get(self._server, {})
+        servers = self._document["servers"] | {self._server: {**old, **ids}}
+        self._document = IdsDocument(schema_version=1, servers=servers)
+        data = json_bytes(self._document)
+        try:
+            if self._tag is None:
+                self._tag = self._store.create(self._key, data)
+            else:
+                self._tag = self._store.compare_and_swap(self._key, data, self._tag)
+        except PreconditionFailed as error:
+            raise IdsChanged(f"{self._store.uri_of(self._key)} was changed by another sender; trying again.") from error

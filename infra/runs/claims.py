@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Self
 
 from pydantic import PositiveInt
@@ -194,6 +194,17 @@ class ClaimHolder:
                 return
             except Exception:
                 log.warning("attempt=%d: the heartbeat could not be written; trying again", self.attempt, exc_info=True)
+
+
+@contextlib.contextmanager
+def held(run: Store, claim: Claim, every_s: float) -> Iterator[ClaimHolder]:
+    """Holds a claim for work of this process, and releases it at the end, whatever that is."""
+    with ClaimHolder(run, claim.attempt, every_s) as holder:
+        try:
+            yield holder
+        finally:
+            with contextlib.suppress(ClaimLost, OSError, RuntimeError):
+                holder.release()
 
 
 def job_id_of(run: Store, run_key: str, attempt: int) -> str:

@@ -4,7 +4,7 @@ journal/a<attempt>/segment-000000.jsonl    a segment: one record per line, never
 journal/merged-000000.jsonl                all segments of the run, as they were
 
 The first line of a merged journal has schema_version and, per segment in reading order, [journal, number, bytes]; the bytes of
-the segments follow. A segment keeps its attempt, writer and number, so a reader cannot tell where it lies, and a shipper goes on
+the segments follow. A segment keeps its attempt, writer and number, so a reader cannot tell where it lies, and a sender goes on
 at the same number. Merged journals never change: a later merge writes one with the next number, which holds all of the earlier.
 """
 

@@ -40,7 +40,7 @@ from vitline.flows.ops.flow_runs import NoFlowRuns
 from vitline.flows.ops.reconcile import reconcile
 from vitline.flows.reports.compare_runs import compare_newest
 from vitline.flows.runs.engines import Engines, Terminal
-from vitline.flows.to_mlflow.shipper import Shipper
+from vitline.flows.to_mlflow.child import SenderChild
 from vitline.infra.settings import DEFAULT_PROJECT, Settings
 from vitline.infra.storage import open_store
 
@@ -94,7 +94,7 @@ def store_year(num_runs: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         root, number, start = Path(folder) / "store", 0, real_time() - 7 * WEEKS * DAY_S
         settings = Settings(root=str(root), mlflow_tracking_uri=None)
-        engines = Engines(settings, None, Terminal(), Shipper(settings, Path(folder)))  # type: ignore[arg-type]
+        engines = Engines(settings, None, Terminal(), SenderChild(settings, Path(folder)))  # type: ignore[arg-type]
         print(
             "| week | runs | objects | of journals | MB | checkpoints | list, s | collection, s |\n|---|---|---|---|---|---|---|---|"
         )
@@ -262,7 +262,7 @@ def lists(num_runs: int, num_models: int) -> None:
     with ThreadPoolExecutor(16) as pool:
         write_s, _ = timed(lambda: list(pool.map(add, range(num_runs))))
     print(f"{root.uri.partition('//')[0]} written in {write_s:.0f} s", flush=True)
-    engines = Engines(settings, None, Terminal(), Shipper(settings, Path(tempfile.gettempdir())))  # type: ignore[arg-type]
+    engines = Engines(settings, None, Terminal(), SenderChild(settings, Path(tempfile.gettempdir())))  # type: ignore[arg-type]
     asked: dict[str, Callable[[], Any]] = {
         "list_work (`vitline runs ls`)": lambda: list_work(settings.root),
         "list_models (`vitline model ls`)": lambda: list_models(settings.root),

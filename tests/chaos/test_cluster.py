@@ -9,7 +9,7 @@ import pytest
 
 from vitline.flows.runs.engines import Engines, Terminal, open_engines
 from vitline.flows.runs.stage import run_stage, run_store
-from vitline.flows.to_mlflow.shipper import Shipper
+from vitline.flows.to_mlflow.child import SenderChild
 from vitline.infra.local.paths import log_dir
 from vitline.infra.runs.progress import RunProgress
 from vitline.infra.runs.run_state import NO_STATE, read_state
@@ -132,8 +132,8 @@ def with_harm(bench: Bench, name: str, harm: Callable[[ThreeNodes, int, str], No
 def three_nodes_of(bench: Bench) -> Iterator[tuple[Engines, ThreeNodes]]:
     settings = settings_of(bench)
     logs = log_dir(settings)
-    with three_nodes(settings, logs) as cluster, Shipper(settings, logs) as shipper:
-        yield Engines(settings, cluster, Terminal(), shipper), cluster
+    with three_nodes(settings, logs) as cluster, SenderChild(settings, logs) as sender:
+        yield Engines(settings, cluster, Terminal(), sender), cluster
 
 
 def never_harmed(bench: Bench, name: str, harm: object) -> Training:

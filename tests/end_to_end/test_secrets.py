@@ -46,7 +46,7 @@ def test_no_record_of_a_pipeline_holds_a_secret(stack, pipelines, in_stack, secr
     root, config = open_store(in_stack.root), load_stack_config(stack.directory)
     records = {}
     for key in root.list(""):
-        with contextlib.suppress(FileNotFoundError):  # the shipper deletes what it has sent
+        with contextlib.suppress(FileNotFoundError):  # the sender deletes what it has sent
             records[f"store: {key}"] = root.read(key)
     jobs = RayJobs(in_stack.ray_address)
     for job in jobs.list():

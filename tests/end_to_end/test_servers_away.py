@@ -44,7 +44,7 @@ def back(stack, patience_s=240):
         time.sleep(0.5)
 
 
-def test_a_pipeline_that_ends_while_mlflow_and_its_shipper_are_killed_is_finished_everywhere(work, stack, kill):
+def test_a_pipeline_that_ends_while_mlflow_and_its_sender_are_killed_is_finished_everywhere(work, stack, kill):
     overrides = TINY["overrides"] | {"protocol.total_steps": 4}
     run = work.start("pretrain-then-transfer/tiny", name="twice", overrides=overrides)
     record = work.eventually(
@@ -58,7 +58,7 @@ def test_a_pipeline_that_ends_while_mlflow_and_its_shipper_are_killed_is_finishe
         while (state := work.flows.find(run)["state_name"]) in ("Pending", "Running"):
             for process in work.processes_of_flow(run):
                 with contextlib.suppress(psutil.Error):  # it may end by itself
-                    if "vitline.flows.to_mlflow.ship_runs" in process.cmdline():  # a child of the flow process
+                    if "vitline.flows.to_mlflow.send" in process.cmdline():  # a child of the flow process
                         process.kill()
             time.sleep(5.0)  # an answer that never comes; meanwhile a new one has started
     finally:

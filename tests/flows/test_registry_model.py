@@ -24,10 +24,8 @@ from vitline.flows.catalog.records import PipelineRecord, StageRecord, list_run_
 from vitline.flows.cli.main import app
 from vitline.flows.nights.night_record import THE_GATE
 from vitline.flows.nights.promote import make_champion
-from vitline.flows.to_mlflow import ship_runs
-from vitline.flows.to_mlflow.shipper import sync_runs
+from vitline.flows.to_mlflow.child import sync_runs
 from vitline.infra.local.processes import free_ports
-from vitline.infra.mlflow.tracking import Tracking
 from vitline.infra.runs.claims import take_claim
 from vitline.infra.runs.run_state import read_state
 from vitline.infra.settings import Settings
@@ -36,6 +34,8 @@ from vitline.vit.published.models import load_model
 from vitline.vit.run.resolved import resolve
 from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.world import World
+
+from ..servers.stack import send_everything
 
 LOAD = """
 import base64, json, sys
@@ -68,7 +68,7 @@ def candidate(stack, s3_uri, train_config):
     run.write_json("config.json", spec.model_dump(mode="json"))
     assert TrainingRun(run, claim.attempt, World()).execute() == "finished"
     uri = stack.env["MLFLOW_TRACKING_URI"]
-    assert not ship_runs.sync(open_store(s3_uri), Tracking(uri), [])["left"]
+    assert send_everything(s3_uri, uri) == {spec.run_key: "sent"}
     return Candidate(MlflowClient(uri, uri), spec.config.name, read_state(run)["model"])
 
 

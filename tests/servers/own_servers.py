@@ -23,7 +23,7 @@ from vitline.infra.plain_text import last_words
 
 from .stack import FINAL, eventually
 
-SERVICES = ("mlflow", "prefect", "prefect-worker", "shipper", "ray")
+SERVICES = ("mlflow", "prefect", "prefect-worker", "sender", "ray")
 PORTS = ("mlflow", "prefect", "ray")
 # What a client or a server says of a server that is away is the fault itself.
 AWAY = (

@@ -9,7 +9,9 @@ from typing import NamedTuple, TypeVar
 import httpx
 import pytest
 
-from vitline.flows.catalog.records import PipelineRecord
+from vitline.flows.catalog.records import PipelineRecord, list_pipeline_keys, list_run_keys
+from vitline.infra.settings import secret_values
+from vitline.infra.storage import open_store
 
 T = TypeVar("T")
 
@@ -43,6 +45,17 @@ def eventually(what: Callable[[], T], timeout_s: float = 240, awaited: str = "an
         assert time.monotonic() < deadline, f"{awaited}: not within {timeout_s:g} s"
         time.sleep(0.25)
     return found
+
+
+def send_everything(root: str, uri: str) -> dict[str, str]:
+    """Sends all runs and pipelines of a root to an MLflow server, in this process: what became of each, by key."""
+    from vitline.flows.to_mlflow.send_run import Sender
+    from vitline.infra.mlflow.tracking import Tracking
+
+    store = open_store(root)
+    sender = Sender(store, Tracking(uri, secret_values()))
+    found: dict[str, str] = {key: sender.send_run(key) for key in list_run_keys(store)}
+    return found | {key: sender.send_pipeline(key) for key in list_pipeline_keys(store)}
 
 
 class FlowRuns:

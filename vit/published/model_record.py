@@ -1,4 +1,4 @@
-"""The fields of `config.json` of a published model. Imports no torch, so that commands and the shipper stay fast."""
+"""The fields of `config.json` of a published model. Imports no torch, so that commands and the sender to MLflow stay fast."""
 
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 

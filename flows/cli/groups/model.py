@@ -238,7 +238,7 @@ def model_promote(
     """
     from vitline.flows.nights.promote import pipeline_to, promote
     from vitline.flows.to_mlflow import outbox
-    from vitline.flows.to_mlflow.shipper import sync_runs
+    from vitline.flows.to_mlflow.child import sync_runs
     from vitline.infra.settings import user_at_host
     from vitline.infra.storage import open_store
 

@@ -88,15 +88,13 @@ def runs_send(
 
     Example: `vitline runs send`
     """
-    from vitline.flows.to_mlflow.shipper import sync_runs
+    from vitline.flows.to_mlflow.child import sync_runs
 
     report = sync_runs(settings(root), keys or None)
     if json:
         console.emit(report._asdict())
     else:
-        console.print_result(f"{len(report.sent)} sent, {len(report.unchanged)} already in MLflow.")
-        if report.deleted:
-            console.print_result(f"Deleted in MLflow by a user and not sent again: {', '.join(report.deleted)}.")
+        console.print_result(f"{len(report.done)} done, {len(report.left)} left.")
         for why in dict.fromkeys(report.left.values()):
             console.say(f"not sent: {', '.join(key for key, reason in report.left.items() if reason == why)}: {why}")
     if report.left:

@@ -115,7 +115,7 @@ def stack_env() -> None:
 
 @app.command("restart")
 def stack_restart(
-    name: Annotated[str, typer.Argument(help="s3, mlflow, shipper, prefect, prefect-worker or ray")], json: Json = False
+    name: Annotated[str, typer.Argument(help="s3, mlflow, sender, prefect, prefect-worker or ray")], json: Json = False
 ) -> None:
     """Restart one service on the same ports. Example: `vitline stack restart mlflow`"""
     from vitline.infra.local.stack import find_stack, restart_service

@@ -20,7 +20,7 @@ from vitline.flows.ops import garbage
 from vitline.flows.ops.collect_garbage import DAY_S, FOLDERS, collect_garbage
 from vitline.flows.runs.engines import Engines, Terminal
 from vitline.flows.to_mlflow import outbox
-from vitline.flows.to_mlflow.shipper import Shipper
+from vitline.flows.to_mlflow.child import SenderChild
 from vitline.infra.config import replace
 from vitline.infra.runs.claims import take_claim
 from vitline.infra.runs.journal import read_journal
@@ -38,7 +38,7 @@ def collect(root):
 
     def call(root=root, **request):
         settings = Settings(root=root, mlflow_tracking_uri=None)
-        engines = Engines(settings, None, Terminal(), Shipper(settings, Path()))
+        engines = Engines(settings, None, Terminal(), SenderChild(settings, Path()))
         return collect_garbage(CollectGarbageRequest.model_validate({"dry_run": False, **request}), engines)
 
     return call

@@ -15,7 +15,8 @@ from vitline.flows.ops.flow_runs import SeenFlowRun
 from vitline.flows.ops.reconcile import reconcile
 from vitline.flows.runs import stage
 from vitline.flows.runs.engines import Engines, Terminal
-from vitline.flows.to_mlflow.shipper import Shipper, SyncReport
+from vitline.flows.to_mlflow import outbox
+from vitline.flows.to_mlflow.child import SenderChild, SyncReport
 from vitline.infra.ray_jobs import Job, JobServerAway
 from vitline.infra.runs import liveness
 from vitline.infra.runs.claims import ClaimHolder, read_claim, take_claim
@@ -92,7 +93,7 @@ class Place:
 
     def reconcile(self, mlflow=None, patient=False, dead_before=0.0, **request):
         settings = Settings(root=self.uri, ray_address="http://cluster", mlflow_tracking_uri=mlflow)
-        engines = Engines(settings, self.ray, Terminal(), Shipper(settings, Path()))
+        engines = Engines(settings, self.ray, Terminal(), SenderChild(settings, Path()))
         options = {"patient": patient, "dead_before": dead_before}
         return reconcile(ReconcileRequest.model_validate(request), engines, self.prefect, **options)
 
@@ -690,18 +691,23 @@ def test_mlflow_is_sent_newly_ended_runs_until_it_accepts_them(place, monkeypatc
 
     def sync(settings, keys):
         requested.append(keys)
-        return SyncReport([] if left else keys, [], [], left)
+        return SyncReport([] if left else keys, left)
 
     monkeypatch.setattr(module, "sync_runs", sync)
     place.attempt(state="finished")
+    outbox.put(place.root, outbox.OutboxEntry("run", KEY))
     (finding,) = place.reconcile(mlflow="http://mlflow")
     assert finding.action == "not done: MLflow does not answer"
     left = {}
     (finding,) = place.reconcile(mlflow="http://mlflow")
     assert finding == ("MLflow", f"lacked parts of {KEY}", "sent")
+    outbox.clear(
+        place.root, outbox.OutboxEntry("run", KEY), outbox.read(place.root, outbox.OutboxEntry("run", KEY)).nonce
+    )
+    assert place.reconcile(mlflow="http://mlflow") == []  # it is sent once more, which says nothing
     place.run.write_json("state.json", {**read_state(place.run), "updated_at": time.time() - 2 * HOUR})
     assert place.reconcile(mlflow="http://mlflow") == []
-    assert requested == [[KEY], [KEY]]
+    assert requested == [[KEY], [KEY], [KEY]]
 
 
 def test_a_flow_process_writes_heartbeats_until_it_ends(place):

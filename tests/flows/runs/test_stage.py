@@ -13,7 +13,7 @@ from vitline.flows.catalog.records import AttemptRecord, Origin, attempt_records
 from vitline.flows.runs import engines, stage, worker_errors
 from vitline.flows.runs.engines import Cluster, Engines, StopRequested, Terminal
 from vitline.flows.runs.stage import StageFailed, run_stage
-from vitline.flows.to_mlflow.shipper import Shipper
+from vitline.flows.to_mlflow.child import SenderChild
 from vitline.infra.config import replace
 from vitline.infra.provenance import compared_versions
 from vitline.infra.ray_jobs import Job, JobLost, JobServerAway
@@ -107,7 +107,7 @@ def run_with_script(
     settings = Settings(root=run.uri, mlflow_tracking_uri=None)
     messages = cluster.messages if cluster else []
     return run_stage(
-        Engines(settings, cluster, FakeObserver(messages, check), Shipper(settings, Path())),
+        Engines(settings, cluster, FakeObserver(messages, check), SenderChild(settings, Path())),
         run,
         KEY,
         "vitline.vit.ray_jobs.train_driver",

@@ -3,7 +3,7 @@
 import pytest
 from mlflow import MlflowClient
 
-from vitline.flows.to_mlflow.shipper import sync_runs
+from vitline.flows.to_mlflow.child import sync_runs
 from vitline.infra.config import replace
 from vitline.infra.runs.claims import take_claim
 from vitline.infra.runs.run_state import write_state

@@ -5,14 +5,11 @@ import uuid
 import pytest
 from mlflow import MlflowClient
 
-from vitline.flows.to_mlflow import ship_runs
 from vitline.flows.to_mlflow.evaluation_snapshot import by_init, child_name, chosen_params, score_values, settings_table
 from vitline.flows.to_mlflow.stage_snapshots import stage_snapshot
 from vitline.infra.config import replace
-from vitline.infra.mlflow.tracking import Tracking
 from vitline.infra.runs.claims import take_claim
 from vitline.infra.runs.run_state import write_state
-from vitline.infra.settings import Settings, secret_values
 from vitline.infra.storage import open_store
 from vitline.vit.evaluation.evaluate import EvaluationSpec, Score, TaskRef
 from vitline.vit.evaluation.protocols import Protocol
@@ -20,6 +17,8 @@ from vitline.vit.evaluation.tasks import VTAB_TASKS
 from vitline.vit.evaluation.trials import TrialResult
 from vitline.vit.input.config import AugmentConfig
 from vitline.vit.models.config import ViTConfig
+
+from ...servers.stack import send_everything
 
 MODEL = "file:///m/emoji/1"
 TRIED = (
@@ -205,17 +204,14 @@ def test_an_evaluation_without_its_trials_or_its_corpus_is_shown_without_them(ev
 def test_children_are_sent_once_and_found_again(evaluated, root, stack, digits):
     uri = stack.env["MLFLOW_TRACKING_URI"]
     store, client = open_store(root), MlflowClient(uri, uri)
-    settings = Settings(root=root, mlflow_tracking_uri=uri)
     digest = digits.read_json("manifest.json")["digest"]
     trial = f"d-final-{uuid.uuid4().hex[:6]}"
     key = evaluated(score("digits", 0.5, None, corpus_digest=digest, trials=(trial,)))
 
     def sync():
-        report = ship_runs.sync(open_store(root), Tracking(settings.mlflow_tracking_uri, secret_values()), [])
-        assert not report["left"]
-        return report
+        return send_everything(root, uri)
 
-    assert sync()["sent"] == [key]
+    assert sync() == {key: "sent"}
     (names,) = store.read_json(f"runs/{key}/mlflow.json")["servers"].values()
     parent = client.get_run(names["run"])
     assert parent.data.metrics["tasks/digits/top1_from_scratch"] == 0.5
@@ -241,14 +237,14 @@ def test_children_are_sent_once_and_found_again(evaluated, root, stack, digits):
         return runs, [client.get_metric_history(child.info.run_id, m) for m in child.data.metrics]
 
     before = repr(everything())
-    assert sync()["unchanged"] == [key]
-    # As a shipper that has lost its records: the MLflow ids in the store, and the tag that says what was sent.
+    assert sync() == {key: "unchanged"}
+    # As a sender that has lost its records: the MLflow ids in the store, and the tag that says what was sent.
     store.delete(f"runs/{key}/tasks/digits-scratch/mlflow.json")
     client.delete_tag(parent.info.run_id, "vitline.shipped")
     client.delete_tag(child.info.run_id, "vitline.shipped")
-    assert sync()["sent"] == [key]
+    assert sync() == {key: "sent"}
     assert repr(everything()) == before
     client.delete_run(child.info.run_id)
     client.delete_tag(parent.info.run_id, "vitline.shipped")
-    assert sync()["sent"] == [key]
+    assert sync() == {key: "sent"}
     assert children() == []  # a run that a user has deleted is not created again

@@ -173,4 +173,4 @@ def test_each_server_knows_only_the_logins_that_it_uses(stack):
     }
     assert not known["s3"] | known["ray"]
     assert not {name for name in known["prefect"] if not name.startswith("PREFECT_")}
-    assert not {name for name in known["mlflow"] | known["shipper"] if not name.startswith("MLFLOW_")}
+    assert not {name for name in known["mlflow"] | known["sender"] if not name.startswith("MLFLOW_")}

@@ -1,11 +1,9 @@
-"""The client of MLflow, against a real server: sending twice changes nothing, with any number of shippers (infra/mlflow/README.md)."""
+"""The client of MLflow, against a real server: sending twice changes nothing, nor does a sender that was overtaken."""
 
 import math
 import sqlite3
 import sys
-import threading
 import uuid
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
@@ -13,17 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlflow import MlflowClient
 
-from vitline.infra.mlflow.tracking import (
-    CANDIDATE,
-    CANDIDATE_BY,
-    MAX_POINTS_PER_KEY,
-    DataUse,
-    Model,
-    Point,
-    Tracking,
-    thinned,
-)
-from vitline.infra.mlflow.tracking_ids import TrackingIds
+from vitline.infra.mlflow.entities import DatasetUse, Model, Point
+from vitline.infra.mlflow.tracking import CANDIDATE, CANDIDATE_BY, MAX_POINTS_PER_KEY, Tracking, thinned
+from vitline.infra.mlflow.tracking_ids import IdsChanged, TrackingIds
 from vitline.infra.storage import open_store
 
 
@@ -66,29 +56,11 @@ def start(tracking, root):
     return make
 
 
-def test_concurrent_shippers_create_one_run(uri, start, client):
-    for _ in range(4):
-        key, at_once = f"race-{uuid.uuid4().hex[:12]}", threading.Barrier(4)
-
-        def ship(_, key=key, at_once=at_once):
-            mine = Tracking(uri)
-            mine.ping()
-            at_once.wait()
-            return start(key, mine)[0].run_id
-
-        with ThreadPoolExecutor(4) as pool:
-            found = set(pool.map(ship, range(4)))
-        experiment = client.get_experiment_by_name("vitline/test").experiment_id
-        active = client.search_runs([experiment], f"tags.`vitline.run_key` = '{key}'")
-        assert {run.info.run_id for run in active} == found
-        assert len(found) == 1
-
-
 def test_run_with_an_unknown_id_is_found_by_its_key_and_old_model_ids_are_dropped(start, root, tracking):
     run, _, key = start()
     other = TrackingIds(open_store(root).child("other"), tracking.uri)
-    other.agree("run", "0" * 32, url="nowhere")
-    other.agree("model 0123", "m-gone")
+    other.save({"run": "0" * 32, "url": "nowhere"})
+    other.save({"model 0123": "m-gone"})
     store_uri = open_store(root).child(f"runs/{key}").uri
     found = tracking.run(other, "vitline/test", key, store_uri, 0, {})
     assert found is not None
@@ -144,7 +116,9 @@ def test_sending_points_again_changes_nothing_even_for_nan(start, tracking, rows
 def test_corpora_are_logged_as_dataset_inputs_with_digest_and_context(start, tracking, client):
     run, _, _ = start()
     names = {"c": "train", "c/val": "val"}
-    uses = [DataUse(name, "ab" * 32, "s3://u:secret@b/c", context, {"num_rows": 5}) for name, context in names.items()]
+    uses = [
+        DatasetUse(name, "ab" * 32, "s3://u:secret@b/c", context, {"num_rows": 5}) for name, context in names.items()
+    ]
     for _ in range(2):
         tracking.put_data(run, uses)
     inputs = client.get_run(run.run_id).inputs.dataset_inputs
@@ -206,23 +180,35 @@ def test_a_repeated_post_creates_one_run_model_and_version(start, tracking, clie
     assert logged.model_id == published.model_id
 
 
-def test_concurrent_shippers_register_a_model_once(uri, start, client):
-    name, digest = f"m-{uuid.uuid4().hex[:8]}", uuid.uuid4().hex * 2
-    _, _, key = start()
+@pytest.mark.parametrize("call", ["create_run", "create_logged_model", "create_model_version"])
+def test_what_a_sender_creates_after_another_has_overtaken_it_is_deleted(
+    uri, start, tracking, client, monkeypatch, call
+):
+    name, digest, key = f"m-{uuid.uuid4().hex[:8]}", uuid.uuid4().hex, f"k-{uuid.uuid4().hex[:12]}"
+    if call != "create_run":
+        start(key)
 
-    def ship(_):
-        mine = Tracking(uri)
-        run, ids, _ = start(key, mine)
-        return mine.publish(run, ids, model(name, 1.0, digest))
+    def publish(where):
+        run, ids, _ = start(key, where)
+        return where.publish(run, ids, model(name, 1.0, digest))
 
-    with ThreadPoolExecutor(3) as pool:
-        refs = set(pool.map(ship, range(3)))
-    assert len(refs) == 1
-    assert client.get_model_version_by_alias(name, CANDIDATE).version == next(iter(refs)).version
+    create, others = getattr(tracking._client, call), []
+
+    def overtaken(*args, **named):
+        others.append(publish(Tracking(uri)))
+        return create(*args, **named)
+
+    monkeypatch.setattr(tracking._client, call, overtaken)
+    with pytest.raises(IdsChanged):
+        publish(tracking)
+    assert publish(tracking) == others[0]
     (version,) = client.search_model_versions(f"name = '{name}'")
-    assert version.source == f"models:/{refs.pop().model_id}"
-    logged = client.get_logged_model(version.source.removeprefix("models:/"))
-    assert str(logged.status) == "READY"
+    assert (str(version.version), version.source) == (others[0].version, f"models:/{others[0].model_id}")
+    assert client.get_model_version_by_alias(name, CANDIDATE).version == version.version
+    experiment = client.get_experiment_by_name("vitline/test").experiment_id
+    assert len(client.search_runs([experiment], f"tags.`vitline.run_key` = '{key}'")) == 1
+    (logged,) = client.search_logged_models([experiment], f"tags.`vitline.model_digest` = '{digest}'")
+    assert (logged.model_id, str(logged.status)) == (others[0].model_id, "READY")
     assert [(m.key, m.value, m.step) for m in logged.metrics] == [("val/top1", 0.5, 20)]
 
 

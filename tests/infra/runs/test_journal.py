@@ -75,7 +75,7 @@ def test_journal_keeps_the_value_sealed_first_for_each_key_and_step(operations):
     assert {(r.key, r.step): r.value for r in records} == sealed
     assert len(records) == len(sealed)
     written = [line for key in run.list("journal/") for line in run.read(key).splitlines()]
-    assert len(written) == len(sealed)  # duplicates are dropped when recorded, so a shipper sends none
+    assert len(written) == len(sealed)  # duplicates are dropped when recorded, so a sender sends none
     assert [r.seq for r in records] == sorted({r.seq for r in records})
 
 

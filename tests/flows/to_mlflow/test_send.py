@@ -5,12 +5,14 @@ import functools
 import json
 import os
 import re
+import signal
 import socket
 import sqlite3
 import subprocess
 import sys
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -19,18 +21,20 @@ import torch
 from mlflow import MlflowClient
 
 from vitline.flows.catalog.records import Origin, PipelineRecord, StageRecord, write_pipeline
-from vitline.flows.to_mlflow import ship_runs
-from vitline.flows.to_mlflow.shipper import Shipper, start_child, sync_runs
+from vitline.flows.to_mlflow import outbox, send
+from vitline.flows.to_mlflow.child import SenderChild, sync_runs
+from vitline.flows.to_mlflow.outbox import OutboxEntry
 from vitline.infra.config import replace
 from vitline.infra.local.stack import find_stack
-from vitline.infra.mlflow.tracking import Tracking
-from vitline.infra.runs.claims import job_id_of
+from vitline.infra.runs.claims import held, job_id_of, take_claim
 from vitline.infra.runs.journal import Journal, read_journal
 from vitline.infra.runs.run_state import read_state, write_state
-from vitline.infra.settings import Settings, secret_values
+from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
 from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.world import World
+
+from ...servers.stack import send_everything
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -51,7 +55,7 @@ def client(settings) -> MlflowClient:
 
 @pytest.fixture
 def tables(stack):
-    """tables(): all tables of MLflow's own database that a shipper writes to."""
+    """tables(): all tables of MLflow's own database that a sender writes to."""
 
     def read():
         with sqlite3.connect(f"file:{stack.directory}/mlflow/mlflow.db?mode=ro", uri=True, timeout=60) as database:
@@ -64,14 +68,8 @@ def tables(stack):
 
 @pytest.fixture
 def sync(settings):
-    """sync(): as `vitline runs send`, but in this process."""
-
-    def run():
-        report = ship_runs.sync(open_store(settings.root), Tracking(settings.mlflow_tracking_uri, secret_values()), [])
-        assert not report["left"]
-        return report
-
-    return run
+    """sync(): as `vitline runs send`, but in this process. What became of each run and pipeline, by key."""
+    return functools.partial(send_everything, settings.root, settings.mlflow_tracking_uri)
 
 
 @pytest.fixture
@@ -82,7 +80,7 @@ def begin(root, begin_run):
 
 @pytest.fixture
 def tracked(client):
-    """tracked(store): its MLflow run, found by the id that the shipper wrote to the store."""
+    """tracked(store): its MLflow run, found by the id that the sender wrote to the store."""
 
     def find(run, key="mlflow.json"):
         (names,) = run.read_json(key)["servers"].values()
@@ -108,15 +106,15 @@ def test_a_training_is_shown_while_it_runs_and_complete_at_its_end(
     run, key, attempt = begin(inspect_images=2)
     beside = Journal(run, attempt, writer="node-1")
     beside.record({"system/node1/cpu_fraction": 0.5}, 3)
-    with Shipper(settings, tmp_path / "logs") as shipper:
-        assert shipper.run_url(key) is None
-        shipper.follow(key)
-        until(lambda: shipper.run_url(key))
+    with SenderChild(settings, tmp_path / "logs") as sender:
+        assert sender.run_url(key) is None
+        sender.follow(key)
+        until(lambda: sender.run_url(key))
         until(lambda: tracked(run).info.status == "SCHEDULED")  # it was submitted and has not begun
         beside.close()
         assert TrainingRun(run, attempt, World()).execute() == "finished"
-        assert shipper.close(60) == []
-        assert f"/runs/{tracked(run).info.run_id}" in shipper.run_url(key)
+        assert sender.close(60) == []
+        assert f"/runs/{tracked(run).info.run_id}" in sender.run_url(key)
     seen, state, manifest = tracked(run), read_state(run), digits.read_json("manifest.json")
     info, data = seen.info, seen.data
     assert (info.run_name, info.status, info.start_time) == (f"{key}, seed 0", "FINISHED", 1_700_000_001_000)
@@ -149,7 +147,8 @@ def test_a_training_is_shown_while_it_runs_and_complete_at_its_end(
     files = {f.path for f in client.list_logged_model_artifacts(made.model_id)}
     assert {"MLmodel", "pointer.json", "card.md", "input_example.json"} <= files
     before = tables()
-    assert sync_runs(settings) == ([], [key], [], {})
+    assert sync_runs(settings) == ([key], {})
+    assert outbox.listed(open_store(settings.root)) == {}
     assert tables() == before
 
 
@@ -158,15 +157,15 @@ def test_mlflow_down_for_a_whole_run_loses_and_duplicates_nothing(settings, begi
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         away = settings.model_copy(update={"mlflow_tracking_uri": f"http://127.0.0.1:{closed.getsockname()[1]}"})
-        with Shipper(away, tmp_path) as shipper:
-            shipper.follow(key)
+        with SenderChild(away, tmp_path) as sender:
+            sender.follow(key)
             TrainingRun(run, attempt, World()).execute()
-            assert shipper.close(60) == [key]
-            assert shipper.run_url(key) is None
+            assert sender.close(60) == [key]
+            assert sender.run_url(key) is None
         report = sync_runs(away)
-        assert (report.sent, list(report.left)) == ([], [key])
+        assert (report.done, list(report.left)) == ([], [key])
         assert re.search(r"does not answer \(API request to http.*Connection refused", report.left[key])
-    assert sync_runs(settings, [key[:8]]).sent == [key]
+    assert sync_runs(settings, [key[:8]]) == ([key], {})
     seen = tracked(run)
     assert seen.info.status == "FINISHED"
     assert (seen.info.start_time, seen.info.end_time) == (
@@ -175,7 +174,7 @@ def test_mlflow_down_for_a_whole_run_loses_and_duplicates_nothing(settings, begi
     )
     assert len(curve(client, seen, "train/loss")) == 20
     before = tables()
-    assert sync_runs(settings).unchanged == [key]
+    assert sync_runs(settings) == ([key], {})
     assert tables() == before
 
 
@@ -189,9 +188,9 @@ def test_mlflow_killed_during_a_run_gets_every_point_once(stack, settings, begin
             journal.record({"train/loss": 1 / step}, step)
         journal.seal()
 
-    with Shipper(settings, tmp_path) as shipper:
+    with SenderChild(settings, tmp_path) as sender:
         record(range(1, 6))
-        shipper.follow(key)
+        sender.follow(key)
         until(lambda: run.exists("mlflow.json") and len(curve(client, tracked(run), "train/loss")) == 5)
         found = find_stack(stack.directory)
         (service,) = (service for service in found.services if service.name == "mlflow")
@@ -203,8 +202,8 @@ def test_mlflow_killed_during_a_run_gets_every_point_once(stack, settings, begin
         record(range(11, 16))
         journal.close()
         write_state(run, "finished", attempt, step=15)
-        left = shipper.close(60)
-    assert left == [], (tmp_path / "shipper.log").read_text()
+        left = sender.close(60)
+    assert left == [], (tmp_path / "sender.log").read_text()
     assert curve(client, tracked(run), "train/loss") == {(r.step, r.value, r.timestamp_ms) for r in read_journal(run)}
     assert tracked(run).info.status == "FINISHED"
 
@@ -220,45 +219,42 @@ def test_a_server_that_never_answers_does_not_delay_the_end(settings, begin, tmp
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        with Shipper(settings.model_copy(update={"mlflow_tracking_uri": uri}), tmp_path) as shipper:
-            shipper.follow(key)
-            shipper.follow_pipeline("some-pipeline")
-            assert key in shipper.close(3)
+        with SenderChild(settings.model_copy(update={"mlflow_tracking_uri": uri}), tmp_path) as sender:
+            sender.follow(key)
+            sender.follow_pipeline("some-pipeline")
+            assert key in sender.close(3)
     assert not children()
 
 
-def children():
+def children(pid=None):
     return [
         p
-        for p in psutil.Process().children()
-        if p.status() != "zombie" and "vitline.flows.to_mlflow.ship_runs" in p.cmdline()
+        for p in psutil.Process(pid).children()
+        if p.status() != "zombie" and "vitline.flows.to_mlflow.send" in p.cmdline()
     ]
 
 
 def test_without_a_server_nothing_is_started(settings, begin, tmp_path):
     _, key, _ = begin()
     away = settings.model_copy(update={"mlflow_tracking_uri": None})
-    with Shipper(away, tmp_path / "logs") as shipper:
-        shipper.follow(key)
-        assert shipper.run_url(key) is None
-        assert shipper.close() == []
+    with SenderChild(away, tmp_path / "logs") as sender:
+        sender.follow(key)
+        assert sender.run_url(key) is None
+        assert sender.close() == []
     assert not (tmp_path / "logs").exists()
     with pytest.raises(ValueError, match="MLFLOW_TRACKING_URI is not set"):
         sync_runs(away)
-    assert sync_runs(settings, []) == ([], [], [], {})
+    assert sync_runs(settings, []) == ([], {})
     with pytest.raises(ValueError, match="no run or pipeline 'nothing'"):
         sync_runs(settings, ["nothing"])
 
 
 PARENT = """
-import os, sys, time
+import sys, time
 from pathlib import Path
-from vitline.flows.to_mlflow.shipper import Shipper
+from vitline.flows.to_mlflow.child import SenderChild
 from vitline.infra.settings import Settings
-shipper = Shipper(Settings(root=sys.argv[1], mlflow_tracking_uri=sys.argv[2]), Path(sys.argv[3]))
-shipper.follow(sys.argv[4])
-os.fork() or time.sleep(600)  # a forked process that survives with the pipe open
-print(shipper._child.pid, flush=True)
+SenderChild(Settings(root=sys.argv[1], mlflow_tracking_uri=sys.argv[2]), Path(sys.argv[3])).follow(sys.argv[4])
 time.sleep(600)
 """
 
@@ -267,30 +263,75 @@ def test_the_child_sends_the_rest_and_ends_when_its_parent_is_killed(settings, b
     run, key, attempt = begin()
     write_state(run, "cancelled", attempt)
     arguments = [settings.root, settings.mlflow_tracking_uri, str(tmp_path), key]
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, *arguments], stdout=subprocess.PIPE, text=True)
-    child = psutil.Process(int(parent.stdout.readline()))
-    forked = [p for p in psutil.Process(parent.pid).children() if p.pid != child.pid]
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, *arguments])
+    until(lambda: children(parent.pid))
+    (child,) = children(parent.pid)
+    parent.kill()
+    parent.wait()
+    until(lambda: not child.is_running() or child.status() == "zombie")
+    assert tracked(run).info.status == "KILLED"
+    assert outbox.listed(open_store(settings.root)) == {}
+    assert "Traceback" not in (tmp_path / "sender.log").read_text()
+
+
+TWIN = """
+import os, signal, sys
+from mlflow import MlflowClient
+from vitline.flows.to_mlflow import send
+send.LEASE_S, create = 3.0, MlflowClient.create_run
+def stopped(*args, **named):
+    created = create(*args, **named) if sys.argv[1] == "after" else None
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return created or create(*args, **named)
+if sys.argv[1]:
+    MlflowClient.create_run = stopped
+send.main(["--once"])
+"""
+
+
+@pytest.mark.parametrize("stopped", ["before", "after"])
+def test_a_sender_that_is_suspended_while_it_creates_a_run_leaves_no_twin(settings, begin, tracked, client, stopped):
+    """It goes on after another has taken its lease and sent the run."""
+    run, key, attempt = begin()
+    write_state(run, "finished", attempt)
+    root = open_store(settings.root)
+    outbox.put(root, OutboxEntry("run", key))
+    environment = {**os.environ, "VITLINE_ROOT": root.uri, "MLFLOW_TRACKING_URI": settings.mlflow_tracking_uri}
+    first = subprocess.Popen([sys.executable, "-c", TWIN, stopped], env=environment)
     try:
-        parent.kill()
-        parent.wait()
-        until(lambda: not child.is_running() or child.status() == "zombie")
-        assert all(process.is_running() for process in forked)
-        until(lambda: run.exists("mlflow.json"), 1)
-        assert tracked(run).info.status == "KILLED"
+        until(lambda: psutil.Process(first.pid).status() == "stopped")
+        second = subprocess.run([sys.executable, "-c", TWIN, ""], env=environment, check=False)
+        assert second.returncode == 0
+        assert outbox.listed(root) == {}
+        kept = tracked(run).info
+        first.send_signal(signal.SIGCONT)
+        first.wait(120)
     finally:
-        for process in forked:
-            process.kill()
-        parent.stdout.close()
+        first.kill()
+        first.wait()
+    found = client.search_runs([kept.experiment_id], f"tags.`vitline.run_key` = '{key}'")
+    assert [each.info.run_id for each in found] == [kept.run_id]
+    assert (tracked(run).info.run_id, tracked(run).info.status) == (kept.run_id, "FINISHED")
 
 
-@pytest.mark.slow
-def test_the_end_of_the_parent_leaves_no_traceback_in_the_log(root, tmp_path):
-    settings = Settings(root=root, mlflow_tracking_uri="http://127.0.0.1:9")
-    child = start_child(settings, ["--parent", str(os.getpid())], tmp_path / "shipper.log")
-    child.stdout.close()  # the answer cannot be written any more
-    child.stdin.close()
-    assert child.wait(120) == 0
-    assert "Traceback" not in (tmp_path / "shipper.log").read_text()
+def test_entries_that_another_sender_works_on_are_awaited_and_those_of_other_versions_left(settings, begin, tracked):
+    (run, key, attempt), root = begin(), open_store(settings.root)
+    write_state(run, "finished", attempt)
+    other = OutboxEntry("run", "other-0123456789ab")
+    outbox.put(root, other)
+    mark = root.read_json("tracking/outbox/run/other-0123456789ab.json")
+    root.write_json("tracking/outbox/run/other-0123456789ab.json", {**mark, "version": "99"})
+    lease = root.child(f"claims/{send.lease_key(settings.mlflow_tracking_uri)}")
+    claim = take_claim(lease, "lease", job_state=lambda job: None, owner="another sender")
+    with held(lease, claim, every_s=0.2), ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(sync_runs, settings, [key])
+        entry = OutboxEntry("run", key)
+        until(lambda: outbox.read(root, entry))
+        outbox.note(root, entry, outbox.read(root, entry).nonce, "MLflow is on fire")
+        assert waiting.result(60) == ([], {key: "MLflow is on fire"})
+    assert sync_runs(settings, [key]) == ([key], {})
+    assert tracked(run).info.status == "FINISHED"
+    assert list(outbox.listed(root)) == [other]
 
 
 def test_a_resumed_run_is_one_mlflow_run_with_changed_params_as_tags(sync, begin, tracked, root, client):
@@ -371,7 +412,7 @@ def test_a_pipeline_is_the_parent_of_its_runs_and_links_reused_ones(sync, begin,
     assert len(client.get_metric_history(parent.info.run_id, "tasks/digits/top1")) == 1
     assert tracked(open_store(root), place).data.metrics["time/pretrain_s"] == 12.5
     before = tables()
-    assert sync()["sent"] == []
+    assert "sent" not in sync().values()
     assert tables() == before
 
 
@@ -380,7 +421,7 @@ def test_no_secret_reaches_mlflow(stack, sync, begin, tables, monkeypatch):
     run, key, attempt = begin(origin=Origin(flow_run_url="http://ann:hunter3hunter3@prefect/runs/1", flow_run_id="1"))
     reason = "GET s3://AKIAX:hunter3hunter3@b/k?X-Amz-Signature=hunter3hunter3 refused hunter2hunter2"
     write_state(run, "failed", attempt, reason=reason)
-    assert sync()["sent"] == [key]
+    assert sync() == {key: "sent"}
     everything = json.dumps(tables()) + sent_files(stack)
     assert "refused ***" in everything
     assert "hunter" not in everything
@@ -399,6 +440,6 @@ def sent_files(stack):
         return "".join(store.read(key).decode() for key in store.list() if key.endswith(".json"))
 
 
-def test_the_shipper_imports_no_mlflow():
-    code = "import sys, vitline.flows.to_mlflow.shipper; sys.exit(bool({'mlflow', 'torch'} & set(sys.modules)))"
+def test_a_sender_that_has_nothing_to_send_imports_no_mlflow():
+    code = "import sys, vitline.flows.to_mlflow.child, vitline.flows.to_mlflow.send; sys.exit(bool({'mlflow', 'torch'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3], check=False).returncode == 0

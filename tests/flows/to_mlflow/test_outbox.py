@@ -1,4 +1,4 @@
-"""Data that a shipper could not send reaches MLflow later: through the outbox in the store and the shipper service."""
+"""Data that a sender could not send reaches MLflow later: through the outbox in the store and the stack's sender."""
 
 import contextlib
 import os
@@ -12,8 +12,8 @@ from mlflow import MlflowClient
 
 from vitline.flows.catalog.records import Origin, PipelineRecord, StageRecord, write_pipeline
 from vitline.flows.to_mlflow import outbox
+from vitline.flows.to_mlflow.child import SenderChild
 from vitline.flows.to_mlflow.outbox import OutboxEntry
-from vitline.flows.to_mlflow.shipper import Shipper
 from vitline.infra.local.stack import find_stack
 from vitline.infra.runs.run_state import write_state
 from vitline.infra.storage import open_store
@@ -65,20 +65,20 @@ def test_data_not_sent_at_the_end_of_a_run_is_sent_later_by_the_service(in_stack
     write_pipeline(root, record)
     write_state(run, "running", 1)
     place = f"tracking/pipelines/{pipeline}/mlflow.json"
-    with Shipper(in_stack, tmp_path) as shipper:
-        shipper.follow_pipeline(pipeline)
-        shipper.follow(key)
+    with SenderChild(in_stack, tmp_path) as sender:
+        sender.follow_pipeline(pipeline)
+        sender.follow(key)
         until(lambda: (status(uri, run), status(uri, root, place)) == ("RUNNING", "RUNNING"))
         with frozen():
             write_state(run, "finished", 1, step=20)
             write_pipeline(root, record.model_copy(update={"state": "finished", "updated_at": time.time()}))
-            assert sorted(shipper.close(3)) == sorted([key, pipeline])
+            assert sorted(sender.close(3)) == sorted([key, pipeline])
     assert (status(uri, run), status(uri, root, place)) == ("RUNNING", "RUNNING")
     until(lambda: (status(uri, run), status(uri, root, place)) == ("FINISHED", "FINISHED"))
-    until(lambda: not {key, pipeline} & {entry.key for entry in outbox.entries(root)})
+    until(lambda: not {key, pipeline} & {entry.key for entry in outbox.listed(root)})
 
 
-def test_a_shipper_that_is_killed_is_replaced_even_at_the_very_end(stack, begin_run, root, tmp_path):
+def test_a_sender_that_is_killed_is_replaced_even_at_the_very_end(stack, begin_run, root, tmp_path):
     from vitline.infra.settings import Settings
 
     settings = Settings(root=root, mlflow_tracking_uri=stack.env["MLFLOW_TRACKING_URI"])
@@ -86,19 +86,24 @@ def test_a_shipper_that_is_killed_is_replaced_even_at_the_very_end(stack, begin_
     write_state(run, "running", 1)
 
     def kill():
-        (child,) = (p for p in psutil.Process().children() if "vitline.flows.to_mlflow.ship_runs" in p.cmdline())
+        def children():
+            found = [p for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE]
+            return [p for p in found if "vitline.flows.to_mlflow.send" in p.cmdline()]
+
+        until(children)
+        (child,) = children()
         child.kill()
         return child
 
-    with Shipper(settings, tmp_path) as shipper:
-        shipper.follow(key)
+    with SenderChild(settings, tmp_path) as sender:
+        sender.follow(key)
         first = kill()
         until(lambda: status(settings.mlflow_tracking_uri, run) == "RUNNING")
         write_state(run, "finished", 1, step=20)
         assert kill().pid != first.pid
-        assert shipper.close(120) == []
+        assert sender.close(120) == []
     assert status(settings.mlflow_tracking_uri, run) == "FINISHED"
-    assert outbox.entries(open_store(root)) == []
+    assert outbox.listed(open_store(root)) == {}
 
 
 def test_an_entry_is_cleared_once_the_end_was_sent_and_not_before(root):
@@ -109,17 +114,24 @@ def test_an_entry_is_cleared_once_the_end_was_sent_and_not_before(root):
     assert outbox.left(store) == []
     write_state(run, "preempted", 1)
     assert outbox.left(store) == [entry]
-    assert outbox.left(store, quiet_s=1000) == []
     run.write_json("attempts/a2.json", {})  # the next attempt has started and has not written its state yet
     assert outbox.left(store) == []
     write_state(run, "finished", 2)
-    mark = outbox.mark_of(store, entry)
+    read = outbox.read(store, entry).nonce
+    outbox.note(store, entry, read, "away")
+    assert outbox.wait(store, [entry], 0) == {"a": "away"}
     outbox.put(store, entry)
-    outbox.clear(store, entry, mark)
-    assert outbox.left(store) == [entry]
-    outbox.clear(store, entry, outbox.mark_of(store, entry))
-    outbox.clear(store, entry, None)
-    assert outbox.entries(store) == []
+    outbox.note(store, entry, read, "")
+    outbox.clear(store, entry, read)
+    assert outbox.wait(store, [entry], 0) == {"a": "no sender has tried it yet"}
+    outbox.note(store, entry, outbox.read(store, entry).nonce, "")
+    assert outbox.wait(store, [entry], 0) == {}
+    outbox.clear(store, entry, outbox.read(store, entry).nonce)
+    outbox.clear(store, entry, read)
+    assert outbox.listed(store) == {}
     outbox.put(store, OutboxEntry("run", "gone"))
     outbox.put(store, OutboxEntry("pipeline", "gone"))
     assert sorted(outbox.left(store)) == [("pipeline", "gone"), ("run", "gone")]
+    store.write("tracking/outbox/run/gone.json", b"half a recor")
+    outbox.clear(store, OutboxEntry("run", "gone"), outbox.read(store, OutboxEntry("run", "gone")).nonce)
+    assert outbox.left(store) == [("pipeline", "gone")]
