@@ -110,10 +110,8 @@ class Chunks:
 
     def load_listing(self) -> Listing | None:
         """The listing of an earlier attempt, if it was completed."""
-        try:
-            return Listing.model_validate(self._corpus.read_json(f"{self._prefix}/listing.json"))
-        except FileNotFoundError:
-            return None
+        found = self._corpus.read_json_or_none(f"{self._prefix}/listing.json")
+        return Listing.model_validate(found) if found else None
 
     def save_listing(self, parts: Iterable[Part]) -> Listing:
         """Save the parts of a source. Holds a few thousand of them at a time."""

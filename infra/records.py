@@ -4,12 +4,12 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from pydantic import ConfigDict, ValidationError
 
 from vitline.infra.config import FrozenConfig
-from vitline.infra.storage import StoreRefused
+from vitline.infra.storage import Store, StoreRefused
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -22,9 +22,28 @@ class StoredRecord(FrozenConfig):
 
     model_config = ConfigDict(extra="allow")
 
+    @classmethod
+    def load_or_none(cls, store: Store, key: str) -> Self | None:
+        """The record under a key, or None."""
+        found = store.read_json_or_none(key)
+        return None if found is None else cls.model_validate(found)
+
+    def stored_first(self, store: Store, key: str) -> Self:
+        """The record under a key: this one, unless another writer was first."""
+        created = store.create_if_absent(key, self.model_dump_json(indent=1).encode())
+        return self if created else self.load_or_none(store, key) or self
+
 
 class UnreadableRecord(RuntimeError):
     """A record that this version cannot read. The text names the object, what is wrong with it, and the next step."""
+
+
+def check_digest(uri: str, found: str, planned: str, next_step: str = "evaluate again") -> None:
+    """Raises RuntimeError if the model or corpus at `uri` has another digest than the one that the work was planned with."""
+    if found != planned:
+        raise RuntimeError(
+            f"{uri} has digest {found[:12]}, but the work was planned with {planned[:12]}: it was replaced. Restore it, or {next_step}."
+        )
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from vitline.flows.nights.judge import Verdict
 from vitline.infra.night import Night, named_night, night_name
 from vitline.infra.records import StoredRecord, reading
 from vitline.infra.runs.run_state import RunState
-from vitline.infra.storage import PreconditionFailed, Store
+from vitline.infra.storage import Store
 
 NIGHTS, CHAMPIONS = "nights", "champions"
 THE_GATE = "the gate"
@@ -110,10 +110,7 @@ def write_night(root: Store, record: NightRecord) -> None:
 def note_night(root: Store, record: NightRecord) -> None:
     """Notes a night that was not run, unless something is known of it already."""
     record = record.model_copy(update={"at": time.time()})
-    try:
-        root.create(night_key(record.name, record.night), record.model_dump_json(indent=1).encode())
-    except PreconditionFailed:
-        return
+    record.stored_first(root, night_key(record.name, record.night))
 
 
 def nights_on_record(root: Store) -> list[tuple[str, datetime]]:

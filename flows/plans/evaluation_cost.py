@@ -13,7 +13,7 @@ from vitline.vit.evaluation.packing import micro_batch_size
 from vitline.vit.evaluation.probes import Probe
 from vitline.vit.evaluation.trials import finished_result
 from vitline.vit.features.features import missing_parts
-from vitline.vit.features.probe_trials import ProbeTrial, feature_splits, plan_probe_trials, stored_probe_score
+from vitline.vit.features.probe_trials import ProbeTrial, feature_splits, plan_probe_trials
 from vitline.vit.input.config import AugmentConfig, InputConfig
 from vitline.vit.models.config import AnyNetworkConfig, NetworkConfig, network_config
 from vitline.vit.models.flops import forward_flops
@@ -90,7 +90,7 @@ def sweep_cost(root: Store, task_sweep: TaskSweep) -> TaskCost:
 
 def probe_cost(root: Store, probe_trials: Sequence[ProbeTrial], plan: EvaluationPlan) -> TaskCost:
     """The cost of the probe trials that share features: one forward pass over their splits, without stored features."""
-    todo = [probe_trial for probe_trial in probe_trials if stored_probe_score(root, probe_trial) is None]
+    todo = [probe_trial for probe_trial in probe_trials if not root.exists(probe_trial.score_key)]
     parts = {part.key: part for _, planned in feature_splits(todo) for part in planned}
     folder = root.child(probe_trials[0].source.folder)
     images = sum(len(part.rows) for part in missing_parts(folder, list(parts.values())))

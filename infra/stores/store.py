@@ -148,6 +148,14 @@ class Store(ABC):
     def create(self, key: str, data: bytes) -> str:
         """Writes an object that must not exist yet, and returns its tag. Raises PreconditionFailed if it exists."""
 
+    def create_if_absent(self, key: str, data: bytes) -> bool:
+        """Writes an object unless it exists; returns whether it was written."""
+        try:
+            self.create(key, data)
+        except PreconditionFailed:
+            return False
+        return True
+
     @abstractmethod
     def compare_and_swap(self, key: str, data: bytes, tag: str) -> str:
         """Replaces an object that has this tag, and returns the new tag. Raises PreconditionFailed if it has another tag or

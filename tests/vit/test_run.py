@@ -387,7 +387,7 @@ def test_restarts_without_progress_fail_the_run_with_their_first_error(start, tr
     run.write_json(f"errors/a{attempt}-2-rank1.json", {"at": 2.0, "rank": 1, "error": "Connection closed by peer"})
     run.write_json(f"errors/a{attempt}-1-rank0.json", {"at": 1.0, "rank": 0, "error": "The corpus was replaced"})
     for _ in range(3):
-        with pytest.raises(RuntimeError, match="corpus was replaced"):
+        with pytest.raises(RuntimeError, match="it was replaced"):
             TrainingRun(run, attempt, World()).execute()
     assert TrainingRun(run, attempt, World()).execute() == "failed"
     assert read_state(run)["reason"].endswith("rank 0: The corpus was replaced")
@@ -404,7 +404,7 @@ def test_an_error_before_the_newest_checkpoint_is_not_the_cause_of_later_failure
     spec = run.read_json("config.json")
     run.write_json("config.json", {**spec, "inputs": {**spec["inputs"], "corpus": "0" * 64}})
     for number in range(2):
-        with pytest.raises(RuntimeError, match="corpus was replaced"):
+        with pytest.raises(RuntimeError, match="it was replaced"):
             TrainingRun(run, attempt, World()).execute()
         error = {"at": time.time(), "rank": 0, "error": f"failure {number}"}
         run.write_json(f"errors/a{attempt}-2-{number}-rank0.json", error)
@@ -446,7 +446,7 @@ def test_a_replaced_corpus_is_refused(start, train_config):
     run, attempt = start(train_config("replaced"))
     spec = run.read_json("config.json")
     run.write_json("config.json", {**spec, "inputs": {**spec["inputs"], "corpus": "0" * 64}})
-    with pytest.raises(RuntimeError, match="corpus was replaced"):
+    with pytest.raises(RuntimeError, match="it was replaced"):
         TrainingRun(run, attempt, World()).execute()
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
 from vitline.infra.config import digest_of, flatten
-from vitline.infra.storage import PreconditionFailed, Store, json_bytes
+from vitline.infra.storage import Store, json_bytes
 from vitline.vit.checkpoints.names import MANIFEST, parse_prefix
 from vitline.vit.checkpoints.tensor_file import TensorPiece
 from vitline.vit.training.guard.spike_guard import GuardRecord
@@ -81,8 +81,7 @@ class CheckpointRef:
 
 def commit(run: Store, prefix: str, manifest: CheckpointManifest) -> None:
     """Makes a checkpoint visible: creates its manifest, with a digest of the manifest. One that is there already stays."""
-    with contextlib.suppress(PreconditionFailed):
-        run.create(f"{prefix}/{MANIFEST}", json_bytes({**manifest, "digest": digest_of(manifest)}))
+    run.create_if_absent(f"{prefix}/{MANIFEST}", json_bytes({**manifest, "digest": digest_of(manifest)}))
 
 
 def open_checkpoint(run: Store, prefix: str) -> CheckpointRef:

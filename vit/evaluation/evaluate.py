@@ -14,7 +14,7 @@ from vitline.data_prep.shard_format import Manifest, ShardReader, load_manifest
 from vitline.infra.config import FrozenConfig, digest_of
 from vitline.infra.keys import RESULT_VERSIONS
 from vitline.infra.records import StoredRecord
-from vitline.infra.storage import PreconditionFailed, Store, open_store
+from vitline.infra.storage import Store, open_store
 from vitline.vit.config import TrainRecipe
 from vitline.vit.evaluation.probes import Probe
 from vitline.vit.evaluation.protocols import Protocol, TaskFacts
@@ -322,18 +322,11 @@ def final_outcome(
 
 def record_score(root: Store, task_sweep: TaskSweep, score: Score) -> Score:
     """Stores a score and returns it. If a record exists, it is kept and returned instead."""
-    try:
-        root.create(task_sweep.score_key, score.model_dump_json(indent=1).encode())
-        return score
-    except PreconditionFailed:
-        return Score.model_validate(root.read_json(task_sweep.score_key))
+    return score.stored_first(root, task_sweep.score_key)
 
 
 def stored_score(root: Store, task_sweep: TaskSweep) -> Score | None:
-    try:
-        return Score.model_validate(root.read_json(task_sweep.score_key))
-    except FileNotFoundError:
-        return None
+    return Score.load_or_none(root, task_sweep.score_key)
 
 
 def list_scores(root: Store) -> Iterator[Score]:

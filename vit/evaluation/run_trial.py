@@ -11,8 +11,9 @@ import torch
 from vitline.data_prep.shard_format import Manifest, load_manifest
 from vitline.infra.config import replace
 from vitline.infra.provenance import require_same_versions
+from vitline.infra.records import check_digest
 from vitline.infra.runs.watchdog import UNWATCHED, Watchdog
-from vitline.infra.storage import PreconditionFailed, open_store
+from vitline.infra.storage import open_store
 from vitline.vit.config import ExecutionConfig, TrainRecipe
 from vitline.vit.evaluation.packing import micro_batch_size
 from vitline.vit.evaluation.trial_files import write_trial_files
@@ -51,11 +52,7 @@ def ensure_trial(trials_uri: str, trial: Trial, threads: int = 1, watchdog: Watc
                 trials, trial.key, Predictions.joined(noted), trial.corpus, trial.score_split, trial.title
             )
             result = replace(result, files=files)
-    try:
-        trials.create(f"{trial.key}.json", result.model_dump_json(indent=1).encode())
-    except PreconditionFailed:
-        result = finished_result(trials, trial) or result
-    return result
+    return result.stored_first(trials, f"{trial.key}.json")
 
 
 def run_trial(
@@ -70,11 +67,7 @@ def run_trial(
     execution = trial_execution(trial.recipe, world.device.type, threads)
     corpus = open_store(trial.corpus)
     manifest = load_manifest(corpus)
-    if manifest.digest != trial.corpus_digest:
-        raise RuntimeError(
-            f"{corpus.uri} has digest {manifest.digest[:12]}, but the evaluation was planned with "
-            f"{trial.corpus_digest[:12]}. The corpus was replaced; evaluate again."
-        )
+    check_digest(corpus.uri, manifest.digest, trial.corpus_digest)
     state = trial_state(trial, manifest.num_classes, world)
     losses: list[tuple[int, float]] = []
 
@@ -124,11 +117,7 @@ def trial_state(trial: Trial, num_classes: int, world: World) -> TrainState:
     if trial.model is None:
         return initial_state(trial.recipe, num_classes, world.device)
     source = pretrained(trial.model, str(trial.model_digest))
-    if source.digest != trial.model_digest:
-        raise RuntimeError(
-            f"{trial.model} has digest {source.digest[:12]}, but the evaluation was planned with "
-            f"{str(trial.model_digest)[:12]}. The model was replaced; evaluate again."
-        )
+    check_digest(trial.model, source.digest, str(trial.model_digest))
     torch.manual_seed(torch_seed(trial.recipe.seed, "init"))
     network = adapt(source.network, trial.recipe.model, num_classes, trial.recipe.model.head_bias_init)
     return with_optimizer(network.to(world.device).train(), trial.recipe)

@@ -99,7 +99,4 @@ def model_label(uri: str) -> str:
 
 
 def finished_result(trials: Store, trial: Trial) -> TrialResult | None:
-    try:
-        return TrialResult.model_validate(trials.read_json(f"{trial.key}.json"))
-    except FileNotFoundError:
-        return None
+    return TrialResult.load_or_none(trials, f"{trial.key}.json")

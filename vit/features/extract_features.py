@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vitline.data_prep.shard_format import load_manifest
 from vitline.infra.config import digest_of
+from vitline.infra.records import check_digest
 from vitline.infra.runs.watchdog import note_progress
 from vitline.infra.storage import Store, open_store
 from vitline.vit.features.feature_plan import FeaturePart, FeatureSource
@@ -55,13 +56,8 @@ class Extractor:
     def _compute(self, source: FeatureSource, split: str, parts: Sequence[FeaturePart]) -> Iterator[FeaturePart]:
         model, corpus = self.model(source), open_store(source.corpus)
         manifest = load_manifest(corpus)
-        found = (manifest.digest, digest_of(manifest.decode_policy))
-        if found != (source.corpus_digest, source.decode_digest):
-            raise RuntimeError(
-                f"{corpus.uri} has digest {manifest.digest[:12]} (decode policy {found[1][:12]}), but the evaluation was "
-                f"planned with {source.corpus_digest[:12]} ({source.decode_digest[:12]}). The corpus was replaced; evaluate "
-                "again."
-            )
+        check_digest(corpus.uri, manifest.digest, source.corpus_digest)
+        check_digest(f"the decode policy of {corpus.uri}", digest_of(manifest.decode_policy), source.decode_digest)
         folder = open_store(self._root).child(source.folder)
         view = model.contract.evaluation
         with (
@@ -100,11 +96,7 @@ class Extractor:
         if self._model is None or self._model.digest != source.model_digest:
             self._model = None  # frees the old model first; two large ones may not fit into memory
             model = load_model(source.model)
-            if model.digest != source.model_digest:
-                raise RuntimeError(
-                    f"{source.model} has digest {model.digest[:12]}, but the evaluation was planned with "
-                    f"{source.model_digest[:12]}. The model was replaced; evaluate again."
-                )
+            check_digest(source.model, model.digest, source.model_digest)
             model.network.to(self.device)
             self._model = model
         return self._model

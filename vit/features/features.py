@@ -20,7 +20,7 @@ from torch import Tensor
 from vitline.data_prep.shard_format import Manifest
 from vitline.infra.records import StoredRecord
 from vitline.infra.runs.watchdog import note_progress
-from vitline.infra.storage import PreconditionFailed, Store
+from vitline.infra.storage import Store
 from vitline.vit.checkpoints.tensor_file import raw_bytes
 from vitline.vit.features.feature_plan import FeaturePart, FeatureSource
 
@@ -62,10 +62,7 @@ def write_part(folder: Store, key: str, features: Features) -> None:
         "num_labels": features.num_labels.int(),
     }
     about = {"sha256": _digest(tensors), "wall_s": f"{features.wall_s:.4f}", "cpu_s": f"{features.cpu_s:.4f}"}
-    try:
-        folder.create(key, safetensors.torch.save(tensors, metadata=about))
-    except PreconditionFailed:
-        return
+    folder.create_if_absent(key, safetensors.torch.save(tensors, metadata=about))
 
 
 def read_part(folder: Store, key: str, num_rows: int) -> Features:
@@ -109,10 +106,7 @@ class SplitManifest(StoredRecord):
 
 def split_manifest(folder: Store, split: str) -> SplitManifest | None:
     """The manifest of a split; None if its features are not complete."""
-    try:
-        return SplitManifest.model_validate(folder.read_json(f"{split}.json"))
-    except FileNotFoundError:
-        return None
+    return SplitManifest.load_or_none(folder, f"{split}.json")
 
 
 def missing_parts(folder: Store, parts: Sequence[FeaturePart]) -> list[FeaturePart]:
@@ -142,10 +136,7 @@ def finish_split(folder: Store, manifest: Manifest, parts: Sequence[FeaturePart]
         parts=tuple((part.key, len(part.rows)) for part in parts),
         made_at=time.time(),
     )
-    try:
-        folder.create(f"{split}.json", whole.model_dump_json(indent=1).encode())
-    except PreconditionFailed:
-        return
+    whole.stored_first(folder, f"{split}.json")
 
 
 def _fence(parts: Sequence[FeaturePart], num_rows: int) -> list[int]:

@@ -13,7 +13,7 @@ from vitline.infra.storage import Store, open_store
 from vitline.vit.evaluation.evaluate import EvaluationSpec, Score
 from vitline.vit.features.feature_plan import FeaturePart
 from vitline.vit.features.features import finish_split, missing_parts, split_manifest
-from vitline.vit.features.probe_trials import ProbeTrial, feature_splits, plan_probe_trials, stored_probe_score
+from vitline.vit.features.probe_trials import ProbeTrial, feature_splits, plan_probe_trials
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ def frozen_scores(
     `plan_probe_trials`, and whatever the callables raise.
     """
     root, probe_trials = open_store(spec.root), plan_probe_trials(spec)
-    scores = {r.score_key: score for r in probe_trials if (score := stored_probe_score(root, r)) is not None}
+    scores = {r.score_key: score for r in probe_trials if (score := Score.load_or_none(root, r.score_key)) is not None}
     todo = [probe_trial for probe_trial in probe_trials if probe_trial.score_key not in scores]
     if todo and not ensure_features(root, todo, held, compute_parts):
         return None

@@ -16,7 +16,7 @@ from vitline.data_prep.parquet_files import open_parquet
 from vitline.data_prep.shard_format import ShardReader, load_class_names, load_manifest
 from vitline.infra.runs.handle import Run
 from vitline.infra.runs.watchdog import note_progress
-from vitline.infra.storage import PreconditionFailed, Store, open_store
+from vitline.infra.storage import Store, open_store
 from vitline.vit.features.extract_features import Extractor, network_input
 from vitline.vit.features.feature_plan import PART_ROWS, FeaturePart
 from vitline.vit.features.features import missing_parts
@@ -109,10 +109,7 @@ class Predictor(Extractor):
         return best
 
     def write(self, model: PublishedModel, folder: Store, part: FeaturePart, computed: Best) -> None:
-        try:
-            folder.create(part.key, part_file(model, part, computed))
-        except PreconditionFailed:  # by an earlier attempt, or a worker that was thought dead
-            return
+        folder.create_if_absent(part.key, part_file(model, part, computed))
 
 
 @torch.inference_mode()

@@ -9,7 +9,7 @@ from vitline.data_prep.shard_format import Manifest, load_class_names, load_mani
 from vitline.infra.config import FrozenConfig, digest_of, replace
 from vitline.infra.keys import RESULT_VERSIONS
 from vitline.infra.storage import Store, open_store
-from vitline.vit.evaluation.evaluate import EvaluationSpec, Score, TaskRef, again, published_digest
+from vitline.vit.evaluation.evaluate import EvaluationSpec, TaskRef, again, published_digest
 from vitline.vit.evaluation.probes import Method, Probe
 from vitline.vit.evaluation.tasks import find_task_splits
 from vitline.vit.features.feature_plan import FeaturePart, FeatureSource, plan_parts
@@ -176,11 +176,3 @@ def feature_splits(probe_trials: Iterable[ProbeTrial]) -> list[tuple[Manifest, l
         (manifests[source.corpus], plan_parts(source, manifests[source.corpus], split))
         for (_, split), source in wanted.items()
     ]
-
-
-def stored_probe_score(root: Store, probe_trial: ProbeTrial) -> Score | None:
-    """The stored score of a probe trial, or None."""
-    try:
-        return Score.model_validate(root.read_json(probe_trial.score_key))
-    except FileNotFoundError:
-        return None

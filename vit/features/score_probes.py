@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vitline.infra.storage import PreconditionFailed, Store, open_store
+from vitline.infra.records import check_digest
+from vitline.infra.storage import Store, open_store
 from vitline.vit.checkpoints.tensor_file import read_tensors
 from vitline.vit.evaluation.evaluate import Score, replaced
 from vitline.vit.evaluation.probes import Method
@@ -18,7 +19,7 @@ from vitline.vit.features.feature_plan import FeatureSource
 from vitline.vit.features.features import FeatureReader, Features
 from vitline.vit.features.linear_probes import RIDGE, draw_shots, least_squares, logistic_fits
 from vitline.vit.features.nearest import NEIGHBOURS, TEMPERATURE, nearest
-from vitline.vit.features.probe_trials import ProbeTrial, stored_probe_score
+from vitline.vit.features.probe_trials import ProbeTrial
 from vitline.vit.published.model_record import WEIGHTS, file_key, published_record
 from vitline.vit.published.models import HEAD
 from vitline.vit.training.world import World
@@ -141,11 +142,7 @@ def head_of(source: FeatureSource) -> list[Tensor]:
     """Weight (K, D) and bias (K,) of the head of a published model, without loading the rest."""
     store = open_store(source.model)
     config = published_record(store)
-    if config["digest"] != source.model_digest:
-        raise RuntimeError(
-            f"{source.model} has digest {config['digest'][:12]}, but the evaluation was planned with "
-            f"{source.model_digest[:12]}. The model was replaced; evaluate again."
-        )
+    check_digest(source.model, config["digest"], source.model_digest)
     pieces = {piece["name"]: piece for piece in config["tensors"]}
     return read_tensors(store, file_key(config, WEIGHTS), [pieces[name] for name in HEAD])
 
@@ -165,7 +162,7 @@ def score_probe(root: str, probe_trial: ProbeTrial) -> Score:
     every image of the test split was counted.
     """
     store = open_store(root)
-    if (done := stored_probe_score(store, probe_trial)) is not None:
+    if (done := Score.load_or_none(store, probe_trial.score_key)) is not None:
         return done
     started, cpu_started = time.perf_counter(), time.process_time()
     features = ProbeFeatures(store, probe_trial)
@@ -197,8 +194,4 @@ def score_probe(root: str, probe_trial: ProbeTrial) -> Score:
         cpu_s=cpu_s + time.process_time() - cpu_started,
         trials=(),
     )
-    try:
-        store.create(probe_trial.score_key, score.model_dump_json(indent=1).encode())
-        return score
-    except PreconditionFailed:
-        return stored_probe_score(store, probe_trial) or score
+    return score.stored_first(store, probe_trial.score_key)

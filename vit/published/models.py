@@ -24,7 +24,7 @@ from vitline.infra.config import digest_of
 from vitline.infra.local.running_stack import local_store
 from vitline.infra.provenance import versions
 from vitline.infra.records import UnreadableRecord
-from vitline.infra.storage import PreconditionFailed, Store, json_bytes, open_store
+from vitline.infra.storage import Store, json_bytes, open_store
 from vitline.vit.checkpoints.manifest import CheckpointError
 from vitline.vit.checkpoints.tensor_file import raw_bytes, read_tensors, write_tensors
 from vitline.vit.input.augment import evaluation_pixels
@@ -151,7 +151,7 @@ def publish(
     }
     _create_each(store, folder, texts)
     check_claim()
-    if not _create(store, CONFIG, json_bytes(config)):
+    if not store.create_if_absent(CONFIG, json_bytes(config)):
         theirs = published_record(store)
         mine = file_key(theirs, WEIGHTS) == config["weights"]
         for key in [f"{folder}/{PUBLISHING}"] if mine else store.list(f"{folder}/"):
@@ -181,16 +181,7 @@ def _check_fit(title: str, network: Network, contract: ImageContract, classes: S
 
 def _create_each(store: Store, folder: str, texts: Mapping[str, bytes]) -> None:
     for name, data in texts.items():
-        _create(store, f"{folder}/{name}", data)
-
-
-def _create(store: Store, key: str, data: bytes) -> bool:
-    """Writes an object that is absent; whether it was."""
-    try:
-        store.create(key, data)
-    except PreconditionFailed:
-        return False
-    return True
+        store.create_if_absent(f"{folder}/{name}", data)
 
 
 def _kept(store: Store, published: ModelRecord, files: Mapping[str, str]) -> str:

@@ -6,6 +6,7 @@ from functools import cached_property, partial
 
 import torch
 
+from vitline.infra.records import check_digest
 from vitline.infra.runs.handle import Run
 from vitline.infra.storage import open_store
 from vitline.vit.checkpoints.manifest import CannotResume, RunIdentity
@@ -44,11 +45,7 @@ class StartState:
         """The corpora, opened. Raises RuntimeError if they, or the class map, are not those that the run was started on."""
         corpora, started_on = open_corpora(self.config), self.spec.inputs
         for part, digest in zip(corpora.parts, corpora.digests_in(started_on), strict=True):
-            if part.manifest.digest != digest:
-                raise RuntimeError(
-                    f"{part.store.uri} has digest {part.manifest.digest[:12]}, but this run was started on {digest[:12]}. "
-                    "The corpus was replaced; start a new run."
-                )
+            check_digest(part.store.uri, part.manifest.digest, digest, "start a new run")
         if corpora.digest != started_on["corpus"]:
             raise RuntimeError(
                 f"The class map {corpora.class_map} is not the one that this run was started on. Restore it, or start a new run."
@@ -110,11 +107,7 @@ class StartState:
         if self.config.init_model is None or self.config.parent is not None:
             return initial_state(self.recipe, self.corpora.num_classes, self.world.device, split)
         source = load_model(self.config.init_model)
-        if source.digest != self.spec.inputs["init_model"]:
-            raise RuntimeError(
-                f"{source.uri} has digest {source.digest[:12]}, but this run was started on "
-                f"{self.spec.inputs['init_model'][:12]}. The model was replaced; start a new run."
-            )
+        check_digest(source.uri, source.digest, self.spec.inputs["init_model"], "start a new run")
         torch.manual_seed(torch_seed(self.recipe.seed, "init"))
         if self.config.stage == "pretrain":
             network = initialised(source, self.recipe.model, self.corpora.class_names())

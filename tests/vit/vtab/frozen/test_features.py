@@ -160,7 +160,7 @@ def test_feature_folder_depends_on_digests_of_model_corpus_and_decoding(source):
 def test_a_model_or_corpus_that_was_replaced_since_planning_is_refused(root, source, manifest):
     for name in ("model_digest", "corpus_digest", "decode_digest"):
         other = replace(source, **{name: "0" * 64})
-        with pytest.raises(RuntimeError, match=r"planned with 0?.*000000000000"):
+        with pytest.raises(RuntimeError, match="planned with 000000000000"):
             list(Extractor(root).ensure(plan_parts(other, manifest, "val")))
 
 
