@@ -227,10 +227,10 @@ def work(root: Store, uri: str, *, once: bool, has_parent: Callable[[], bool], a
         alive()
         last = not has_parent()
         try:
-            claim = take_claim(
+            mine = take_claim(
                 store, name, job_state=lambda job: None, owner=owner, claim_timeout_s=LEASE_S, watch=watch
             )
-            with held(store, claim, every_s=LEASE_S / 6) as lease:
+            with held(store, mine, every_s=LEASE_S / 6) as lease:
                 sending = Sending(root, lease, connect, alive)
                 while True:
                     last = once or not has_parent()
