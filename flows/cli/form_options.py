@@ -25,7 +25,7 @@ def form_command(
     defaults: Mapping[str, Any] = {},
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A decorator that makes a function a command with an option for each field of `form`, and `--set` for its `overrides`. The
-    function gets the fields that were given, as a dict, and its own further options, which it declares as for typer.
+    function gets the values of these fields as a dict, without empty ones, and its own further options, which it declares as for typer.
 
     `arguments` are fields that are given by position, `spelled` are fields whose option has another name, `without` are fields
     that have no option, `defaults` are defaults of the command other than those of the form, REQUIRED for none.

@@ -1,6 +1,6 @@
 """Runs and plans trainings and describes models for the command line."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitline.flows import console
@@ -96,11 +96,9 @@ def train_on(engines: Engines, training: ResolvedTraining, *, as_json: bool) -> 
         console.print_result(score)
 
 
-def show_plan(
-    plan: Mapping[str, Any], training: ResolvedTraining, recipe: str, overrides: Collection[str], as_json: bool
-) -> None:
+def show_plan(plan: Mapping[str, Any], training: ResolvedTraining, recipe: str, as_json: bool) -> None:
     """Prints a plan and where its settings come from: on a terminal those that are not at their defaults."""
-    settings = settings_of(training.config, recipe, overrides)
+    settings = settings_of(training.config, recipe)
     if as_json:
         show_one({**plan, "settings": settings}, as_json=True)
         return

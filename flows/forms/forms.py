@@ -85,7 +85,7 @@ class PrepareRequest(FrozenConfig):
     min_images_per_class: Count = 1
     """Leave out classes with fewer images."""
     decontaminate: tuple[Reference, ...] = Field((), max_length=100)
-    """Leave out images that match a test or validation image of this prepared corpus (NAME or NAME/VERSION), exactly or nearly."""
+    """Prepared corpora (NAME or NAME/VERSION): leave out images that match their test or validation images, exactly or nearly."""
     add_to: Reference | None = None
     """Add the images to this prepared corpus, NAME/VERSION, as a further segment. Empty: make a new corpus."""
     overrides: Overrides = Field(default={})
@@ -137,7 +137,7 @@ class PretrainRequest(FrozenConfig):
     seed: NonNegativeInt = 0
     """Random seed for initialisation, data order, augmentation and dropout."""
     train_images: Count | None = None
-    """Number of images to train on, counting repeats; warmup scales with it. Empty: as in the recipe."""
+    """Number of images to train on, counting repeats. Fewer than in the recipe also shorten the warmup. Empty: as in the recipe."""
     peak_lr: PositiveFloat | None = None
     """Peak learning rate, reached at the end of warmup. Empty: as in the recipe."""
     init_from: Reference | None = None
@@ -182,7 +182,7 @@ class SelfTrainRequest(FrozenConfig):
     seed: NonNegativeInt = 0
     """Random seed for initialisation, data order, augmentation and dropout."""
     train_images: Count | None = None
-    """Number of images to train on, counting repeats; warmup scales with it. Empty: as in the recipe."""
+    """Number of images to train on, counting repeats. Fewer than in the recipe also shorten the warmup. Empty: as in the recipe."""
     num_workers: Count | None = None
     """Number of Ray Train workers of the student. Results do not depend on it. Empty: as in the recipe."""
     overrides: Overrides = Field(default={})
@@ -292,7 +292,7 @@ class PipelineRequest(FrozenConfig):
     seed: NonNegativeInt = 0
     """Random seed for initialisation, data order, augmentation and dropout."""
     train_images: Count | None = None
-    """Number of images to pre-train on, counting repeats; warmup scales with it. Empty: as in the recipe."""
+    """Number of images to pre-train on, counting repeats. Fewer than in the recipe also shorten the warmup. Empty: as in the recipe."""
     num_workers: Count | None = None
     """Number of Ray Train workers of pre-training. Results do not depend on it. Empty: as in the recipe."""
     tasks: tuple[Reference, ...] = Field(("new-icons", "letters"), min_length=1, max_length=40)

@@ -1,7 +1,6 @@
 """What a training will take, in full: beside its cost the batch, the schedule, weight decay, memory, checkpoints and days, and where each
 setting comes from. `training_plan` loads torch, to count weights and activations of a network without computing anything."""
 
-from collections.abc import Collection
 from itertools import islice
 from math import ceil
 from typing import Any
@@ -19,6 +18,7 @@ from vitline.infra.storage import open_store
 from vitline.vit.config import TrainConfig
 from vitline.vit.cost.demand import GPU, TRAINING_MFU, demand_of
 from vitline.vit.models.config import OwnNetworkConfig
+from vitline.vit.recipes import recipe_named
 from vitline.vit.run.resolved import ResolvedTraining
 from vitline.vit.training.schedule import lr_at
 
@@ -232,27 +232,29 @@ def days_text(images: int, workers: int, images_per_s: float, gpu: str, mfu: flo
     )
 
 
-def settings_of(config: TrainConfig, recipe: str, overridden: Collection[str]) -> dict[str, dict[str, Any]]:
-    """Each field of recipe and execution by its dotted name, with its value and origin: `default`, `recipe NAME`, `--set`, or
-    `the code itself` for what is measured of networks and losses of others."""
+def settings_of(config: TrainConfig, recipe: str) -> dict[str, dict[str, Any]]:
+    """Each field of recipe and execution by its dotted name, with its value and origin: `default`, `recipe NAME`, `command line`, or
+    `the code itself` for what is measured of user-defined networks and losses."""
     found = dict[str, dict[str, Any]]()
     measured = {"recipe.loss_source"}
     if isinstance(config.recipe.model, OwnNetworkConfig):
         measured |= {f"recipe.model.{name}" for name in ("source", "embed_dim", "feature_flop")}
 
-    def walk(group: BaseModel, prefix: str) -> None:
+    def walk(group: BaseModel, own: BaseModel | None, prefix: str) -> None:
         for name, field in type(group).model_fields.items():
-            path, value = f"{prefix}.{name}", getattr(group, name)
+            path, value, planned = f"{prefix}.{name}", getattr(group, name), getattr(own, name, None)
             if isinstance(value, BaseModel):
-                walk(value, path)
+                walk(value, planned, path)
                 continue
             is_default = field.default is not PydanticUndefined and value == field.default
-            is_set = any(path == each or path.startswith(f"{each}.") for each in overridden)
-            origin = "--set" if is_set else "default" if is_default else f"recipe {recipe}"
+            origin = "default" if is_default else f"recipe {recipe}"
             if path in measured and not is_default:
                 origin = "the code itself"
+            elif value != planned:
+                origin = "command line"
             found[path] = {"value": value, "origin": origin}
 
-    walk(config.recipe, "recipe")
-    walk(config.execution, "execution")
+    own_recipe, own_execution = recipe_named(recipe).make()
+    walk(config.recipe, own_recipe, "recipe")
+    walk(config.execution, own_execution, "execution")
     return found

@@ -79,7 +79,7 @@ def pretrain_run(
     training = requested_training(chosen.root, corpus, recipe, fields)
     if plan:
         found = training_plan(training, gpu=gpu, mfu=mfu, gpu_hour_price=gpu_hour_price)
-        show_plan(found, training, recipe, fields["overrides"], json)
+        show_plan(found, training, recipe, json)
     else:
         train_and_show(chosen, training, as_json=json)
 

@@ -97,8 +97,8 @@ def test_days_are_images_over_the_rate_and_have_a_price():
 
 
 def test_each_setting_has_its_origin(b16):
-    found = settings_of(replace(b16, **{"recipe.seed": 3}), "vit-b16-i21k", {"recipe.seed"})
-    assert found["recipe.seed"] == {"value": 3, "origin": "--set"}
+    found = settings_of(replace(b16, **{"recipe.seed": 3}), "vit-b16-i21k")
+    assert found["recipe.seed"] == {"value": 3, "origin": "command line"}
     assert found["recipe.optim.peak_lr"] == {"value": 0.001, "origin": "default"}
     assert found["recipe.optim.weight_decay"] == {"value": 0.03, "origin": "recipe vit-b16-i21k"}
 
