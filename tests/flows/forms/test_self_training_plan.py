@@ -1,15 +1,18 @@
 """The plan of a self-training: what it takes from the form, and what cannot fit is refused before anything is computed."""
 
+import json
+
 import pytest
 
 from vitline.data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe
 from vitline.data_prep.decode import DecodePolicy
 from vitline.data_prep.prepare.job import prepare
-from vitline.data_prep.shard_format import load_class_names
+from vitline.data_prep.shard_format import load_class_names, load_manifest
 from vitline.flows.forms.forms import SelfTrainRequest
 from vitline.flows.forms.self_training_plan import resolve_self_train
 from vitline.infra.storage import open_store
 from vitline.vit.models.vit import VisionTransformer
+from vitline.vit.recipes import recipe_named
 
 from ...pictures import noise
 from ...vit.vtab.conftest import ARCHITECTURE, published
@@ -46,6 +49,20 @@ def test_the_form_sets_prediction_labels_and_student(root, teachers, digits):
     student = found.student_on("s3://bucket/corpora/digits-predicted/0123")
     assert (student.name, student.corpus, student.train_images) == ("digits-student", digits.uri, 1280)
     assert [(each.corpus[-4:], each.weight) for each in student.mix_with] == [("0123", 3)]
+
+
+def test_the_commands_of_a_student_and_of_a_fine_tuning_show_their_plans(root, teachers, digits, vitline):
+    at = ("--corpus", digits.uri, "--root", root, "--plan", "--json")
+    student = ("--unlabelled", digits.uri, "--split", "train", "--split", "val", "--recipe", "digits")
+    code, out, err = vitline("pretrain", "self-train", teachers["digits"], *student, *at)
+    assert code == 0, err
+    splits = load_manifest(digits).splits
+    assert json.loads(out)["images_to_label"] == splits["train"].num_rows + splits["val"].num_rows
+    assert json.loads(out)["student"]["steps"] == recipe_named("digits").make()[0].total_steps
+    code, out, err = vitline("finetune", "run", "--model", teachers["digits"], "--steps", 7, *at)
+    assert code == 0, err
+    assert json.loads(out)["steps"] == 7
+    assert not open_store(root).child("runs").list()
 
 
 def test_a_teacher_of_other_classes_is_refused(root, teachers, digits):
