@@ -1,4 +1,4 @@
-"""What a nightly pipeline says of its nights, by overrides that begin with `nights.`."""
+"""The settings of a nightly pipeline: overrides that begin with `nights.`."""
 
 from collections.abc import Mapping
 from typing import Any, Self
@@ -12,28 +12,27 @@ PREFIX = "nights."
 
 
 class NightSettings(FrozenConfig):
-    """How often a pipeline trains, and which difference between two nights is of interest."""
+    """How a pipeline trains each night, and which difference between two nights matters."""
 
     num_seeds: int = Field(1, ge=1, le=20)
-    """Number of pre-trainings, each with its own evaluation, with consecutive seeds from `seed` on. The noise between seeds is
-    only known from several: 3 are a good start."""
+    """Number of pre-trainings, each with its own evaluation, with consecutive seeds from `seed` on. Several are needed to measure
+    the noise between seeds: 3 are a good start."""
     wanted_difference: float = Field(0.01, ge=0, lt=1)
-    """The smallest difference between two nights that is of interest, as a fraction: 0.01 is one point. Smaller ones are called
-    the same."""
+    """The smallest difference between two nights that matters, as a fraction: 0.01 is one point. Smaller ones count as equal."""
     ingest: bool = False
-    """Whether new images of the source of `corpus` are added to it first, as a segment that is checked for leakage. The corpus must be
-    prepared from class folders, a table or Parquet of your own."""
+    """Whether to first add the new images of the source of `corpus` to it, as a segment that is checked for leakage. The corpus must
+    have been prepared from your own class folders, table or Parquet files."""
     advance_images: PositiveInt | None = None
-    """For one long pre-training: the images of each night, counting repeats. It goes on where it stood the night before, and
-    `train_images` is its whole length. None: every night trains anew."""
+    """Spread one long pre-training over the nights: the number of images per night, counting repeats. Each night resumes where the last
+    one ended, up to `train_images`. None: every night trains from the start."""
     cooldown_at_hours: PositiveFloat | None = None
-    """For nights that shall not be longer: a training that is not at its end so many hours after the start of the night pauses with a
-    checkpoint, and `cooldown_images` follow. Choose it so that cooldown and transfer end before `deadline_hours`."""
+    """Pause training with a checkpoint this many hours after the night began, and continue with `cooldown_images`. Choose it so that
+    cooldown and transfer end before `deadline_hours`."""
     cooldown_images: PositiveInt | None = None
-    """With `advance_images` or `cooldown_at_hours`: what is scored is a branch that is trained on so many images more, in which the
-    learning rate falls to zero. The long run itself goes on without it."""
+    """With `advance_images` or `cooldown_at_hours`: evaluate a branch that is trained on this many more images while the learning rate
+    decays to zero. The long run itself continues without it."""
     promote: bool = True
-    """Whether a night that passes the gate becomes the champion. If not, only `vitline model promote` moves it."""
+    """Whether a night that passes the gate becomes the champion. If not, only `vitline model promote` changes the champion."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

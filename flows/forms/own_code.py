@@ -1,4 +1,4 @@
-"""Networks and losses of others in the config of a training: their code is looked for, digested and measured before anything is spent."""
+"""User-defined networks and losses in the config of a training: their code is found, digested and measured before anything is spent."""
 
 import json
 import subprocess

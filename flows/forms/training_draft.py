@@ -40,12 +40,12 @@ def draft_training(name: str, request: PretrainRequest | PipelineRequest) -> Tra
 
 
 def recipe_of(request: PretrainRequest | SelfTrainRequest | PipelineRequest) -> str:
-    """The recipe that a form names: one of vitline's, or in its place one of others, by the override `recipe`."""
+    """The recipe that a form names: one of vitline's, or a user-defined one, which the override `recipe` names."""
     own = request.overrides.get("recipe", request.recipe)
     if own != request.recipe and (not isinstance(own, str) or kind_of(own) is None):
         raise ValueError(
-            f"The override recipe={own!r} is no recipe of your own: give PACKAGE.MODULE:FUNCTION, or a path or URI that ends in .yaml. "
-            "A recipe of vitline stands in the field `recipe`, and single fields of it in overrides such as recipe.optim.peak_lr."
+            f"The override recipe={own!r} is no user-defined recipe: give PACKAGE.MODULE:FUNCTION, or a path or URI that ends in .yaml. "
+            "Name a recipe of vitline in the field `recipe`, and change single fields of it by overrides such as recipe.optim.peak_lr."
         )
     return own
 
@@ -57,7 +57,7 @@ def recipe_function(request: FrozenConfig) -> str | None:
 
 
 def recipe_title(reference: str) -> str:
-    """The name of a recipe; of one of others that of its function, or of its file without the ending, as a part of names."""
+    """The name of a recipe as part of other names; of a user-defined one that of its function, or of its file without the suffix."""
     if kind_of(reference) is None:
         return reference
     last = re.sub(r"\.ya?ml$", "", re.split("[/:]", reference)[-1])
