@@ -241,7 +241,7 @@ def main() -> None:
     parser.add_argument("--root", default=Settings().root)
     parser.add_argument("--batches", type=int, default=64)
     asked = parser.parse_args()
-    training = requested_training(asked.root, [asked.corpus], asked.recipe, [])
+    training = requested_training(asked.root, [asked.corpus], asked.recipe, {"overrides": {}})
     config, (corpus,) = training.config, training.corpora.parts
     order = corpus.order(config.split, config.recipe.input, config.recipe.seed)
     columns = SmallColumns(corpus.store, corpus.manifest, config.split)

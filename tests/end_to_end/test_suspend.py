@@ -62,7 +62,7 @@ def test_a_pipeline_is_suspended_while_it_trains_and_resumed(work):
     assert (found["state_name"], "goes on by itself" in found["state"]["message"]) == ("Suspended", True), found[
         "state"
     ]
-    findings = reconcile_now(work.settings, dry_run=False, quiet_minutes=5)
+    findings = reconcile_now(work.settings, {"quiet_minutes": 5})
     assert [finding.action for finding in findings if found["name"] in finding.subject] == ["resumed"]
     step = work.progress(key)
     work.eventually(lambda: work.progress(key) > step)

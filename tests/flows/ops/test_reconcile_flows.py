@@ -110,7 +110,7 @@ class Servers:
 
     def reconcile(self):
         """Findings by the first word of their subject."""
-        found = reconcile_now(self.settings, dry_run=False, quiet_minutes=0)
+        found = reconcile_now(self.settings, {"quiet_minutes": 0})
         return {finding.subject.split()[0]: finding for finding in found}
 
 
