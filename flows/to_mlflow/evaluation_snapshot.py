@@ -12,6 +12,7 @@ from vitline.flows.to_mlflow.run_snapshot import (
     MODEL_PARAMS,
     Child,
     RunSnapshot,
+    Values,
     corpus_use,
     makers,
     plain,
@@ -44,7 +45,6 @@ PROTOCOL_PARAMS = (
 )
 NOT_SENT = (".parquet",)
 """Files of a trial that stay in the store, because only programs read them."""
-Values = dict[str, tuple[float, int]]
 
 
 def show_evaluation(snapshot: RunSnapshot, root: Store, spec: EvaluationFile, state: RunStateRecord) -> None:

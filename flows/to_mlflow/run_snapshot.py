@@ -12,7 +12,7 @@ from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
 from vitline.vit.published.model_record import ModelRecord
 
-Values = Mapping[str, tuple[float, int]]
+Values = dict[str, tuple[float, int]]
 """Value and step by metric."""
 
 MODEL_PARAMS = (
@@ -70,7 +70,7 @@ class RunSnapshot:
     params: JSON = field(default_factory=dict)
     values: Values = field(default_factory=dict)
     corpora: Sequence[DatasetUse] = ()
-    files: Mapping[str, bytes] = field(default_factory=dict)
+    files: dict[str, bytes] = field(default_factory=dict)
     model: Model | None = None
     model_inputs: Mapping[str, str] = field(default_factory=dict)
     """The models that this run reads: run key of the training by digest of the model."""
@@ -78,7 +78,7 @@ class RunSnapshot:
     """Key of the pipeline that this run was made for."""
     branch_of: str | None = None
     """Run key of the parent of a branch."""
-    related: Mapping[str, str] = field(default_factory=dict)
+    related: dict[str, str] = field(default_factory=dict)
     """Lines of the description about other runs by their keys: `{run}` becomes a link."""
     total_steps: int = 0
     """Number of steps of the curves."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypedDict
 
 from vitline.flows.catalog.records import PipelineRecord
+from vitline.flows.catalog.stored_configs import JSON
 from vitline.flows.nights.night_record import read_champion
 from vitline.flows.to_mlflow.outbox import OutboxEntry
 from vitline.flows.to_mlflow.run_snapshot import Child, RunSnapshot
@@ -91,12 +92,7 @@ class Sender:
         fresh = [s for s in segments if s.number >= curves.done.get(s.journal, 0)]
         if not fresh and shipped(run).get("view") == digest:
             return "unchanged"
-        self.tracking.put_status(
-            run, snapshot.status, snapshot.end_ms
-        )  # first: a slow server may take long for the rest
-        self.tracking.put_tags(run, snapshot.tags | ({"mlflow.parentRunId": parent.run_id} if parent else {}))
-        self.tracking.put_params(run, snapshot.params)
-        self.tracking.put_data(run, snapshot.corpora)
+        self._put(run, snapshot, snapshot, snapshot.tags | ({"mlflow.parentRunId": parent.run_id} if parent else {}))
         self._send_curves(run, store, fresh, curves, snapshot.total_steps)
         self.tracking.put_files(run, snapshot.files)
         models = self._models(makers)
@@ -124,10 +120,7 @@ class Sender:
         digest = digest_of([child.digest, tags, snapshot.status, snapshot.end_ms])[:16]
         if shipped(part).get("view") == digest:
             return part.url
-        self.tracking.put_status(part, snapshot.status, snapshot.end_ms)
-        self.tracking.put_tags(part, tags)
-        self.tracking.put_params(part, child.params)
-        self.tracking.put_data(part, child.corpora)
+        self._put(part, snapshot, child, tags)
         at = snapshot.end_ms or int(time.time() * 1000)
         points = [Point(metric, value, step, at) for metric, (value, step) in child.values.items()]
         points += [Point(metric, value, step, at) for metric, value, step in child.curves]
@@ -161,14 +154,11 @@ class Sender:
         digest = digest_of([snapshot.digest, links, [s.model_dump(mode="json") for s in record.stages]])[:16]
         if shipped(run).get("view") == digest:
             return "unchanged"
-        self.tracking.put_status(run, snapshot.status, snapshot.end_ms)
         if record.model and record.model_digest and (reason := snapshot.tags.get("vitline.gate")):
             self.tracking.put_gate(registered_name(record.model), record.model_digest, reason)
         first = {name: links.get(stage.run_key, {}) for name, stage in record.first_stages.items()}
         runs = {f"vitline.run.{stage}": found[RUN] for stage, found in first.items() if RUN in found}
-        self.tracking.put_tags(run, snapshot.tags | runs)
-        self.tracking.put_params(run, snapshot.params)
-        self.tracking.put_data(run, snapshot.corpora)
+        self._put(run, snapshot, snapshot, snapshot.tags | runs)
         self.tracking.put_files(run, snapshot.files)
         self._send_values(run, snapshot, [])
         rows = []
@@ -191,13 +181,17 @@ class Sender:
             name, digest = registered_name(champion.model), champion.model_digest
             self.tracking.put_champion(name, digest, champion.counter, champion.reason, champion.by_hand)
 
+    def _put(self, run: TrackedRun, snapshot: RunSnapshot, view: RunSnapshot | Child, tags: JSON) -> None:
+        """Sends the status first, because a slow server may take long for the rest."""
+        self.tracking.put_status(run, snapshot.status, snapshot.end_ms)
+        self.tracking.put_tags(run, tags)
+        self.tracking.put_params(run, view.params)
+        self.tracking.put_data(run, view.corpora)
+
     def _parent(self, pipeline: str | None) -> TrackedRun | None:
-        if pipeline is None:
-            return None
-        try:
-            return self._tracked_parent(pipeline_snapshot(self.root, pipeline)[0])
-        except FileNotFoundError:
-            return None
+        with contextlib.suppress(FileNotFoundError):
+            return self._tracked_parent(pipeline_snapshot(self.root, pipeline)[0]) if pipeline else None
+        return None
 
     def _tracked_parent(self, snapshot: RunSnapshot) -> TrackedRun | None:
         return self._tracked(TrackingIds(self.root, self.tracking.uri, pipeline_ids_key(snapshot.key)), snapshot)

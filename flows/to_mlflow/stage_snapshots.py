@@ -191,25 +191,24 @@ def show_training(snapshot: RunSnapshot, run: Store, spec: TrainingFile, state: 
     if run.exists(MIXTURE_KEY):
         mixture: MixtureRecord = run.read_json(MIXTURE_KEY)
         snapshot.params |= {"class_map_digest": mixture["class_map_digest"], "num_classes": len(mixture["classes"])}
-        snapshot.files = {**snapshot.files, MIXTURE_KEY: json_bytes(mixture)}
+        snapshot.files[MIXTURE_KEY] = json_bytes(mixture)
     if config["init_model"]:
         snapshot.model_inputs = makers([model_record(config["init_model"])])
     if parent := spec["inputs"].get("parent"):
         snapshot.branch_of = parent.rpartition("@")[0]
         snapshot.tags["vitline.parent"] = parent
-        snapshot.related = {snapshot.branch_of: f"**Branch of:** {{run}} at step {config['parent']['step']:,}"}
-    snapshot.related = {**snapshot.related} | {
-        key: f"**Branched into:** {{run}} at step {step:,}" for key, step in branches_of(run).items()
-    }
+        snapshot.related[snapshot.branch_of] = f"**Branch of:** {{run}} at step {config['parent']['step']:,}"
+    for key, step in branches_of(run).items():
+        snapshot.related[key] = f"**Branched into:** {{run}} at step {step:,}"
     if run.exists("inputs.png"):
-        snapshot.files = {**snapshot.files, "inputs.png": run.read("inputs.png")}
+        snapshot.files["inputs.png"] = run.read("inputs.png")
     if spikes := [key for key in run.list("spikes/") if key.endswith(".html")]:
-        snapshot.files = {**snapshot.files, **{key: run.read(key) for key in spikes[-MAX_SPIKE_PAGES:]}}
+        snapshot.files |= {key: run.read(key) for key in spikes[-MAX_SPIKE_PAGES:]}
     if state.get("spikes"):
         snapshot.facts += [spikes_fact(state["spikes"])]
     # Figures and their page; their numbers are large and stay in the store.
     figures = [key for key in state.get("inspection", ()) if key.endswith((".png", ".html"))]
-    snapshot.files = {**snapshot.files, **{key: run.read(key) for key in figures}}
+    snapshot.files |= {key: run.read(key) for key in figures}
     images = recipe["total_steps"] * recipe["input"]["global_batch_size"]
     snapshot.facts += [
         f"**Plan:** {recipe['total_steps']:,} steps x {recipe['input']['global_batch_size']:,} = {images:,} images, "
@@ -317,23 +316,16 @@ def show_preparation(snapshot: RunSnapshot, root: Store, spec: PreparationFile, 
         own: dict[str, float] = {"images_accepted": counts["num_accepted"], "images_refused": counts["num_refused"]}
         own |= duplicates_and_leakage(json.loads(files.get("stats.json", b"{}")))
         folder = f"{manifest['name']}/" if len(manifests) > 1 else ""
-        snapshot.files = {**snapshot.files, **{folder + name: data for name, data in files.items()}}
+        snapshot.files |= {folder + name: data for name, data in files.items()}
         if len(manifests) > 1:
-            snapshot.values = {
-                **snapshot.values,
-                **{f"data/{manifest['name']}/{k}": (v, shards) for k, v in own.items()},
-            }
+            snapshot.values |= {f"data/{manifest['name']}/{k}": (v, shards) for k, v in own.items()}
         for name, value in {**own, "bytes": counts["num_bytes"]}.items():
             total[name] = total.get(name, 0) + value
-    snapshot.values = {**snapshot.values, **{f"data/{name}": (value, shards) for name, value in total.items()}}
+    snapshot.values |= {f"data/{name}": (value, shards) for name, value in total.items()}
     if snapshot.end_ms:
         seconds = max((snapshot.end_ms - snapshot.start_ms) / 1000, 1e-3)
         rate = (total["images_accepted"] + total["images_refused"]) / seconds
-        snapshot.values = {
-            **snapshot.values,
-            "time/prepare_s": (seconds, shards),
-            "throughput/images_per_s": (rate, shards),
-        }
+        snapshot.values |= {"time/prepare_s": (seconds, shards), "throughput/images_per_s": (rate, shards)}
 
 
 def duplicates_and_leakage(stats: JSON) -> dict[str, float]:
@@ -404,7 +396,7 @@ def pipeline_snapshot(root: Store, key: str) -> tuple[RunSnapshot, PipelineRecor
     if record.report:
         folder, _, name = record.report.rpartition("/")
         if open_store(folder).exists(name):
-            snapshot.files = {**snapshot.files, "report.html": open_store(folder).read(name)}
+            snapshot.files["report.html"] = open_store(folder).read(name)
         snapshot.facts += [f"**Report:** `{record.report}`, and `report.html` among the artifacts"]
     snapshot.tags = {name: str(value) for name, value in snapshot.tags.items() if value not in (None, "")}
     snapshot.params = {name: value for name, value in snapshot.params.items() if value is not None}
@@ -420,13 +412,13 @@ def add_verdict(snapshot: RunSnapshot, root: Store, record: PipelineRecord) -> N
     if night.gate is not None:
         snapshot.tags |= {"vitline.gate": night.gate.reason}
     snapshot.facts.insert(0, f"**Verdict:** {night.sentence}")
-    snapshot.files = {**snapshot.files, "verdict.md": night_markdown(night).encode()}
+    snapshot.files["verdict.md"] = night_markdown(night).encode()
     step = record.images_seen or 0
     for against in night.verdict.against:
         snapshot.tags[f"vitline.verdict.{against.who.replace(' ', '_')}"] = against.word
         if against.differences:
             name = f"night/{against.who.replace(' ', '_')}/difference"
-            snapshot.values = {**snapshot.values, name: (against.whole.value, step)}
+            snapshot.values[name] = (against.whole.value, step)
 
 
 def user_of(root: Store, record: PipelineRecord) -> str | None:
