@@ -1,37 +1,58 @@
-"""Executors run the tasks of a stage: in this process, in threads, or (in `prepare/job.py`) by Ray Data on many machines."""
+"""Executors run the tasks of a stage: in this process, in threads, or by Ray on many machines."""
 
 import contextlib
+import hashlib
 import math
 import os
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
+
+from vitline.infra.runs.ray_work import RayTask, run_many
+from vitline.infra.runs.task_watch import TaskWatch
 
 T = TypeVar("T")
 R = TypeVar("R")
+FEW_PAIRS = 2048
+"""Pairs of images that threads of one process compare before a pass of Ray, which takes seconds, would start."""
 
 
 class Executor(Protocol):
-    """Runs `work` on every task, in any order and place, and yields the results as they finish."""
+    """Runs `work` on every task, in any order and place, and yields the results as they finish.
 
-    def __call__(self, work: Callable[[T], R], tasks: Sequence[T], /) -> Iterator[R]: ...
+    `few`: so few tasks that this process has done them before a cluster would start. `heavy`: a task needs up to 0.9 GB of memory, so one
+    process runs one at a time.
+    """
+
+    def run(
+        self, work: Callable[[T], R], tasks: Sequence[T], *, few: bool = False, heavy: bool = False
+    ) -> Iterator[R]: ...
 
 
-def in_process(work: Callable[[T], R], tasks: Sequence[T], /) -> Iterator[R]:
+class InProcess:
     """One task after another in this process."""
-    return map(work, tasks)
+
+    def run(self, work: Callable[[T], R], tasks: Sequence[T], *, few: bool = False, heavy: bool = False) -> Iterator[R]:
+        return map(work, tasks)
+
+
+IN_PROCESS: Final = InProcess()
 
 
 class Threads:
-    """An executor with one thread per core that this process may use. It suits tasks that wait, or that run in other processes
-    or in C libraries: Python code itself keeps no more than about 12 cores busy."""
+    """One thread per core that this process may use. It suits tasks that wait, or that run in other processes or in C libraries: Python
+    code itself keeps no more than about 12 cores busy."""
 
     def __init__(self, most: int | None = None) -> None:
         """`most`: upper limit of the number of threads."""
         self._most = most
 
-    def __call__(self, work: Callable[[T], R], tasks: Sequence[T], /) -> Iterator[R]:
+    def run(self, work: Callable[[T], R], tasks: Sequence[T], *, few: bool = False, heavy: bool = False) -> Iterator[R]:
+        if heavy:
+            yield from map(work, tasks)
+            return
         with ThreadPoolExecutor(min(num_cores(), self._most or num_cores())) as threads:
             futures = [threads.submit(work, task) for task in tasks]
             try:
@@ -42,18 +63,24 @@ class Threads:
                     future.cancel()
 
 
-in_threads = Threads()
-_FEW_PAIRS = 2048
+class OnRay:
+    """One CPU of the cluster per task; `start_ray` must have been called. `watch` ends tasks that hang."""
+
+    def __init__(self, watch: TaskWatch | None = None) -> None:
+        self._watch = watch
+
+    def run(self, work: Callable[[T], R], tasks: Sequence[T], *, few: bool = False, heavy: bool = False) -> Iterator[R]:
+        if few or not tasks:
+            return Threads().run(work, tasks, heavy=heavy)
+        return run_many(work, [_ray_task(work, task) for task in tasks], watch=self._watch)
 
 
-def for_pictures(executor: Executor, num_pairs: int) -> Executor:
-    """Executor for comparing this many pairs of images: threads of this process for few, because a Ray pass takes seconds."""
-    return in_threads if executor is in_process or num_pairs <= _FEW_PAIRS else executor
-
-
-def for_records(executor: Executor, num_tasks: int) -> Executor:
-    """Executor for sorting records. A task needs up to 0.9 GB, so within one process tasks run one at a time."""
-    return in_process if num_tasks == 1 or isinstance(executor, Threads) else executor
+def _ray_task(work: Callable[[T], object], task: T) -> RayTask[T]:
+    """A task with a title notes its progress."""
+    if isinstance(title := getattr(task, "title", None), str):
+        return RayTask(title, task)
+    name = getattr(work, "__name__", "task").strip("_")
+    return RayTask(f"{name}-{hashlib.sha256(pickle.dumps(task)).hexdigest()[:12]}", task, notes_progress=False)
 
 
 def num_cores() -> int:

@@ -2,11 +2,11 @@
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
-from typing import NotRequired, Protocol, TypedDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NotRequired, TypedDict
 
 from vitline.data_prep.records import WORK
-from vitline.infra.runs.progress import ESTIMATE_AFTER_S, RunProgress
+from vitline.infra.runs.progress import ESTIMATE_AFTER_S, ProgressWriter, RunProgress
 from vitline.infra.runs.watchdog import note_progress
 from vitline.infra.storage import Store
 
@@ -14,10 +14,9 @@ PROGRESS_KEY = f"{WORK}/progress.json"
 STAGES = ("list", "examine", "plan", "leakage", "write", "publish")
 _OF_EXAMINING: Mapping[str, float] = {"plan": 0.05, "leakage": 0.05, "write": 0.25, "publish": 0.05}
 """Seconds of each stage per second of examining; measured with photographs of 10 and of 93 KB, tests/benchmarks/README.md."""
-_WRITE_EVERY_S = 1.0
 
 
-class StageProgress(TypedDict):
+class StageFields(TypedDict):
     """`_work/progress.json` of a corpus: the progress of its current stage."""
 
     stage: str
@@ -37,52 +36,59 @@ class StageProgress(TypedDict):
     examine_s: NotRequired[float | None]
 
 
-class Progress:
-    """One stage of one corpus: counts finished units and writes progress.json at most once per second."""
+class StageProgress:
+    """One stage of several corpora, given by their URIs: counts finished units and writes their progress files."""
+
+    def __init__(self, stage: str, corpora: Iterable[Store], examine_s: float | None = None) -> None:
+        """`examine_s`: seconds of the examine stage, from which the time of later stages is estimated."""
+        self._stage, self._examine_s = stage, examine_s
+        self._corpora = {corpus.uri: corpus for corpus in corpora}
+        self._written = dict[str, _CorpusProgress]()
+
+    def begin(self, corpus: str, total: int = 1, unit: str = "corpus", done: int = 0, refused: int = 0) -> None:
+        """Starts to count the work of a corpus, or a further part of it; images refused before stay counted."""
+        if corpus in self._written:
+            refused = refused or self._written[corpus].refused
+        self._written[corpus] = _CorpusProgress(
+            self._corpora[corpus], self._stage, total, unit, done, refused, self._examine_s
+        )
+
+    def add(self, corpus: str, done: int = 1, refused: int = 0, *, images: int = 0, num_bytes: int = 0) -> None:
+        """Counts finished units, their images and their bytes; `refused` images were refused."""
+        note_progress()
+        self._written[corpus].count(done, refused, images, num_bytes)
+
+
+class _CorpusProgress(ProgressWriter):
+    """`_work/progress.json` of a corpus."""
+
+    key = PROGRESS_KEY
 
     def __init__(
-        self,
-        corpus: Store,
-        stage: str,
-        total: int,
-        unit: str,
-        done: int = 0,
-        refused: int = 0,
-        examine_s: float | None = None,
+        self, corpus: Store, stage: str, total: int, unit: str, done: int, refused: int, examine_s: float | None
     ) -> None:
-        """`examine_s`: seconds of the examine stage, from which the time of later stages is estimated."""
         assert stage in STAGES, stage
-        self._examine_s = examine_s
-        self._corpus, self._stage, self._total, self._unit = corpus, stage, total, unit
-        self._already, self._done, self.refused = done, done, refused
+        self._stage, self.refused, self._examine_s = stage, refused, examine_s
         self._images = self._bytes = 0
-        self._started_at, self._start, self._written = time.time(), time.monotonic(), -_WRITE_EVERY_S
-        self.write()
+        self._started_at = time.time()
+        super().__init__(corpus, unit, total, done)
 
-    def add(self, done: int, refused: int = 0, *, images: int = 0, num_bytes: int = 0) -> None:
-        """Count finished units, their images and their bytes; `refused` images were refused."""
-        self._done += done
+    def count(self, done: int, refused: int, images: int, num_bytes: int) -> None:
         self.refused += refused
         self._images += images
         self._bytes += num_bytes
-        note_progress()
-        if self._done >= self._total or time.monotonic() - self._written >= _WRITE_EVERY_S:
-            self.write()
+        self.add(done)
 
-    def write(self) -> None:
-        self._written = time.monotonic()
-        seconds = self._written - self._start
-
+    def fields(self, elapsed_s: float) -> StageFields:
         def rate(count: int) -> float:
-            return count / seconds if seconds > 0 else 0.0
+            return count / elapsed_s if elapsed_s > 0 else 0.0
 
-        fields: StageProgress = {
+        return {
             "stage": self._stage,
             "done": self._done,
             "total": self._total,
             "unit": self._unit,
-            # Units that an earlier attempt finished do not count for the speed of this one.
-            "rate": rate(self._done - self._already) if seconds >= ESTIMATE_AFTER_S else 0.0,
+            "rate": rate(self._done - self._done_before) if elapsed_s >= ESTIMATE_AFTER_S else 0.0,
             "images": self._images,
             "images_per_s": rate(self._images),
             "bytes_per_s": rate(self._bytes),
@@ -90,19 +96,9 @@ class Progress:
             "started_at": self._started_at,
             "examine_s": self._examine_s,
         }
-        self._corpus.write_json(PROGRESS_KEY, fields)
 
 
-class Show(Protocol):
-    """Receives the progress of a stage that learns its amount of work while it runs."""
-
-    def begin(self, corpus: str, total: int, unit: str) -> None:
-        """Announce the amount of work for a corpus, given by its URI."""
-
-    def add(self, corpus: str, done: int) -> None: ...
-
-
-def remaining_s(stage: str, parts: Sequence[StageProgress]) -> float | None:
+def remaining_s(stage: str, parts: Sequence[StageFields]) -> float | None:
     """Seconds to the end of a preparation, from the progress files of the corpora in this stage; None while its speed is
     unknown. The rest of this stage is estimated from its own speed, later stages from the time of examining."""
     done, total = sum(part["done"] for part in parts), sum(part["total"] for part in parts)
@@ -122,7 +118,7 @@ def remaining_s(stage: str, parts: Sequence[StageProgress]) -> float | None:
 
 def preparation_progress(corpora: Sequence[Store]) -> RunProgress | None:
     """Merge the progress files of the corpora: progress in the current stage, and the time to the end of all stages."""
-    parts = list[StageProgress]()
+    parts = list[StageFields]()
     for corpus in corpora:
         with contextlib.suppress(FileNotFoundError):
             parts.append(corpus.read_json(PROGRESS_KEY))

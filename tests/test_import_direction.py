@@ -23,10 +23,7 @@ VIT_MAY_IMPORT = {
 IMPORTERS = {
     "ray": {
         "infra/local/ray_node.py",
-        "data_prep/prepare/job.py",
-        "vit/ray_jobs/train_driver.py",
-        "vit/ray_jobs/probe_tasks.py",
-        "vit/ray_jobs/task_driver.py",
+        "infra/runs/ray_work.py",
         "vit/ray_jobs/",
     },
     "prefect": {"flows/"},

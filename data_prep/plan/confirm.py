@@ -12,11 +12,11 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from vitline.data_prep.executors import Executor, for_pictures
+from vitline.data_prep.executors import FEW_PAIRS, Executor
 from vitline.data_prep.partitions import in_groups, read_partition, write_partitions
 from vitline.data_prep.plan.locate_pictures import PLACE_SCHEMA, PictureReader, Place
 from vitline.data_prep.plan.similarity.near_duplicates import resolve
-from vitline.data_prep.progress import Show
+from vitline.data_prep.progress import StageProgress
 from vitline.data_prep.records import read_request
 from vitline.infra.config import FrozenConfig
 from vitline.infra.storage import Store, open_store
@@ -96,7 +96,7 @@ def save_pairs(corpus: Store, key: str, pairs: pa.Table, num_left: int, *, greed
 
 
 def confirm(
-    files: Sequence[PairFile], executor: Executor, show: Show, *, greedy: bool = False
+    files: Sequence[PairFile], executor: Executor, show: StageProgress, *, greedy: bool = False
 ) -> dict[tuple[str, str], list[Same]]:
     """For every file, by corpus and key, the pairs that show the same picture.
 
@@ -114,7 +114,7 @@ def confirm(
         for number in range(len(file.sizes))
     ]
     same: dict[tuple[str, str], list[Same]] = {(file.corpus, file.key): [] for file in files}
-    for done in for_pictures(executor, num_pairs.total())(compare_pairs, tasks) if tasks else ():
+    for done in executor.run(compare_pairs, tasks, few=num_pairs.total() <= FEW_PAIRS):
         same[done.corpus, done.key] += done.same
         show.add(done.corpus, done.num_pairs)
     return same

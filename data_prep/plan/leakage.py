@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vitline.data_prep.config import CorpusConfig
-from vitline.data_prep.executors import Executor, in_process
+from vitline.data_prep.executors import Executor
 from vitline.data_prep.find_corpus import Corpora, FoundCorpus, prepared_corpus
 from vitline.data_prep.parquet_files import read_parquet
 from vitline.data_prep.plan.confirm import PairFile, Same, confirm, located_pairs, same_pictures, save_pairs
@@ -24,7 +24,7 @@ from vitline.data_prep.plan.corpus_stats import CorpusStats, SampleRule, merged
 from vitline.data_prep.plan.locate_pictures import PLACE_SCHEMA, PictureReader, listed_as_cell
 from vitline.data_prep.plan.similarity.dedup import LOCATOR_SCHEMA, drops_table
 from vitline.data_prep.plan.similarity.near_duplicates import HashIndex, as_words
-from vitline.data_prep.progress import Show
+from vitline.data_prep.progress import StageProgress
 from vitline.data_prep.records import PLAN, REQUEST_KEY, read_table, write_table
 from vitline.data_prep.shard_format import KnownShard, Manifest, known_shards, open_shard
 from vitline.data_prep.sources.splits import hashed_split, unit_key
@@ -112,7 +112,7 @@ class Leaks(NamedTuple):
     """Pairs with near hashes that exceeded the limit and were not compared."""
 
 
-def find_leaks(planned: Sequence[PlannedCorpus], root: Store, executor: Executor, show: Show) -> list[Leaks]:
+def find_leaks(planned: Sequence[PlannedCorpus], root: Store, executor: Executor, show: StageProgress) -> list[Leaks]:
     """For every corpus, find the training images that show an evaluation image of another corpus, prepared below the root (its
     newest version) or planned here. A benchmark is not compared with anything."""
     tasks, known = list[LeakTask](), prepared_sets(root)
@@ -133,18 +133,17 @@ def find_leaks(planned: Sequence[PlannedCorpus], root: Store, executor: Executor
                 )
                 tasks.append(task)
     small = all(len(each.rows_keys.get("train", [])) <= 1 for each in planned)
-    run = in_process if small else executor
     num_files = Counter(task.corpus for task in tasks)
     for corpus, number in num_files.items():
         show.begin(corpus, number, "files searched")
     listed = list[PairFile]()
-    for pairs in run(list_pairs, tasks) if tasks else ():
+    for pairs in executor.run(list_pairs, tasks, few=small, heavy=True):
         listed.append(pairs)
         show.add(pairs.corpus, 1)
     same = confirm(listed, executor, show)
     tasks = [task.model_copy(update={"same": tuple(same[task.corpus, task.pairs_key])}) for task in tasks]
     totals: dict[str, CorpusStats] = {}
-    for found in run(look_for_leaks, tasks) if tasks else ():
+    for found in executor.run(look_for_leaks, tasks, few=small, heavy=True):
         own = CorpusStats.from_json(found.stats)
         totals[found.corpus] = merged(totals[found.corpus], own) if found.corpus in totals else own
     left = Counter[str]()

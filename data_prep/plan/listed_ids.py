@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vitline.data_prep.config import CorpusConfig
-from vitline.data_prep.executors import Executor, in_process
+from vitline.data_prep.executors import Executor
 from vitline.data_prep.partitions import hash_prefixes, in_groups
 from vitline.data_prep.plan.buckets import Buckets
 from vitline.data_prep.plan.check_refused import SHOWN, ids_there_error, repeated_ids_error
@@ -102,10 +102,10 @@ def check_ids(
         )
         for i, (group, shards) in enumerate(given)
     ]
-    run = executor if len(tasks) > 2 else in_process
-    for _ in run(partition_ids, tasks):
+    few = len(tasks) <= 2
+    for _ in executor.run(partition_ids, tasks, few=few):
         pass
-    found = [each for each in run(find_repeats, tasks) if each]
+    found = [each for each in executor.run(find_repeats, tasks, few=few) if each]
     if len(found) < len(tasks):
         return
     check_repeats(source, found, chunks.part, chunks.work_folder(root))

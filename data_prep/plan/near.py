@@ -2,6 +2,7 @@
 and decides which image of each pair is dropped."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from vitline.data_prep.plan.confirm import PairFile, confirm, located_pairs, sav
 from vitline.data_prep.plan.similarity.dedup import drops_table, split_ranks
 from vitline.data_prep.plan.similarity.near_duplicates import as_words, band_keys, distances, num_beyond, pairs_within
 from vitline.data_prep.plan.sort_records import Dropped, SortTask, save_drops, survivors
-from vitline.data_prep.progress import Show
+from vitline.data_prep.progress import StageProgress
 from vitline.data_prep.records import PLAN, read_table, write_table
 from vitline.infra.config import FrozenConfig
 from vitline.infra.storage import Store, open_store
@@ -73,9 +74,9 @@ class _DropTask(FrozenConfig):
     """Dropped image and the image that it resembles, by their positions in the listed records."""
 
 
-def judge_near(tasks: Sequence[NearTask], run: Executor, executor: Executor, show: Show) -> Judged:
-    """Find the near duplicates of a corpus, one task a bucket, and list the dropped images. `run` executes work on records,
-    `executor` work on images."""
+def judge_near(tasks: Sequence[NearTask], executor: Executor, show: StageProgress) -> Judged:
+    """Find the near duplicates of a corpus, one task a bucket, and list the dropped images."""
+    run = partial(executor.run, few=len(tasks) == 1, heavy=True)
     for _ in run(deal_bands, tasks):
         pass
     found = sorted(run(find_near, tasks), key=lambda near: near.key)

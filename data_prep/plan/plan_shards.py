@@ -4,13 +4,14 @@ The driver handles counts only; the tasks of `sort_records.py` sort the rows, wh
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
 from vitline.data_prep.config import CorpusConfig, ShardingConfig
-from vitline.data_prep.executors import Executor, for_records
+from vitline.data_prep.executors import Executor
 from vitline.data_prep.labels.class_maps import applied, extended, load_class_map
 from vitline.data_prep.labels.classes import ClassMap
 from vitline.data_prep.partitions import in_groups
@@ -31,7 +32,7 @@ from vitline.data_prep.plan.sort_records import (
     select,
     val_candidates,
 )
-from vitline.data_prep.progress import Show
+from vitline.data_prep.progress import StageProgress
 from vitline.data_prep.records import Chunks
 from vitline.data_prep.shard_format import (
     CLASSES_KEY,
@@ -46,6 +47,8 @@ from vitline.data_prep.sources.open_source import open_source
 from vitline.data_prep.sources.raw import FirstRows, RawCorpus
 from vitline.infra.storage import Store, open_store
 
+T = TypeVar("T")
+R = TypeVar("R")
 SPLIT_ORDER = ("train", "val", "test")
 Views = Mapping[str, tuple[str | FirstRows, ...]]
 _KNOWN_SHARDS_PER_TASK = 64
@@ -180,11 +183,12 @@ class _Job:
     corpus: Store
     source: RawCorpus
     base: Base | None
-    run: Executor
-    """Runs tasks on records."""
     executor: Executor
-    """Runs tasks on images."""
-    show: Show
+    show: StageProgress
+
+    def run(self, work: Callable[[T], R], tasks: Sequence[T]) -> Iterator[R]:
+        """Runs a task for each bucket of the records; a single one in this process."""
+        return self.executor.run(work, tasks, few=len(tasks) == 1, heavy=True)
 
 
 @dataclass(frozen=True)
@@ -209,7 +213,7 @@ class _AllDropped:
 
 
 def select_examples(
-    config: CorpusConfig, corpus: Store, root: Store, base: Base | None, executor: Executor, show: Show
+    config: CorpusConfig, corpus: Store, root: Store, base: Base | None, executor: Executor, show: StageProgress
 ) -> Selection:
     """Sort the records, drop duplicates and small classes, and assign label ids to the remaining examples.
 
@@ -217,7 +221,7 @@ def select_examples(
     ids repeat, or a group has two splits.
     """
     tasks = _partition_tasks(config, corpus, base)
-    job = _Job(config, corpus, open_source(config), base, for_records(executor, len(tasks)), executor, show)
+    job = _Job(config, corpus, open_source(config), base, executor, show)
     if config.recipe.decontaminate:
         save_decontamination(config, corpus, root)
     partitioned = list(job.run(partition_records, tasks))
@@ -252,7 +256,7 @@ def _find_dropped(job: _Job, buckets: Sequence[SortTask], partitioned: Sequence[
     if job.config.recipe.near_duplicates == "keep":
         return dropped
     near_tasks = _near_tasks(buckets, dropped, _num_accepted(partitioned))
-    judged = judge_near(near_tasks, job.run, job.executor, job.show)
+    judged = judge_near(near_tasks, job.executor, job.show)
     return _AllDropped(leak_keys, (*exact, judged.drops), judged.num_left)
 
 

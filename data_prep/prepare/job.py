@@ -1,4 +1,4 @@
-"""Prepares corpora as one job: list, examine, plan, leakage, write, publish. The only file of data_prep that imports Ray.
+"""Prepares corpora as one job: list, examine, plan, leakage, write, publish.
 
     python -m vitline.data_prep.prepare.job --run URI --attempt N
 
@@ -7,18 +7,14 @@ seconds. Work that a killed attempt had finished is reused: records of examined 
 """
 
 import contextlib
-import hashlib
 import logging
-import pickle
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, TypeVar
 
 from vitline.data_prep.config import CorpusConfig
 from vitline.data_prep.examine.examine import ChunkTask, examine_chunk, list_source
-from vitline.data_prep.executors import Executor, Threads, in_process
+from vitline.data_prep.executors import IN_PROCESS, Executor, OnRay, Threads
 from vitline.data_prep.find_corpus import corpus_store, prepared_corpus
 from vitline.data_prep.plan.check_refused import NothingNew, check_reused
 from vitline.data_prep.plan.corpus_stats import CorpusStats, merged
@@ -35,28 +31,23 @@ from vitline.data_prep.plan.plan_shards import (
 from vitline.data_prep.plan.sort_records import rows_key
 from vitline.data_prep.prepare.publish import Finished, publish
 from vitline.data_prep.prepare.small_work import is_small
-from vitline.data_prep.progress import Progress
+from vitline.data_prep.progress import StageProgress
 from vitline.data_prep.records import Chunks, Listing
 from vitline.data_prep.shard_format import MANIFEST_KEY, Manifest, listed_shards, load_manifest
 from vitline.data_prep.shards.verify_shards import ShardSpec
 from vitline.data_prep.shards.write_shards import ShardInfo, ShardTask, ensure_shard
 from vitline.data_prep.sources.open_source import open_source
 from vitline.infra.config import FrozenConfig
-from vitline.infra.provenance import require_same_versions
 from vitline.infra.runs.attempt import Ending, driver_main, run_attempt
 from vitline.infra.runs.handle import Run
-from vitline.infra.runs.stopping import joining_ray
+from vitline.infra.runs.ray_work import start_ray
 from vitline.infra.runs.task_watch import TaskWatch
 from vitline.infra.storage import Store, open_store
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
-R = TypeVar("R")
 
 _MOST_THREADS = 16
 _LEAST_SHARE = 0.1  # of the chunks: from fewer than this share the time of all of them is not extrapolated
-_MAX_BLOCKS = 4096  # per execution; with more tasks, several share a block
-_WATCHED = (ChunkTask, ShardTask)  # the tasks that say what they have done while they run
 
 
 @dataclass
@@ -71,33 +62,6 @@ class _Preparation:
     examine_s: float | None = None
     """Seconds to examine all corpora, including what earlier attempts had done; None if too little was left to estimate it."""
 
-    def progress(self, stage: str, total: int, unit: str, done: int = 0, refused: int = 0) -> Progress:
-        return Progress(self.store, stage, total, unit, done, refused, self.examine_s)
-
-
-class _StageProgress:
-    """The progress files of several corpora in a stage that learns its amount of work while it runs."""
-
-    def __init__(self, stage: str, preparations: Mapping[str, _Preparation], refused: Mapping[str, int]) -> None:
-        self._stage, self._preparations, self._refused = stage, preparations, refused
-        self._progress = dict[str, Progress]()
-        for uri in preparations:
-            self.begin(uri, 1, "corpus")
-
-    def begin(self, corpus: str, total: int, unit: str) -> None:
-        progress = self._preparations[corpus].progress(self._stage, total, unit, refused=self._refused.get(corpus, 0))
-        self._progress[corpus] = progress
-
-    def add(self, corpus: str, done: int) -> None:
-        self._progress[corpus].add(done)
-
-    def end(self, refused: Mapping[str, int]) -> None:
-        """Mark the stage as done for every corpus."""
-        self._refused = refused
-        for uri in self._preparations:
-            self.begin(uri, 1, "corpus")
-            self.add(uri, 1)
-
 
 @dataclass
 class _Planned:
@@ -111,7 +75,7 @@ class _Planned:
     num_leaks_left: int = 0
 
 
-def prepare(requests: Sequence[CorpusConfig], root: str, executor: Executor = in_process) -> list[Manifest]:
+def prepare(requests: Sequence[CorpusConfig], root: str, executor: Executor = IN_PROCESS) -> list[Manifest]:
     """Prepare the requested corpora and return their manifests, in order. Corpora that are finished already are only loaded.
 
     Raises ValueError for a source or request that cannot be prepared, naming the file or field; FetchUnavailable if a source
@@ -136,7 +100,7 @@ def prepare(requests: Sequence[CorpusConfig], root: str, executor: Executor = in
 
 def _list(config: CorpusConfig, root: Store, store: Store, executor: Executor) -> _Preparation:
     start = time.monotonic()
-    Progress(store, "list", 0, "files")
+    StageProgress("list", [store]).begin(store.uri, 0, "files")
     base = None
     if config.add_to:
         base = Base(*prepared_corpus(root, config.add_to))
@@ -150,19 +114,19 @@ def _list(config: CorpusConfig, root: Store, store: Store, executor: Executor) -
 
 def _examine(preparations: Sequence[_Preparation], root: Store, executor: Executor) -> None:
     """Examine every chunk that has no records yet, for all corpora in one execution."""
-    start, tasks, progress = time.monotonic(), [], {}
+    start, tasks, progress = time.monotonic(), [], _progress("examine", preparations)
     for work in preparations:
         uri, num_chunks = work.store.uri, work.listing.num_chunks
         chunks = Chunks(work.store, work.config)
         chunks.forget_denied()
         finished = chunks.finished()
         todo = [chunk for chunk in range(num_chunks) if chunk not in finished]
-        progress[uri] = work.progress("examine", num_chunks, "parts", done=num_chunks - len(todo))
+        progress.begin(uri, num_chunks, "parts", done=num_chunks - len(todo))
         merged = bool(Chunks(work.store, work.config).num_merged())
         tasks += [ChunkTask(corpus=uri, root=root.uri, chunk=chunk, any_merged=merged) for chunk in todo]
     lacking = set[str]()
-    for done in _run(executor, examine_chunk, tasks):
-        progress[done.corpus].add(1, done.num_refused, images=done.num_examples, num_bytes=done.num_bytes)
+    for done in executor.run(examine_chunk, tasks):
+        progress.add(done.corpus, 1, done.num_refused, images=done.num_examples, num_bytes=done.num_bytes)
         lacking.update(done.lacking)
     if lacking:
         log.warning(
@@ -176,25 +140,27 @@ def _examine(preparations: Sequence[_Preparation], root: Store, executor: Execut
 
 def _plan(work: _Preparation, root: Store, executor: Executor) -> _Planned:
     start, config, uri = time.monotonic(), work.config, work.store.uri
-    stage_progress = _StageProgress("plan", {uri: work}, {})
-    selection = select_examples(config, work.store, root, work.base, executor, stage_progress)
+    progress = _progress("plan", [work])
+    progress.begin(uri)
+    selection = select_examples(config, work.store, root, work.base, executor, progress)
     plan = plan_corpus(selection, open_source(config).views, config.recipe.sharding, work.base)
-    stage_progress.end({uri: selection.num_rejects})
+    progress.begin(uri, refused=selection.num_rejects)
+    progress.add(uri)
     work.seconds["plan"] = time.monotonic() - start
     return _Planned(work, selection, plan, selection.stats)
 
 
 def _look_for_leaks(planned: Sequence[_Planned], root: Store, executor: Executor) -> None:
     """Compare the training images with the test and val images of every corpus, prepared or being prepared here."""
-    start, refused = time.monotonic(), {each.work.store.uri: each.selection.num_rejects for each in planned}
-    stage_progress = _StageProgress("leakage", {each.work.store.uri: each.work for each in planned}, refused)
-    for each, leaks in zip(
-        planned, find_leaks([_by_rows(p) for p in planned], root, executor, stage_progress), strict=True
-    ):
+    start, progress = time.monotonic(), _progress("leakage", [each.work for each in planned])
+    for each in planned:
+        progress.begin(each.work.store.uri, refused=each.selection.num_rejects)
+    for each, leaks in zip(planned, find_leaks([_by_rows(p) for p in planned], root, executor, progress), strict=True):
         each.stats = merged(each.stats, leaks.stats) if leaks.stats else each.stats
         each.num_leaks_left = leaks.num_left
         each.work.seconds["leakage"] = time.monotonic() - start
-    stage_progress.end(refused)
+        progress.begin(each.work.store.uri)
+        progress.add(each.work.store.uri)
 
 
 def _by_rows(planned: _Planned) -> PlannedCorpus:
@@ -210,15 +176,16 @@ def _by_rows(planned: _Planned) -> PlannedCorpus:
 
 def _write_shards(planned: Sequence[_Planned], executor: Executor) -> None:
     """Write every shard, for all corpora in one execution; finished shards are only checked."""
-    start, tasks, planned_by_uri, progress = time.monotonic(), [], {}, {}
+    start, tasks, planned_by_uri = time.monotonic(), [], {}
+    progress = _progress("write", [each.work for each in planned])
     for each in planned:
         uri, shards = each.work.store.uri, each.plan.shards
         tasks += [_shard_task(each, shard) for shard in shards]
         planned_by_uri[uri] = each
-        progress[uri] = each.work.progress("write", len(shards), "shards", refused=each.selection.num_rejects)
-    for info in _run(executor, ensure_shard, tasks):
+        progress.begin(uri, len(shards), "shards", refused=each.selection.num_rejects)
+    for info in executor.run(ensure_shard, tasks):
         planned_by_uri[info.corpus].shards[info.key] = info
-        progress[info.corpus].add(1, images=info.num_rows, num_bytes=info.num_bytes)
+        progress.add(info.corpus, images=info.num_rows, num_bytes=info.num_bytes)
     for each in planned:
         each.work.seconds["write"] = time.monotonic() - start
 
@@ -242,8 +209,8 @@ def _shard_task(planned: _Planned, shard: ShardPlan) -> ShardTask:
 
 
 def _publish(planned: _Planned) -> None:
-    work = planned.work
-    progress = work.progress("publish", 1, "corpus", refused=planned.selection.num_rejects)
+    work, progress = planned.work, _progress("publish", [planned.work])
+    progress.begin(work.store.uri, refused=planned.selection.num_rejects)
     publish(
         Finished(
             config=work.config,
@@ -258,53 +225,12 @@ def _publish(planned: _Planned) -> None:
         )
     )
     Chunks(work.store, work.config).delete_spill()
-    progress.add(1)
+    progress.add(work.store.uri)
 
 
-def _run(executor: Executor, work: Callable[[T], R], tasks: Sequence[T]) -> Iterator[R]:
-    return executor(work, tasks) if tasks else iter(())
-
-
-def ray_data(work: Callable[[T], R], tasks: Sequence[T], /, watch: TaskWatch | None = None) -> Iterator[R]:
-    """An executor: one Ray Data execution, one CPU per task, results in the order in which they finish.
-
-    Ray must be initialised. Ray repeats the tasks of workers that die; `watch` ends those that hang, and those whose workers die
-    each time. Raises RuntimeError with the message of the first task that fails with an error of its own, or is ended.
-    """
-    import ray.data
-
-    for handler in logging.getLogger("ray.data").handlers:
-        if handler.get_name() == "console":  # logs start and end of each execution; ray-data.log keeps these lines
-            handler.setLevel(logging.ERROR)
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
-    context.print_on_execution_start = False
-    context.execution_options.preserve_order = False
-    rows = [{"task": pickle.dumps(task)} for task in tasks]
-    dataset = ray.data.from_items(rows, override_num_blocks=min(len(rows), _MAX_BLOCKS))
-    for row in dataset.map(partial(_run_task, work=work, watch=watch), num_cpus=1).iter_rows():
-        result, error = pickle.loads(row["result"]), row["error"]
-        if error:
-            raise RuntimeError(error)
-        yield result
-
-
-def _run_task(row: dict[str, Any], work: Callable[[Any], Any], watch: TaskWatch | None = None) -> dict[str, Any]:
-    # Return our errors as values: Ray Data would wrap an exception in pages of traceback.
-    try:
-        require_same_versions()
-        task = pickle.loads(row["task"])
-        with watch.over(*_watched_as(task, work, row["task"])) if watch else contextlib.nullcontext():
-            return {"result": pickle.dumps(work(task)), "error": ""}
-    except (ValueError, RuntimeError, OSError) as error:
-        return {"result": pickle.dumps(None), "error": f"{type(error).__name__}: {error}"}
-
-
-def _watched_as(task: object, work: Callable[[Any], Any], pickled: bytes) -> tuple[str, bool]:
-    """The name of a task for its watchdog, and whether it says what it has done."""
-    if isinstance(task, _WATCHED):
-        return task.title, True
-    return f"{getattr(work, '__name__', 'task').strip('_')}-{hashlib.sha256(pickled).hexdigest()[:12]}", False
+def _progress(stage: str, preparations: Sequence[_Preparation]) -> StageProgress:
+    examine_s = preparations[0].examine_s if preparations else None
+    return StageProgress(stage, [work.store for work in preparations], examine_s)
 
 
 class PrepareSpec(FrozenConfig):
@@ -332,7 +258,9 @@ def drive(run: Store, attempt: int) -> int:
         watch = TaskWatch(run.uri, attempt)
         # On Ray, this process may wait for CPUs as long as other jobs take: its tasks are watched instead.
         with watch.over("prepare") if small else contextlib.nullcontext():
-            executor = Threads(most=_MOST_THREADS) if small else _started_ray(watch)
+            if not small:
+                start_ray()
+            executor = Threads(most=_MOST_THREADS) if small else OnRay(watch)
             try:
                 corpora = prepare(spec.requests, spec.root, executor)
             except NothingNew as nothing:
@@ -348,15 +276,6 @@ def _is_small(spec: PrepareSpec) -> bool:
     missing = [config for config in spec.requests if not corpus_store(root, config).exists(MANIFEST_KEY)]
     # A Ray cluster may be busy with other jobs: only work that takes seconds is done without waiting for its CPUs.
     return is_small(missing, root, one_machine=False)
-
-
-def _started_ray(watch: TaskWatch) -> Executor:
-    import ray
-
-    with joining_ray():
-        ray.init(logging_level=logging.WARNING, ignore_reinit_error=True)
-    logging.getLogger("ray.data").setLevel(logging.WARNING)
-    return partial(ray_data, watch=watch)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pydantic import Field
 from vitline.data_prep.config import PrepareExecution
 from vitline.data_prep.decode import DecodePolicy, ImageRejected
 from vitline.data_prep.examine.decode_child import Examiner
-from vitline.data_prep.executors import Executor, in_process
+from vitline.data_prep.executors import IN_PROCESS, Executor
 from vitline.data_prep.labels.classes import ClassMap
 from vitline.data_prep.parquet_files import RowGroupFile
 from vitline.data_prep.plan.corpus_stats import STATS_KEY, CorpusStats
@@ -113,7 +113,7 @@ class VerifyReport(FrozenConfig):
     """URI -> what is wrong with it; for the auxiliary files: refused examples, leakage, statistics, report."""
 
 
-def verify_corpus(corpus: Store, executor: Executor = in_process, *, pixels: bool = False) -> VerifyReport:
+def verify_corpus(corpus: Store, executor: Executor = IN_PROCESS, *, pixels: bool = False) -> VerifyReport:
     """Check every file of a corpus. Raises RuntimeError if there is no corpus.
 
     Detects and names a flipped byte; a missing, extra, swapped or truncated shard; and a shard list or class map that contradicts
@@ -151,7 +151,7 @@ def verify_corpus(corpus: Store, executor: Executor = in_process, *, pixels: boo
     ]
     label_counts: Counter[int] = Counter()
     pictures = {}
-    for check in executor(verify_shard, tasks):
+    for check in executor.run(verify_shard, tasks):
         label_counts.update(check.label_counts)
         uri = specs[check.key][0].uri_of(check.key)
         if check.problem:

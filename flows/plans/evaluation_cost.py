@@ -8,7 +8,7 @@ from vitline.data_prep.shard_format import load_manifest
 from vitline.flows.forms.evaluation_plan import EvaluationPlan
 from vitline.infra.storage import Store, open_store
 from vitline.vit.config import ExecutionConfig, OptimConfig, TrainRecipe
-from vitline.vit.evaluation.evaluate import EvaluationSpec, TaskSweep, init_text, plan_task_sweeps, stored_score
+from vitline.vit.evaluation.evaluate import EvaluationSpec, TaskSweep, init_text, plan_task_sweeps
 from vitline.vit.evaluation.packing import micro_batch_size
 from vitline.vit.evaluation.probes import Probe
 from vitline.vit.evaluation.trials import finished_result
@@ -63,7 +63,7 @@ def sweep_cost(root: Store, task_sweep: TaskSweep) -> TaskCost:
     splits = load_manifest(open_store(task_sweep.task.corpus)).splits
     results = [finished_result(root.child("trials"), trial) for trial in task_sweep.select_trials()]
     todo = [recipe for recipe, result in zip(task_sweep.settings, results, strict=True) if result is None]
-    scored = stored_score(root, task_sweep) is not None
+    scored = root.exists(task_sweep.score_key)
     finals = [] if scored else [_longest(task_sweep.settings)]
     if scored:
         todo = []

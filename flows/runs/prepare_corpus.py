@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from vitline.data_prep.config import CorpusConfig
-from vitline.data_prep.executors import in_threads
+from vitline.data_prep.executors import Threads
 from vitline.data_prep.find_corpus import corpus_store
 from vitline.data_prep.parquet_files import open_parquet
 from vitline.data_prep.plan.check_refused import NothingNew, check_reused, loss_text
@@ -282,7 +282,7 @@ def leak_lines(stats: CorpusStats) -> list[str]:
 def verify_and_show(settings: Settings, name: str, *, pixels: bool, as_json: bool) -> None:
     """Reads every shard back, with `pixels` decodes every image, and prints the problems. Raises RuntimeError if there are any."""
     corpus = find_corpus(settings.root, name).store
-    report = verify_corpus(corpus, in_threads, pixels=pixels)
+    report = verify_corpus(corpus, Threads(), pixels=pixels)
     if as_json:
         console.emit(report.model_dump(mode="json"))
     else:

@@ -1,7 +1,7 @@
 """What a process of a job has of its run: the right to write it, the stop requests to its attempt, and its signs of life."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import NotRequired, Self, TypedDict, TypeVar
 
 from vitline.infra.runs.claims import ClaimHolder, ClaimLost
@@ -9,7 +9,7 @@ from vitline.infra.runs.journal import Journal
 from vitline.infra.runs.progress import RunProgress
 from vitline.infra.runs.run_state import RunState, StateDetail, StopReason, write_state
 from vitline.infra.runs.stopping import StopPoller
-from vitline.infra.runs.watchdog import UNWATCHED, Watchdog
+from vitline.infra.runs.watchdog import note_progress
 from vitline.infra.storage import Store
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class Run:
         *,
         beats: bool = False,
         follows_stops: bool = True,
-        watchdog: Watchdog = UNWATCHED,
+        watchdog: contextlib.AbstractContextManager[object] = contextlib.nullcontext(),  # noqa: B008
     ) -> None:
         """`beats`: this process writes the heartbeat of the claim; exactly one process of a job does. `follows_stops`: it polls stop
         requests; otherwise `stopped()` is None. `watchdog` kills this process if `progress()` is not called for too long."""
@@ -81,11 +81,7 @@ class Run:
 
     def progress(self) -> None:
         """Tells the watchdog that something was done. Never waits; any thread may call it."""
-        self._watchdog.progress()
-
-    def watched(self, items: Iterable[T]) -> Iterator[T]:
-        """`items`; each that arrives, and each request for the next one, counts as progress."""
-        return self._watchdog.watched(items)
+        note_progress()
 
     def show(self, progress: RunProgress) -> None:
         """Writes `progress.json`."""

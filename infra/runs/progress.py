@@ -1,8 +1,13 @@
 """The progress of a running job, as `progress.json` in its folder and on the pages of observers."""
 
-from typing import TypedDict
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
 from vitline.infra.html.text import clock
+
+if TYPE_CHECKING:  # the console words progress, and must load fast
+    from vitline.infra.storage import Store
 
 
 class RunProgress(TypedDict, total=False):
@@ -46,6 +51,52 @@ ESTIMATE_AFTER_S = 10.0
 def remaining_s(done: float, left: float, elapsed_s: float) -> float | None:
     """Seconds for what is left, at the speed of what was done in this time; None before there is something to estimate from."""
     return left * elapsed_s / done if done > 0 and elapsed_s >= ESTIMATE_AFTER_S else None
+
+
+class ProgressWriter:
+    """Counts the finished units of a job, and writes its progress at most once a second, with the time left."""
+
+    key: ClassVar = "progress.json"
+
+    def __init__(
+        self, run: "Store", unit: str, total: int, done: int = 0, check_claim: Callable[[], object] = lambda: None
+    ) -> None:
+        """`done` units were finished before, and do not count for the speed. `check_claim` is called before each write."""
+        self._run, self._unit, self._total, self._check_claim = run, unit, total, check_claim
+        self._done = self._done_before = done
+        self._running: list[str] | None = None
+        self._started = time.monotonic()
+        self.write()
+
+    def add(self, count: int) -> None:
+        self._done += count
+        if self._done >= self._total or time.monotonic() - self._written >= 1.0:
+            self.write()
+
+    def show(self, done: int, *, running: list[str]) -> None:
+        """Writes at once that `done` units are finished, and which ones run."""
+        self._done, self._running = done, running
+        self.write()
+
+    def write(self) -> None:
+        self._written = time.monotonic()
+        self._check_claim()
+        self._run.write_json(self.key, self.fields(self._written - self._started))
+
+    def fields(self, elapsed_s: float) -> Mapping[str, Any]:
+        """What is written, from the seconds since the first write."""
+        done_now = self._done - self._done_before
+        shown: RunProgress = {
+            "step": self._done,
+            "total_steps": self._total,
+            "unit": self._unit,
+            "remaining_s": remaining_s(done_now, self._total - self._done, elapsed_s),
+        }
+        if self._unit == "images" and done_now and elapsed_s:
+            shown["images_per_s"] = done_now / elapsed_s
+        if self._running is not None:
+            shown["running"] = self._running
+        return shown
 
 
 def position(p: RunProgress | None) -> tuple[object, ...]:

@@ -26,7 +26,7 @@ class TaskWatch(NamedTuple):
         error if that has happened MOST_ENDS times to this task in this attempt.
         """
         run = open_store(self.run_uri)
-        ended = [key for key in run.list(f"errors/a{self.attempt}-") if key.endswith(f"-{task}.json")]
+        ended = [key for key in run.list(f"errors/a{self.attempt}-") if key.split("-", 2)[-1] == f"{task}.json"]
         if len(ended) >= MOST_ENDS:
             error = run.read_json(ended[-1])["error"]
             raise RuntimeError(

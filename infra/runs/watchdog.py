@@ -78,13 +78,6 @@ class Watchdog:
                     self._child = None
                     log.warning("the watchdog of %s is gone; a hang of this process would not be noticed", self._who)
 
-    def watched(self, items: Iterable[T]) -> Iterator[T]:
-        """`items`; each that arrives, and each request for the next one, counts as progress."""
-        for item in items:
-            self.progress()
-            yield item
-            self.progress()
-
     def _start(self, stacks: str, timeout_s: float) -> subprocess.Popen[bytes]:
         job = {
             "pid": os.getpid(),
@@ -124,6 +117,12 @@ def note_progress() -> None:
         watchdog.progress()
 
 
+def watched(items: Iterable[T]) -> Iterator[T]:
+    """`items`; each that arrives, and each request for the next one, counts as progress."""
+    for item in items:
+        note_progress()
+        yield item
+        note_progress()
+
+
 _OPEN: Final = list[Watchdog]()
-UNWATCHED: Final = Watchdog("", 0, None, who="nobody")
-"""Stands in where nobody waits for a process."""

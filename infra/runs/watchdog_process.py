@@ -148,7 +148,7 @@ def record(hung: Hung, at: float, reason: str, text: str = "") -> None:
     """Writes the error, and the stacks if there are any, unless the attempt has ended or lost the claim of the run."""
     from vitline.infra.redact import cleaned
     from vitline.infra.runs.claims import read_claim
-    from vitline.infra.runs.run_state import state_of
+    from vitline.infra.runs.run_state import read_stop, state_of
     from vitline.infra.storage import open_store
 
     run, name = open_store(hung.run), f"a{hung.attempt}-{int(at * 1000)}-{hung.who}"
@@ -156,7 +156,9 @@ def record(hung: Hung, at: float, reason: str, text: str = "") -> None:
     try:
         if (claim := read_claim(run)) is None or claim.attempt != hung.attempt:
             return
-        if not text and state_of(run, hung.attempt) not in (None, "running"):
+        stop = read_stop(run)
+        stopped = stop is not None and stop["attempt"] == hung.attempt
+        if not text and (stopped or state_of(run, hung.attempt) not in (None, "running")):
             return  # it was ended with its job
         error = {"at": at, **hung.fields, "error": cleaned(reason)}
         if text:

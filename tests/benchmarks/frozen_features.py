@@ -32,7 +32,7 @@ from vitline.flows.forms.forms import PredictRequest
 from vitline.infra.config import digest_of
 from vitline.infra.storage import Store, open_store
 from vitline.vit.evaluation.evaluate import published_digest
-from vitline.vit.features.extract_features import Extractor, network_input
+from vitline.vit.features.extract_features import Extractor
 from vitline.vit.features.feature_plan import FeatureSource, plan_parts
 from vitline.vit.features.predict import Predictor
 from vitline.vit.features.prediction_plan import plan_predictions
@@ -40,6 +40,7 @@ from vitline.vit.input.batches import eval_batches
 from vitline.vit.input.config import AugmentConfig
 from vitline.vit.input.image_contract import ImageContract
 from vitline.vit.models.build import build_network
+from vitline.vit.models.network import normalised
 from vitline.vit.models.variants import network_variant
 from vitline.vit.published.models import publish
 
@@ -114,7 +115,7 @@ def compare(variant: str, corpus: Store, root: Store, asked: argparse.Namespace)
     source = parts[0].source
     network = extractor.model(source).network
     with eval_batches(corpus, manifest, SPLIT, view, batch_size=asked.batch) as batches:
-        inputs = [network_input(batch.images, contract, torch.device("cpu")) for batch in batches]
+        inputs = [normalised(batch.images, contract.low, contract.high) for batch in batches]
 
     @torch.inference_mode()
     def bare() -> None:

@@ -39,8 +39,9 @@ from PIL import Image
 
 from vitline.data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe, ImageNet21k, ShardingConfig
 from vitline.data_prep.examine.images import perceptual_hashes, pixel_sha256
+from vitline.data_prep.executors import InProcess, OnRay
 from vitline.data_prep.plan.sort_records import ROW_SCHEMA
-from vitline.data_prep.prepare.job import in_process, prepare, ray_data
+from vitline.data_prep.prepare.job import prepare
 from vitline.data_prep.shard_format import shard_schema
 from vitline.data_prep.shards.write_shards import HashingSink, ensure_shard, shard_table, shard_writer
 from vitline.infra.storage import open_store
@@ -188,7 +189,7 @@ def cpu_seconds() -> float:
 
 def job(request: CorpusConfig, root: Path) -> None:
     shutil.rmtree(root, ignore_errors=True)
-    prepare([request], str(root), in_process)
+    prepare([request], str(root))
 
 
 def bare_loop(files: Sequence[Path], out: Path) -> None:
@@ -289,17 +290,18 @@ def against_ray_data(folder: Path, number: int, rounds: int) -> None:
     request = CorpusConfig(name="photos", source=ClassFolders(path=str(folder / "pictures")))
     tasks = []
 
-    def keep_tasks(work, given):
-        if work is ensure_shard:
-            tasks.extend(given)
-        return in_process(work, given)
+    class KeepTasks(InProcess):
+        def run(self, work, given, **how):
+            if work is ensure_shard:
+                tasks.extend(given)
+            return super().run(work, given)
 
-    prepare([request], root, keep_tasks)
+    prepare([request], root, KeepTasks())
 
     def ours() -> None:
         for path in Path(root).rglob("_work/gather"):
             shutil.rmtree(path)
-        list(ray_data(ensure_shard, tasks))
+        list(OnRay().run(ensure_shard, tasks))
 
     def ray_datas_own() -> None:
         shutil.rmtree(folder / "ray", ignore_errors=True)
@@ -343,7 +345,7 @@ def memory(folder: Path, sizes: Sequence[int]) -> None:
             recipe = CorpusRecipe(duplicates="keep")
             request = CorpusConfig(name="photos", source=ImageNet21k(path=str(made)), recipe=recipe)
             started = time.perf_counter()
-            (manifest,) = prepare([request], str(folder / f"store-{number}"), ray_data)
+            (manifest,) = prepare([request], str(folder / f"store-{number}"), OnRay())
             seconds = time.perf_counter() - started
         print(
             f"{number:,} images, {manifest.counts.num_bytes / 1e9:.2f} GB: {seconds:.0f} s "

@@ -32,16 +32,17 @@ job.drive(open_store(sys.argv[1]), 1)
 """
 ON_RAY = """
 import pickle, sys, threading
-from vitline.data_prep.prepare import job
 from vitline.data_prep.examine.examine import ChunkTask
+from vitline.data_prep.executors import _ray_task
+from vitline.infra.runs.ray_work import _results
 from vitline.infra.runs.task_watch import TaskWatch
 
 def hangs(task):
     threading.Event().wait()
 
 task = ChunkTask(corpus="file:///root/corpora/digits/1", root="file:///root", chunk=7)
-row = job._run_task({"task": pickle.dumps(task)}, hangs, TaskWatch(sys.argv[1], 1, 2.0))
-print(row["error"])
+((_, error),) = _results(pickle.dumps(hangs), pickle.dumps(task), _ray_task(hangs, task).key, TaskWatch(sys.argv[1], 1, 2.0))
+print(f"{type(error).__name__}: {error}")
 """
 
 

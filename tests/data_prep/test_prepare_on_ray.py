@@ -9,7 +9,8 @@ from multiprocessing import get_context
 import pytest
 
 from vitline.data_prep.config import ClassFolders, CorpusConfig, Digits, PrepareExecution
-from vitline.data_prep.prepare.job import PrepareSpec, in_process, prepare, ray_data
+from vitline.data_prep.executors import OnRay
+from vitline.data_prep.prepare.job import PrepareSpec, prepare
 from vitline.data_prep.shard_format import load_manifest
 from vitline.data_prep.shards.verify_shards import verify_corpus
 from vitline.infra.config import replace
@@ -35,7 +36,7 @@ sys.exit(job.drive(open_store(sys.argv[2]), 1))
 def uninterrupted(fill_folder, request_for, tmp_path_factory):
     """A request for 900 pictures in 225 chunks, and the manifest that it gives in one process."""
     request = request_for(fill_folder(tmp_path_factory.mktemp("pictures"), per_class=300), examples_per_chunk=4)
-    (manifest,) = prepare([request], f"memory://uninterrupted-{uuid.uuid4().hex}", in_process)
+    (manifest,) = prepare([request], f"memory://uninterrupted-{uuid.uuid4().hex}")
     # Otherwise one process would prepare all images.
     return replace(request, **{"execution.small_images": 0}), manifest
 
@@ -113,7 +114,7 @@ def test_a_task_whose_process_dies_each_time_ends_the_preparation_with_its_name(
     ended = ray_jobs.follow(job, lambda _: None, poll_s=0.2)
     assert (ended.state, ended.exit_code) == ("failed", 1), ray_jobs.logs(job)
     assert re.fullmatch(
-        r"RuntimeError: RuntimeError: examine-digits-\d+ was tried \d+ times, and its process ended each time; "
+        r"RuntimeError: examine-digits-\d+ was tried \d+ times, and its process ended each time; "
         "the last error: its process was killed, perhaps for its memory, or crashed",
         read_state(run)["reason"],
     ), read_state(run)
@@ -139,7 +140,7 @@ def prepare_on(address, request, root):
     import ray
 
     ray.init(address=address, logging_level="ERROR", log_to_driver=False)
-    (manifest,) = prepare([request], root, ray_data)
+    (manifest,) = prepare([request], root, OnRay())
     return manifest
 
 

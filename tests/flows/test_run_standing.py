@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from vitline.data_prep.progress import Progress
+from vitline.data_prep.progress import StageProgress
 from vitline.flows.catalog.lists import list_work
 from vitline.flows.catalog.records import AttemptRecord, Origin, PipelineRecord, write_pipeline
 from vitline.flows.to_mlflow.stage_snapshots import stage_snapshot
@@ -115,9 +115,10 @@ def test_an_active_preparation_shows_its_stage(root, listed):
     run = open_store(root).child("runs/prepare-flowers-0a")
     run.write_json("config.json", {"run_key": "prepare-flowers-0a", "requests": [{"name": "flowers"}]})
     write_state(run, "running", 1)
-    Progress(open_store(root).child("corpora/flowers/old"), "publish", 1, "corpora", done=1)
+    old, new = (open_store(root).child(f"corpora/flowers/{version}") for version in ("old", "new"))
+    StageProgress("publish", [old]).begin(old.uri, 1, "corpora", done=1)
     time.sleep(0.01)
-    Progress(open_store(root).child("corpora/flowers/new"), "examine", 40, "parts", done=4)
+    StageProgress("examine", [new]).begin(new.uri, 40, "parts", done=4)
     assert "4 of 40 parts (examine)" in listed()[0]
 
 

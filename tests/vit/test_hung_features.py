@@ -1,5 +1,4 @@
-"""A worker that computes features and hangs is killed with its stacks on record; it keeps the parts that it has stored. So is
-a probe trial that hangs; one that goes on says so."""
+"""A task on Ray that hangs is killed with its stacks on record; it keeps the results that it has given. One that goes on says so."""
 
 import signal
 import subprocess
@@ -9,18 +8,12 @@ import pytest
 
 from vitline.infra.runs.claims import take_claim
 from vitline.infra.storage import open_store
-from vitline.vit.ray_jobs.task_driver import crashed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-FEATURES = """
+HANGS = """
 import pickle, sys, threading
-import pyarrow as pa
-from types import SimpleNamespace
+from vitline.infra.runs.ray_work import _results
 from vitline.infra.runs.task_watch import TaskWatch
-from vitline.vit.ray_jobs import task_driver
-
-class Part:
-    source, key = SimpleNamespace(folder="features/abc"), "train/part-0"
 
 def hangs():
     threading.Event().wait()
@@ -29,22 +22,9 @@ def extracted(chunk):
     yield chunk[0]
     hangs()
 
-worker = task_driver.PartWorker()
-worker._extractor = SimpleNamespace(ensure=extracted)
-chunk = pickle.dumps((None, "root", 1, [Part(), Part()], TaskWatch(sys.argv[1], 1, 2.0)))
-for table in worker(pa.table({"chunk": [chunk]})):
-    print(pickle.loads(table.column("result")[0].as_py())[1] or "stored", flush=True)
-"""
-PROBE = """
-import sys, threading
-from vitline.infra.storage import open_store
-from vitline.vit.ray_jobs import task_driver
-
-def hangs(*args):
-    threading.Event().wait()
-
-task_driver.score_probe, task_driver.PROGRESS_TIMEOUT_S = hangs, 2.0
-task_driver.watched_probe("root", None, task_driver.trial_watchdog(open_store(sys.argv[1]), 1, "birds-linear"))
+given = pickle.dumps(extracted), pickle.dumps(["stored", "missing"]), "features-abc-part-0", TaskWatch(sys.argv[1], 1, 2.0)
+for result, error in _results(*given):
+    print(error or result, flush=True)
 """
 
 
@@ -55,17 +35,15 @@ def run(tmp_path):
     return run
 
 
-def test_a_probe_trial_that_hangs_is_killed_and_its_error_is_the_reason(run):
-    done = subprocess.run([sys.executable, "-c", PROBE, run.uri], capture_output=True, text=True)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    (key,) = run.list("errors/")
-    assert "in hangs" in run.read(run.read_json(key)["stacks"]).decode()
-    assert "the last error: no progress for 2 s: it is in" in crashed(run, 1, "birds-linear")
-
-
-def test_a_worker_whose_part_hangs_is_killed(run):
-    done = subprocess.run([sys.executable, "-c", FEATURES, run.uri], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (-signal.SIGKILL, "stored\n"), done.stderr
-    (key,) = run.list("errors/")
-    assert key.endswith("-features-abc-train-part-0.json")
-    assert "hangs" in run.read_json(key)["error"]
+def test_a_task_that_hangs_is_killed_and_after_the_third_time_it_is_named(run):
+    for number in range(1, 4):
+        done = subprocess.run([sys.executable, "-c", HANGS, run.uri], capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (-signal.SIGKILL, "stored\n"), done.stderr
+        errors = run.list("errors/")
+        assert len(errors) == number
+    assert errors[0].endswith("-features-abc-part-0.json")
+    assert "in hangs" in run.read(run.read_json(errors[0])["stacks"]).decode()
+    done = subprocess.run([sys.executable, "-c", HANGS, run.uri], capture_output=True, text=True)
+    assert done.stdout.startswith(
+        "features-abc-part-0 was tried 3 times, and its process ended each time; the last error: no progress"
+    )

@@ -320,15 +320,6 @@ def final_outcome(
         failed.append(result)
 
 
-def record_score(root: Store, task_sweep: TaskSweep, score: Score) -> Score:
-    """Stores a score and returns it. If a record exists, it is kept and returned instead."""
-    return score.stored_first(root, task_sweep.score_key)
-
-
-def stored_score(root: Store, task_sweep: TaskSweep) -> Score | None:
-    return Score.load_or_none(root, task_sweep.score_key)
-
-
 def list_scores(root: Store) -> Iterator[Score]:
     """Every stored score below a root."""
     for key in root.list("scores/"):

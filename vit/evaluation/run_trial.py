@@ -10,9 +10,8 @@ import torch
 
 from vitline.data_prep.shard_format import Manifest, load_manifest
 from vitline.infra.config import replace
-from vitline.infra.provenance import require_same_versions
 from vitline.infra.records import check_digest
-from vitline.infra.runs.watchdog import UNWATCHED, Watchdog
+from vitline.infra.runs.watchdog import watched
 from vitline.infra.storage import open_store
 from vitline.vit.config import ExecutionConfig, TrainRecipe
 from vitline.vit.evaluation.packing import micro_batch_size
@@ -32,26 +31,22 @@ DECODED_CACHE_BYTES = 768 << 20
 _decoded: dict[tuple[str, str, int], DecodedCache] = {}
 
 
-def ensure_trial(trials_uri: str, trial: Trial, threads: int = 1, watchdog: Watchdog = UNWATCHED) -> TrialResult:
+def ensure_trial(trials_uri: str, trial: Trial, threads: int = 1) -> TrialResult:
     """The stored result of this trial. If there is none, runs the trial and stores its result; the first result stays.
 
     Before the result, a final trial stores its predictions and the files made from them (`trial_files.py`). `threads`
-    decode and augment. `watchdog` is opened meanwhile, and kills a process whose trial makes no progress.
+    decode and augment.
     """
-    require_same_versions()
     trials = open_store(trials_uri)
     if (done := finished_result(trials, trial)) is not None:
         return done
     noted: list[Predictions] = []
-    with watchdog:
-        result = run_trial(
-            trial, threads=threads, note=noted.append if trial.phase == "final" else None, watchdog=watchdog
+    result = run_trial(trial, threads=threads, note=noted.append if trial.phase == "final" else None)
+    if noted:
+        files = write_trial_files(
+            trials, trial.key, Predictions.joined(noted), trial.corpus, trial.score_split, trial.title
         )
-        if noted:
-            files = write_trial_files(
-                trials, trial.key, Predictions.joined(noted), trial.corpus, trial.score_split, trial.title
-            )
-            result = replace(result, files=files)
+        result = replace(result, files=files)
     return result.stored_first(trials, f"{trial.key}.json")
 
 
@@ -59,7 +54,6 @@ def run_trial(
     trial: Trial,
     threads: int = 1,
     note: Callable[[Predictions], None] | None = None,
-    watchdog: Watchdog = UNWATCHED,
 ) -> TrialResult:
     """Trains and scores in this process, on its GPU if there is one. `note` receives the predictions of the scored split."""
     started, cpu_started = time.perf_counter(), time.process_time()
@@ -89,7 +83,7 @@ def run_trial(
     ) as batches:
         outcome = train(
             state,
-            watchdog.watched(batches),
+            watched(batches),
             trial.recipe,
             execution,
             world,
@@ -97,9 +91,7 @@ def run_trial(
             input_ready=lambda: batches.is_ready,
         )
     unscored = outcome == "diverged" and trial.phase == "final"  # its setting has failed, and test is read once only
-    score = (
-        Evaluation(0.0, math.nan, 0, 0.0) if unscored else score_split(state, trial, manifest, world, note, watchdog)
-    )
+    score = Evaluation(0.0, math.nan, 0, 0.0) if unscored else score_split(state, trial, manifest, world, note)
     return TrialResult(
         key=trial.key,
         top1=score.top1,
@@ -135,13 +127,12 @@ def score_split(
     manifest: Manifest,
     world: World,
     note: Callable[[Predictions], None] | None = None,
-    watchdog: Watchdog = UNWATCHED,
 ) -> Evaluation:
     corpus, augment = open_store(trial.corpus), trial.recipe.input.augment
     with eval_batches(corpus, manifest, trial.score_split, augment, batch_size=EVAL_BATCH_SIZE) as batches:
         return evaluate(
             state.evaluation_model(),
-            watchdog.watched(batches),
+            watched(batches),
             manifest.splits[trial.score_split].num_rows,
             loss=trial.recipe.loss,
             precision=trial.recipe.precision,

@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from concurrent.futures import Future
 
 from vitline.infra.runs.claims import ClaimLost
 from vitline.infra.runs.handle import Run
@@ -22,27 +22,19 @@ WRITER = "probes"
 """Of the journal: probes and training record at the same time."""
 
 
-class Scoring(Protocol):
-    """The scoring of a checkpoint, elsewhere."""
-
-    def result(self) -> dict[str, float] | None:
-        """The scores by metric; None as long as there are none yet. Raises what went wrong."""
-
-    def cancel(self) -> None:
-        """Ends it at once."""
-
-
 class ProbeFollower:
     """Follows the checkpoints of one attempt. One is scored at a time, always the newest. Whatever goes wrong with a probe is logged,
     and the training goes on."""
 
-    def __init__(self, run: Store, attempt: int, every_steps: int, begin: Callable[[str], Scoring]) -> None:
-        """`begin(prefix)` begins to score a checkpoint."""
+    def __init__(
+        self, run: Store, attempt: int, every_steps: int, begin: Callable[[str], Future[dict[str, float]]]
+    ) -> None:
+        """`begin(prefix)` begins to score a checkpoint, elsewhere; the scores are by metric."""
         self._held, self._every, self._begin = Run(run, attempt), every_steps, begin
         self._journal: Journal | None = None
         self._begun = 0
         """The newest step whose scoring has begun, also in an earlier attempt."""
-        self._current: tuple[int, Scoring] | None = None
+        self._current: tuple[int, Future[dict[str, float]]] | None = None
 
     def follow(self, over: threading.Event) -> None:
         """Looks every few seconds, until `over` is set. Trouble is logged once, until a look succeeds again."""
@@ -85,29 +77,27 @@ class ProbeFollower:
                 self._current = self._started(step, found[0].prefix)
         return self._current is not None
 
-    def _started(self, step: int, prefix: str) -> tuple[int, Scoring] | None:
+    def _started(self, step: int, prefix: str) -> tuple[int, Future[dict[str, float]]] | None:
         try:
             return step, self._begin(prefix)
         except Exception as error:
             log.warning("step=%d: this checkpoint could not be probed: %s", step, error)
             return None
 
-    def _is_over(self, step: int, scoring: Scoring, journal: Journal) -> bool:
+    def _is_over(self, step: int, scoring: Future[dict[str, float]], journal: Journal) -> bool:
+        if not scoring.done():
+            return False
         try:
             scores = scoring.result()
         except Exception as error:
             log.warning("step=%d: this checkpoint could not be probed: %s", step, error)
             return True
-        if scores is None:
-            return False
         log.info("step=%d %s", step, " ".join(f"{name}={value:.4f}" for name, value in scores.items()))
         journal.record(scores, step)
         return True
 
     def close(self) -> None:
-        """Ends the scoring that is at work, and seals what was recorded."""
-        if self._current is not None:
-            self._current[1].cancel()
+        """Seals what was recorded."""
         if self._journal is not None:
             with quietly():
                 self._journal.close()

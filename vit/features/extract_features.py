@@ -1,13 +1,14 @@
 """Computes feature parts: images are prefetched, and parts are written in the background. Workers of an evaluation run it."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from vitline.data_prep.shard_format import load_manifest
@@ -19,7 +20,7 @@ from vitline.vit.features.feature_plan import FeaturePart, FeatureSource
 from vitline.vit.features.features import Features, missing_parts, write_part
 from vitline.vit.input.batches import Batch, Labels, SeveralLabels, row_batches
 from vitline.vit.input.image_contract import ImageContract
-from vitline.vit.models.network import Network
+from vitline.vit.models.network import Network, normalised
 from vitline.vit.published.models import PublishedModel, load_model
 from vitline.vit.training.world import World
 
@@ -37,8 +38,12 @@ class Extractor:
 
     def __init__(self, root: str, threads: int = 1, batch_size: int = BATCH_SIZE) -> None:
         self._root, self._threads, self._batch_size = root, threads, batch_size
-        self.device = World.current().device
         self._model: PublishedModel | None = None
+
+    @cached_property
+    def device(self) -> torch.device:
+        """That of the process that computes, which is not the one that makes the extractor."""
+        return World.current().device
 
     def ensure(self, parts: Sequence[FeaturePart]) -> Iterator[FeaturePart]:
         """Yields each part once it is stored: of each split first the parts stored before, then the others as computed.
@@ -84,7 +89,7 @@ class Extractor:
     def compute(self, model: PublishedModel, batches: Iterator[Batch], part: FeaturePart) -> Any:
         """What is stored for a part, from the next images of `batches`. Raises ValueError if it is not finite."""
         features = part_features(model.network, model.contract, batches, len(part.rows), self.device)
-        check_finite(features, part)
+        check_finite(features.values.numpy(), "features", part)
         return features
 
     def write(self, model: PublishedModel, folder: Store, part: FeaturePart, computed: Any) -> None:
@@ -108,40 +113,50 @@ def _settled(part: FeaturePart, written: Future[None]) -> FeaturePart:
 
 
 @torch.inference_mode()
-def part_features(
-    network: Network, contract: ImageContract, batches: Iterable[Batch], num_rows: int, device: torch.device
-) -> Features:
-    """Features of the next `num_rows` images of `batches`, with the time that they took. Consumes no later batch."""
-    started, cpu_started = time.perf_counter(), time.process_time()
-    values, labels, num_labels, left = [], [], [], num_rows
+def for_each_row(
+    compute: Callable[[Batch, Tensor], Sequence[Tensor]],
+    contract: ImageContract,
+    batches: Iterable[Batch],
+    num_rows: int,
+    device: torch.device,
+) -> list[Tensor]:
+    """What `compute` gives for the next `num_rows` images of `batches`, on the CPU. Consumes no later batch.
+
+    `compute` gets a batch and its images as a network takes them, and returns tensors of the same kinds for each batch.
+    """
+    computed, left = [], num_rows
     for batch in batches:
         note_progress()
-        values.append(network.features(network_input(batch.images, contract, device)))
-        ids, sizes = batch_labels(batch.labels)
-        labels.append(ids)
-        num_labels.append(sizes)
+        images = normalised(batch.images.to(device, non_blocking=True), contract.low, contract.high)
+        computed.append(compute(batch, images))
         left -= batch.num_valid
         if left <= 0:
             break
     assert left == 0, f"{num_rows - left} images came for a part of {num_rows}"
     # This is the only place that waits for the device.
-    features = torch.cat(values).float().cpu()
-    return Features(
-        features,
-        torch.cat(labels),
-        torch.cat(num_labels),
-        time.perf_counter() - started,
-        time.process_time() - cpu_started,
-    )
+    return [torch.cat(column).cpu() for column in zip(*computed, strict=True)]
 
 
-def check_finite(features: Features, part: FeaturePart) -> None:
-    """Raises ValueError naming the model and the first row with features that are not finite."""
-    bad = (~features.values.isfinite().all(dim=1)).nonzero()
-    if len(bad):
+def part_features(
+    network: Network, contract: ImageContract, batches: Iterable[Batch], num_rows: int, device: torch.device
+) -> Features:
+    """Features of the next `num_rows` images of `batches`, with the time that they took."""
+    started, cpu_started = time.perf_counter(), time.process_time()
+
+    def features(batch: Batch, images: Tensor) -> Sequence[Tensor]:
+        return network.features(images).float(), *batch_labels(batch.labels)
+
+    values, labels, num_labels = for_each_row(features, contract, batches, num_rows, device)
+    wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_started
+    return Features(values, labels, num_labels, wall_s, cpu_s)
+
+
+def check_finite(values: np.ndarray, what: str, part: FeaturePart) -> None:
+    """Raises ValueError naming the model and the first row with values (n, k) that are not finite."""
+    if (bad := ~np.isfinite(values).all(axis=1)).any():
         raise ValueError(
-            f"{part.source.model} gives features that are not finite for row {part.rows[int(bad[0])]} of split "
-            f"{part.split!r} of {part.source.corpus}, and for {len(bad) - 1} more. Its training has probably diverged; "
+            f"{part.source.model} gives {what} that are not finite for row {part.rows[int(bad.argmax())]} of split "
+            f"{part.split!r} of {part.source.corpus}, and for {bad.sum() - 1} more. Its training has probably diverged; "
             "use another model."
         )
 
@@ -152,9 +167,3 @@ def batch_labels(labels: Labels) -> tuple[Tensor, Tensor]:
         return labels, torch.ones(len(labels), dtype=torch.int64)
     dense = labels.dense(int(labels.ids.max()) + 1 if labels.ids.numel() else 1)
     return dense.nonzero()[:, 1], (dense > 0).sum(dim=1)
-
-
-def network_input(images: Tensor, contract: ImageContract, device: torch.device) -> Float[Tensor, "n 3 H W"]:
-    """uint8 (n, H, W, 3) -> the network's input on the device, bit for bit equal to `PublishedModel.normalised`."""
-    pixels = images.to(device, non_blocking=True).permute(0, 3, 1, 2).float()
-    return pixels.div_(255 / (contract.high - contract.low)).add_(contract.low)

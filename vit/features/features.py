@@ -104,11 +104,6 @@ class SplitManifest(StoredRecord):
     made_at: float
 
 
-def split_manifest(folder: Store, split: str) -> SplitManifest | None:
-    """The manifest of a split; None if its features are not complete."""
-    return SplitManifest.load_or_none(folder, f"{split}.json")
-
-
 def missing_parts(folder: Store, parts: Sequence[FeaturePart]) -> list[FeaturePart]:
     """The parts that are not in the store."""
     written = set(folder.list())
@@ -155,7 +150,7 @@ class FeatureReader:
         self._folder = root.child(source.folder)
         self.parts: list[tuple[str, int]] = []
         for split in splits:
-            found = split_manifest(self._folder, split)
+            found = SplitManifest.load_or_none(self._folder, f"{split}.json")
             if found is None:
                 raise RuntimeError(
                     f"{self._folder.uri_of(f'{split}.json')} is missing: the features of split {split!r} are not complete. "

@@ -2,8 +2,9 @@
 
 import io
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -11,16 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from jaxtyping import Float32, Int64
+from torch import Tensor
 
 from vitline.data_prep.parquet_files import open_parquet
 from vitline.data_prep.shard_format import ShardReader, load_class_names, load_manifest
-from vitline.infra.runs.handle import Run
-from vitline.infra.runs.watchdog import note_progress
+from vitline.infra.runs.progress import ProgressWriter
 from vitline.infra.storage import Store, open_store
-from vitline.vit.features.extract_features import Extractor, network_input
+from vitline.vit.features.extract_features import Extractor, check_finite, for_each_row
 from vitline.vit.features.feature_plan import PART_ROWS, FeaturePart
-from vitline.vit.features.features import missing_parts
-from vitline.vit.features.frozen import ComputeParts, EvaluationProgress
+from vitline.vit.features.frozen import ComputeParts, ensure_parts
 from vitline.vit.features.prediction_plan import FOLDER, PredictionSource, PredictionSpec, plan_predictions
 from vitline.vit.input.batches import Batch
 from vitline.vit.input.order import RowGroups
@@ -63,22 +63,21 @@ class Best(NamedTuple):
     scores: Float32[np.ndarray, "n k"]
 
 
-def predict(held: Run, spec: PredictionSpec, compute_parts: ComputeParts) -> Counts | None:
+def predict(
+    run: Store,
+    spec: PredictionSpec,
+    compute_parts: ComputeParts,
+    check_claim: Callable[[], object] = lambda: None,
+) -> Counts | None:
     """Computes the parts that are missing, or returns None if a stop was requested. Finished parts are kept.
 
-    Raises whatever `compute_parts` raises.
+    Raises whatever `compute_parts` raises. `check_claim` is called before progress is written.
     """
-    folder = held.store.child(FOLDER)
     parts = plan_predictions(spec, load_manifest(open_store(spec.corpus)))
-    todo, num_images = missing_parts(folder, parts), sum(len(part.rows) for part in parts)
-    progress = EvaluationProgress(held, "images")
-    progress.begin(num_images, num_images - sum(len(part.rows) for part in todo))
-    if todo:
-        for part in compute_parts(spec.root, todo):
-            progress.add(len(part.rows))
-            if held.stopped() is not None:
-                return None
-    return counts_of(folder, parts)
+    progress = partial(ProgressWriter, run, "images", check_claim=check_claim)
+    if not ensure_parts(open_store(spec.root), parts, progress, compute_parts):
+        return None
+    return counts_of(run.child(FOLDER), parts)
 
 
 def counts_of(folder: Store, parts: Sequence[FeaturePart]) -> Counts:
@@ -100,36 +99,25 @@ class Predictor(Extractor):
         source = part.source
         assert isinstance(source, PredictionSource)
         best = best_classes(model, batches, len(part.rows), source.top_k, self.device)
-        if (bad := ~np.isfinite(best.scores).all(axis=1)).any():
-            raise ValueError(
-                f"{source.model} gives probabilities that are not finite for row {part.rows[int(bad.argmax())]} of split "
-                f"{part.split!r} of {source.corpus}, and for {bad.sum() - 1} more. Its training has probably diverged; use another "
-                "model."
-            )
+        check_finite(best.scores, "probabilities", part)
         return best
 
     def write(self, model: PublishedModel, folder: Store, part: FeaturePart, computed: Best) -> None:
         folder.create_if_absent(part.key, part_file(model, part, computed))
 
 
-@torch.inference_mode()
 def best_classes(
     model: PublishedModel, batches: Iterable[Batch], num_rows: int, top_k: int, device: torch.device
 ) -> Best:
-    """The classes of the next `num_rows` images of `batches`. Consumes no later batch."""
-    ids, scores, left, k = [], [], num_rows, min(top_k, len(model.classes))
-    for batch in batches:
-        note_progress()
-        logits = model.network(network_input(batch.images, model.contract, device))
-        best = logits.float().softmax(dim=-1).topk(k)
-        ids.append(best.indices)
-        scores.append(best.values)
-        left -= batch.num_valid
-        if left <= 0:
-            break
-    assert left == 0, f"{num_rows - left} images came for a part of {num_rows}"
-    # This is the only place that waits for the device.
-    return Best(torch.cat(ids).cpu().numpy(), torch.cat(scores).cpu().numpy())
+    """The classes of the next `num_rows` images of `batches`."""
+    k = min(top_k, len(model.classes))
+
+    def best(batch: Batch, images: Tensor) -> Sequence[Tensor]:
+        scores, ids = model.network(images).float().softmax(dim=-1).topk(k)
+        return scores, ids
+
+    scores, ids = for_each_row(best, model.contract, batches, num_rows, device)
+    return Best(ids.numpy(), scores.numpy())
 
 
 def part_file(model: PublishedModel, part: FeaturePart, best: Best) -> bytes:

@@ -46,11 +46,14 @@ class Network(nn.Module):
         nn.init.constant_(self.head.bias, self.config.head_bias_init)
 
 
-def normalised(images: Float[Tensor, "B 3 H W"] | UInt8[Tensor, "B H W 3"]) -> Float[Tensor, "B 3 H W"]:
-    """Bytes -> float32 in [-1, 1], channels last in memory. Images that are in [-1, 1] already stay as they are."""
+def normalised(
+    images: Float[Tensor, "B 3 H W"] | UInt8[Tensor, "B H W 3"], low: float = -1.0, high: float = 1.0
+) -> Float[Tensor, "B 3 H W"]:
+    """Bytes -> float32 in [low, high], channels last in memory. Images that are float already stay as they are."""
     if images.dtype != torch.uint8:
         return images
-    return images.permute(0, 3, 1, 2).float().div_(127.5).sub_(1.0)
+    # Divided and then shifted, in this order, everywhere: training and published models get equal bits.
+    return images.permute(0, 3, 1, 2).float().div_(255 / (high - low)).add_(low)
 
 
 def lecun_normal_(weight: Tensor) -> None:

@@ -32,7 +32,7 @@ from vitline.vit.input.image_contract import ImageContract
 from vitline.vit.models.build import build_network, network_with
 from vitline.vit.models.config import NetworkConfig, TransformerConfig, check_same_network
 from vitline.vit.models.limits import check_limits
-from vitline.vit.models.network import Network
+from vitline.vit.models.network import Network, normalised
 from vitline.vit.models.pos_embed import resample_positions
 from vitline.vit.published.model_card import card
 from vitline.vit.published.model_names import find_published, is_location
@@ -93,9 +93,7 @@ class PublishedModel:
 
     def normalised(self, pixels: np.ndarray) -> Tensor:
         """The network's input (N, 3, H, W) from uint8 pixels (N, H, W, 3) already resized by the contract."""
-        low, high = self.contract.low, self.contract.high
-        # Divided and then shifted, in this order: with the default contract the result equals training's bit for bit.
-        return torch.from_numpy(pixels).permute(0, 3, 1, 2).float().div_(255 / (high - low)).add_(low)
+        return normalised(torch.from_numpy(pixels), self.contract.low, self.contract.high)
 
 
 def publish(

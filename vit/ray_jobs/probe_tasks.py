@@ -2,15 +2,18 @@
 
 import contextlib
 import os
+import threading
+from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
-from vitline.infra.provenance import require_same_versions
 from vitline.infra.runs.beside import beside
+from vitline.infra.runs.ray_work import RayTask, run_keyed
 from vitline.infra.runs.run_state import state_of
 from vitline.infra.storage import open_store
 from vitline.vit.config import CheckpointProbeConfig
-from vitline.vit.features.checkpoint_follow import ProbeFollower, Scoring
+from vitline.vit.features.checkpoint_follow import ProbeFollower
 
 LOW_PRIORITY = 10
 """Niceness of a task: where cores are scarce, the training has them."""
@@ -34,13 +37,17 @@ def checkpoints_probed(
     if not probes.every_steps:
         yield
         return
-    run = open_store(run_uri)
+    run, over = open_store(run_uri), threading.Event()
+    thread = ThreadPoolExecutor(1, thread_name_prefix="probe")
 
-    def begin(prefix: str) -> Scoring:
-        num_cpus = probes.cpus if on_gpus else 0
+    def begin(prefix: str) -> Future[dict[str, float]]:
+        num_cpus, num_gpus = probes.cpus if on_gpus else 0, int(probes.device == "cuda")
         if not grows:
-            check_room(num_cpus, int(probes.device == "cuda"))
-        return RayScoring(run_uri, prefix, probes, num_cpus=num_cpus)
+            check_room(num_cpus, num_gpus)
+        # In a process of its own, which gives memory and priority back. A training cannot wait for a probe, so none is repeated.
+        work, task = partial(score_in_task, run_uri, probes), RayTask(prefix, prefix, num_cpus, num_gpus)
+        results = run_keyed(work, deque([task]), watch=None, stop=over.is_set)
+        return thread.submit(lambda: dict(results)[prefix])
 
     follower = ProbeFollower(run, attempt, probes.every_steps, begin)
     try:
@@ -49,6 +56,8 @@ def checkpoints_probed(
         if state_of(run, attempt) == "finished":
             follower.finish(given_up)
     finally:
+        over.set()
+        thread.shutdown()
         follower.close()
 
 
@@ -64,39 +73,8 @@ def check_room(num_cpus: int, num_gpus: int) -> None:
         )
 
 
-class RayScoring:
-    """The scoring of one checkpoint in a process of its own."""
-
-    def __init__(self, run_uri: str, prefix: str, probes: CheckpointProbeConfig, *, num_cpus: int) -> None:
-        import ray
-
-        # Each in a new process, which gives memory and priority back. A training cannot wait for a probe, so none is repeated.
-        task: Any = ray.remote(max_calls=1, max_retries=0)(score_in_task)
-        placed = task.options(num_cpus=num_cpus, num_gpus=int(probes.device == "cuda"))
-        self._ref = placed.remote(run_uri, prefix, probes)
-
-    def result(self) -> dict[str, float] | None:
-        """The scores; None as long as there are none. Raises what the task has raised."""
-        import ray
-
-        if not ray.wait([self._ref], timeout=0)[0]:
-            return None
-        try:
-            scores: dict[str, float] = ray.get(self._ref)
-        except ray.exceptions.RayTaskError as error:
-            raise getattr(error, "cause", None) or error from None
-        return scores
-
-    def cancel(self) -> None:
-        import ray
-
-        with contextlib.suppress(Exception):  # Ray itself has ended, and the task with it
-            ray.cancel(self._ref, force=True)
-
-
-def score_in_task(run_uri: str, prefix: str, probes: CheckpointProbeConfig) -> dict[str, float]:
+def score_in_task(run_uri: str, probes: CheckpointProbeConfig, prefix: str) -> dict[str, float]:
     """Scores a checkpoint on CPUs or the GPU of this task. Called in the process of the task."""
-    require_same_versions()
     import torch
 
     from vitline.vit.features.checkpoint_score import score_checkpoint

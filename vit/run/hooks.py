@@ -11,6 +11,7 @@ from torch import Tensor
 from vitline.infra.runs.claims import ClaimLost
 from vitline.infra.runs.handle import Run
 from vitline.infra.runs.run_state import StateDetail
+from vitline.infra.runs.watchdog import watched
 from vitline.infra.storage import open_store
 from vitline.vit.checkpoints.best import BestCheckpoint
 from vitline.vit.checkpoints.names import kept_steps, lasts
@@ -103,9 +104,9 @@ class RunHooks:
 
     def first_inputs(self, step: int, batches: Iterator[Sequence[Batch]]) -> Iterator[Sequence[Batch]]:
         """Rank 0 writes the first images of the run. Each batch counts as progress."""
-        watched = self.held.watched(batches)
+        read = watched(batches)
         is_first = step == self.start.first_step and self.world.rank == 0
-        return save_first_inputs(self.held.store, watched) if is_first else watched
+        return save_first_inputs(self.held.store, read) if is_first else read
 
     def spike_pages(self, spike: Spike, batches: Sequence[Batch], example_losses: Sequence[Tensor]) -> None:
         """Logs a spike and leaves its record and the pictures of its batch in the folder `spikes` of the run."""
@@ -149,7 +150,7 @@ class RunHooks:
         def batches() -> Iterator[Batch]:
             for part in parts:
                 with self._eval_batches(part, split, self.micro_batch, self.loading) as loaded:
-                    yield from self.held.watched(loaded)
+                    yield from watched(loaded)
 
         num_rows = sum(part.num_rows(split) for part in parts)
         if self.recipe.masked_patches is not None:

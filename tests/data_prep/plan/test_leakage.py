@@ -8,8 +8,8 @@ import pytest
 from PIL import Image, ImageEnhance, ImageOps
 from sklearn.datasets import load_sample_images
 
-from vitline.data_prep import executors
 from vitline.data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe
+from vitline.data_prep.executors import InProcess
 from vitline.data_prep.find_corpus import corpus_store
 from vitline.data_prep.plan import confirm, leakage, locate_pictures, near
 from vitline.data_prep.prepare import job
@@ -100,20 +100,20 @@ def test_pairs_are_compared_in_batches_by_workers_and_counted(corpora, memory_ro
     prepared(pets, memory_root)
     expected = leaks_of(prepared(web, memory_root))
     monkeypatch.setattr(confirm, "PAIRS_PER_TASK", 1)
-    monkeypatch.setattr(executors, "_FEW_PAIRS", 0)
-    passes, shown, begin = {}, [], job.Progress.__init__
+    passes, shown, begin = {}, [], job.StageProgress.begin
 
-    def counting(work, tasks):
-        passes[work.__name__] = len(tasks)
-        return map(work, tasks)
+    class Counting(InProcess):
+        def run(self, work, tasks, **how):
+            passes[work.__name__] = len(tasks)
+            return super().run(work, tasks)
 
-    def watched(self, corpus, stage, total, unit, *rest, **more):
-        shown.append((stage, total, unit))
-        begin(self, corpus, stage, total, unit, *rest, **more)
+    def watched(self, corpus, total=1, unit="corpus", **more):
+        shown.append((self._stage, total, unit))
+        begin(self, corpus, total, unit, **more)
 
-    monkeypatch.setattr(job.Progress, "__init__", watched)
+    monkeypatch.setattr(job.StageProgress, "begin", watched)
     request = replace(web, **{"recipe.order_seed": 1})
-    job.prepare([request], memory_root, counting)
+    job.prepare([request], memory_root, Counting())
     assert leaks_of(corpus_store(open_store(memory_root), request)) == expected
     assert passes["compare_pairs"] >= 4
     assert ("leakage", passes["compare_pairs"], "pairs compared") in shown

@@ -7,6 +7,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from vitline.data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe, ParquetImages
+from vitline.data_prep.executors import InProcess
 from vitline.data_prep.find_corpus import corpus_store
 from vitline.data_prep.prepare.job import prepare
 from vitline.data_prep.shard_format import ShardError, load_manifest, segment_keys
@@ -90,15 +91,14 @@ def test_images_are_not_compared_with_a_shard_that_changed_since_its_hashes_were
     prepare([pets], memory_root)
     corpus, spoiled = corpus_store(open_store(memory_root), pets), []
 
-    def executor(work, tasks):
-        if work.__name__ == "compare_pairs":
-            spoiled.append(spoil(corpus, "test"))
-        return map(work, tasks)
+    class Spoiling(InProcess):
+        def run(self, work, tasks, **how):
+            if work.__name__ == "compare_pairs":
+                spoiled.append(spoil(corpus, "test"))
+            return super().run(work, tasks)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vitline.data_prep.executors._FEW_PAIRS", 0)
-        with pytest.raises(ShardError, match=REWRITTEN):
-            prepare([web], memory_root, executor)
+    with pytest.raises(ShardError, match=REWRITTEN):
+        prepare([web], memory_root, Spoiling())
     assert len(spoiled) == 1
     corpus.write(*spoiled[0])
     assert len(prepare([web], memory_root)) == 1
@@ -110,14 +110,15 @@ def test_a_shard_of_the_source_that_changed_since_it_was_listed_is_not_examined(
     prepare([request], root)
     source, spoiled = corpus_store(open_store(root), request), []
 
-    def executor(work, tasks):
-        if work.__name__ == "examine_chunk":
-            spoiled.append(spoil(source, "train"))
-        return map(work, tasks)
+    class Spoiling(InProcess):
+        def run(self, work, tasks, **how):
+            if work.__name__ == "examine_chunk":
+                spoiled.append(spoil(source, "train"))
+            return super().run(work, tasks)
 
     again = replace(request, name="again", source=ParquetImages(path=source.uri))
     with pytest.raises(ShardError, match=REWRITTEN):
-        prepare([again], root, executor)
+        prepare([again], root, Spoiling())
     source.write(*spoiled[0])
     (manifest,) = prepare([again], root)
     assert manifest.counts.num_accepted == load_manifest(source).counts.num_accepted

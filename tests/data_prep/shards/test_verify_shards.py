@@ -12,7 +12,7 @@ from PIL import Image
 
 from vitline.data_prep.examine import examine
 from vitline.data_prep.examine.decode_child import Examiner
-from vitline.data_prep.executors import in_threads
+from vitline.data_prep.executors import Threads
 from vitline.data_prep.shard_format import load_manifest, segment_keys
 from vitline.data_prep.shards.subsets import take
 from vitline.data_prep.shards.verify_shards import verify_corpus
@@ -166,7 +166,7 @@ def test_a_stored_corrupt_image_is_found_if_pixels_are_checked(with_corrupt_pict
     corpus = with_corrupt_picture
     report = verify_corpus(corpus)
     assert (report.num_rows, report.problems, report.pictures) == (15, {}, {})
-    report = verify_corpus(corpus, in_threads, pixels=True)
+    report = verify_corpus(corpus, Threads(), pixels=True)
     ((uri, problem),) = report.problems.items()
     assert re.fullmatch(r"holds 1 corrupt images among \d+", problem)
     ((example_id, wrong),) = report.pictures[uri].items()

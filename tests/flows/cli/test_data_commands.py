@@ -10,7 +10,7 @@ import pytest
 from vitline.data_prep.find_corpus import corpus_store
 from vitline.data_prep.plan.corpus_stats import Findings, Leak
 from vitline.data_prep.prepare.job import PrepareSpec, prepare
-from vitline.data_prep.progress import Progress, preparation_progress, remaining_s
+from vitline.data_prep.progress import StageProgress, preparation_progress, remaining_s
 from vitline.data_prep.shard_format import load_manifest
 from vitline.flows.cli.groups.data import number_of
 from vitline.flows.runs.prepare_corpus import (
@@ -324,9 +324,11 @@ def test_leakage_into_test_is_listed_before_leakage_into_val():
 def test_progress_is_that_of_the_first_unfinished_stage():
     first, second = open_store("memory://progress/a"), open_store("memory://progress/b")
     assert preparation_progress([first, second]) is None
-    Progress(first, "list", 0, "files")
+    StageProgress("list", [first]).begin(first.uri, 0, "files")
     assert preparation_progress([first, second])["unit"] == "files (list)"
-    Progress(first, "examine", 4, "parts", done=1).add(3, 2, images=100, num_bytes=5_000_000)
+    examined = StageProgress("examine", [first])
+    examined.begin(first.uri, 4, "parts", done=1)
+    examined.add(first.uri, 3, 2, images=100, num_bytes=5_000_000)
     assert preparation_progress([first])["remaining_s"] is None  # after a moment there is nothing to estimate from
     second.write_json(
         "_work/progress.json", first.read_json("_work/progress.json") | {"done": 1, "refused": 5, "rate": 1.0}
@@ -335,7 +337,7 @@ def test_progress_is_that_of_the_first_unfinished_stage():
     assert (now["step"], now["total_steps"], now["unit"], now["refused"]) == (5, 8, "parts (examine)", 7)
     assert now["images_per_s"] == 2 * first.read_json("_work/progress.json")["images_per_s"] > 0
     assert now["remaining_s"] > 0
-    Progress(first, "plan", 1, "corpus")
+    StageProgress("plan", [first]).begin(first.uri)
     assert preparation_progress([first, second])["unit"] == "parts (examine)"
     shown = progress_line("prepare", now | {"images_per_s": 640.2, "bytes_per_s": 66e6, "remaining_s": 70}, 3)
     assert shown == "prepare: 5/8 parts (examine), 640 images/s, 66.0 MB/s, 7 refused, 1:10 left"

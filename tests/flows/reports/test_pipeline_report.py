@@ -3,7 +3,7 @@
 from vitline.flows.runs.pipeline_report import transfer_plots
 from vitline.infra.config import replace
 from vitline.infra.storage import open_store
-from vitline.vit.evaluation.evaluate import EvaluationSpec, TaskRef, plan_task_sweeps, record_score
+from vitline.vit.evaluation.evaluate import EvaluationSpec, TaskRef, plan_task_sweeps
 from vitline.vit.evaluation.protocols import known_protocols
 from vitline.vit.evaluation.trials import TrialResult
 from vitline.vit.models.config import ViTConfig
@@ -24,7 +24,7 @@ def test_the_curve_of_a_final_trial_is_drawn_after_the_others_were_deleted(digit
     final = sweep.final_trial(selected)
     result = done(final.key, 0.75)
     store.write_json(f"trials/{result.key}.json", result.model_dump(mode="json"))
-    record_score(store, sweep, sweep.score(selected, result, final))
+    sweep.score(selected, result, final).stored_first(store, sweep.score_key)
     (plot,) = transfer_plots(store, spec)
     assert plot is not None
     assert store.list("trials/") == [f"trials/{result.key}.json"]

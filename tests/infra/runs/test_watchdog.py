@@ -9,13 +9,13 @@ import pytest
 
 from vitline.infra.runs.claims import take_claim
 from vitline.infra.runs.run_state import write_state
-from vitline.infra.runs.watchdog import Watchdog
+from vitline.infra.runs.watchdog import Watchdog, watched
 from vitline.infra.runs.watchdog_process import in_order, place
 from vitline.infra.storage import open_store
 
 WORK = """
 import ctypes, os, sys, threading, time
-from vitline.infra.runs.watchdog import Watchdog
+from vitline.infra.runs.watchdog import Watchdog, watched
 
 lock = threading.Lock()
 
@@ -165,17 +165,17 @@ def test_a_watchdog_ends_with_the_process_it_watches_and_leaves_no_file(started,
 
 
 def test_without_a_limit_there_is_no_watchdog(run, processes):
-    with Watchdog(run.uri, 1, None, who="rank0") as watchdog:
-        assert list(watchdog.watched("abc")) == ["a", "b", "c"]
+    with Watchdog(run.uri, 1, None, who="rank0"):
+        assert list(watched("abc")) == ["a", "b", "c"]
         assert processes("watchdog_process") == []
 
 
 def test_a_watchdog_that_was_killed_does_not_disturb_the_work(run, processes, caplog):
-    with Watchdog(run.uri, 1, 1000.0, who="rank0") as watchdog:
+    with Watchdog(run.uri, 1, 1000.0, who="rank0"):
         (child,) = processes("watchdog_process")
         child.kill()
         psutil.wait_procs([child])
-        assert list(watchdog.watched("abc")) == ["a", "b", "c"]
+        assert list(watched("abc")) == ["a", "b", "c"]
     assert caplog.text.count("the watchdog of rank0 is gone") == 1
 
 

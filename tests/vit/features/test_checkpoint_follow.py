@@ -1,6 +1,7 @@
 """Which checkpoints are probed, and what becomes of their scores."""
 
 import threading
+from concurrent.futures import Future
 
 import pytest
 
@@ -12,19 +13,12 @@ from vitline.vit.features import checkpoint_follow
 from vitline.vit.features.checkpoint_follow import ProbeFollower
 
 
-class Scored:
+class Scored(Future):
     """A scoring whose scores, or error, come when the test says so."""
 
     def __init__(self, prefix):
-        self.prefix, self.outcome, self.cancelled = prefix, None, False
-
-    def result(self):
-        if isinstance(self.outcome, Exception):
-            raise self.outcome
-        return self.outcome
-
-    def cancel(self):
-        self.cancelled = True
+        super().__init__()
+        self.prefix = prefix
 
 
 @pytest.fixture
@@ -67,11 +61,10 @@ def test_the_newest_checkpoint_is_scored_and_recorded_at_its_step_while_later_on
     run.save(300)
     assert follower.look()
     assert steps_of(follower.begun) == [200]
-    follower.begun[0].outcome = {"probe/owls/knn_top1": 0.5}
+    follower.begun[0].set_result({"probe/owls/knn_top1": 0.5})
     assert follower.look()  # goes on with the one that has come meanwhile
     assert steps_of(follower.begun) == [200, 300]
     follower.close()
-    assert follower.begun[1].cancelled
     assert run.points() == {("probe/owls/knn_top1", 200): 0.5}
 
 
@@ -80,10 +73,10 @@ def test_after_the_training_its_last_checkpoint_is_scored_and_an_attempt_after_i
     run.save(120)
     follower.look()
     run.save(130)
-    follower.begun[0].outcome = {"probe/owls/knn_top1": 0.5}
+    follower.begun[0].set_result({"probe/owls/knn_top1": 0.5})
 
     def given_up():
-        follower.begun[-1].outcome = {"probe/owls/knn_top1": 0.6}
+        follower.begun[-1].set_result({"probe/owls/knn_top1": 0.6})
         return False
 
     follower.finish(given_up)
@@ -99,7 +92,7 @@ def test_a_run_that_is_stopped_waits_for_no_score(run):
     run.save(100)
     follower.finish(lambda: True)
     follower.close()
-    assert [scoring.cancelled for scoring in follower.begun] == [True]
+    assert len(follower.begun) == 1
     assert run.points() == {}
 
 
@@ -107,7 +100,7 @@ def test_a_checkpoint_that_cannot_be_scored_is_named_in_the_log_and_passed_over(
     follower = run.follower(100)
     run.save(100)
     follower.look()
-    follower.begun[0].outcome = RuntimeError("it was deleted")
+    follower.begun[0].set_exception(RuntimeError("it was deleted"))
     assert not follower.look()
     assert not follower.look()
     assert "step=100: this checkpoint could not be probed: it was deleted" in caplog.text
@@ -145,7 +138,7 @@ def test_an_attempt_that_has_lost_its_claim_records_nothing(run, caplog):
     follower = run.follower(100)
     run.save(100)
     follower.look()
-    follower.begun[0].outcome = {"probe/owls/knn_top1": 0.5}
+    follower.begun[0].set_result({"probe/owls/knn_top1": 0.5})
     run.follower(100)  # takes the claim
     follower.finish(lambda: False)
     follower.close()

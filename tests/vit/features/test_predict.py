@@ -1,5 +1,7 @@
 """Batch prediction: every image of the corpus once, with the classes of one forward pass; what was stored is not computed again."""
 
+from itertools import islice
+
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -15,7 +17,7 @@ from vitline.vit.features.prediction_plan import FOLDER
 from vitline.vit.models.vit import VisionTransformer
 from vitline.vit.published.models import load_model
 
-from ..vtab.conftest import ARCHITECTURE, VIEW, Held, eval_batches, models, published  # noqa: F401
+from ..vtab.conftest import ARCHITECTURE, VIEW, eval_batches, models, published  # noqa: F401
 
 
 @pytest.fixture
@@ -40,9 +42,9 @@ def carried_out(spec, stop_after=None, asked=None):
     def compute(root, parts):
         if asked is not None:
             asked.extend(parts)
-        return Predictor(root, batch_size=100).ensure(parts)
+        return islice(Predictor(root, batch_size=100).ensure(parts), stop_after)
 
-    return predict(Held(run_of(spec), stop_after), spec, compute)
+    return predict(run_of(spec), spec, compute)
 
 
 def stored(spec):

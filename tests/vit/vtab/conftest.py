@@ -1,6 +1,7 @@
 """A small network for the digits, published untrained and after a short training."""
 
 from collections.abc import Iterator
+from itertools import islice
 from types import SimpleNamespace
 
 import pytest
@@ -9,9 +10,7 @@ import torch.nn.functional as F
 
 from vitline.data_prep.decode import DecodePolicy
 from vitline.data_prep.shard_format import load_class_names, load_manifest
-from vitline.infra.runs.handle import Run
-from vitline.infra.runs.run_state import StopReason
-from vitline.infra.storage import Store, open_store
+from vitline.infra.storage import open_store
 from vitline.vit.evaluation.evaluate import EvaluationSpec, TaskRef
 from vitline.vit.evaluation.probes import PROBES
 from vitline.vit.features import extract_features
@@ -95,32 +94,16 @@ def probe_spec(root, digits):
     return make
 
 
-class Held(Run):
-    """An attempt that needs no claim, and is requested to stop after a number of polls; never for None."""
-
-    def __init__(self, store: Store, after: int | None = None) -> None:
-        super().__init__(store, 1)
-        self.left = after
-
-    def check(self) -> None:
-        pass
-
-    def stopped(self) -> StopReason | None:
-        if self.left is not None:
-            self.left -= 1
-        return "preempted" if self.left is not None and self.left < 0 else None
-
-
 @pytest.fixture
 def score(root):
-    """score(spec): its scores, all computed in this process."""
+    """score(spec): its scores, all computed in this process; `stop_after`: parts until a stop."""
 
     def go(spec: EvaluationSpec, stop_after: int | None = None):
         def compute(root: str, parts) -> Iterator:
-            return Extractor(root, batch_size=100).ensure(parts)
+            return islice(Extractor(root, batch_size=100).ensure(parts), stop_after)
 
         run = open_store(root).child(f"runs/{spec.run_key}")
         probe_trials = lambda root, todo: ((probe_trial, score_probe(root, probe_trial)) for probe_trial in todo)  # noqa: E731
-        return frozen_scores(Held(run, stop_after), spec, compute, probe_trials)
+        return frozen_scores(run, spec, compute, probe_trials)
 
     return go

@@ -8,7 +8,7 @@ from vitline.infra.config import digest_of, replace
 from vitline.infra.storage import open_store
 from vitline.vit.evaluation.evaluate import published_digest
 from vitline.vit.features import extract_features, feature_plan
-from vitline.vit.features.extract_features import Extractor, network_input
+from vitline.vit.features.extract_features import Extractor
 from vitline.vit.features.feature_plan import FeatureSource, plan_parts, work_chunks
 from vitline.vit.features.features import FeatureReader, Features, finish_split, missing_parts, read_part, write_part
 from vitline.vit.models.config import ViTConfig
@@ -199,16 +199,6 @@ def test_a_pre_logits_layer_is_part_of_the_features(digits, manifest):
     features = network.features(images)
     assert features.abs().max() <= 1
     torch.testing.assert_close(network.head(features), network(images))
-
-
-def test_network_input_equals_that_of_the_published_model_bit_for_bit(models):
-    model = load_model(models.trained)
-    pixels = torch.randint(0, 256, (5, 8, 8, 3), dtype=torch.uint8)
-    for low, high in ((-1.0, 1.0), (0.0, 1.0)):
-        contract = replace(model.contract, low=low, high=high)
-        object.__setattr__(model, "contract", contract)
-        ours = network_input(pixels, contract, torch.device("cpu"))
-        assert torch.equal(ours, model.normalised(pixels.numpy()))
 
 
 def test_write_error_is_raised_where_the_parts_are_computed(root, source, manifest, monkeypatch):

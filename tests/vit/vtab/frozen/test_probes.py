@@ -16,6 +16,7 @@ from vitline.data_prep.find_corpus import corpus_store
 from vitline.data_prep.prepare.job import prepare
 from vitline.data_prep.shard_format import load_manifest
 from vitline.infra.config import replace
+from vitline.infra.runs.task_watch import TaskWatch
 from vitline.infra.runs.watchdog import Watchdog
 from vitline.infra.storage import open_store
 from vitline.vit.evaluation.evaluate import TaskRef, list_scores
@@ -25,7 +26,6 @@ from vitline.vit.features.probe_trials import ProbeSplits, plan_probe_trials, pr
 from vitline.vit.input.batches import eval_batches
 from vitline.vit.models.vit import VisionTransformer
 from vitline.vit.published.models import load_model
-from vitline.vit.ray_jobs.task_driver import trial_watchdog, watched_probe
 from vitline.vit.run.run_spec import read_progress
 from vitline.vit.training.evaluate import evaluate
 
@@ -65,8 +65,9 @@ def test_every_part_that_a_probe_reads_and_every_look_at_its_examples_is_progres
     open_store(root).delete(trial.score_key)
     reader = FeatureReader(open_store(root), trial.source, trial.needed)
     del told[:]
-    watched_probe(root, trial, trial_watchdog(run, 1, trial.key))
-    assert {*told} == {f"trial-{trial.key}"}
+    with TaskWatch(run.uri, 1).over(trial.key):
+        scoring.score_probe(root, trial)
+    assert {*told} == {trial.key}
     assert len(told) > len(reader.parts) + 8 * 10
 
 

@@ -1,0 +1,84 @@
+"""Keyed work on a real Ray: results as they come, kept processes, processes that die, errors with their types, stops."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from vitline.infra.runs.claims import take_claim
+from vitline.infra.storage import open_store
+
+pytestmark = [pytest.mark.slow, pytest.mark.servers, pytest.mark.timeout(600)]
+PROGRAM = """
+import json, os, signal, sys, threading, time
+from collections import deque
+import ray
+from vitline.infra.runs.ray_work import RayTask, run_keyed, run_many
+from vitline.infra.runs.task_watch import TaskWatch
+
+ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100_000_000)
+folder, watch, found = sys.argv[1], TaskWatch(sys.argv[1], 1), {}
+
+def several(number):
+    yield from range(number)
+
+def own_pid(number):
+    return os.getpid()
+
+def dies_once(marker):
+    if not os.path.exists(marker):
+        open(marker, "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "done"
+
+def dies(number):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def refuses(number):
+    raise FileNotFoundError(2, "is not there", "picture.jpg")
+
+def hangs(number):
+    threading.Event().wait()
+
+def results(work, *arguments, **given):
+    tasks = deque(RayTask(f"{work.__name__}-{i}", argument) for i, argument in enumerate(arguments))
+    try:
+        return [result for _, result in run_keyed(work, tasks, **{"watch": watch, **given})]
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+tasks, found["grown"] = deque([RayTask("one", 1)]), []
+for number, result in run_keyed(several, tasks, watch=watch):
+    found["grown"].append([number, result])
+    if result == number - 1 < 2:
+        tasks.append(RayTask(f"then-{number}", number + 1))
+found["kept"] = len(set(results(own_pid, *range(6), keep=1)))
+found["not kept"] = [pid != os.getpid() for pid in {*results(own_pid, *range(3), watch=None)}]
+found["again"] = results(dies_once, f"{folder}/any"), results(dies_once, f"{folder}/kept", keep=1)
+found["dies"] = results(dies, 0)
+found["not repeated"] = results(dies, 0, watch=None)
+found["refused"] = results(refuses, 0)
+end = time.monotonic() + 3
+found["stopped"] = results(hangs, 0, 1, stop=lambda: time.monotonic() > end)
+found["many"] = sorted(run_many(lambda number: number**2, [RayTask(f"{n}", n) for n in range(5)], watch=watch))
+print(json.dumps(found))
+"""
+
+
+def test_keyed_work_on_a_real_ray(tmp_path, monkeypatch):
+    take_claim(open_store(tmp_path), "work", job_state=lambda job: "failed", owner="test")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    done = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["grown"] == [[1, 0], [2, 0], [2, 1], [3, 0], [3, 1], [3, 2]]
+    assert found["kept"] == 1
+    assert found["not kept"] == [True] * 3
+    assert found["again"] == [["done"], ["done"]]
+    assert "dies-0 was tried" in found["dies"]
+    assert "its process was killed, perhaps for its memory" in found["dies"]
+    assert found["not repeated"].startswith("WorkerCrashedError")
+    assert found["refused"] == "FileNotFoundError: [Errno 2] is not there: 'picture.jpg'"
+    assert found["stopped"] == []
+    assert found["many"] == [0, 1, 4, 9, 16]
