@@ -3,6 +3,7 @@
 import functools
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from operator import itemgetter
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -128,7 +129,7 @@ class PictureReader:
             group, index = self._shard_group(place)
             yield place, group.images[index].as_py()
         ranges = ((place, place.range) for place in missing if place.row is None)
-        for place, read in read_ahead(sorted(ranges, key=lambda each: each[1])):
+        for place, read in read_ahead(sorted(ranges, key=itemgetter(1))):
             try:
                 yield place, read()
             except FileNotFoundError:
