@@ -24,14 +24,13 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from vitline.infra.runs.watching import Watch
-
 from vitline.flows.to_mlflow import outbox
 from vitline.flows.to_mlflow.outbox import Mark, OutboxEntry
 from vitline.infra.config import digest_of
 from vitline.infra.records import read_each
 from vitline.infra.redact import log_to_stderr, redact
 from vitline.infra.runs.claims import ClaimHeld, ClaimHolder, ClaimLost, held, take_claim
+from vitline.infra.runs.liveness import Watch
 from vitline.infra.runs.segments import list_segments
 from vitline.infra.settings import Settings, secret_values, set_environment, user_at_host
 from vitline.infra.storage import Store, open_store

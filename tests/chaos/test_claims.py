@@ -12,7 +12,7 @@ from unittest.mock import patch
 import psutil
 import pytest
 
-from vitline.infra.runs import watching
+from vitline.infra.runs import liveness
 from vitline.infra.runs.claims import ClaimHeld, read_claim, take_claim
 from vitline.infra.runs.liveness import Watch
 from vitline.infra.runs.run_state import CLAIM_LOST_EXIT_CODE
@@ -70,7 +70,7 @@ def test_suspended_holder_on_s3(s3_bench):
 
 
 def test_a_claimant_that_trusts_a_long_sleep_is_noticed(fresh):
-    with patch.object(watching, "_LONGEST_LOOK_S", math.inf), pytest.raises(AssertionError, match="living attempt"):
+    with patch.object(liveness, "_LONGEST_LOOK_S", math.inf), pytest.raises(AssertionError, match="living attempt"):
         test_suspended_machine(fresh)
 
 
