@@ -77,7 +77,7 @@ def run_keyed(
                 task, worker = tasks.popleft(), idle.pop() if workers else None
                 method = worker.run if worker else any_process
                 placed = {} if worker else {"num_cpus": task.cpus, "num_gpus": task.gpus}
-                stream = method.options(num_returns="streaming", **placed).remote(
+                stream = method.options(name=task.key, num_returns="streaming", **placed).remote(
                     pickled, pickle.dumps(task.argument), task.key, watch
                 )
                 running[stream] = task, worker

@@ -85,7 +85,7 @@ def test_stored_parts_survive_killed_drivers_and_workers(
     until(lambda: (read_progress(run) or {}).get("step", 0) > 0, job)
     assert read_progress(run)["total_steps"] == 1797
     until(lambda: len(parts()) > len(before), job)
-    processes("ray::_Worker")[0].kill()
+    processes("ray::features-")[0].kill()
     assert ray_jobs.follow(job, lambda _: None, poll_s=0.2).state == "succeeded", ray_jobs.logs(job)
     assert parts().items() >= before.items()
     (recorded,) = read_state(run)["scores"]
