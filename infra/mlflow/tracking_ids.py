@@ -6,7 +6,6 @@ it. Where the record is lost, the run is found by its tags, and the record is wr
 
 import json
 from collections.abc import Mapping
-from typing import NotRequired, TypedDict
 
 from vitline.infra.redact import redact
 from vitline.infra.storage import PreconditionFailed, Store, json_bytes
@@ -25,13 +24,6 @@ def child_ids_key(slug: str) -> str:
     return f"tasks/{slug}/{IDS_KEY}"
 
 
-class IdsDocument(TypedDict):
-    """`mlflow.json`: the ids by kind, for each server."""
-
-    schema_version: NotRequired[int]
-    servers: dict[str, dict[str, str]]
-
-
 class IdsChanged(RuntimeError):
     """Another sender has written the ids since they were read: this one was suspended, and its lease was taken over."""
 
@@ -41,29 +33,26 @@ class TrackingIds:
 
     def __init__(self, store: Store, server: str, key: str = IDS_KEY) -> None:
         self._store, self._server, self._key = store, redact(server.rstrip("/")), key
-        self._document: IdsDocument = {"servers": {}}
+        self._servers: dict[str, dict[str, str]] = {}
         self._tag: str | None = None
 
     def read(self) -> dict[str, str]:
         """All stored ids; empty if there are none."""
         try:
             data, self._tag = self._store.read_tagged(self._key)
-            self._document = json.loads(data)
+            self._servers = json.loads(data)["servers"]
         except FileNotFoundError:
-            self._document, self._tag = {"servers": {}}, None
-        return self._document["servers"].get(self._server, {})
+            self._servers, self._tag = {}, None
+        return self._servers.get(self._server, {})
 
     def save(self, ids: Mapping[str, str]) -> None:
         """Adds ids to those that were read; a run id replaces all ids of the old run. Raises IdsChanged if somebody else has written
         since."""
-        old = {} if RUN in ids else self._document["servers"].get(self._server, {})
-        servers = self._document["servers"] | {self._server: {**old, **ids}}
-        self._document = IdsDocument(schema_version=1, servers=servers)
-        data = json_bytes(self._document)
+        old = {} if RUN in ids else self._servers.get(self._server, {})
+        servers = self._servers | {self._server: {**old, **ids}}
+        data, store, key = json_bytes({"schema_version": 1, "servers": servers}), self._store, self._key
         try:
-            if self._tag is None:
-                self._tag = self._store.create(self._key, data)
-            else:
-                self._tag = self._store.compare_and_swap(self._key, data, self._tag)
+            self._tag = store.compare_and_swap(key, data, self._tag) if self._tag else store.create(key, data)
         except PreconditionFailed as error:
-            raise IdsChanged(f"{self._store.uri_of(self._key)} was changed by another sender; trying again.") from error
+            raise IdsChanged(f"{store.uri_of(key)} was changed by another sender; trying again.") from error
+        self._servers = servers
