@@ -9,7 +9,7 @@ from vitline.data_prep.shard_format import MANIFEST_KEY, Manifest, load_manifest
 from vitline.data_prep.sources.open_source import open_source
 from vitline.infra.config import digest_of
 from vitline.infra.keys import run_key
-from vitline.infra.names import there_are
+from vitline.infra.names import known_names_text
 from vitline.infra.records import UnreadableRecord, and_unreadable, readable
 from vitline.infra.storage import Store, open_store
 
@@ -93,7 +93,7 @@ class Corpora:
                 of_that_name = name == manifest.name and manifest.view_of is None
                 if of_that_name or name == f"{manifest.name}/{manifest.version}":
                     return found
-        known = there_are(name, {manifest.name for _, manifest in every})
+        known = known_names_text(name, {manifest.name for _, manifest in every})
         below = self._root.uri.removeprefix("file://")
         raise ValueError(
             f"There is no corpus {name!r} below {below}; {known} `vitline data prepare` prepares one.{and_unreadable(odd)}"

@@ -17,7 +17,7 @@ from vitline.data_prep.config import CorpusConfig
 from vitline.data_prep.decode import DecodeReason
 from vitline.data_prep.parquet_files import parquet_bytes, read_parquet
 from vitline.data_prep.partitions import read_partition, write_partitions
-from vitline.data_prep.sources.raw import EXAMPLE_SCHEMA, Part, WorkFolder
+from vitline.data_prep.sources.raw import EXAMPLE_SCHEMA, SourcePart, WorkFolder
 from vitline.infra.config import FrozenConfig
 from vitline.infra.runs.watchdog import note_progress
 from vitline.infra.storage import Store
@@ -113,7 +113,7 @@ class Chunks:
         found = self._corpus.read_json_or_none(f"{self._prefix}/listing.json")
         return Listing.model_validate(found) if found else None
 
-    def save_listing(self, parts: Iterable[Part]) -> Listing:
+    def save_listing(self, parts: Iterable[SourcePart]) -> Listing:
         """Save the parts of a source. Holds a few thousand of them at a time."""
         num_chunks, batch = 0, []
         for part in parts:
@@ -135,17 +135,17 @@ class Chunks:
     def _parts_key(self, chunk: int) -> str:
         return f"{self._prefix}/parts-{chunk // _PARTS_PER_FILE:04d}.parquet"
 
-    def part(self, chunk: int) -> Part:
+    def part(self, chunk: int) -> SourcePart:
         """The part that belongs to a chunk."""
         parts = read_table(self._corpus, self._parts_key(chunk))["part"]
-        return Part.model_validate_json(parts[chunk % _PARTS_PER_FILE].as_py())
+        return SourcePart.model_validate_json(parts[chunk % _PARTS_PER_FILE].as_py())
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[SourcePart]:
         """All parts, in order."""
         listing = self.load_listing()
         for first in range(0, listing.num_chunks if listing else 0, _PARTS_PER_FILE):
             for text in read_table(self._corpus, self._parts_key(first))["part"].to_pylist():
-                yield Part.model_validate_json(text)
+                yield SourcePart.model_validate_json(text)
 
     def save_merged(self, merged: pa.Table, num_chunks: int) -> None:
         """Save which examples (MERGED_SCHEMA) repeat others, and that the search was completed."""

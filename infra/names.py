@@ -11,7 +11,7 @@ def matching(names: Iterable[str], wanted: str) -> list[str]:
     return [name for name in found if name == wanted] or found
 
 
-def there_are(wanted: str, names: Iterable[str]) -> str:
+def known_names_text(wanted: str, names: Iterable[str]) -> str:
     """`available: birds, digits and 3 more. Did you mean 'birds'?`"""
     known = sorted(set(names))
     shown = ", ".join(known[:MOST]) or "none yet"

@@ -10,8 +10,8 @@ import uuid
 from collections.abc import Callable
 
 from vitline.infra.settings import expanded
+from vitline.infra.stores.cached_records import cached_records
 from vitline.infra.stores.disk_cache import DiskCache, disk_cache
-from vitline.infra.stores.listed_records import listed_records
 from vitline.infra.stores.store import (
     Keys,
     Listed,
@@ -34,11 +34,11 @@ __all__ = [
     "StoreFailed",
     "StoreRefused",
     "Unwritable",
+    "cached_records",
     "check_writable",
     "checked_key",
     "disk_cache",
     "json_bytes",
-    "listed_records",
     "open_store",
     "probe_conditional_writes",
     "raising_unwritable",
@@ -83,7 +83,7 @@ def read_small(uri: str, max_bytes: int) -> bytes:
 def probe_conditional_writes(store: Store) -> None:
     """Tries both conditional writes on a key of its own.
 
-    Raises RuntimeError if the store accepts one that it should refuse: then claims would not work, and two jobs could
+    Raises RuntimeError if the store accepts one that it should refuse: then leases would not work, and two jobs could
     write the same run.
     """
     key = f"probe-{uuid.uuid4().hex}"
@@ -102,7 +102,7 @@ def probe_conditional_writes(store: Store) -> None:
             with contextlib.suppress(PreconditionFailed):
                 attempt()
                 raise RuntimeError(
-                    f"{store.uri} accepted a {what}, so it does not support conditional writes, which claims need. "
+                    f"{store.uri} accepted a {what}, so it does not support conditional writes, which leases need. "
                     "Use a store that answers 412 (precondition failed) to such a write."
                 )
     finally:

@@ -17,7 +17,7 @@ ROOMS = ("infra", "data_prep", "vit", "flows")
 VIT_MAY_IMPORT = {
     "vitline.data_prep.shard_format",
     "vitline.data_prep.decode",
-    "vitline.data_prep.examine.decode_apart",
+    "vitline.data_prep.examine.decode_sandboxed",
     "vitline.data_prep.parquet_files",
 }
 IMPORTERS = {

@@ -19,7 +19,7 @@ from pydantic import (
 from vitline.infra.config import FrozenConfig, digest_of, digested_as, omitted_at_default
 from vitline.vit.input.config import InputConfig
 from vitline.vit.models.config import ActivationCheckpointing, AnyNetworkConfig, PatchTarget, ViTConfig
-from vitline.vit.models.own_code import is_reference
+from vitline.vit.models.user_code import is_reference
 
 Loss = Literal["softmax", "sigmoid"]
 
@@ -312,7 +312,7 @@ class ExecutionConfig(FrozenConfig):
     queue_timeout_s: PositiveFloat = 600.0
     """Seconds that a run without a checkpoint waits at most for the resources of the worker group. A run with a checkpoint waits
     until there is room."""
-    claim_timeout_s: PositiveFloat = 30.0
+    lease_timeout_s: PositiveFloat = 30.0
     """Seconds for which the heartbeat of an attempt that Ray does not know must stand still before it counts as dead."""
 
     @property

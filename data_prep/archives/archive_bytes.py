@@ -2,7 +2,7 @@
 
 import zlib
 
-from vitline.data_prep.archives.archive_members import ArchiveDamaged, Member
+from vitline.data_prep.archives.archive_members import CorruptArchive, Member
 from vitline.infra.storage import Store
 
 WINDOW_BYTES = 4 << 20
@@ -16,7 +16,7 @@ _MAX_EXPANSION, _FREE_EXPANSION_BYTES = 250, 1 << 30
 _PACKED_BYTES = 1 << 16  # zlib copies unused input at every call
 
 
-class Ranges:
+class RangeReader:
     """Bytes [start, end) of an object, read in windows. Skipped bytes are not read if that saves time."""
 
     ranged = True  # positions are positions in the object
@@ -47,7 +47,7 @@ class Ranges:
     def skip_to(self, position: int) -> None:
         self.position = position
 
-    def bytes_after(self, position: int) -> int | None:
+    def remaining(self, position: int) -> int | None:
         """Number of bytes from `position` to the end; None if unknown."""
         return self.end - position
 
@@ -61,7 +61,7 @@ class Gunzipped:
     ranged = False
 
     def __init__(self, store: Store, key: str) -> None:
-        self._packed = Ranges(store, key)
+        self._packed = RangeReader(store, key)
         self.archive, self.position = self._packed.archive, 0
         self._gunzip = zlib.decompressobj(wbits=31)
         self._waiting, self._begun = b"", False
@@ -77,11 +77,11 @@ class Gunzipped:
         while self.position < position and self._piece(min(position - self.position, WINDOW_BYTES)):
             pass
 
-    def bytes_after(self, position: int) -> int | None:
+    def remaining(self, position: int) -> int | None:
         return None
 
     def _piece(self, at_most: int) -> bytes:
-        """At least one byte; empty at the end. Raises ArchiveDamaged."""
+        """At least one byte; empty at the end. Raises CorruptArchive."""
         while True:
             if self._gunzip.eof:  # concatenated gzip files are valid, and padding may follow
                 self._waiting, self._gunzip, self._begun = self._gunzip.unused_data, zlib.decompressobj(wbits=31), False
@@ -101,17 +101,17 @@ class Gunzipped:
         try:
             piece = self._gunzip.decompress(packed, at_most)
         except zlib.error as error:
-            raise ArchiveDamaged(self.archive, at, f"invalid gzip data: {error}") from error
+            raise CorruptArchive(self.archive, at, f"invalid gzip data: {error}") from error
         self._begun, self._waiting = True, self._gunzip.unconsumed_tail
         self.position += len(piece)
         if not packed and not piece and not self._gunzip.eof:
-            raise ArchiveDamaged(self.archive, at, "the gzip data is truncated")
+            raise CorruptArchive(self.archive, at, "the gzip data is truncated")
         if self.position > _FREE_EXPANSION_BYTES + _MAX_EXPANSION * self._packed.position:
-            raise ArchiveDamaged(self.archive, at, f"the data expands more than {_MAX_EXPANSION}-fold")
+            raise CorruptArchive(self.archive, at, f"the data expands more than {_MAX_EXPANSION}-fold")
         return piece
 
 
-class Inside:
+class NestedArchive:
     """The bytes of a member as an archive of its own; the source must be at the first byte of the member."""
 
     def __init__(self, source: "Source", member: Member) -> None:
@@ -129,8 +129,8 @@ class Inside:
     def skip_to(self, position: int) -> None:
         self._source.skip_to(min(position, self._end))
 
-    def bytes_after(self, position: int) -> int | None:
+    def remaining(self, position: int) -> int | None:
         return self._end - position
 
 
-Source = Ranges | Gunzipped | Inside
+Source = RangeReader | Gunzipped | NestedArchive

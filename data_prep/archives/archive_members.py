@@ -14,7 +14,7 @@ import numpy as np
 LONGEST_PATH = 4096
 
 
-class ArchiveDamaged(ValueError):
+class CorruptArchive(ValueError):
     """The archive cannot be read beyond `byte`. Callers of `archives` get a refused member instead."""
 
     def __init__(self, archive: str, byte: int, what: str) -> None:

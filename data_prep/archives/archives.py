@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from vitline.data_prep.archives.archive_bytes import Gunzipped, Inside, Ranges, Source
-from vitline.data_prep.archives.archive_members import ArchiveDamaged, Member, RepeatedNames, name_hash
+from vitline.data_prep.archives.archive_bytes import Gunzipped, NestedArchive, RangeReader, Source
+from vitline.data_prep.archives.archive_members import CorruptArchive, Member, RepeatedNames, name_hash
 from vitline.data_prep.archives.tar_members import read_tar, tar_members
 from vitline.data_prep.archives.zip_members import ZipDirectory, read_zip
 from vitline.infra.storage import Store
@@ -32,7 +32,7 @@ _TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", (257, 262)
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class MemberRange:
     """Consecutive members of an archive: `read_members(..., start, end, whole)` reads exactly these."""
 
     start: int
@@ -62,13 +62,13 @@ def index(store: Store, key: str, start: int = 0, end: int | None = None, whole:
             yield from (entry.member for entry in ZipDirectory(store, key).entries(start, end))
         else:
             yield from tar_members(_tar_source(store, key, start, end), whole)
-    except ArchiveDamaged as error:
+    except CorruptArchive as error:
         yield error.as_member()
 
 
 def stretches(
     members: Iterable[Member], members_each: int, start: int = 0, end: int | None = None
-) -> Iterator[Stretch]:
+) -> Iterator[MemberRange]:
     """Divide the members from `index` of a tar or zip into stretches of `members_each` members; the last one may be shorter.
 
     There is at least one stretch, so that a worker finds the damage of an archive without members. `start` and `end` as for
@@ -79,10 +79,10 @@ def stretches(
         if member.kind == "damage":
             continue
         if number == members_each and member.kind != "folder":
-            yield Stretch(start, member.header, False, number, num_bytes)
+            yield MemberRange(start, member.header, False, number, num_bytes)
             start, number, num_bytes = member.header, 0, 0
         number, num_bytes = number + (member.kind != "folder"), num_bytes + member.size
-    yield Stretch(start, end, True, number, num_bytes)
+    yield MemberRange(start, end, True, number, num_bytes)
 
 
 def read_members(
@@ -109,7 +109,7 @@ def read_members(
 
 
 def member_pieces(store: Store, key: str, path: str) -> Iterator[bytes]:
-    """The bytes of one file of a zip, some MiB at a time. Raises FileNotFoundError, and ArchiveDamaged; a wrong checksum is
+    """The bytes of one file of a zip, some MiB at a time. Raises FileNotFoundError, and CorruptArchive; a wrong checksum is
     detected only after the last piece."""
     archive = ZipDirectory(store, key)
     for entry in archive.entries():
@@ -121,11 +121,11 @@ def member_pieces(store: Store, key: str, path: str) -> Iterator[bytes]:
 
 def open_members(store: Store, key: str, opened: Callable[[Member], bool]) -> Iterator[tuple[Member, Source]]:
     """Files of a tar or tar.gz that are `opened`, each with its bytes as a source that must be read before the next file is
-    requested; unread bytes are skipped. Raises ArchiveDamaged."""
+    requested; unread bytes are skipped. Raises CorruptArchive."""
     source = _tar_source(store, key)
     for member in tar_members(source, whole=True):
         if member.kind == "file" and not member.refused and opened(member):
-            yield member, Inside(source, member)
+            yield member, NestedArchive(source, member)
 
 
 def read_tars_inside(
@@ -145,17 +145,17 @@ def read_tars_inside(
         for member in tar_members(source, whole=True):
             yield member, None, None
             if member.kind == "file" and not member.refused and opened(member):
-                inside = Inside(source, member)
+                inside = NestedArchive(source, member)
                 for inner, data in _without_repeats(read_tar(inside, max_bytes, True, wanted or _everything)):
                     yield member, inner, data
-    except ArchiveDamaged as error:
+    except CorruptArchive as error:
         yield error.as_member(), None, None
 
 
 def _tar_source(store: Store, key: str, start: int = 0, end: int | None = None) -> Source:
     # Names can be wrong: ImageNetV2's official .tar.gz files have sizes in whole blocks of 512 bytes, as plain tars have.
     plain = archive_kind(key) != "tar.gz" or store.read(key, *_TAR_MAGIC_AT) == _TAR_MAGIC
-    return Ranges(store, key, start, end) if plain else Gunzipped(store, key)
+    return RangeReader(store, key, start, end) if plain else Gunzipped(store, key)
 
 
 def _without_repeats(
@@ -180,7 +180,7 @@ def _without_repeats(
                 yield replace(member, path=f"{member.path} (again at byte {member.header})", refused=refused), None
             else:
                 yield member, data
-    except ArchiveDamaged as error:
+    except CorruptArchive as error:
         yield error.as_member(), None
 
 

@@ -49,7 +49,7 @@ def frames(store: Store, key: str, window_bytes: int = _WINDOW_BYTES) -> Iterato
 def frames_inside(source: Source, name: str, num_bytes: int, window_bytes: int = _WINDOW_BYTES) -> Iterator[Frame]:
     """As `frames`, for a file that is the next `num_bytes` of an archive; offsets count from its first byte.
 
-    Raises ArchiveDamaged as well.
+    Raises CorruptArchive as well.
     """
     first = source.position
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from vitline.data_prep.archives.archive_bytes import WINDOW_BYTES, Ranges
-from vitline.data_prep.archives.archive_members import ArchiveDamaged, Member, checked_path
+from vitline.data_prep.archives.archive_bytes import WINDOW_BYTES, RangeReader
+from vitline.data_prep.archives.archive_members import CorruptArchive, Member, checked_path
 from vitline.infra.storage import Store
 
 _ENTRY = struct.Struct("<4sHHHHHHIIIHHHHHII")  # 4.3.12
@@ -40,7 +40,7 @@ class ZipEntry:
 
 
 class ZipDirectory:
-    """The directory of a zip archive. Raises ArchiveDamaged if there is none."""
+    """The directory of a zip archive. Raises CorruptArchive if there is none."""
 
     def __init__(self, store: Store, key: str) -> None:
         self._store, self._key, self.archive = store, key, store.uri_of(key)
@@ -49,7 +49,7 @@ class ZipDirectory:
         tail = store.read_all_of(key, tail_at, size)
         at = tail.rfind(b"PK\5\6")
         if at < 0 or len(tail) - at < _END.size:
-            raise ArchiveDamaged(self.archive, size, "no zip directory at the end: the file is truncated or not a zip")
+            raise CorruptArchive(self.archive, size, "no zip directory at the end: the file is truncated or not a zip")
         _, disk, first_disk, _, num, length, offset, _ = _END.unpack_from(tail, at)
         end = tail_at + at
         if _IN_64_BITS in (length, offset) or num == 0xFFFF:
@@ -59,8 +59,8 @@ class ZipDirectory:
         self.begin, self.end, self.num_entries = end - length, end, num
         self._shift = self.begin - offset  # above 0 if data precedes the archive, such as a self-extracting program
         if disk or first_disk or self.begin < 0 or self._shift < 0:
-            raise ArchiveDamaged(self.archive, end, "the zip directory is outside of the archive or on another volume")
-        self._link_source = Ranges(store, key, 0, self.begin)
+            raise CorruptArchive(self.archive, end, "the zip directory is outside of the archive or on another volume")
+        self._link_source = RangeReader(store, key, 0, self.begin)
 
     def _end_64(self, tail: bytes, at: int, end: int, plain: tuple[int, ...]) -> tuple[int, ...]:
         """End of the directory (start of the zip64 record), and the content of the record."""
@@ -72,32 +72,32 @@ class ZipDirectory:
             if len(record) == _END64.size and record[:4] == b"PK\6\6":
                 _, disk, first_disk, _, num, length, offset = _END64.unpack(record)
                 return position, disk, first_disk, num, length, offset
-        raise ArchiveDamaged(self.archive, end, "the zip64 record is missing")
+        raise CorruptArchive(self.archive, end, "the zip64 record is missing")
 
     def entries(self, start: int = 0, end: int | None = None) -> Iterator[ZipEntry]:
-        """Entries whose position in the archive is in [start, end), by default all. Raises ArchiveDamaged."""
+        """Entries whose position in the archive is in [start, end), by default all. Raises CorruptArchive."""
         first, last = max(self.begin, start), self.end if end is None else min(self.end, end)
-        source, number, claimed = Ranges(self._store, self._key, first, last), 0, 0
+        source, number, claimed = RangeReader(self._store, self._key, first, last), 0, 0
         while source.position < last:
             entry = self._next_entry(source)
             number, claimed = number + 1, claimed + (0 if entry.member.refused else entry.claimed)
             if claimed > self.begin:
                 what = f"entries overlap: they claim {claimed:,} bytes of {self.begin:,}"
-                raise ArchiveDamaged(self.archive, entry.member.header, what)
+                raise CorruptArchive(self.archive, entry.member.header, what)
             yield entry
         if first == self.begin and last == self.end and (number - self.num_entries) % 65_536:
             what = f"the directory has {number:,} entries, but states {self.num_entries:,}"
-            raise ArchiveDamaged(self.archive, last, what)
+            raise CorruptArchive(self.archive, last, what)
 
-    def _next_entry(self, source: Ranges) -> ZipEntry:
+    def _next_entry(self, source: RangeReader) -> ZipEntry:
         at = source.position
         fixed = source.take(_ENTRY.size)
         if len(fixed) < _ENTRY.size or fixed[:4] != b"PK\1\2":
-            raise ArchiveDamaged(self.archive, at, "invalid entry in the zip directory")
+            raise CorruptArchive(self.archive, at, "invalid entry in the zip directory")
         _, made, _, flags, method, _, _, crc, packed, size, n, e, c, _, _, attributes, start = _ENTRY.unpack(fixed)
         rest = source.take(n + e + c)
         if len(rest) < n + e + c:
-            raise ArchiveDamaged(self.archive, at, "the zip directory ends inside an entry")
+            raise CorruptArchive(self.archive, at, "the zip directory ends inside an entry")
         name, extra = rest[:n], _extra_fields(rest[n : n + e])
         wide = iter(_wide_numbers(extra.get(1, b"")))
         size, packed, start = (next(wide, _IN_64_BITS) if v == _IN_64_BITS else v for v in (size, packed, start))
@@ -145,7 +145,7 @@ class ZipDirectory:
         target = None if data is None else data.decode(errors="replace")
         return replace(entry, member=replace(member, target=target, offset=None))
 
-    def read(self, entry: ZipEntry, source: Ranges, max_bytes: int) -> tuple[Member, bytes | None]:
+    def read(self, entry: ZipEntry, source: RangeReader, max_bytes: int) -> tuple[Member, bytes | None]:
         """The member with its offset (if stored plainly) and its first `max_bytes` + 1 bytes; or refused."""
         if refused := self._go_to(entry, source):
             return replace(entry.member, refused=refused), None
@@ -159,21 +159,21 @@ class ZipDirectory:
         return replace(entry.member, offset=None if entry.deflated else offset), data
 
     def pieces(self, entry: ZipEntry) -> Iterator[bytes]:
-        """All bytes of a member in order, some MiB at a time. Raises ArchiveDamaged if they contradict the directory; a wrong
+        """All bytes of a member in order, some MiB at a time. Raises CorruptArchive if they contradict the directory; a wrong
         size or checksum is detected after the last piece."""
-        source, size, crc = Ranges(self._store, self._key, 0, self.begin), 0, 0
+        source, size, crc = RangeReader(self._store, self._key, 0, self.begin), 0, 0
         if refused := entry.member.refused or self._go_to(entry, source):
-            raise ArchiveDamaged(self.archive, entry.start, f"{entry.member.path}: {refused[1]}")
+            raise CorruptArchive(self.archive, entry.start, f"{entry.member.path}: {refused[1]}")
         try:
             for piece in _unpacked(entry, source, entry.member.size + 1):
                 size, crc = size + len(piece), zlib.crc32(piece, crc)
                 yield piece
         except zlib.error as error:
-            raise ArchiveDamaged(self.archive, entry.start, f"{entry.member.path}: deflated data: {error}") from error
+            raise CorruptArchive(self.archive, entry.start, f"{entry.member.path}: deflated data: {error}") from error
         if (size, crc) != (entry.member.size, entry.crc):
-            raise ArchiveDamaged(self.archive, entry.start, f"{entry.member.path}: {_UNLIKE_DIRECTORY}")
+            raise CorruptArchive(self.archive, entry.start, f"{entry.member.path}: {_UNLIKE_DIRECTORY}")
 
-    def _go_to(self, entry: ZipEntry, source: Ranges) -> tuple[str, str] | None:
+    def _go_to(self, entry: ZipEntry, source: RangeReader) -> tuple[str, str] | None:
         """Move the source to the first byte of the member, or return the reason why there is none."""
         source.skip_to(entry.start)
         fixed = source.take(_LOCAL.size)
@@ -191,9 +191,9 @@ class ZipDirectory:
 def read_zip(
     store: Store, key: str, max_bytes: int, start: int, end: int | None, wanted: Callable[[Member], bool]
 ) -> Iterator[tuple[Member, bytes | None]]:
-    """Members whose entries are in [start, end), with bytes as in `read_tar`. Raises ArchiveDamaged."""
+    """Members whose entries are in [start, end), with bytes as in `read_tar`. Raises CorruptArchive."""
     archive = ZipDirectory(store, key)
-    source = Ranges(store, key, 0, archive.begin)
+    source = RangeReader(store, key, 0, archive.begin)
     for batch in _batches(archive.entries(start, end), _ENTRIES_SORTED_AT_ONCE):
         free_from = 0
         for entry in sorted(batch, key=lambda entry: (entry.start, entry.member.header)):
@@ -216,19 +216,19 @@ def _batches(entries: Iterator[ZipEntry], size: int) -> Iterator[list[ZipEntry]]
             if len(batch) == size:
                 yield batch
                 batch = []
-    except ArchiveDamaged:
+    except CorruptArchive:
         yield batch
         raise
     yield batch
 
 
-def _unpacked(entry: ZipEntry, source: Ranges, at_most: int) -> Iterator[bytes]:
+def _unpacked(entry: ZipEntry, source: RangeReader, at_most: int) -> Iterator[bytes]:
     """The first bytes of a member; the source must be at its first byte. Raises zlib.error."""
     packed = _packed(source, entry.packed_size if entry.deflated else min(entry.packed_size, at_most))
     yield from _inflated(packed, at_most) if entry.deflated else packed
 
 
-def _packed(source: Ranges, size: int) -> Iterator[bytes]:
+def _packed(source: RangeReader, size: int) -> Iterator[bytes]:
     while size > 0 and (piece := source.take(min(size, WINDOW_BYTES))):
         size -= len(piece)
         yield piece

@@ -9,7 +9,7 @@ from vitline.data_prep.benchmarks.annotation_files import keep_labels, kept_labe
 from vitline.data_prep.benchmarks.picture_files import picture_members, picture_parts
 from vitline.data_prep.benchmarks.vtab_data import BenchmarkData, Found, Key
 from vitline.data_prep.decode import ImageRejected
-from vitline.data_prep.sources.raw import Part, WorkFolder
+from vitline.data_prep.sources.raw import SourcePart, WorkFolder
 
 
 class LabelledArchive(BenchmarkData):
@@ -28,7 +28,7 @@ class LabelledArchive(BenchmarkData):
         return data
 
     def members(
-        self, part: Part, wanted: Callable[[str], bool]
+        self, part: SourcePart, wanted: Callable[[str], bool]
     ) -> Iterator[tuple[Member, bytes | None, tuple[str, int, int] | None]]:
         """As `picture_members`."""
         return picture_members(self.store, part, self.max_bytes, wanted)
@@ -54,11 +54,11 @@ class LabelledArchive(BenchmarkData):
     def keys(self) -> Mapping[str, Sequence[Key]]:
         return {split: list(of_split) for split, of_split in self.checked_labels.items()}
 
-    def parts(self, work: WorkFolder) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[SourcePart]:
         keep_labels(work, self.checked_labels)
         yield from picture_parts(self.store, self.archive, work)
 
-    def pictures(self, part: Part, work: WorkFolder) -> Iterator[Found]:
+    def pictures(self, part: SourcePart, work: WorkFolder) -> Iterator[Found]:
         labels = kept_labels(work)
         for member, data, where in self.members(part, lambda path: self.key_of(path) in labels):
             key = self.key_of(member.path) or member.path

@@ -18,10 +18,10 @@ from vitline.data_prep.benchmarks.vtab_data import BenchmarkData, Found, Key
 from vitline.data_prep.labels.classes import ClassInfo, number_label
 from vitline.data_prep.parquet_files import parquet_bytes, read_parquet
 from vitline.data_prep.sources.folder_layout import readable_id
-from vitline.data_prep.sources.raw import Part, RawCorpus, RawExample, Spill, WorkFolder
+from vitline.data_prep.sources.raw import ImageSource, RawExample, SourcePart, Spill, WorkFolder
 
 
-class OfficialCorpus(RawCorpus):
+class OfficialCorpus(ImageSource):
     """The corpus of a data set with official splits. Its parts are those of the files of the data set."""
 
     def __init__(self, data: BenchmarkData, official_splits: OfficialSplits, views: Views) -> None:
@@ -33,7 +33,7 @@ class OfficialCorpus(RawCorpus):
     def fingerprint(self) -> str:
         return files_fingerprint(self._data.files())
 
-    def parts(self, work: WorkFolder) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[SourcePart]:
         files, keys = self._data.files(), self._data.keys()
         for split, expected in self._official_splits.sizes.items():
             if (there := len(keys.get(split, ()))) != expected:
@@ -42,7 +42,7 @@ class OfficialCorpus(RawCorpus):
             _save_positions(work, split, keys[split])
         yield from self._data.parts(work)
 
-    def examples(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
+    def examples(self, part: SourcePart, work: WorkFolder) -> Iterator[RawExample]:
         with Spill(work, part) as spill:
             for found in self._data.pictures(part, work):
                 if found.refused:

@@ -5,11 +5,11 @@ from typing import Any
 
 from vitline.data_prep.archives.archive_members import Member
 from vitline.data_prep.archives.archives import archive_kind, index, read_members, stretches
-from vitline.data_prep.sources.raw import Locator, Part, Spill, WorkFolder
+from vitline.data_prep.sources.raw import Locator, SourcePart, Spill, WorkFolder
 from vitline.infra.storage import Store
 
 
-def picture_parts(store: Store, key: str, work: WorkFolder) -> Iterator[Part]:
+def picture_parts(store: Store, key: str, work: WorkFolder) -> Iterator[SourcePart]:
     """The parts of an archive, or of a folder (`key` ends with /)."""
     if key.endswith("/"):
         batch: list[Any] = []
@@ -17,12 +17,12 @@ def picture_parts(store: Store, key: str, work: WorkFolder) -> Iterator[Part]:
         for found in store.scan(key):
             batch.append(found.key)
             if len(batch) == work.examples_per_part:
-                yield Part(name=f"{key}{number:06d}", num_examples=len(batch), where={"key": key, "files": batch})
+                yield SourcePart(name=f"{key}{number:06d}", num_examples=len(batch), where={"key": key, "files": batch})
                 batch, number = [], number + 1
         if batch:
-            yield Part(name=f"{key}{number:06d}", num_examples=len(batch), where={"key": key, "files": batch})
+            yield SourcePart(name=f"{key}{number:06d}", num_examples=len(batch), where={"key": key, "files": batch})
     elif archive_kind(key) == "tar.gz":  # can only be read from the beginning
-        yield Part(name=key, num_bytes=store.size(key), where={"key": key})
+        yield SourcePart(name=key, num_bytes=store.size(key), where={"key": key})
     else:
         for number, stretch in enumerate(stretches(index(store, key), work.examples_per_part)):
             where: dict[str, Any] = {
@@ -30,11 +30,11 @@ def picture_parts(store: Store, key: str, work: WorkFolder) -> Iterator[Part]:
                 "stretch": {"start": stretch.start, "end": stretch.end, "whole": stretch.whole},
             }
             name = f"{key}-{number:06d}"
-            yield Part(name=name, num_bytes=stretch.num_bytes, num_examples=stretch.num_members, where=where)
+            yield SourcePart(name=name, num_bytes=stretch.num_bytes, num_examples=stretch.num_members, where=where)
 
 
 def picture_members(
-    store: Store, part: Part, max_bytes: int, wanted: Callable[[str], bool]
+    store: Store, part: SourcePart, max_bytes: int, wanted: Callable[[str], bool]
 ) -> Iterator[tuple[Member, bytes | None, tuple[str, int, int] | None]]:
     """The files of a part from `picture_parts` whose path is `wanted`: member, bytes, and the location of the bytes if they are
     stored plainly. Paths in a folder are keys of the store. Refused members, such as damage, have no bytes."""

@@ -12,7 +12,7 @@ from vitline.data_prep.benchmarks.transfer import transfer_splits
 from vitline.data_prep.benchmarks.vtab.vtab_tfds import OfficialTfdsCorpus, is_tfds_directory
 from vitline.data_prep.benchmarks.vtab_data import BenchmarkData
 from vitline.data_prep.config import CorpusRecipe, Transfer, Vtab
-from vitline.data_prep.sources.raw import RawCorpus
+from vitline.data_prep.sources.raw import ImageSource
 from vitline.infra.storage import Store, open_store
 
 _READERS = {
@@ -94,11 +94,11 @@ def open_data(task: str, store: Store, max_bytes: int) -> BenchmarkData:
     return data
 
 
-def open_task(source: Vtab | Transfer, recipe: CorpusRecipe) -> RawCorpus:
+def open_task(source: Vtab | Transfer, recipe: CorpusRecipe) -> ImageSource:
     """A task from the official files in a folder or, except for ImageNet, from the directory of one version prepared by TFDS."""
     task, store = source.task, open_store(source.path)
     if task in _IMAGENET:
-        imagenet: RawCorpus = _imported(_IMAGENET[task])(store, recipe)
+        imagenet: ImageSource = _imported(_IMAGENET[task])(store, recipe)
         return imagenet
     all_splits, views = (
         (OFFICIAL_SPLITS, VIEWS)

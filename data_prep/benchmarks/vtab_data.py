@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from vitline.data_prep.benchmarks.official_files import OfficialFiles
-from vitline.data_prep.sources.raw import Part, WorkFolder
+from vitline.data_prep.sources.raw import SourcePart, WorkFolder
 from vitline.infra.storage import Listed, Store
 
 Key = str | int
@@ -52,9 +52,9 @@ class BenchmarkData(ABC):
         """Class names in the order of the classes."""
 
     @abstractmethod
-    def parts(self, work: WorkFolder) -> Iterator[Part]:
-        """As `RawCorpus.parts`."""
+    def parts(self, work: WorkFolder) -> Iterator[SourcePart]:
+        """As `ImageSource.parts`."""
 
     @abstractmethod
-    def pictures(self, part: Part, work: WorkFolder) -> Iterator[Found]:
+    def pictures(self, part: SourcePart, work: WorkFolder) -> Iterator[Found]:
         """Every image of a part; images whose keys are not in `keys` are left out later."""

@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 
 from vitline.data_prep.config import CorpusConfig
 from vitline.data_prep.decode import ImageRejected
-from vitline.data_prep.examine.decode_child import Examiner
 from vitline.data_prep.examine.images import Examined
 from vitline.data_prep.examine.local_range import LocalRange
 from vitline.data_prep.examine.range_reads import ByteRange, Data, Read, read_ahead
+from vitline.data_prep.examine.sandboxed_decoder import SandboxedDecoder
 from vitline.data_prep.records import DENIED, RECORD_SCHEMA, REQUEST_KEY, Chunks, Listing, read_request
 from vitline.data_prep.sources.open_source import open_source
 from vitline.data_prep.sources.raw import ExampleRow, RawExample, row_of
@@ -167,12 +167,12 @@ def examine_examples(
                 row["num_bytes"] = len(data)
                 yield row, data
 
-    with Examiner(
+    with SandboxedDecoder(
         recipe.decode, timeout_s=execution.image_timeout_s, memory_bytes=execution.decode_memory_bytes
-    ) as examiner:
-        for row, outcome in examiner.run(readable()):
+    ) as decoder:
+        for row, outcome in decoder.run(readable()):
             add(_with_drawn_split(cast(Record, {**row, **_found(outcome)})))
-    return examiner.lacking
+    return decoder.lacking
 
 
 def _bytes_or_refusal(row: Record, read: Read) -> Data | None:

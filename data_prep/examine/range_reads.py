@@ -92,7 +92,7 @@ def _begun(items: Iterable[tuple[T, ByteRange | None]], threads: Executor) -> It
             base, _, start, _ = joint[0][1]
             if base not in stores:
                 stores[base] = open_store(base)
-            if stores[base].reads_wait:
+            if stores[base].high_latency:
                 future = threads.submit(read_jointly, stores[base], joint)
                 yield [(item, partial(_part, future, start, wanted)) for item, wanted in joint]
             else:

@@ -38,7 +38,7 @@ def thumbnail(pixels: np.ndarray) -> np.ndarray:
     return np.asarray(image.resize(size, Image.Resampling.BILINEAR, reducing_gap=2.0))
 
 
-def same_picture(a: np.ndarray, b: np.ndarray) -> bool:
+def looks_same(a: np.ndarray, b: np.ndarray) -> bool:
     """`same_pictures` for one pair, (32, 32, 3) uint8 each."""
     return bool(same_pictures(a[None], b[None])[0])
 

@@ -8,11 +8,11 @@ import numpy as np
 
 from vitline.data_prep.archives.lossless_png import lossless_png
 from vitline.data_prep.config import CorpusRecipe, Digits
-from vitline.data_prep.sources.raw import Part, RawCorpus, RawExample, Spill, WorkFolder
+from vitline.data_prep.sources.raw import ImageSource, RawExample, SourcePart, Spill, WorkFolder
 from vitline.data_prep.sources.splits import filled_splits
 
 
-class DigitsCorpus(RawCorpus):
+class DigitsCorpus(ImageSource):
     """All ten digits or some of them, with exact numbers in train and val; the rest is test. One part."""
 
     origin = "sklearn.datasets.load_digits"
@@ -30,11 +30,11 @@ class DigitsCorpus(RawCorpus):
             )
         return "1797 digits of 8 x 8"  # the data set is the same in all releases of the library
 
-    def parts(self, work: WorkFolder) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[SourcePart]:
         _, splits = self._load()
-        yield Part(name="digits", num_examples=len(splits))
+        yield SourcePart(name="digits", num_examples=len(splits))
 
-    def examples(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
+    def examples(self, part: SourcePart, work: WorkFolder) -> Iterator[RawExample]:
         data, splits = self._load()
         with Spill(work, part) as spill:
             for i, (example_id, split) in splits.items():

@@ -18,7 +18,7 @@ from vitline.data_prep.config import CorpusConfig, CorpusRecipe
 from vitline.data_prep.examine.examine import Record
 from vitline.data_prep.labels.class_maps import load_class_map
 from vitline.data_prep.labels.classes import ClassMap
-from vitline.data_prep.pages.dry_run_report import Cores, DryRun, Number, render
+from vitline.data_prep.pages.dry_run_report import Cores, DryRun, Estimate, render
 from vitline.data_prep.pages.expected_rows import Kept, kept_rows, shares
 from vitline.data_prep.pages.sample_source import BUDGET, Budget, ListedSource, Sample, list_parts, take_sample
 from vitline.data_prep.plan.check_refused import too_many, why_none_is_left
@@ -29,7 +29,7 @@ from vitline.data_prep.records import NOT_COUNTED, RECORD_SCHEMA, UNCOUNTED
 from vitline.data_prep.shards.verify_shards import ShardSpec
 from vitline.data_prep.shards.write_shards import ShardTask, write_shard
 from vitline.data_prep.sources.open_source import open_source
-from vitline.data_prep.sources.raw import RawCorpus, WorkFolder, kept_lists
+from vitline.data_prep.sources.raw import ImageSource, WorkFolder, kept_lists
 from vitline.infra.storage import open_store
 
 # Most that one request moves, in the code of stores and readers.
@@ -41,7 +41,7 @@ class _Observed:
     """A request with its source, as far as a dry run looked at it: what an estimate is computed from."""
 
     config: CorpusConfig
-    source: RawCorpus
+    source: ImageSource
     base: Base | None
     listed: ListedSource
     sample: Sample
@@ -69,10 +69,10 @@ class _SampleVerdicts:
 class _Expected:
     """What a preparation is expected to find, refuse and keep."""
 
-    found: Number
+    found: Estimate
     complete: bool
     """Whether the sample is the whole source."""
-    refused: dict[str, Number]
+    refused: dict[str, Estimate]
     kept: Kept | None
     """What the recipe keeps; None if the source says nothing before it is read."""
     splits: dict[str, int]
@@ -123,7 +123,7 @@ def _estimate(observed: _Observed, cores: Cores) -> DryRun:
         structure=source.structure(observed.work),
         num_parts=listed.num_parts,
         found=expected.found,
-        source_bytes=Number(listed.num_bytes or expected.found.value * mean_bytes, listed.listed),
+        source_bytes=Estimate(listed.num_bytes or expected.found.value * mean_bytes, listed.listed),
         classes=dict(sorted(labels.items())),
         classes_exact=listed.listed or expected.complete,
         class_names={label: source.class_info(label).name for label in labels},
@@ -172,16 +172,16 @@ def _expect(observed: _Observed, verdicts: _SampleVerdicts) -> _Expected:
     """Extrapolate the sample to the whole source. Raises ValueError if nothing would be left for train."""
     listed, records = observed.listed, verdicts.records
     found = _found(listed, observed.sample)
-    distinct = Number(found.value - listed.num_merged, found.exact)
+    distinct = Estimate(found.value - listed.num_merged, found.exact)
     complete = found.exact and len(records) == distinct.value
     kept = _kept(observed, records.filter(pc.is_null(records["reason"])) if complete else None)
     refused = _refused(listed, distinct, verdicts.rejects, observed.sample)
     if complete:
-        refused = {reason: Number(round(number.value), True) for reason, number in refused.items()}
+        refused = {reason: Estimate(round(number.value), True) for reason, number in refused.items()}
     num_expected = distinct.value - sum(number.value for number in refused.values())
     if kept:
-        num_decoded = num_expected + refused.pop("unknown_class", Number(0, True)).value
-        refused |= {reason: Number(lost * num_decoded / _total(kept), complete) for reason, lost in kept.lost.items()}
+        num_decoded = num_expected + refused.pop("unknown_class", Estimate(0, True)).value
+        refused |= {reason: Estimate(lost * num_decoded / _total(kept), complete) for reason, lost in kept.lost.items()}
         num_expected = num_decoded * kept.share
         _check_left(observed, kept)
     by_split = kept.splits if kept else Counter(verdicts.accepted["split"].to_pylist())
@@ -190,7 +190,7 @@ def _expect(observed: _Observed, verdicts: _SampleVerdicts) -> _Expected:
 
 
 def _expected_selection(
-    source: RawCorpus, verdicts: _SampleVerdicts, expected: _Expected, stats: CorpusStats
+    source: ImageSource, verdicts: _SampleVerdicts, expected: _Expected, stats: CorpusStats
 ) -> Selection:
     """The selection that planning would make of the expected rows, as a single bucket."""
     bucket = Selected(
@@ -238,7 +238,7 @@ def _mean_pixels(accepted: pa.Table) -> float:
     return mean
 
 
-def _verdicts(config: CorpusConfig, source: RawCorpus, records: pa.Table) -> tuple[pa.Table, pa.Table, ClassMap]:
+def _verdicts(config: CorpusConfig, source: ImageSource, records: pa.Table) -> tuple[pa.Table, pa.Table, ClassMap]:
     """Accepted rows as ROW_SCHEMA, refused rows with their locations, and the classes of the accepted ones."""
     good = records.filter(pc.is_null(records["reason"]))
     seen = set(pc.list_flatten(good["labels"]).to_pylist())
@@ -255,27 +255,27 @@ def _verdicts(config: CorpusConfig, source: RawCorpus, records: pa.Table) -> tup
     return accepted, rejects, class_map
 
 
-def _found(listed: ListedSource, sample: Sample) -> Number:
+def _found(listed: ListedSource, sample: Sample) -> Estimate:
     """Number of examples of the source. For parts that do not report their number, it is estimated from their bytes."""
     counted = {name: n for name, n in sample.counted.items() if name in listed.unknown}
     known = listed.num_known + sum(counted.values())
     left = listed.unknown_bytes - sum(listed.unknown[name] for name in counted)
     if len(counted) == listed.num_unknown:
-        return Number(known, True)
+        return Estimate(known, True)
     if left <= 0:
-        return Number(known, False)
+        return Estimate(known, False)
     if counted and (read := sum(listed.unknown[name] for name in counted)):
-        return Number(known + left * sum(counted.values()) / read, False)
+        return Estimate(known + left * sum(counted.values()) / read, False)
     sizes = [row.get("num_bytes") or 0 for row in sample.of_unknown]
-    return Number(known + left * len(sizes) / max(1, sum(sizes)), False)
+    return Estimate(known + left * len(sizes) / max(1, sum(sizes)), False)
 
 
-def _refused(listed: ListedSource, found: Number, rejects: pa.Table, sample: Sample) -> dict[str, Number]:
+def _refused(listed: ListedSource, found: Estimate, rejects: pa.Table, sample: Sample) -> dict[str, Estimate]:
     """Refused files by reason: counted as far as the source lists them, otherwise extrapolated from the sample."""
     by_list, known = (listed.refused, sample.refused_unread) if listed.listed else (Counter[str](), Counter[str]())
     shown = Counter(rejects["reason"].to_pylist()) - known
     scale = (found.value - by_list.total()) / max(1, len(sample.rows) - known.total())
-    return {r: Number(by_list[r] + shown[r] * scale, not shown[r]) for r in sorted(by_list | shown)}
+    return {r: Estimate(by_list[r] + shown[r] * scale, not shown[r]) for r in sorted(by_list | shown)}
 
 
 def _kept(observed: _Observed, every: pa.Table | None) -> Kept | None:

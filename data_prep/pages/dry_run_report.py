@@ -24,7 +24,7 @@ class Cores:
 
 
 @dataclass(frozen=True)
-class Number:
+class Estimate:
     """A count, or an estimate from a sample."""
 
     value: float
@@ -43,15 +43,15 @@ class DryRun:
     structure: str
     """How the names of folders and files were understood; empty if nothing had to be."""
     num_parts: int
-    found: Number
+    found: Estimate
     """Files, including those that are not images."""
-    source_bytes: Number
+    source_bytes: Estimate
     classes: Mapping[str, int]
     """Images by label of the source. If the whole source was examined, only accepted ones; otherwise before decoding, for the
     whole source if `classes_exact` and else for the sample."""
     classes_exact: bool
     class_names: Mapping[str, str]
-    refused: Mapping[str, Number]
+    refused: Mapping[str, Estimate]
     """Number of files by reason."""
     splits: Mapping[str, int]
     """Expected rows by split."""
@@ -94,9 +94,9 @@ class DryRun:
             ),
             (
                 "images expected",
-                f"{Number(accepted, self.complete)}, {num_bytes(accepted * self.mean_bytes)}, before duplicates are dropped",
+                f"{Estimate(accepted, self.complete)}, {num_bytes(accepted * self.mean_bytes)}, before duplicates are dropped",
             ),
-            ("splits", ", ".join(f"{name} {Number(rows, self.splits_exact)}" for name, rows in self.splits.items())),
+            ("splits", ", ".join(f"{name} {Estimate(rows, self.splits_exact)}" for name, rows in self.splits.items())),
             (
                 "classes",
                 f"{len(self.classes):,}{self._counted_as}: "

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from vitline.data_prep.config import CorpusConfig
 from vitline.data_prep.plan.plan_shards import Base, class_map_of
-from vitline.data_prep.sources.raw import RawCorpus
+from vitline.data_prep.sources.raw import ImageSource
 
 Tables = Callable[[], Iterable[pa.Table]]
 """Labels and splits of some images, table by table; every call starts again."""
@@ -41,7 +41,7 @@ class Kept:
 
 
 def kept_rows(
-    tables: Tables, config: CorpusConfig, source: RawCorpus, base: Base | None, *, examined: bool = True
+    tables: Tables, config: CorpusConfig, source: ImageSource, base: Base | None, *, examined: bool = True
 ) -> Kept:
     """What class map, `min_images_per_class` and `val_per_class` keep if all images are readable. `examined`: the images were
     decoded, so splits drawn from pixels are final.

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from vitline.data_prep.decode import DecodePolicy, ImageRejected
-from vitline.data_prep.examine.decode_apart import decode_apart
+from vitline.data_prep.examine.decode_sandboxed import decode_sandboxed
 from vitline.data_prep.examine.range_reads import read_located
 from vitline.data_prep.plan.corpus_stats import CorpusStats, Findings, Leak, SampleRow
 from vitline.infra.config import replace
@@ -73,7 +73,7 @@ def load_pictures(stats: CorpusStats, policy: DecodePolicy, load: Callable[[Samp
         try:
             data = load(row)
             with room:
-                return _thumbnail(decode_apart(data, lenient))
+                return _thumbnail(decode_sandboxed(data, lenient))
         except ImageRejected as error:
             return error.reason.replace("_", " ")
         except Exception as error:  # a missing image must not prevent the report

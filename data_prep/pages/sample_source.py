@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vitline.data_prep.config import CorpusConfig
-from vitline.data_prep.examine.decode_child import Examiner
 from vitline.data_prep.examine.examine import Record, examine_examples
+from vitline.data_prep.examine.sandboxed_decoder import SandboxedDecoder
 from vitline.data_prep.pages.expected_rows import counts
 from vitline.data_prep.plan.listed_ids import check_repeats, keys_of, known_keys, repeats
 from vitline.data_prep.shard_format import KnownShard
-from vitline.data_prep.sources.raw import Part, RawCorpus, RawExample, WorkFolder, kept_lists
+from vitline.data_prep.sources.raw import ImageSource, RawExample, SourcePart, WorkFolder, kept_lists
 from vitline.data_prep.sources.splits import order_key
 
 _NUM_PARTS = 32
@@ -50,7 +50,7 @@ class ListedSource:
     """Bytes of those of them that are sampled, by name."""
     unknown_bytes: int = 0
     """Bytes of all of them."""
-    chosen: list[Part] = field(default_factory=list)
+    chosen: list[SourcePart] = field(default_factory=list)
     listed: bool = False
     """Whether the source lists every example without reading images; the counts below are of these lists."""
     labels: Counter[str] = field(default_factory=Counter)
@@ -63,7 +63,11 @@ class ListedSource:
 
 
 def list_parts(
-    source: RawCorpus, work: WorkFolder, config: CorpusConfig, known: Sequence[KnownShard] = (), budget: Budget = BUDGET
+    source: ImageSource,
+    work: WorkFolder,
+    config: CorpusConfig,
+    known: Sequence[KnownShard] = (),
+    budget: Budget = BUDGET,
 ) -> ListedSource:
     """List a source. Raises ValueError if it is empty, or if ids repeat or are in the shards `known`, as far as that is found
     within the seconds of the budget."""
@@ -100,14 +104,14 @@ class _Ids:
     """Looks for repeated ids among listed examples, within the memory and time limits of a dry run."""
 
     def __init__(
-        self, source: RawCorpus, work: WorkFolder, config: CorpusConfig, known: Sequence[KnownShard], seconds: float
+        self, source: ImageSource, work: WorkFolder, config: CorpusConfig, known: Sequence[KnownShard], seconds: float
     ) -> None:
         self._skip_known = config.recipe.known_ids == "skip"
         self._source, self._work, self._left_s = source, work, seconds
-        self._parts, self._num_rows, self._whole = dict[int, Part](), 0, True
+        self._parts, self._num_rows, self._whole = dict[int, SourcePart](), 0, True
         self._keys = [*known_keys(known)] if source.lists_ids else []
 
-    def add(self, number: int, part: Part) -> None:
+    def add(self, number: int, part: SourcePart) -> None:
         if not self._source.lists_ids or not self._whole:
             return
         start = time.monotonic()
@@ -148,7 +152,9 @@ class _Taking(threading.Thread):
     """Takes the first examples of a part, or some of a list. It runs in a thread of its own, because a source that must read a
     compressed archive to its end cannot be stopped, but can be abandoned."""
 
-    def __init__(self, source: RawCorpus, part: Part, work: WorkFolder, step: int, limit: int, max_bytes: int) -> None:
+    def __init__(
+        self, source: ImageSource, part: SourcePart, work: WorkFolder, step: int, limit: int, max_bytes: int
+    ) -> None:
         super().__init__(name=f"sample of {part.name}", daemon=True)
         self._source, self._part, self._work = source, part, work
         self._step, self._limit, self._max_bytes = step, limit, max_bytes
@@ -182,7 +188,7 @@ class _Taking(threading.Thread):
 
 
 def take_sample(
-    source: RawCorpus, work: WorkFolder, listed: ListedSource, config: CorpusConfig, budget: Budget
+    source: ImageSource, work: WorkFolder, listed: ListedSource, config: CorpusConfig, budget: Budget
 ) -> Sample:
     """Examine examples of the chosen parts within the budget. Raises what the source raises."""
     _start_decoder(config)
@@ -220,10 +226,10 @@ def take_sample(
 def _start_decoder(config: CorpusConfig) -> None:
     """Start the decoding process beforehand, so that its start does not count for the speed; it is kept for the sample."""
     execution = config.execution
-    with Examiner(
+    with SandboxedDecoder(
         config.recipe.decode, timeout_s=execution.image_timeout_s, memory_bytes=execution.decode_memory_bytes
-    ) as examiner:
-        list(examiner.run([(None, b"")]))
+    ) as decoder:
+        list(decoder.run([(None, b"")]))
 
 
 def _kept(example: RawExample, work: WorkFolder) -> RawExample:

@@ -16,7 +16,7 @@ from vitline.data_prep.plan.corpus_stats import Findings
 from vitline.data_prep.records import DENIED, NOT_COUNTED, PLAN, UNCOUNTED
 from vitline.data_prep.shard_format import REJECTS_KEY, Manifest, load_manifest
 from vitline.data_prep.sources.open_source import open_source
-from vitline.data_prep.sources.raw import RawCorpus
+from vitline.data_prep.sources.raw import ImageSource
 from vitline.infra.storage import Store
 
 _EXAMPLES_NAMED = 5
@@ -142,7 +142,7 @@ def why_none_is_left(
 
 
 def repeated_ids_error(
-    source: RawCorpus, rows: Sequence[Mapping[str, Any]], num_rows: int, num_ids: int, at_least: str = ""
+    source: ImageSource, rows: Sequence[Mapping[str, Any]], num_rows: int, num_ids: int, at_least: str = ""
 ) -> ValueError:
     """Error for different examples with one id: shows the first `rows` of `num_rows`, for one of `num_ids` such ids."""
     files = distinguishable([f"{row['base']}/{row['key']}" for row in rows[:SHOWN]])

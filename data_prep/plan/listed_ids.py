@@ -22,7 +22,7 @@ from vitline.data_prep.plan.check_refused import SHOWN, ids_there_error, repeate
 from vitline.data_prep.records import MERGED_SCHEMA, Chunks, read_request
 from vitline.data_prep.shard_format import KnownShard, open_shard
 from vitline.data_prep.sources.open_source import open_source
-from vitline.data_prep.sources.raw import ExampleRow, Part, RawCorpus, WorkFolder
+from vitline.data_prep.sources.raw import ExampleRow, ImageSource, SourcePart, WorkFolder
 from vitline.infra.config import FrozenConfig
 from vitline.infra.storage import Store, open_store
 
@@ -113,7 +113,9 @@ def check_ids(
     tasks[0].buckets(corpus).delete()
 
 
-def check_repeats(source: RawCorpus, found: Sequence[Repeats], part: Callable[[int], Part], work: WorkFolder) -> None:
+def check_repeats(
+    source: ImageSource, found: Sequence[Repeats], part: Callable[[int], SourcePart], work: WorkFolder
+) -> None:
     """Raises ValueError if different examples have one id, or if the base corpus has an id already; shows the first one."""
     if first := min((each.first for each in found if each.first), default=None):
         rows = [_row_at(source, part(chunk), work, position) for chunk, position in first[: SHOWN + 1]]
@@ -208,7 +210,7 @@ def repeats(keys: pa.Table, *, skip_known: bool = False) -> Repeats:
     )
 
 
-def _row_at(source: RawCorpus, part: Part, work: WorkFolder, position: int) -> ExampleRow:
+def _row_at(source: ImageSource, part: SourcePart, work: WorkFolder, position: int) -> ExampleRow:
     """A listed example, as a row of EXAMPLE_SCHEMA."""
     row: ExampleRow = source.listed(part, work).slice(position, 1).to_pylist()[0]
     return row

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vitline.data_prep.decode import DecodePolicy, ImageRejected
-from vitline.data_prep.examine.decode_apart import decode_all_apart
+from vitline.data_prep.examine.decode_sandboxed import decode_all_apart
 from vitline.data_prep.examine.range_reads import ByteRange, Data, read_ahead
-from vitline.data_prep.examine.thumbnails import same_picture, same_pictures, thumbnail
+from vitline.data_prep.examine.thumbnails import looks_same, same_pictures, thumbnail
 from vitline.data_prep.plan.similarity.dedup import LOCATOR_SCHEMA
 from vitline.data_prep.shard_format import ListedShard, open_shard
 from vitline.infra.storage import Store, open_store
@@ -84,7 +84,7 @@ class PictureReader:
     def same(self, a: Place, b: Place) -> bool:
         """Whether two images show the same picture, also scaled, recompressed or mirrored. False if one is unreadable."""
         first, second = self._thumbnail(a), self._thumbnail(b)
-        return first is not None and second is not None and same_picture(first, second)
+        return first is not None and second is not None and looks_same(first, second)
 
     def same_pairs(self, pairs: Sequence[tuple[Place, Place]]) -> list[bool]:
         """`same` for many pairs at once, in a quarter of the time."""

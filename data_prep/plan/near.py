@@ -13,7 +13,7 @@ from vitline.data_prep.executors import Executor
 from vitline.data_prep.plan.confirm import PairFile, confirm, located_pairs, save_pairs
 from vitline.data_prep.plan.similarity.dedup import drops_table, split_ranks
 from vitline.data_prep.plan.similarity.near_duplicates import as_words, band_keys, distances, num_beyond, pairs_within
-from vitline.data_prep.plan.sort_records import Dropped, SortTask, save_drops, survivors
+from vitline.data_prep.plan.sort_records import Dropped, SortTask, kept_records, save_drops
 from vitline.data_prep.progress import StageProgress
 from vitline.data_prep.records import PLAN, read_table, write_table
 from vitline.infra.config import FrozenConfig
@@ -60,7 +60,7 @@ class NearPairs(FrozenConfig):
     num_left: int
 
 
-class Judged(NamedTuple):
+class NearDuplicates(NamedTuple):
     """The dropped images, and the number of pairs with near hashes that were not compared on thumbnails."""
 
     drops: Dropped
@@ -74,24 +74,24 @@ class _DropTask(FrozenConfig):
     """Dropped image and the image that it resembles, by their positions in the listed records."""
 
 
-def judge_near(tasks: Sequence[NearTask], executor: Executor, show: StageProgress) -> Judged:
+def drop_near_duplicates(tasks: Sequence[NearTask], executor: Executor, show: StageProgress) -> NearDuplicates:
     """Find the near duplicates of a corpus, one task a bucket, and list the dropped images."""
     run = partial(executor.run, few=len(tasks) == 1, heavy=True)
-    for _ in run(deal_bands, tasks):
+    for _ in run(partition_bands, tasks):
         pass
     found = sorted(run(find_near, tasks), key=lambda near: near.key)
     (listed,) = run(list_pairs, [tasks[0].model_copy(update={"pairs": tuple(near.key for near in found)})])
     (same,) = confirm([listed], executor, show, greedy=True).values()
     dropped = tuple(sorted((each.image, each.other) for each in same))
     (drops,) = run(_drop, [_DropTask(corpus=listed.corpus, num_buckets=tasks[0].num_buckets, dropped=dropped)])
-    return Judged(drops, listed.num_left + sum(near.num_left for near in found))
+    return NearDuplicates(drops, listed.num_left + sum(near.num_left for near in found))
 
 
-def deal_bands(task: NearTask) -> None:
+def partition_bands(task: NearTask) -> None:
     """Partition the remaining images of one bucket, and their mirror images, by the bands of their hashes."""
     corpus = open_store(task.corpus)
-    rows = survivors(corpus, task)
-    names, tables = pa.array(ranked(rows), pa.binary()), [_BAND_SCHEMA.empty_table()]
+    rows = kept_records(corpus, task)
+    names, tables = pa.array(priority_keys(rows), pa.binary()), [_BAND_SCHEMA.empty_table()]
     for column, mirrored in (("phash", False), ("phash_mirror", True)):
         keys = band_keys(as_words(rows[column].to_pylist()), task.band_bits)
         owner = pa.array(np.repeat(np.arange(len(rows)), keys.shape[1]))
@@ -107,7 +107,7 @@ def deal_bands(task: NearTask) -> None:
     task.buckets(corpus, "by-band").write(task.number, table, table["band"].to_numpy() * _SPREAD)
 
 
-def ranked(rows: pa.Table) -> list[bytes]:
+def priority_keys(rows: pa.Table) -> list[bytes]:
     """The sha256 of every record, prefixed by a byte for its split, so that of two similar images the one that the source
     names as test or val sorts first and stays."""
     ranks = split_ranks(rows).tolist()
@@ -131,11 +131,11 @@ def find_near(task: NearTask) -> NearPairs:
     pairs = pa.concat_tables(found)
     pairs = pairs.filter(pc.not_equal(pairs["sha256"], pairs["other_sha256"]))
     key = f"{PLAN}/near/{task.number:05d}.parquet"
-    write_table(corpus, key, once(pairs))
+    write_table(corpus, key, unique_pairs(pairs))
     return NearPairs(key=key, num_left=num_beyond(bands, CAP))
 
 
-def once(pairs: pa.Table) -> pa.Table:
+def unique_pairs(pairs: pa.Table) -> pa.Table:
     """Every pair once, with its smallest distance."""
     nearest = pairs.group_by(PAIR_SCHEMA.names[:-1]).aggregate([("distance", "min")])
     return nearest.rename_columns(PAIR_SCHEMA.names)
@@ -144,12 +144,12 @@ def once(pairs: pa.Table) -> pa.Table:
 def list_pairs(task: NearTask) -> PairFile:
     """Assign the pairs to tasks. Holds all pairs and the records of their images."""
     corpus = open_store(task.corpus)
-    every = once(pa.concat_tables([read_table(corpus, key) for key in task.pairs]))
+    every = unique_pairs(pa.concat_tables([read_table(corpus, key) for key in task.pairs]))
     pairs = _nearest(every)
     keys = pa.chunked_array([*pairs["order_key"].chunks, *pairs["other_order_key"].chunks], pa.uint64())
     rows = _records(corpus, task, pc.unique(keys))
     # In the order in which images stay, which `confirm` expects.
-    rows = rows.append_column("ranked", pa.array(ranked(rows), pa.binary())).sort_by("ranked")
+    rows = rows.append_column("ranked", pa.array(priority_keys(rows), pa.binary())).sort_by("ranked")
     write_table(corpus, _ROWS_KEY, rows)
     last_first = rows["ranked"].combine_chunks()[::-1]  # of images with equal files the last one counts
     image, other = (
@@ -191,6 +191,6 @@ def _records(corpus: Store, task: NearTask, order_keys: pa.Array) -> pa.Table:
     """The records with these order keys, bucket by bucket."""
     tables = []
     for bucket in range(task.num_buckets):
-        rows = survivors(corpus, task.model_copy(update={"number": bucket}))
+        rows = kept_records(corpus, task.model_copy(update={"number": bucket}))
         tables.append(rows.filter(pc.is_in(rows["order_key"], order_keys)))
     return pa.concat_tables(tables)

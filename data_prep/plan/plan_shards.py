@@ -18,7 +18,7 @@ from vitline.data_prep.partitions import in_groups
 from vitline.data_prep.plan.check_refused import check_left, check_refused
 from vitline.data_prep.plan.corpus_stats import CorpusStats, merged
 from vitline.data_prep.plan.leakage import save_decontamination
-from vitline.data_prep.plan.near import NearTask, judge_near
+from vitline.data_prep.plan.near import NearTask, drop_near_duplicates
 from vitline.data_prep.plan.similarity.near_duplicates import band_bits
 from vitline.data_prep.plan.sort_records import (
     CLASSES_FILE,
@@ -44,7 +44,7 @@ from vitline.data_prep.shard_format import (
     segment_keys,
 )
 from vitline.data_prep.sources.open_source import open_source
-from vitline.data_prep.sources.raw import FirstRows, RawCorpus
+from vitline.data_prep.sources.raw import FirstRows, ImageSource
 from vitline.infra.storage import Store, open_store
 
 T = TypeVar("T")
@@ -181,7 +181,7 @@ class _Job:
 
     config: CorpusConfig
     corpus: Store
-    source: RawCorpus
+    source: ImageSource
     base: Base | None
     executor: Executor
     show: StageProgress
@@ -256,7 +256,7 @@ def _find_dropped(job: _Job, buckets: Sequence[SortTask], partitioned: Sequence[
     if job.config.recipe.near_duplicates == "keep":
         return dropped
     near_tasks = _near_tasks(buckets, dropped, _num_accepted(partitioned))
-    judged = judge_near(near_tasks, job.executor, job.show)
+    judged = drop_near_duplicates(near_tasks, job.executor, job.show)
     return _AllDropped(leak_keys, (*exact, judged.drops), judged.num_left)
 
 
@@ -305,7 +305,7 @@ def _partition_tasks(config: CorpusConfig, corpus: Store, base: Base | None) -> 
     ]
 
 
-def class_map_of(config: CorpusConfig, source: RawCorpus, counts: Mapping[str, int], base: Base | None) -> ClassMap:
+def class_map_of(config: CorpusConfig, source: ImageSource, counts: Mapping[str, int], base: Base | None) -> ClassMap:
     """The classes of a corpus: those of the requested class map; else those that the source declares; else those that are
     large enough, appended to the classes of the base corpus if there is one."""
     if config.recipe.class_map:
@@ -317,7 +317,7 @@ def class_map_of(config: CorpusConfig, source: RawCorpus, counts: Mapping[str, i
     return extended(base.class_map(), found.classes) if base else found
 
 
-def _outside(config: CorpusConfig, source: RawCorpus) -> dict[str, object]:
+def _outside(config: CorpusConfig, source: ImageSource) -> dict[str, object]:
     """What tasks need to know about labels besides the class map."""
     recipe = config.recipe
     reason, detail = "small_class", f"its class has fewer than {recipe.min_images_per_class} accepted images"

@@ -27,7 +27,7 @@ from vitline.data_prep.plan.similarity.dedup import (
     LOCATOR_SCHEMA,
     PIXELS_SCHEMA,
     exact_duplicates,
-    gained_labels,
+    merged_labels,
 )
 from vitline.data_prep.records import NOT_COUNTED, PLAN, RECORD_SCHEMA, Chunks, read_request, write_table
 from vitline.data_prep.shard_format import KnownShard, open_shard
@@ -213,7 +213,7 @@ def find_duplicates(task: SortTask) -> Dropped:
     policy, several = config.recipe.duplicates, not source.single_label
     drops = DROPS_SCHEMA.empty_table() if keeps_all else exact_duplicates(rows, policy, several_labels=several)
     saved = save_drops(corpus, f"pixels-{task.own}", drops, task.num_buckets)
-    gains = gained_labels(rows, policy) if several and len(drops) else GAINS_SCHEMA.empty_table()
+    gains = merged_labels(rows, policy) if several and len(drops) else GAINS_SCHEMA.empty_table()
     if not len(gains):
         return saved
     key = f"{PLAN}/gains/{task.own}"
@@ -238,7 +238,7 @@ def _check_groups(rows: pa.Table) -> None:
         )
 
 
-def survivors(corpus: Store, task: SortTask) -> pa.Table:
+def kept_records(corpus: Store, task: SortTask) -> pa.Table:
     """The remaining accepted records of one bucket of order keys, in order."""
     return _sorted_bucket(corpus, task)[0]
 
@@ -289,7 +289,7 @@ def val_candidates(task: SortTask) -> dict[str, list[int]]:
     """For every class, the smallest split hashes of the remaining train rows, ascending: twice as many as may become val."""
     corpus = open_store(task.corpus)
     config = read_request(corpus)
-    rows = survivors(corpus, task)
+    rows = kept_records(corpus, task)
     rows = rows.filter(pc.equal(rows["split"], "train"))
     hashes: dict[str, list[int]] = {}
     for labels, value in zip(rows["labels"].to_pylist(), _split_hashes(rows), strict=True):

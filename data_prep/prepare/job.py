@@ -30,7 +30,7 @@ from vitline.data_prep.plan.plan_shards import (
 )
 from vitline.data_prep.plan.sort_records import rows_key
 from vitline.data_prep.prepare.publish import Finished, publish
-from vitline.data_prep.prepare.small_work import is_small
+from vitline.data_prep.prepare.small_work import fits_here
 from vitline.data_prep.progress import StageProgress
 from vitline.data_prep.records import Chunks, Listing
 from vitline.data_prep.shard_format import MANIFEST_KEY, Manifest, listed_shards, load_manifest
@@ -275,7 +275,7 @@ def _is_small(spec: PrepareSpec) -> bool:
     root = open_store(spec.root)
     missing = [config for config in spec.requests if not corpus_store(root, config).exists(MANIFEST_KEY)]
     # A Ray cluster may be busy with other jobs: only work that takes seconds is done without waiting for its CPUs.
-    return is_small(missing, root, one_machine=False)
+    return fits_here(missing, root, one_machine=False)
 
 
 if __name__ == "__main__":

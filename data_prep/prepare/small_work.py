@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from vitline.data_prep.config import CorpusConfig
 from vitline.data_prep.sources.open_source import open_source
-from vitline.data_prep.sources.raw import Part, WorkFolder
+from vitline.data_prep.sources.raw import SourcePart, WorkFolder
 from vitline.infra.storage import Store, open_store
 
 MAX_BYTES = 1 << 30
@@ -17,7 +17,7 @@ _BYTES_PER_IMAGE = {"table": 32}  # lower bound for parts of unknown length: one
 _FEWEST_BYTES = 1024
 
 
-def is_small(requests: Sequence[CorpusConfig], root: Store, *, one_machine: bool) -> bool:
+def fits_here(requests: Sequence[CorpusConfig], root: Store, *, one_machine: bool) -> bool:
     """Whether the requests (for corpora that are not prepared yet) have at most `execution.small_images` images and MAX_BYTES
     bytes together. Listing stops as soon as a limit is exceeded. A source that cannot be listed counts as small, because
     reporting its error needs no cluster.
@@ -40,7 +40,7 @@ def is_small(requests: Sequence[CorpusConfig], root: Store, *, one_machine: bool
     return True
 
 
-def _images_of(part: Part, config: CorpusConfig) -> int:
+def _images_of(part: SourcePart, config: CorpusConfig) -> int:
     return part.num_examples or part.num_bytes // _BYTES_PER_IMAGE.get(config.source.kind, _FEWEST_BYTES)
 
 

@@ -23,7 +23,7 @@ class ShardReader:
     """Reads row groups of one split, each with one range request. Thread-safe.
 
     The shard list of the corpus is read before the first shard. A shard is compared with it at its first read; its footer is
-    kept. Row groups and footers go through `cache`, if there is one and the store is not on this machine (`reads_wait`).
+    kept. Row groups and footers go through `cache`, if there is one and the store is not on this machine (`high_latency`).
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class ShardReader:
         cache: DiskCache | None = None,
     ) -> None:
         self._schema, self._budget = manifest.arrow_schema(), footer_bytes
-        self._cache = cache if corpus.reads_wait else None
+        self._cache = cache if corpus.high_latency else None
         self.split: SplitInfo = manifest.split(split)
         self._read_list = functools.partial(listed_shards, corpus, manifest, split)
         self._listed: dict[str, ListedShard] | None = None

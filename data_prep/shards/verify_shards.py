@@ -11,7 +11,7 @@ from pydantic import Field
 
 from vitline.data_prep.config import PrepareExecution
 from vitline.data_prep.decode import DecodePolicy, ImageRejected
-from vitline.data_prep.examine.decode_child import Examiner
+from vitline.data_prep.examine.sandboxed_decoder import SandboxedDecoder
 from vitline.data_prep.executors import IN_PROCESS, Executor
 from vitline.data_prep.labels.classes import ClassMap
 from vitline.data_prep.parquet_files import RowGroupFile
@@ -262,8 +262,8 @@ def _pixel_check(manifest: Manifest) -> PixelCheck:
 
 def _wrong_pictures(corpus: Store, listed: ListedShard, check: PixelCheck) -> Iterator[tuple[str, str]]:
     """Example id and defect of every image of a shard whose pixels differ from the examined ones."""
-    with Examiner(check.policy, timeout_s=check.timeout_s, memory_bytes=check.memory_bytes) as examiner:
-        for (example_id, expected), outcome in examiner.run(_pictures(corpus, listed)):
+    with SandboxedDecoder(check.policy, timeout_s=check.timeout_s, memory_bytes=check.memory_bytes) as decoder:
+        for (example_id, expected), outcome in decoder.run(_pictures(corpus, listed)):
             if isinstance(outcome, ImageRejected):
                 yield example_id, f"cannot be decoded: {outcome}"
             elif outcome["pixel_sha256"] != expected:

@@ -176,7 +176,7 @@ class _Images:
 
     def __init__(self, planned: pa.Table, size: int) -> None:
         self._stores = {base: open_store(base) for base in planned["base"].unique().to_pylist()}
-        self._wait = any(store.reads_wait for store in self._stores.values())
+        self._wait = any(store.high_latency for store in self._stores.values())
         num_bytes = planned["num_bytes"].to_numpy()
         largest = max((int(num_bytes[i : i + size].sum()) for i in range(0, len(planned), size)), default=0)
         self._memory = np.empty(largest, np.uint8)

@@ -20,15 +20,15 @@ from vitline.data_prep.labels.classes import ClassInfo
 from vitline.data_prep.sources.allowed_roots import AllowedRoots
 from vitline.data_prep.sources.folder_layout import (
     Links,
-    Names,
+    PathAliases,
     Refused,
     is_hidden,
     is_picture,
     readable_id,
     refusal_by_name,
 )
-from vitline.data_prep.sources.folder_tree import FolderTree, Survey
-from vitline.data_prep.sources.raw import ListedCorpus, Part, RawExample, Spill, SplitRule, WorkFolder
+from vitline.data_prep.sources.folder_tree import ArchiveIndex, FolderTree
+from vitline.data_prep.sources.raw import ListedCorpus, RawExample, SourcePart, Spill, SplitRule, WorkFolder
 from vitline.infra.storage import checked_key, open_store
 
 _SURVEY_KEY, _STRUCTURE_KEY = "archive.json", "structure.json"
@@ -80,10 +80,10 @@ class ClassFolderCorpus(ListedCorpus):
             digest.update(text.encode(errors="surrogateescape"))
         return digest.hexdigest()
 
-    def parts(self, work: WorkFolder) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[SourcePart]:
         return self._archive.parts(work) if self._archive else super().parts(work)
 
-    def examples(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
+    def examples(self, part: SourcePart, work: WorkFolder) -> Iterator[RawExample]:
         return self._archive.examples(part, work) if self._archive else super().examples(part, work)
 
     def listing(self, work: WorkFolder) -> Iterator[RawExample]:
@@ -104,7 +104,7 @@ class ClassFolderCorpus(ListedCorpus):
             if not entry.refused and twins.repeats(entry.path, path_hash(entry.path)):
                 why = ("repeated_name", f"a second file with the name {readable_id(entry.path)!r}")
                 entry = replace(entry, path=f"{entry.path} (spelled {entry.path!a})", refused=why)
-            names = Names([entry.path]) if entry.refused else links.names_of(entry.path)
+            names = PathAliases([entry.path]) if entry.refused else links.names_of(entry.path)
             example = layout.example(names.paths, split_rule, entry.refused)
             key = example.example_id if entry.refused else entry.path
             yield replace(example, base=self.origin, key=key, num_bytes=entry.size, is_link=entry.is_link)
@@ -236,11 +236,11 @@ class _Archive:
             f"{self._store.uri_of(self._key)} does not exist. Give a folder or an archive of class folders."
         )
 
-    def parts(self, work: WorkFolder) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[SourcePart]:
         self.fingerprint()  # raises if the archive does not exist
         if self._kind == "tar.gz":
             # No random access: one worker reads it once for the layout (and once for links), and once for the bytes.
-            yield Part(
+            yield SourcePart(
                 name="000000", num_bytes=self._store.size(self._key), where={"start": 0, "end": None, "whole": True}
             )
             return
@@ -255,9 +255,11 @@ class _Archive:
         self._keep(survey, work)
         for number, stretch in enumerate(cut):
             where: dict[str, Any] = {"start": stretch.start, "end": stretch.end, "whole": stretch.whole}
-            yield Part(name=f"{number:06d}", num_bytes=stretch.num_bytes, num_examples=stretch.num_members, where=where)
+            yield SourcePart(
+                name=f"{number:06d}", num_bytes=stretch.num_bytes, num_examples=stretch.num_members, where=where
+            )
 
-    def examples(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
+    def examples(self, part: SourcePart, work: WorkFolder) -> Iterator[RawExample]:
         survey = self._survey(work)
         with contextlib.nullcontext() if self._kind == "tar" else Spill(work, part) as spill:
             damage = survey.damage_path if part.where["whole"] else ""
@@ -270,17 +272,19 @@ class _Archive:
             if damage:  # damage that was found only in the whole directory of the zip
                 yield from self._of_member(survey, survey.damaged_member(), None, spill)
 
-    def _empty_survey(self) -> Survey:
-        return Survey(self._source, self._store.uri_of(self._key))
+    def _empty_survey(self) -> ArchiveIndex:
+        return ArchiveIndex(self._source, self._store.uri_of(self._key))
 
     @staticmethod
-    def _keep(survey: Survey, work: WorkFolder) -> None:
+    def _keep(survey: ArchiveIndex, work: WorkFolder) -> None:
         work.store.write_json(_SURVEY_KEY, survey.as_json())
         work.store.write_json(_STRUCTURE_KEY, survey.layout.description)
 
-    def _survey(self, work: WorkFolder) -> Survey:
+    def _survey(self, work: WorkFolder) -> ArchiveIndex:
         if self._kind != "tar.gz":
-            return Survey.from_json(self._source, self._store.uri_of(self._key), work.store.read_json(_SURVEY_KEY))
+            return ArchiveIndex.from_json(
+                self._source, self._store.uri_of(self._key), work.store.read_json(_SURVEY_KEY)
+            )
         survey = self._empty_survey()
         for _ in survey.through(index(self._store, self._key)):
             pass
@@ -289,14 +293,14 @@ class _Archive:
         return survey
 
     def _of_member(
-        self, survey: Survey, member: Member, data: bytes | None, spill: Spill | None
+        self, survey: ArchiveIndex, member: Member, data: bytes | None, spill: Spill | None
     ) -> Iterator[RawExample]:
         """The examples, or the refusals, for a member."""
         split_rule, layout = SplitRule(self._recipe, frozenset(survey.layout.splits.values())), survey.layout
         refused = member.refused or (None if member.kind == "folder" else refusal_by_name(member.path))
         if not refused and member.kind in ("link", "hard_link"):
             refused = self._of_link(survey.links, member)
-        names = survey.links.names_of(member.path) if member.kind == "file" else Names([member.path])
+        names = survey.links.names_of(member.path) if member.kind == "file" else PathAliases([member.path])
         if refused:
             refusals = {member.path: refused} | self._of_links_to(survey.links, names, refused)
             for path, why in refusals.items():
@@ -345,7 +349,7 @@ class _Archive:
             return "unreadable", f"link to {member.target!r:.200}, which does not exist"
         return ("ignored_file", f"second label of {readable_id(found)}") if self._links == "second_label" else None
 
-    def _of_links_to(self, links: Links, names: Names, refused: Refused) -> dict[str, Refused]:
+    def _of_links_to(self, links: Links, names: PathAliases, refused: Refused) -> dict[str, Refused]:
         """Refusals of the links that would be examples if their target were not refused."""
         if self._links == "second_label":
             return {}  # every link is refused as a link

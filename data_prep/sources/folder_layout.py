@@ -86,7 +86,7 @@ class FolderLayout:
         return self.wrapper.split("/")
 
 
-class Names(NamedTuple):
+class PathAliases(NamedTuple):
     """The paths that lead to a file, and which links, if any, give it more."""
 
     paths: list[str]
@@ -113,13 +113,13 @@ class Links:
             if not link.startswith(f"{targets[link]}/"):  # skip links to a folder that contains the link
                 self._by_target.setdefault(targets[link], []).append(link)
 
-    def names_of(self, path: str) -> Names:
+    def names_of(self, path: str) -> PathAliases:
         """The paths that lead to a file: its own, up to _MAX_LINKS links to it, and up to _MAX_NAMES that go through links to
         folders above it."""
         links = self._by_file.get(path, [])
         found: dict[str, tuple[str, ...]] = dict.fromkeys([path, *links[:_MAX_LINKS]], ())
         if len(links) > _MAX_LINKS:
-            return Names([*found], more="links")
+            return PathAliases([*found], more="links")
         limit = len(found) + _MAX_NAMES
         waiting = deque(found) if self._by_target else deque[str]()
         while waiting:
@@ -132,10 +132,10 @@ class Links:
                     if other in found or around:
                         continue
                     if len(found) == limit:
-                        return Names([*found], more="links to folders")
+                        return PathAliases([*found], more="links to folders")
                     found[other] = through
                     waiting.append(other)
-        return Names([*found])
+        return PathAliases([*found])
 
     def resolved(self, link: str) -> str | None:
         """The path that a link leads to, through up to _MAX_LINK_STEPS links; None if there are more, as in a circle, or if the

@@ -257,7 +257,7 @@ class LayoutFile(TypedDict):
 
 
 class SurveyFile(TypedDict):
-    """A `Survey` as JSON, kept in the work folder."""
+    """A `ArchiveIndex` as JSON, kept in the work folder."""
 
     layout: LayoutFile
     targets: dict[str, str]
@@ -268,7 +268,7 @@ class SurveyFile(TypedDict):
     repeated: dict[str, int]
 
 
-class Survey:
+class ArchiveIndex:
     """Layout, links and repeated names of an archive, from one pass over its headers. Memory: folders, links, 16 bytes a name."""
 
     def __init__(self, source: ClassFolders, uri: str) -> None:
@@ -320,7 +320,7 @@ class Survey:
         }
 
     @classmethod
-    def from_json(cls, source: ClassFolders, uri: str, value: SurveyFile) -> "Survey":
+    def from_json(cls, source: ClassFolders, uri: str, value: SurveyFile) -> "ArchiveIndex":
         survey = cls(source, uri)
         survey.layout = FolderLayout(**value["layout"])
         survey.links = Links(value["targets"], value["existing"], value["hard"])

@@ -29,7 +29,7 @@ from vitline.data_prep.labels.class_maps import load_class_map
 from vitline.data_prep.labels.classes import number_label
 from vitline.data_prep.labels.label_texts import distinct_labels, label_texts, plain_text, short
 from vitline.data_prep.sources.allowed_roots import AllowedRoots, location
-from vitline.data_prep.sources.raw import Part, RawCorpus, RawExample, SplitRule, WorkFolder, table_of
+from vitline.data_prep.sources.raw import ImageSource, RawExample, SourcePart, SplitRule, WorkFolder, table_of
 from vitline.data_prep.sources.source_files import SourceFiles
 from vitline.infra.storage import Listed, Store, checked_key, open_store
 
@@ -51,7 +51,7 @@ _BUCKET = re.compile(r"[A-Za-z0-9._-]{1,255}")
 _MAYBE_SPLIT = re.compile(rb"val|dev|test", re.IGNORECASE)
 
 
-class LabelTableCorpus(RawCorpus):
+class LabelTableCorpus(ImageSource):
     """The images that a table locates anywhere, with the labels of the table.
 
     - A location is a path below `images`, an absolute path (/...) on a disk that every worker can read, or a URI (s3://,
@@ -87,13 +87,13 @@ class LabelTableCorpus(RawCorpus):
         are replaced under an unchanged table are not noticed."""
         return self._files.fingerprint()
 
-    def parts(self, work: WorkFolder) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[SourcePart]:
         present: list[JsonValue] = [*sorted(self._present_splits())]
         for file in self._tables():
             for part in self._parts_of(file, work.examples_per_part):
-                yield Part(**{**dict(part), "where": {**part.where, "key": file.key, "present": present}})
+                yield SourcePart(**{**dict(part), "where": {**part.where, "key": file.key, "present": present}})
 
-    def examples(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
+    def examples(self, part: SourcePart, work: WorkFolder) -> Iterator[RawExample]:
         where = cast(dict[str, Any], part.where)
         store, present = self._files.store, frozenset(where["present"])
         allowed = AllowedRoots([_images_of(self._source, self._files.store), *self._source.allowed_roots])
@@ -108,7 +108,7 @@ class LabelTableCorpus(RawCorpus):
         except Refusal as error:
             yield rows.refused(f"{part.name}!damaged", *error.refused)
 
-    def listed(self, part: Part, work: WorkFolder) -> pa.Table:
+    def listed(self, part: SourcePart, work: WorkFolder) -> pa.Table:
         return table_of(self.examples(part, work))
 
     def _tables(self) -> Iterator[Listed]:
@@ -122,30 +122,30 @@ class LabelTableCorpus(RawCorpus):
                 )
             yield file
 
-    def _parts_of(self, file: Listed, rows_per_part: int) -> Iterator[Part]:
+    def _parts_of(self, file: Listed, rows_per_part: int) -> Iterator[SourcePart]:
         try:
             if _kind(file.key) == "Parquet":
                 yield from self._row_groups(file, rows_per_part)
             else:
                 yield from self._stretches(file, rows_per_part)
         except Refusal as error:
-            yield Part(name=f"{file.key}.damaged", num_examples=1, where={"damaged": [*error.refused]})
+            yield SourcePart(name=f"{file.key}.damaged", num_examples=1, where={"damaged": [*error.refused]})
 
-    def _row_groups(self, file: Listed, rows_per_part: int) -> Iterator[Part]:
+    def _row_groups(self, file: Listed, rows_per_part: int) -> Iterator[SourcePart]:
         with ParquetRows(self._files.store, file.key) as table:
             self._check(table.schema.names, file.key)
             for group, (num_rows, num_bytes) in enumerate(zip(table.num_rows, table.num_bytes, strict=True)):
                 step = max(rows_per_part, -(-num_rows // _STRETCHES_PER_ROW_GROUP))
                 for first in range(0, num_rows, step):
                     end = min(first + step, num_rows)
-                    yield Part(
+                    yield SourcePart(
                         name=f"{file.key}.{group:06d}.{first:09d}-{end:09d}",
                         num_bytes=num_bytes * (end - first) // num_rows,
                         num_examples=end - first,
                         where={"group": group, "first": first, "end": end},
                     )
 
-    def _stretches(self, file: Listed, rows_per_part: int) -> Iterator[Part]:
+    def _stretches(self, file: Listed, rows_per_part: int) -> Iterator[SourcePart]:
         columns = self._columns(file.key)
         with TextRows(self._files.store, file.key) as text:
             records = text.records(DELIMITERS.get(_kind(file.key)))
@@ -154,14 +154,14 @@ class LabelTableCorpus(RawCorpus):
             where: dict[str, JsonValue] = {"columns": [*columns]}
             if text.is_array or file.key.lower().endswith(".gz"):
                 where |= {"start": text.position, "end": None, "line": text.line}
-                yield Part(name=file.key, num_bytes=file.size, where=where)
+                yield SourcePart(name=file.key, num_bytes=file.size, where=where)
                 return
             while True:
                 where |= {"start": text.position, "line": text.line}
                 start, num_rows = text.position, sum(1 for _ in itertools.islice(records, rows_per_part))
                 if not num_rows:
                     return
-                yield Part(
+                yield SourcePart(
                     name=f"{file.key}.{start:015d}-{text.position:015d}",
                     num_bytes=text.position - start,
                     num_examples=num_rows,

@@ -3,7 +3,7 @@
 import importlib
 
 from vitline.data_prep.config import CorpusConfig
-from vitline.data_prep.sources.raw import RawCorpus
+from vitline.data_prep.sources.raw import ImageSource
 
 _READERS = {
     "class_folders": "sources.class_folders.ClassFolderCorpus",
@@ -23,9 +23,9 @@ _READERS = {
 }
 
 
-def open_source(config: CorpusConfig) -> RawCorpus:
+def open_source(config: CorpusConfig) -> ImageSource:
     """The source of a request; nothing is read yet. Imports only the libraries that this source needs."""
     module, _, name = _READERS[config.source.kind].rpartition(".")
     reader = getattr(importlib.import_module(f"vitline.data_prep.{module}"), name)
-    source: RawCorpus = reader(config.source, config.recipe)
+    source: ImageSource = reader(config.source, config.recipe)
     return source

@@ -34,7 +34,7 @@ from vitline.data_prep.shard_format import (
     load_manifest,
     open_shard,
 )
-from vitline.data_prep.sources.raw import Part, RawCorpus, RawExample, Spill, SplitRule, WorkFolder, table_of
+from vitline.data_prep.sources.raw import ImageSource, RawExample, SourcePart, Spill, SplitRule, WorkFolder, table_of
 from vitline.data_prep.sources.source_files import SourceFiles
 from vitline.infra.storage import Store, open_store
 
@@ -66,7 +66,7 @@ class _Columns:
         return list(dict.fromkeys(name for name in (self.image, self.label, self.id, self.weights, self.group) if name))
 
 
-class ParquetCorpus(RawCorpus):
+class ParquetCorpus(ImageSource):
     """Parquet files with an image column: bytes, or a struct with a field `bytes`.
 
     A numeric label becomes `number_label`, named by the declared ClassLabel, so that classes keep the order of their numbers. The
@@ -89,7 +89,7 @@ class ParquetCorpus(RawCorpus):
     def fingerprint(self) -> str:
         return self._own.digest if self._own else self._files.fingerprint()
 
-    def parts(self, work: WorkFolder) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[SourcePart]:
         present: list[JsonValue] = [*sorted({split for file in self._listed() if (split := file.split)})]
         first: tuple[str, list[str]] | None = None
         for file, footer in self._footers():
@@ -97,7 +97,9 @@ class ParquetCorpus(RawCorpus):
             where: dict[str, JsonValue] = {"base": file.store.uri, "key": file.key, "split": file.split}
             where["present"], where["listed"] = present, asdict(file.listed) if file.listed else None
             if isinstance(footer, Refusal):
-                yield Part(name=f"{file.key}.damaged", num_examples=1, where={**where, "damaged": [*footer.refused]})
+                yield SourcePart(
+                    name=f"{file.key}.damaged", num_examples=1, where={**where, "damaged": [*footer.refused]}
+                )
                 continue
             self._check(footer.schema, uri)
             names = declared_names(footer.schema, self._columns.label)
@@ -111,14 +113,14 @@ class ParquetCorpus(RawCorpus):
             for begin, end, num_rows, num_bytes in stretches(
                 footer.num_rows, footer.num_bytes, work.examples_per_part, file.num_rows
             ):
-                yield Part(
+                yield SourcePart(
                     name=f"{file.key}.{begin:06d}-{end:06d}",
                     num_bytes=num_bytes,
                     num_examples=num_rows,
                     where={**where, "groups": [begin, end], "rows": file.num_rows},
                 )
 
-    def examples(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
+    def examples(self, part: SourcePart, work: WorkFolder) -> Iterator[RawExample]:
         where = cast(dict[str, Any], part.where)
         file = _File(_checked_store(where), where["key"], where["split"], where.get("rows"))
         reader = _Reader(file, self._columns, self._label_of, self.single_label, self._rule(where["present"]))
@@ -131,7 +133,7 @@ class ParquetCorpus(RawCorpus):
         except Refusal as error:
             yield reader.refused(f"{part.name}!footer", *error.refused)
 
-    def listed(self, part: Part, work: WorkFolder) -> pa.Table:
+    def listed(self, part: SourcePart, work: WorkFolder) -> pa.Table:
         """The ids of a part, from the id column. The listed location includes the row number."""
         where, found = cast(dict[str, Any], part.where), list[RawExample]()
         with contextlib.suppress(Refusal), ParquetRows(_checked_store(where), where["key"]) as rows:

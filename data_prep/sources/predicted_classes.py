@@ -16,7 +16,7 @@ from vitline.data_prep.config import CorpusRecipe, PredictedClasses
 from vitline.data_prep.labels.label_texts import plain_text
 from vitline.data_prep.parquet_files import open_parquet, read_parquet
 from vitline.data_prep.shard_format import Manifest, ShardReader, SplitInfo, load_manifest
-from vitline.data_prep.sources.raw import Part, RawCorpus, RawExample, Spill, SplitRule, WorkFolder
+from vitline.data_prep.sources.raw import ImageSource, RawExample, SourcePart, Spill, SplitRule, WorkFolder
 from vitline.infra.records import StoredRecord
 from vitline.infra.runs.run_state import read_state
 from vitline.infra.storage import Store, open_store
@@ -41,7 +41,7 @@ class Limit(NamedTuple):
     place: int
 
 
-class PredictedCorpus(RawCorpus):
+class PredictedCorpus(ImageSource):
     """Reads the predictions and the corpus that they were made for."""
 
     when_ids_repeat = "Predict splits that share no images: a split such as trainval has those of train again."
@@ -53,7 +53,7 @@ class PredictedCorpus(RawCorpus):
     def fingerprint(self) -> str:
         return self._config.run_key
 
-    def parts(self, work: WorkFolder) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[SourcePart]:
         mean_bytes = -(-self._manifest.counts.num_bytes // self._manifest.counts.num_accepted)
         if self._source.max_per_class is not None:
             work.store.write_json(_LIMITS, self._limits(self._source.max_per_class))
@@ -65,10 +65,10 @@ class PredictedCorpus(RawCorpus):
             for first, stop, rows, _ in stretches(sizes, sizes, work.examples_per_part):
                 where: dict[str, JsonValue] = {"key": key, "groups": [first, stop], "place": place}
                 name = f"{key.removeprefix(_FOLDER + '/')}.{first:06d}-{stop:06d}"
-                yield Part(name=name, num_bytes=rows * mean_bytes, num_examples=rows, where=where)
+                yield SourcePart(name=name, num_bytes=rows * mean_bytes, num_examples=rows, where=where)
                 place += rows
 
-    def examples(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
+    def examples(self, part: SourcePart, work: WorkFolder) -> Iterator[RawExample]:
         where = cast(dict[str, Any], part.where)
         with self._run.open(where["key"]) as file, open_parquet(file) as parquet:
             columns = ["example_id", "split", "row", "classes", "scores"]

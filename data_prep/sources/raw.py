@@ -13,7 +13,7 @@ from pydantic import Field, JsonValue, NonNegativeInt
 from vitline.data_prep.config import CorpusRecipe
 from vitline.data_prep.labels.classes import ClassInfo
 from vitline.data_prep.parquet_files import parquet_bytes, read_parquet
-from vitline.data_prep.sources.splits import DrawnSplit
+from vitline.data_prep.sources.splits import HashedSplit
 from vitline.infra.config import FrozenConfig
 from vitline.infra.storage import Listed, Store
 
@@ -25,7 +25,7 @@ class RawExample:
     example_id: str
     labels: tuple[str, ...]
     split: str
-    """The split that the source names, or a `DrawnSplit`."""
+    """The split that the source names, or a `HashedSplit`."""
     base: str
     key: str
     offset: int = 0
@@ -54,7 +54,7 @@ class Locator(TypedDict):
     length: int
 
 
-class Part(FrozenConfig):
+class SourcePart(FrozenConfig):
     """A unit of a source listing that one task reads: the unit of restart."""
 
     name: str
@@ -87,7 +87,7 @@ class FirstRows(NamedTuple):
     num_rows: int
 
 
-class RawCorpus(ABC):
+class ImageSource(ABC):
     """A source, opened from its config. Its content is the same wherever it is opened."""
 
     origin: str
@@ -125,18 +125,18 @@ class RawCorpus(ABC):
         return
 
     @abstractmethod
-    def parts(self, work: WorkFolder) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[SourcePart]:
         """Every part, without reading images; a part has at least one file or archive member.
         Raises ValueError if the source is not of the expected kind, FetchUnavailable if it cannot be fetched."""
 
     @abstractmethod
-    def examples(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
+    def examples(self, part: SourcePart, work: WorkFolder) -> Iterator[RawExample]:
         """The examples of a part. Unreadable ones, and files that are not images by their names, are included as refused.
 
         Everything in the source becomes an example or a refusal. Raises OSError and StoreFailed from the store.
         """
 
-    def listed(self, part: Part, work: WorkFolder) -> pa.Table:
+    def listed(self, part: SourcePart, work: WorkFolder) -> pa.Table:
         """The examples of a part as EXAMPLE_SCHEMA, in the order of `examples`, as far as they are known without reading images.
         Raises as `examples`, and ValueError for a source without `lists_ids`."""
         raise ValueError(f"not supported: the ids of {type(self).__name__} are known only once its images are read")
@@ -154,7 +154,7 @@ class RawCorpus(ABC):
         return ClassInfo(name=source_id, source_id=source_id)
 
 
-class ListedCorpus(RawCorpus):
+class ListedCorpus(ImageSource):
     """A source that is one list of locations. Its parts are consecutive pieces of the list, kept in the work folder."""
 
     lists_ids = True
@@ -163,7 +163,7 @@ class ListedCorpus(RawCorpus):
     def listing(self, work: WorkFolder) -> Iterator[RawExample]:
         """Every example without `data`, in an order that the source defines. Raises as `parts`."""
 
-    def parts(self, work: WorkFolder) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[SourcePart]:
         batch: list[RawExample] = []
         number = 0
         for example in self.listing(work):
@@ -174,19 +174,19 @@ class ListedCorpus(RawCorpus):
         if batch:
             yield self._kept(work, number, batch)
 
-    def examples(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
+    def examples(self, part: SourcePart, work: WorkFolder) -> Iterator[RawExample]:
         yield from examples_of(self.listed(part, work))
 
-    def listed(self, part: Part, work: WorkFolder) -> pa.Table:
+    def listed(self, part: SourcePart, work: WorkFolder) -> pa.Table:
         with work.store.open(_list_key(part.name)) as file:
             return read_parquet(file)
 
     @staticmethod
-    def _kept(work: WorkFolder, number: int, batch: list[RawExample]) -> Part:
+    def _kept(work: WorkFolder, number: int, batch: list[RawExample]) -> SourcePart:
         name = f"{number:06d}"
         work.store.write(_list_key(name), parquet_bytes(table_of(batch)))
         num_bytes = sum(example.length or example.num_bytes for example in batch)
-        return Part(name=name, num_bytes=num_bytes, num_examples=len(batch))
+        return SourcePart(name=name, num_bytes=num_bytes, num_examples=len(batch))
 
 
 _LISTS = "lists/"
@@ -246,7 +246,7 @@ class ExampleRow(TypedDict):
 
 def row_of(example: RawExample) -> ExampleRow:
     """An example as a row of EXAMPLE_SCHEMA, without its bytes."""
-    drawn = example.split if isinstance(example.split, DrawnSplit) else None
+    drawn = example.split if isinstance(example.split, HashedSplit) else None
     reason, detail = example.refused or (None, None)
     return {
         "example_id": example.example_id,
@@ -278,7 +278,7 @@ def examples_of(table: pa.Table) -> Iterator[RawExample]:
         reason, detail = row.pop("reason"), row.pop("detail")
         val_fraction, test_fraction = row.pop("val_fraction"), row.pop("test_fraction")
         if val_fraction is not None:
-            row["split"] = DrawnSplit(row["group"] or row["example_id"], val_fraction, test_fraction)
+            row["split"] = HashedSplit(row["group"] or row["example_id"], val_fraction, test_fraction)
         labels, weights = tuple(row.pop("labels")), row.pop("weights")
         yield RawExample(
             **row,
@@ -294,7 +294,7 @@ class Spill:
     `with Spill(work, part) as spill`: visible at a clean exit; written anew when the part is read again.
     """
 
-    def __init__(self, work: WorkFolder, part: Part) -> None:
+    def __init__(self, work: WorkFolder, part: SourcePart) -> None:
         self.key = f"spill/{part.name}"
         self.base, self._writer, self._position = work.store.uri, work.store.writer(self.key), 0
 
@@ -346,10 +346,10 @@ class SplitRule:
         self._val_fraction = 0.0 if "val" in present or recipe.val_per_class else recipe.val_fraction
 
     def assign_split(self, group_key: str, named: str | None = None) -> str:
-        """The split of an example: as named, or a `DrawnSplit`. `group_key`: the group, or the example id if it has none."""
+        """The split of an example: as named, or a `HashedSplit`. `group_key`: the group, or the example id if it has none."""
         if named in ("val", "test"):
             return named
-        return DrawnSplit(group_key, self._val_fraction, self._test_fraction)
+        return HashedSplit(group_key, self._val_fraction, self._test_fraction)
 
 
 class FetchUnavailable(RuntimeError):

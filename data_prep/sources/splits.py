@@ -12,14 +12,14 @@ _SPLIT_SALT = b"vitline split\0"
 _ORDER_SALT = b"vitline order\0"
 
 
-class DrawnSplit(str):
+class HashedSplit(str):
     """A split drawn with these shares, not named by the source. Until the pixels are known, its text is the split drawn from
     the example id: good enough for counting, and final for a group."""
 
     val_fraction: float
     test_fraction: float
 
-    def __new__(cls, key: str, val_fraction: float, test_fraction: float) -> "DrawnSplit":
+    def __new__(cls, key: str, val_fraction: float, test_fraction: float) -> "HashedSplit":
         drawn = super().__new__(cls, hashed_split(key, val_fraction, test_fraction))
         drawn.val_fraction, drawn.test_fraction = val_fraction, test_fraction
         return drawn

@@ -23,10 +23,10 @@ from vitline.data_prep.config import CorpusRecipe, TfdsDirectory
 from vitline.data_prep.labels.classes import ClassInfo, number_label
 from vitline.data_prep.labels.label_texts import numbered_class
 from vitline.data_prep.sources.raw import (
+    ImageSource,
     Locator,
-    Part,
-    RawCorpus,
     RawExample,
+    SourcePart,
     Spill,
     SplitRule,
     WorkFolder,
@@ -72,7 +72,7 @@ class LabelRefused(ValueError):
         self.reason = reason
 
 
-class TfdsCorpus(RawCorpus):
+class TfdsCorpus(ImageSource):
     """One version of a data set, on any store. Each part is a shard file."""
 
     def __init__(self, source: TfdsDirectory, recipe: CorpusRecipe) -> None:
@@ -84,7 +84,7 @@ class TfdsCorpus(RawCorpus):
     def fingerprint(self) -> str:
         return files_digest(self.store.scan(), self._info.name)
 
-    def parts(self, work: WorkFolder) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[SourcePart]:
         info, taken = self._info, self._taken()
         self._check_features()
         if info.file_format not in _SMALLEST_RECORD_BYTES:
@@ -104,10 +104,10 @@ class TfdsCorpus(RawCorpus):
                 key = info.shard_key(split, shard)
                 size = self._shard_size(key, num_examples)
                 where = {"split": split.name, "first": first, "present": present}
-                yield Part(name=key, num_bytes=size, num_examples=num_examples, where=where)
+                yield SourcePart(name=key, num_bytes=size, num_examples=num_examples, where=where)
                 first += num_examples
 
-    def examples(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
+    def examples(self, part: SourcePart, work: WorkFolder) -> Iterator[RawExample]:
         rule = SplitRule(self._recipe, frozenset(part.where["present"]))  # type: ignore[arg-type]
         shard = _Shard(self, part, rule)
         if self._info.file_format == "tfrecord":
@@ -257,7 +257,7 @@ def _inner(sequence: Any) -> Any:
 class _Shard:
     """The examples of one file. Examples are accepted or refused individually; unreachable ones are refused as well."""
 
-    def __init__(self, corpus: TfdsCorpus, part: Part, rule: SplitRule) -> None:
+    def __init__(self, corpus: TfdsCorpus, part: SourcePart, rule: SplitRule) -> None:
         self._store, self._part, self._rule, self._source = corpus.store, part, rule, corpus.source
         self._first, self._split = int(str(part.where["first"])), str(part.where["split"])
         self._named, self._labels_of = corpus.source.splits[self._split], corpus.labels_of

@@ -14,7 +14,7 @@ from vitline.data_prep.archives.archives import archive_kind, index, read_member
 from vitline.data_prep.config import CorpusRecipe, WebDataset
 from vitline.data_prep.labels.classes import ClassInfo
 from vitline.data_prep.labels.label_texts import distinct_labels, label_texts, numbered_class, plain_text, short
-from vitline.data_prep.sources.raw import Locator, Part, RawCorpus, RawExample, Spill, SplitRule, WorkFolder
+from vitline.data_prep.sources.raw import ImageSource, Locator, RawExample, SourcePart, Spill, SplitRule, WorkFolder
 from vitline.data_prep.sources.source_files import SourceFiles
 from vitline.infra.storage import Listed, Store
 
@@ -67,7 +67,7 @@ _MOST_WAITING, _MOST_WAITING_BYTES = 1 << 17, 256 << 20
 _META = re.compile(r"__[^/]*__(?:$|/)")
 
 
-class WebDatasetCorpus(RawCorpus):
+class WebDatasetCorpus(ImageSource):
     """WebDataset tars, plain or gzipped. Files of one key need not stand together. A further image of an example is refused.
 
     The id of an example is `shard.tar!key`. Its image is its first file in the order of `image_keys`. Its label is a text (txt),
@@ -85,19 +85,19 @@ class WebDatasetCorpus(RawCorpus):
     def fingerprint(self) -> str:
         return self._files.fingerprint()
 
-    def parts(self, work: WorkFolder) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[SourcePart]:
         where: dict[str, JsonValue] = {"present": [*sorted(self._files.splits.present)]}
         for file in self._files.files():
             where |= {"key": file.key, "split": self._files.splits.of.get(file.key)}
             if file.size <= _LARGEST_WHOLE_BYTES or archive_kind(file.key) == "tar.gz":
                 whole: dict[str, JsonValue] = {"start": 0, "end": None}
-                yield Part(name=file.key, num_bytes=file.size, where={**where, **whole})
+                yield SourcePart(name=file.key, num_bytes=file.size, where={**where, **whole})
                 continue
             for start, end in _stretches(self._files.store, file, self._source, work.examples_per_part):
                 name, num_bytes = f"{file.key}.{start:015d}", (file.size if end is None else end) - start
-                yield Part(name=name, num_bytes=num_bytes, where={**where, "start": start, "end": end})
+                yield SourcePart(name=name, num_bytes=num_bytes, where={**where, "start": start, "end": end})
 
-    def examples(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
+    def examples(self, part: SourcePart, work: WorkFolder) -> Iterator[RawExample]:
         where = cast(dict[str, Any], part.where)
         rule = SplitRule(self._recipe, frozenset(where["present"]))
         reader = _Reader(self._source, self._recipe, self._files.store, where["key"], rule, where["split"])

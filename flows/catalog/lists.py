@@ -13,7 +13,7 @@ from vitline.data_prep.shard_format import (
 )
 from vitline.flows import console
 from vitline.flows.catalog.records import PipelineRecord, list_run_keys
-from vitline.flows.catalog.run_standing import AT_WORK, PROGRESS, WorkDetail, WorkRow, standing
+from vitline.flows.catalog.run_status import AT_WORK, PROGRESS, RunRow, WorkDetail, run_status_of
 from vitline.flows.catalog.snapshot import RootSnapshot, StoredRun
 from vitline.flows.catalog.stored_configs import stage_of
 from vitline.infra.names import matching
@@ -23,7 +23,7 @@ from vitline.infra.runs.run_state import NO_STATE
 from vitline.infra.settings import Settings
 from vitline.infra.storage import Store, open_store
 from vitline.vit.checkpoints.best import best_checkpoint
-from vitline.vit.checkpoints.names import kept_steps
+from vitline.vit.checkpoints.names import checkpoint_steps
 from vitline.vit.published.model_names import find_published, is_location
 from vitline.vit.published.model_record import ModelRecord
 from vitline.vit.run.branch import branches_of
@@ -66,9 +66,9 @@ class ModelRow(TypedDict):
     uri: str
 
 
-def say_unreadable(odd: UnreadableRecord) -> None:
+def say_unreadable(unreadable: UnreadableRecord) -> None:
     """Lists say what they leave out."""
-    console.say(f"Left out: {odd}")
+    console.say(f"Left out: {unreadable}")
 
 
 def list_corpora(root: str, report: Callable[[UnreadableRecord], None] = say_unreadable) -> list[CorpusRow]:
@@ -177,14 +177,14 @@ def list_pipelines(root: str) -> list[PipelineRecord]:
 
 def pipelines_of(snapshot: RootSnapshot) -> list[PipelineRecord]:
     """The pipelines of a snapshot, newest first; it says which it leaves out."""
-    for odd in snapshot.unreadable:
-        if odd.kind == "pipeline":
-            say_unreadable(odd.error)
+    for unreadable in snapshot.unreadable:
+        if unreadable.kind == "pipeline":
+            say_unreadable(unreadable.error)
     records = (pipeline.record for pipeline in snapshot.pipelines.values())
     return sorted(records, key=lambda record: record.started_at, reverse=True)
 
 
-def list_work(root: str) -> list[WorkRow]:
+def list_runs_and_pipelines(root: str) -> list[RunRow]:
     """Every run and pipeline, active ones first, then newest first: key, stage, state, progress, score, URI. The progress of a
     pipeline is that of its active run. A run of which a record cannot be read has the state `unreadable`, and why as its reason."""
     with RootSnapshot.read(open_store(root)) as snapshot:
@@ -195,28 +195,32 @@ def list_work(root: str) -> list[WorkRow]:
             active = [run for run in runs if run.get("pipeline") == record.key and run["state"] in AT_WORK]
             if row["state"] == "running" and active:
                 progress = {name: value for name, value in active[0].items() if name in PROGRESS}
-                row = cast(WorkRow, {**row, **progress, "part": active[0]["stage"], "at_work": active[0]["run"]})
+                row = cast(RunRow, {**row, **progress, "part": active[0]["stage"], "at_work": active[0]["run"]})
             rows.append(row)
     return sorted(rows, key=active_then_newest)
 
 
-def run_rows(snapshot: RootSnapshot) -> list[WorkRow]:
+def run_rows(snapshot: RootSnapshot) -> list[RunRow]:
     """The runs of a snapshot, active ones first, then newest first."""
     rows = read_each(snapshot.runs.values(), lambda run: run_row_or_why(snapshot.root, run))
-    rows += [unreadable_row(snapshot.root, odd.key, odd.error) for odd in snapshot.unreadable if odd.kind == "run"]
+    rows += [
+        unreadable_row(snapshot.root, unreadable.key, unreadable.error)
+        for unreadable in snapshot.unreadable
+        if unreadable.kind == "run"
+    ]
     return sorted(rows, key=active_then_newest)
 
 
-def without_parts(rows: Iterable[WorkRow]) -> list[WorkRow]:
+def without_parts(rows: Iterable[RunRow]) -> list[RunRow]:
     """Those at work, without the runs of pipelines, whose progress their pipeline has."""
     return [row for row in rows if row["state"] in AT_WORK and not (row.get("pipeline") and row["stage"] != "pipeline")]
 
 
-def active_then_newest(row: WorkRow) -> tuple[bool, float]:
+def active_then_newest(row: RunRow) -> tuple[bool, float]:
     return row["state"] not in AT_WORK, -(row["updated_at"] or 0)
 
 
-def pipeline_row(root: Store, record: PipelineRecord) -> WorkRow:
+def pipeline_row(root: Store, record: PipelineRecord) -> RunRow:
     return {
         "run": record.key,
         "stage": "pipeline",
@@ -230,32 +234,32 @@ def pipeline_row(root: Store, record: PipelineRecord) -> WorkRow:
     }
 
 
-def run_row_or_why(root: Store, run: StoredRun) -> WorkRow:
+def run_row_or_why(root: Store, run: StoredRun) -> RunRow:
     try:
         with reading(run.store.uri):
             return run_row(root, run)
-    except UnreadableRecord as odd:
-        return unreadable_row(root, run.key, odd)
+    except UnreadableRecord as unreadable:
+        return unreadable_row(root, run.key, unreadable)
 
 
-def unreadable_row(root: Store, key: str, odd: UnreadableRecord) -> WorkRow:
+def unreadable_row(root: Store, key: str, unreadable: UnreadableRecord) -> RunRow:
     return {
         "run": key,
         "stage": "unknown",
         "state": "unreadable",
         "step": None,
         "val_top1": None,
-        "reason": str(odd),
+        "reason": str(unreadable),
         "model": None,
         "updated_at": None,
         "uri": root.uri_of(f"runs/{key}"),
     }
 
 
-def run_row(root: Store, run: StoredRun) -> WorkRow:
+def run_row(root: Store, run: StoredRun) -> RunRow:
     config, state = run.config(), run.state
     written = state or NO_STATE
-    now = standing(root, run, config)
+    now = run_status_of(root, run, config)
     written_at = state["updated_at"] if state and state["attempt"] >= run.attempts else None
     # Only the pipeline of an active run is needed.
     active = now["state"] in AT_WORK and run.attempts
@@ -293,7 +297,7 @@ def show_run(root: str, run: Store) -> WorkDetail:
     row, config = run_row(open_store(root), stored), stored.config()
     shown = cast(WorkDetail, {**row, "config": config, "metrics": last})
     if "config" in config:
-        shown["checkpoints"] = kept_steps(run)
+        shown["checkpoints"] = checkpoint_steps(run)
         if (best := best_checkpoint(run)) is not None:
             shown["best_checkpoint"] = best
         shown["branches"] = [f"{key} at step {step}" for key, step in branches_of(run).items()]
@@ -309,7 +313,7 @@ def show_work(root: str, key: str) -> WorkDetail:
     if len(found) != 1 or key in list_run_keys(open_store(root)):
         return show_run(root, find_run(root, key))
     record = pipelines[found[0]]
-    row = next(row for row in list_work(root) if row["run"] == record.key and row["stage"] == "pipeline")
+    row = next(row for row in list_runs_and_pipelines(root) if row["run"] == record.key and row["stage"] == "pipeline")
     return cast(WorkDetail, {**row, **record.model_dump(mode="json", exclude={"schema_version", "key"})})
 
 

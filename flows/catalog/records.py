@@ -33,7 +33,7 @@ class Origin(StoredRecord):
 
 
 class AttemptRecord(StoredRecord):
-    """`runs/<run key>/attempts/a<n>.json`, written once the attempt holds the claim."""
+    """`runs/<run key>/attempts/a<n>.json`, written once the attempt holds the lease."""
 
     schema_version: int = 1
     run_key: str

@@ -12,10 +12,10 @@ from typing import Literal, Self, TypeVar
 from vitline.flows.catalog.records import PipelineRecord, list_pipeline_keys, read_pipeline
 from vitline.flows.catalog.stored_configs import RunFile
 from vitline.infra.records import UnreadableRecord, read_each, read_or_why
-from vitline.infra.runs.claims import Claim, read_claim
+from vitline.infra.runs.lease import Lease, read_lease
 from vitline.infra.runs.run_state import NO_STATE, RunStateRecord, has_ended, read_state, read_stop
 from vitline.infra.runs.segments import journal_keys
-from vitline.infra.storage import Keys, Store, listed_records
+from vitline.infra.storage import Keys, Store, cached_records
 
 Kind = Literal["run", "pipeline"]
 T = TypeVar("T")
@@ -32,17 +32,17 @@ class StoredRun:
     """The folder of the run as the snapshot lists it, for small records."""
     keys: Keys
     """The listed keys below the folder; in a snapshot all."""
-    claim: Claim | None
-    """None also where the snapshot was read without claims."""
+    lease: Lease | None
+    """None also where the snapshot was read without leases."""
     state: RunStateRecord | None
 
     @classmethod
-    def read(cls, store: Store, records: Store, keys: Keys, *, claims: bool = False) -> Self:
+    def read(cls, store: Store, records: Store, keys: Keys, *, leases: bool = False) -> Self:
         """Raises UnreadableRecord."""
-        if claims:
+        if leases:
             read_stop(records)  # what the reconciled state of a silent attempt follows from
         key = store.uri.rpartition("/")[2]
-        return cls(key, store, records, keys, read_claim(records) if claims else None, read_state(records))
+        return cls(key, store, records, keys, read_lease(records) if leases else None, read_state(records))
 
     @property
     def attempts(self) -> int:
@@ -53,8 +53,8 @@ class StoredRun:
 
     @property
     def ended(self) -> bool:
-        """Whether the attempt that holds the claim has written how it ended."""
-        return has_ended(self.state, self.claim.attempt if self.claim else 0)
+        """Whether the attempt that holds the lease has written how it ended."""
+        return has_ended(self.state, self.lease.attempt if self.lease else 0)
 
     @property
     def updated_at(self) -> float:
@@ -63,20 +63,20 @@ class StoredRun:
 
     @property
     def finished_at(self) -> float | None:
-        """When the attempt that holds the claim finished the run; None if it did not, or was followed by another."""
-        if self.state is None or self.claim is None or self.state["state"] != "finished":
+        """When the attempt that holds the lease finished the run; None if it did not, or was followed by another."""
+        if self.state is None or self.lease is None or self.state["state"] != "finished":
             return None
-        return self.state["updated_at"] if self.state["attempt"] == self.claim.attempt else None
+        return self.state["updated_at"] if self.state["attempt"] == self.lease.attempt else None
 
     @property
     def last_life(self) -> float:
-        """The newest time that its claim or state shows."""
-        return max(self.updated_at, self.claim.heartbeat if self.claim else 0.0)
+        """The newest time that its lease or state shows."""
+        return max(self.updated_at, self.lease.heartbeat if self.lease else 0.0)
 
     def life(self) -> object:
         """Changes with every heartbeat. Always read from the store, for checks right before something is ended or deleted."""
-        claim = read_claim(self.store)
-        return claim and [claim.attempt, claim.counter]
+        lease = read_lease(self.store)
+        return lease and [lease.attempt, lease.counter]
 
     @property
     def checkpoints(self) -> Keys:
@@ -99,8 +99,8 @@ class StoredPipeline:
     """A pipeline at the moment of the snapshot."""
 
     record: PipelineRecord
-    claim: Claim | None
-    """None also where the snapshot was read without claims."""
+    lease: Lease | None
+    """None also where the snapshot was read without leases."""
 
 
 @dataclass(frozen=True)
@@ -129,24 +129,24 @@ class RootSnapshot:
         root: Store,
         kinds: Sequence[Kind] = ("run", "pipeline"),
         *,
-        claims: bool = False,
+        leases: bool = False,
         unconfigured: bool = False,
     ) -> Iterator[Self]:
         """The snapshot of a root, or of its runs or pipelines alone. What is read of a run within the context is read as the
-        snapshot lists it; on a store that is far away, most of it without a request (`listed_records`). `unconfigured`: also
+        snapshot lists it; on a store that is far away, most of it without a request (`cached_records`). `unconfigured`: also
         what lies below `runs/` without a config, such as a run of which half was deleted."""
-        prefixes = [f"{kind}s/" for kind in kinds] + ["claims/"] * (claims and "pipeline" in kinds)
-        with listed_records(root, *prefixes) as records:
+        prefixes = [f"{kind}s/" for kind in kinds] + ["leases/"] * (leases and "pipeline" in kinds)
+        with cached_records(root, *prefixes) as records:
             unreadable = list[Unreadable]()
             found = _keys_by_run(records, unconfigured) if "run" in kinds else {}
 
             def run(key: str) -> StoredRun:
                 folder = f"runs/{key}"
-                return StoredRun.read(root.child(folder), records.child(folder), found[key], claims=claims)
+                return StoredRun.read(root.child(folder), records.child(folder), found[key], leases=leases)
 
             def pipeline(key: str) -> StoredPipeline:
-                claim = read_claim(records.child(f"claims/{key}")) if claims else None
-                return StoredPipeline(read_pipeline(records, key), claim)
+                lease = read_lease(records.child(f"leases/{key}")) if leases else None
+                return StoredPipeline(read_pipeline(records, key), lease)
 
             runs = _read_known("run", [*found], run, unreadable)
             keys = list_pipeline_keys(records) if "pipeline" in kinds else []

@@ -42,21 +42,21 @@ def show_rows(
     columns: list[str],
     as_json: bool,
     empty: str,
-    odd: Sequence[Exception] = (),
+    unreadable: Sequence[Exception] = (),
 ) -> None:
     """Prints rows as a table, or as {what: rows}. If there are none, prints `empty`, which says how to get some.
 
-    `odd` are the errors of unreadable records: they are printed at the end, and the exit code is 1.
+    `unreadable` are the errors of unreadable records: they are printed at the end, and the exit code is 1.
     """
     if as_json:
         console.emit({what: rows})
-    elif not rows and not odd:
+    elif not rows and not unreadable:
         console.say(empty)
     else:
         console.table("", columns, [[field(column, row.get(column)) for column in columns] for row in rows])
-    for each in odd:
+    for each in unreadable:
         console.say(f"error: {each}")
-    if odd:
+    if unreadable:
         raise typer.Exit(1)
 
 

@@ -7,8 +7,8 @@ from vitline.flows import console
 from vitline.flows.forms.evaluation_plan import resolve_evaluate
 from vitline.flows.forms.forms import EvaluateRequest
 from vitline.flows.plans.evaluation_cost import TaskCost, measured_flops, task_costs
-from vitline.flows.runs.engines import open_engines
 from vitline.flows.runs.evaluate_tasks import SCORE_COLUMNS, evaluate_tasks, score_cells
+from vitline.flows.runs.services import open_services
 from vitline.infra.settings import Settings
 from vitline.vit.evaluation.packing import trials_per_gpu
 
@@ -18,8 +18,8 @@ def score_and_show(settings: Settings, request: EvaluateRequest, *, as_json: boo
     plan = resolve_evaluate(settings.root, request)
     if plan.note:
         console.say(plan.note)
-    with open_engines(settings) as engines:
-        _, result, scores = evaluate_tasks("scores", plan, engines)
+    with open_services(settings) as services:
+        _, result, scores = evaluate_tasks("scores", plan, services)
     if as_json:
         console.emit({"reused": result.reused, "scores": [score.model_dump(mode="json") for score in scores]})
         return

@@ -6,15 +6,15 @@ from typing import Any
 from vitline.flows.forms.forms import CollectGarbageRequest, ReconcileRequest
 from vitline.flows.ops.collect_garbage import NoOldFlowRuns, OldFlowRuns, collect_garbage
 from vitline.flows.ops.flow_runs import FlowRuns, NoFlowRuns
-from vitline.flows.ops.reconcile import Inconsistency, reconcile
-from vitline.flows.runs.engines import open_engines
+from vitline.flows.ops.reconcile import Finding, reconcile
+from vitline.flows.runs.services import open_services
 from vitline.infra.settings import Settings
 
 
-def reconcile_now(settings: Settings, request: Mapping[str, Any]) -> list[Inconsistency]:
+def reconcile_now(settings: Settings, request: Mapping[str, Any]) -> list[Finding]:
     """Finds inconsistencies and repairs them unless `dry_run`. Without PREFECT_API_URL no flow runs are checked."""
-    with open_engines(settings) as engines:
-        return reconcile(ReconcileRequest.model_validate(request), engines, flow_runs(settings))
+    with open_services(settings) as services:
+        return reconcile(ReconcileRequest.model_validate(request), services, flow_runs(settings))
 
 
 def flow_runs(settings: Settings) -> FlowRuns:
@@ -26,10 +26,10 @@ def flow_runs(settings: Settings) -> FlowRuns:
     return PrefectFlowRuns(FLOW_NAMES, settings.project)
 
 
-def collect_garbage_now(settings: Settings, request: Mapping[str, Any]) -> list[Inconsistency]:
+def collect_garbage_now(settings: Settings, request: Mapping[str, Any]) -> list[Finding]:
     """Finds garbage and deletes it unless `dry_run`. Without PREFECT_API_URL no flow runs are deleted."""
-    with open_engines(settings) as engines:
-        return collect_garbage(CollectGarbageRequest.model_validate(request), engines, old_flow_runs(settings))
+    with open_services(settings) as services:
+        return collect_garbage(CollectGarbageRequest.model_validate(request), services, old_flow_runs(settings))
 
 
 def old_flow_runs(settings: Settings) -> OldFlowRuns:

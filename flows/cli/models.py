@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from vitline.data_prep.decode import ImageRejected
-from vitline.data_prep.examine.decode_apart import decode_apart
+from vitline.data_prep.examine.decode_sandboxed import decode_sandboxed
 from vitline.flows import console
 from vitline.flows.catalog.lists import find_model
 from vitline.infra.config import canonical_json
@@ -197,7 +197,7 @@ def inspect_files(model: PublishedModel, images: Sequence[Path], out: Path, titl
         try:
             pixels.append(
                 evaluation_pixels(
-                    decode_apart(file_bytes(path, model.contract.decode), model.contract.decode),
+                    decode_sandboxed(file_bytes(path, model.contract.decode), model.contract.decode),
                     model.contract.evaluation,
                 )
             )

@@ -9,9 +9,9 @@ import typer
 from vitline.data_prep.shard_format import ShardReader
 from vitline.flows import console
 from vitline.flows.plans.held_out import held_out, score_text
-from vitline.flows.runs.engines import open_engines
 from vitline.flows.runs.prepare_corpus import PreparedCorpus, prepare_corpora, refusals, source_request
 from vitline.flows.runs.pretrain import train_model
+from vitline.flows.runs.services import open_services
 from vitline.infra.html.text import clock, percent
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
@@ -29,8 +29,8 @@ def run_own_pictures(
     settings: Settings, source: Path, name: str, *, steps: int | None, confirm: bool, as_json: bool
 ) -> None:
     """Prepares `source`, estimates the time of the training, trains, and prints the score on held-out pictures."""
-    with open_engines(settings) as engines:
-        (corpus,), _, _ = prepare_corpora([source_request(settings.root, str(source), name)], engines)
+    with open_services(settings) as services:
+        (corpus,), _, _ = prepare_corpora([source_request(settings.root, str(source), name)], services)
         counts = corpus.manifest.counts
         console.say(
             f"{name}: {counts.num_accepted:,} pictures in {corpus.manifest.num_classes:,} classes, {counts.num_refused:,} refused"
@@ -57,7 +57,7 @@ def run_own_pictures(
             and not typer.confirm("Start?", default=True, err=True)
         ):
             raise typer.Exit(0)
-        spec, result = train_model(training, engines)
+        spec, result = train_model(training, services)
     if as_json:
         console.emit({"run": spec.run_key, "reused": result.reused, "estimated_s": seconds, **result.state})
         return

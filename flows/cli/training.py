@@ -10,8 +10,8 @@ from vitline.flows.forms.forms import PretrainRequest
 from vitline.flows.forms.training_config import resolve_pretrain
 from vitline.flows.plans.held_out import score_text
 from vitline.flows.plans.training_plan import settings_of, training_plan
-from vitline.flows.runs.engines import Engines, open_engines
 from vitline.flows.runs.pretrain import train_model
+from vitline.flows.runs.services import Services, open_services
 from vitline.infra.html.text import field
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
@@ -80,13 +80,13 @@ def train_or_plan(settings: Settings, training: ResolvedTraining, *, plan: bool,
 
 def train_and_show(settings: Settings, training: ResolvedTraining, *, as_json: bool) -> None:
     """Runs a training to its end and prints its final state."""
-    with open_engines(settings) as engines:
-        train_on(engines, training, as_json=as_json)
+    with open_services(settings) as services:
+        train_on(services, training, as_json=as_json)
 
 
-def train_on(engines: Engines, training: ResolvedTraining, *, as_json: bool) -> None:
+def train_on(services: Services, training: ResolvedTraining, *, as_json: bool) -> None:
     """Runs a training to its end on open engines, and prints its final state."""
-    spec, result = train_model(training, engines)
+    spec, result = train_model(training, services)
     shown = {"run": spec.run_key, "reused": result.reused, "wall_s": round(result.wall_s, 1), **result.state}
     if as_json:
         console.emit(shown)

@@ -129,8 +129,8 @@ def show_files(tasks: Sequence[str], *, as_json: bool) -> None:
 
 def prepare_tasks(settings: Settings, source: str, tasks: Sequence[str]) -> list[TaskState]:
     """Prepares every task whose files exist, one after another; a failure ends only its own task."""
-    from vitline.flows.runs.engines import open_engines  # imported here because `vtab files` does not need it
     from vitline.flows.runs.prepare_corpus import prepare_corpora
+    from vitline.flows.runs.services import open_services  # imported here because `vtab files` does not need it
 
     base, states = open_store(settings.root), list[TaskState]()
     for task in tasks:
@@ -145,8 +145,8 @@ def prepare_tasks(settings: Settings, source: str, tasks: Sequence[str]) -> list
             continue
         console.say(f"{task}: preparing from {request.source.path}")  # type: ignore[union-attr]
         try:
-            with open_engines(settings) as engines:
-                (corpus,), _, _ = prepare_corpora([request], engines)
+            with open_services(settings) as services:
+                (corpus,), _, _ = prepare_corpora([request], services)
             states.append(TaskState(task, "prepared", corpus.uri))
         except (ValueError, RuntimeError, OSError) as error:
             states.append(TaskState(task, "failed", str(error)))

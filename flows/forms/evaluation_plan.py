@@ -7,7 +7,7 @@ from vitline.flows.forms.named_corpora import named_tasks
 from vitline.flows.forms.requested_protocol import requested_protocol
 from vitline.infra.config import FrozenConfig, digest_of
 from vitline.infra.keys import run_key
-from vitline.infra.names import there_are
+from vitline.infra.names import known_names_text
 from vitline.infra.storage import open_store
 from vitline.vit.evaluation.evaluate import TaskRef
 from vitline.vit.evaluation.probes import Probe
@@ -64,7 +64,7 @@ def resolve_predict(root: str, request: PredictRequest, corpora: Corpora | None 
     for split in request.splits:
         if split not in manifest.splits:
             raise ValueError(
-                f"splits has {split!r}, which is no split of {manifest.name}; {there_are(split, manifest.splits)}"
+                f"splits has {split!r}, which is no split of {manifest.name}; {known_names_text(split, manifest.splits)}"
             )
     splits = tuple(dict.fromkeys(request.splits)) or tuple(split for split in WHOLE if split in manifest.splits)
     top_k, decode = min(request.top_k, record["num_classes"]), digest_of(manifest.decode_policy)

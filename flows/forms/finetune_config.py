@@ -6,9 +6,9 @@ from vitline.data_prep.find_corpus import Corpora
 from vitline.data_prep.shard_format import Manifest
 from vitline.flows.catalog.lists import find_model, find_named
 from vitline.flows.forms.forms import FinetuneRequest
-from vitline.flows.forms.own_code import with_own_code
 from vitline.flows.forms.probed_corpora import with_probed_corpora
 from vitline.flows.forms.training_draft import check_loss, training_name, with_steps
+from vitline.flows.forms.user_code import with_user_code
 from vitline.infra.config import replace
 from vitline.infra.storage import Store, open_store
 from vitline.vit.config import ExecutionConfig, OptimConfig, TrainConfig, TrainRecipe, head_bias_for, loss_for
@@ -46,7 +46,7 @@ def resolve_finetune(root: str, request: FinetuneRequest) -> ResolvedTraining:
             num_workers=request.num_workers or 1, save_every_steps=max(1, recipe.total_steps // 4)
         ),
     )
-    config = with_own_code(with_probed_corpora(replace(config, **request.overrides), corpora))
+    config = with_user_code(with_probed_corpora(replace(config, **request.overrides), corpora))
     check_loss(config, store.uri, manifest)
     return resolve(config, root, corpora.opened, {model: published})
 

@@ -7,7 +7,7 @@ from vitline.data_prep.config import CorpusConfig
 from vitline.data_prep.examples.presets import PRESETS
 from vitline.data_prep.find_corpus import Corpora, corpus_version
 from vitline.flows.catalog.lists import find_named, say_unreadable
-from vitline.infra.names import there_are
+from vitline.infra.names import known_names_text
 from vitline.infra.storage import open_store
 from vitline.vit.evaluation.tasks import VTAB_TASKS
 from vitline.vit.published.model_names import is_location
@@ -54,7 +54,7 @@ def choose_corpus(root: str, corpora: Corpora, name: str) -> CorpusChoice:
     except ValueError as error:
         if is_location(name):
             raise
-        known = there_are(name, {*PRESETS, *(each.manifest.name for each in corpora.all(say_unreadable))})
+        known = known_names_text(name, {*PRESETS, *(each.manifest.name for each in corpora.all(say_unreadable))})
         raise ValueError(
             f"There is no corpus {name!r} below {root}; {known} `vitline data prepare` prepares one."
         ) from error

@@ -17,7 +17,7 @@ class NightSettings(FrozenConfig):
     num_seeds: int = Field(1, ge=1, le=20)
     """Number of pre-trainings, each with its own evaluation, with consecutive seeds from `seed` on. Several are needed to measure
     the noise between seeds: 3 are a good start."""
-    wanted_difference: float = Field(0.01, ge=0, lt=1)
+    smallest_effect: float = Field(0.01, ge=0, lt=1)
     """The smallest difference between two nights that matters, as a fraction: 0.01 is one point. Smaller ones count as equal."""
     ingest: bool = False
     """Whether to first add the new images of the source of `corpus` to it, as a segment that is checked for leakage. The corpus must

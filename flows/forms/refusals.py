@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from vitline.flows.forms.forms import NAME_PATTERNS
-from vitline.infra.names import there_are
+from vitline.infra.names import known_names_text
 from vitline.vit.models.config import field_path
-from vitline.vit.models.own_code import REFERENCE
+from vitline.vit.models.user_code import REFERENCE
 
 WORDS = {
     "greater_than_equal": "must be at least {ge}",
@@ -48,7 +48,9 @@ def problem_text(problem: Mapping[str, Any], fields: Iterable[str] = ()) -> str:
     where, given = settable_path(problem["loc"]), problem.get("input")
     if problem["type"] == "extra_forbidden":
         text = "there is no such field"
-        return f"{where}: {text}" + (f"; {there_are(where, fields)}" if fields and len(problem["loc"]) == 1 else "")
+        return f"{where}: {text}" + (
+            f"; {known_names_text(where, fields)}" if fields and len(problem["loc"]) == 1 else ""
+        )
     text = expectation(problem)
     if not isinstance(given, Mapping):
         text += f", not {given!r}"

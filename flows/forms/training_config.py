@@ -11,13 +11,13 @@ from vitline.flows.catalog.lists import find_model, find_named, find_run
 from vitline.flows.catalog.records import list_run_keys
 from vitline.flows.forms.forms import BranchRequest, PipelineRequest, PretrainRequest
 from vitline.flows.forms.overrides import refuse_form_fields
-from vitline.flows.forms.own_code import with_own_code
 from vitline.flows.forms.probed_corpora import with_probed_corpora
 from vitline.flows.forms.training_draft import check_loss, draft_training, recipe_of, recipe_title, training_name
+from vitline.flows.forms.user_code import with_user_code
 from vitline.infra.config import replace
 from vitline.infra.runs.run_state import NO_STATE, read_state
 from vitline.infra.storage import open_store
-from vitline.vit.checkpoints.names import kept_steps, newest_step, no_checkpoint
+from vitline.vit.checkpoints.names import checkpoint_steps, newest_step, no_checkpoint
 from vitline.vit.config import MixedCorpus, MixtureConfig, ParentCheckpoint, TrainConfig, TrainRecipe
 from vitline.vit.corpora.mixture_classes import NAMES, PREFIXED
 from vitline.vit.models.config import check_same_network
@@ -132,11 +132,11 @@ def resolve_branch(root: str, request: BranchRequest) -> ResolvedTraining:
     name = request.name or f"{spec.config.name}-branch"[:63]
     config = replace(spec.config, name=name, parent=replace(parent, allow=allow).model_dump(), **changes)
     corpora = Corpora(open_store(root))
-    config = with_own_code(with_probed_corpora(config, corpora))
+    config = with_user_code(with_probed_corpora(config, corpora))
     training = resolve(config, root, corpora.opened, parent=spec)
     key = training.spec().run_key  # raises for what a branch may not change
     own = run.uri.rpartition("/")[0]
-    if request.step not in kept_steps(run) and newest_step(open_store(f"{own}/{key}")) is None:
+    if request.step not in checkpoint_steps(run) and newest_step(open_store(f"{own}/{key}")) is None:
         raise ValueError(no_checkpoint(run, request.step))
     return training
 

@@ -6,7 +6,7 @@ from typing import Any
 from vitline.data_prep.shard_format import Manifest
 from vitline.flows.forms.forms import PipelineRequest, PretrainRequest, SelfTrainRequest
 from vitline.flows.forms.overrides import refuse_form_fields
-from vitline.flows.forms.own_code import with_own_code
+from vitline.flows.forms.user_code import with_user_code
 from vitline.infra.config import FrozenConfig, replace
 from vitline.vit.config import TrainConfig, TrainRecipe
 from vitline.vit.recipes import recipe_named
@@ -36,7 +36,7 @@ def draft_training(name: str, request: PretrainRequest | PipelineRequest) -> Tra
     elif request.peak_lr is not None:
         overrides = {"recipe.optim.peak_lr": request.peak_lr, **overrides}
     refuse_form_fields({path for path in overrides if path.partition(".")[0] in _OF_THE_FORM})
-    return with_own_code(replace(config, **overrides))
+    return with_user_code(replace(config, **overrides))
 
 
 def recipe_of(request: PretrainRequest | SelfTrainRequest | PipelineRequest) -> str:

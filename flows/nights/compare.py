@@ -42,7 +42,7 @@ from vitline.infra.records import StoredRecord
 
 Word = Literal["better", "same", "worse", "broken", "not compared"]
 MEAN = "mean over tasks"
-MISSED_P = 0.2
+TYPE_2_ERROR = 0.2
 """A difference counts as one that can be seen if it is missed with this probability."""
 MOST_SEEDS = 50
 LEAST_STEPS = 3
@@ -78,7 +78,7 @@ class Difference(StoredRecord):
         return self.ours - self.theirs
 
 
-class Compared(StoredRecord):
+class Differences(StoredRecord):
     """One night compared with another."""
 
     word: Word
@@ -93,7 +93,7 @@ class Compared(StoredRecord):
     """Tasks that only one of the nights was scored on; they are not in the mean."""
     noise_of: str = ""
     """What the noise of seeds was estimated from."""
-    visible: float | None = None
+    detectable_difference: float | None = None
     """The difference of the mean, or of the only task, that such a comparison sees four times in five."""
     seeds_needed: int | None = None
     """The number of seeds per night with which it would see the wanted difference; None if it does, or if more than 50."""
@@ -123,14 +123,14 @@ class Variance:
 
 def compare(
     night: NightScores, reference: NightScores, earlier: Sequence[NightScores], *, level: float, wanted: float
-) -> Compared:
+) -> Differences:
     """Compares two nights. `earlier` are nights from which the noise of seeds is estimated as well, oldest first; `level` is the
     probability of a false better or worse; smaller differences than `wanted` (a fraction) are called the same."""
     names = [name for name in night.tasks if name in reference.tasks]
     only_ours = tuple(name for name in night.tasks if name not in reference.tasks)
     only_theirs = tuple(name for name in reference.tasks if name not in night.tasks)
     if not names:
-        return Compared(word="not compared", only_ours=only_ours, only_theirs=only_theirs)
+        return Differences(word="not compared", only_ours=only_ours, only_theirs=only_theirs)
     rows, shares = _rows(names), _shares(names, level)
     identical = night.models == reference.models and np.array_equal(night.values(names), reference.values(names))
     earlier = [one for one in earlier if one.tasks.keys() >= {*names}]
@@ -145,10 +145,10 @@ def compare(
     )
     collapsed = tuple(name for name in names if has_collapsed(night.tasks[name], reference.tasks[name]))
     whole = next(iter(rows))
-    visible, needed = _power(
+    detectable_difference, needed = _power(
         seeds[whole], images[whole], len(night.models), len(reference.models), shares[whole], wanted
     )
-    return Compared(
+    return Differences(
         word="broken" if collapsed else _overall(differences),
         identical=identical,
         differences=differences,
@@ -156,7 +156,7 @@ def compare(
         only_ours=only_ours,
         only_theirs=only_theirs,
         noise_of=noise_source(night, reference, earlier),
-        visible=visible,
+        detectable_difference=detectable_difference,
         seeds_needed=needed,
     )
 
@@ -220,7 +220,11 @@ def visible_difference(
     of earlier ones; None if that is not known. For the plan of a night."""
     names = list(night.tasks)
     seeds = seed_variance(night, night, earlier, names)
-    return None if seeds is None else _visible(seeds.times(2 / num_seeds), next(iter(_shares(names, level).values())))
+    return (
+        None
+        if seeds is None
+        else _detectable_difference(seeds.times(2 / num_seeds), next(iter(_shares(names, level).values())))
+    )
 
 
 def noise_source(night: NightScores, reference: NightScores, earlier: Sequence[NightScores]) -> str:
@@ -335,18 +339,18 @@ def _power(
 ) -> tuple[float | None, int | None]:
     if seeds is None:
         return None, None
-    visible = _visible(seeds.times(1 / ours + 1 / theirs) + images, level)
-    if visible <= wanted:
-        return visible, None
+    detectable_difference = _detectable_difference(seeds.times(1 / ours + 1 / theirs) + images, level)
+    if detectable_difference <= wanted:
+        return detectable_difference, None
     for num in range(max(ours, theirs) + 1, MOST_SEEDS + 1):
-        if _visible(seeds.times(2 / num) + images, level) <= wanted:
-            return visible, num
-    return visible, None
+        if _detectable_difference(seeds.times(2 / num) + images, level) <= wanted:
+            return detectable_difference, num
+    return detectable_difference, None
 
 
-def _visible(variance: Variance, level: float) -> float:
+def _detectable_difference(variance: Variance, level: float) -> float:
     df = max(math.floor(variance.df), 1)
-    return (quantile(level, df) + quantile(2 * MISSED_P, df)) * math.sqrt(variance.value)
+    return (quantile(level, df) + quantile(2 * TYPE_2_ERROR, df)) * math.sqrt(variance.value)
 
 
 def _mean_variance(parts: Sequence[Variance]) -> Variance:

@@ -14,7 +14,7 @@ from vitline.flows.catalog.lists import list_pipelines
 from vitline.flows.catalog.records import PipelineRecord, read_pipeline
 from vitline.flows.forms.nights import night_settings
 from vitline.flows.nights.gate import gate
-from vitline.flows.nights.judge import Verdict, judge, not_whole
+from vitline.flows.nights.judge import Verdict, incomplete, judge
 from vitline.flows.nights.night_record import (
     NIGHTS,
     ChampionRecord,
@@ -43,7 +43,7 @@ _READERS = 8
 def night_of(root: Store, record: PipelineRecord, state: RunState, reason: str = "") -> NightRecord:
     """The record of a night whose pipeline ends in this state, with its verdict. Raises if the verdict cannot be made."""
     assert record.night is not None
-    verdict, gate_result = not_whole(state, reason), None
+    verdict, gate_result = incomplete(state, reason), None
     if state == "finished":
         pipelines = earlier_nights(root, record.name, record.night)
         champion = read_champion(root, record.name)
@@ -85,7 +85,7 @@ def judge_again(root: Store, night: NightRecord) -> Verdict:
         assert again is not None
         return again
     if record.state != "finished":
-        return not_whole(record.state, record.reason)
+        return incomplete(record.state, record.reason)
     keys: dict[str, str] = {one.who: one.key for one in stored.against}
     return verdict_of(root, record, keys.get("champion"), keys.get("last night"), stored.noise_nights)
 
@@ -96,7 +96,7 @@ def verdict_of(
     """The verdict of a whole night. Other nights are named by the keys of their pipelines; those that are gone are left out."""
     ours = scores_of(root, record, predictions=True)
     if ours is None:
-        return not_whole("failed", "It has no scores.")
+        return incomplete("failed", "It has no scores.")
 
     def read(key: str | None, predictions: bool) -> NightScores | None:
         with contextlib.suppress(FileNotFoundError, UnreadableRecord):
@@ -105,7 +105,7 @@ def verdict_of(
 
     with ThreadPoolExecutor(_READERS) as pool:
         earlier = [one for one in pool.map(lambda key: read(key, False), noise_nights) if one]
-    wanted = night_settings(record.request.get("overrides", {})).wanted_difference
+    wanted = night_settings(record.request.get("overrides", {})).smallest_effect
     return judge(ours, read(champion, True), read(last_night, True), earlier, wanted=wanted)
 
 

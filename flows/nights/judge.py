@@ -4,14 +4,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from vitline.flows.nights.compare import Compared, Word, compare
+from vitline.flows.nights.compare import Differences, Word, compare
 from vitline.flows.nights.night_scores import NightScores
 from vitline.infra.html.text import and_list, points, shortened_list
 from vitline.infra.night import Night, night_text
 from vitline.infra.records import StoredRecord
 from vitline.infra.runs.run_state import RunState
 
-FALSE_ALARMS = 0.02
+FALSE_POSITIVE_RATE = 0.02
 """The probability that a night in which nothing has changed is called better or worse than the champion or the last night: one in
 fifty nights. Both comparisons share it."""
 WORST_FIRST: tuple[Word, ...] = ("broken", "worse", "better", "same", "not compared")
@@ -25,7 +25,7 @@ CUT: Mapping[str, str] = {
 NAMED_CHANGES = 4
 
 
-class Against(Compared):
+class Comparison(Differences):
     """A night compared with the champion or the last night."""
 
     who: Literal["champion", "last night"]
@@ -43,10 +43,10 @@ class Verdict(StoredRecord):
     word: Word
     """The worst word of the comparisons."""
     sentence: str
-    against: tuple[Against, ...] = ()
-    wanted_difference: float = 0.0
+    against: tuple[Comparison, ...] = ()
+    smallest_effect: float = 0.0
     """Smaller differences, as fractions, are called the same."""
-    false_alarms: float = FALSE_ALARMS
+    false_positive_rate: float = FALSE_POSITIVE_RATE
     noise_nights: tuple[str, ...] = ()
     """Keys of the earlier pipelines from which the noise was estimated."""
 
@@ -66,7 +66,7 @@ def judge(
         references.append(("champion", champion))
     if last_night is not None and last_night.key not in {other.key for _, other in references}:
         references.append(("last night", last_night))
-    known = {"wanted_difference": wanted, "noise_nights": tuple(one.key for one in earlier)}
+    known = {"smallest_effect": wanted, "noise_nights": tuple(one.key for one in earlier)}
     if not references:
         return Verdict(
             word="not compared",
@@ -74,12 +74,12 @@ def judge(
             **known,
         )
     against = tuple(
-        Against(
+        Comparison(
             who=who,
             key=other.key,
             night=other.night,
             changes=changes(other.facts, night.facts),
-            **dict(compare(night, other, earlier, level=FALSE_ALARMS / len(references), wanted=wanted)),
+            **dict(compare(night, other, earlier, level=FALSE_POSITIVE_RATE / len(references), wanted=wanted)),
         )
         for who, other in references
     )
@@ -88,7 +88,7 @@ def judge(
     return Verdict(word=word, sentence=f"{sentence}. {_changed(against[-1])}", against=against, **known)
 
 
-def not_whole(state: RunState, reason: str) -> Verdict:
+def incomplete(state: RunState, reason: str) -> Verdict:
     """The verdict of a night that did not finish: broken, or cut and not compared."""
     if state in CUT:
         return Verdict(
@@ -108,13 +108,13 @@ def short_name(metric: str) -> str:
     return " ".join(metric.split("/")[1:-1]) or metric
 
 
-def other_night(against: Against) -> str:
+def other_night(against: Comparison) -> str:
     """`the champion (night of 2026-11-20 02:00 UTC)`"""
     when = f"night of {night_text(against.night)}" if against.night else against.key
     return f"{'the champion' if against.who == 'champion' else 'last night'} ({when})"
 
 
-def _clause(against: Against, wanted: float) -> str:
+def _clause(against: Comparison, wanted: float) -> str:
     who = other_night(against)
     if not against.differences:
         return f"Not compared with {who}: they have no task in common"
@@ -140,20 +140,20 @@ def _clause(against: Against, wanted: float) -> str:
     if against.word != "same":
         return f"{against.word.capitalize()} than {who}: {text}{tasks}"
     # What could not have been seen is no proof that nothing has changed.
-    sees_wanted = against.visible is not None and against.visible <= wanted
+    sees_wanted = against.detectable_difference is not None and against.detectable_difference <= wanted
     opening = "The same as" if sees_wanted and abs(whole.value) < wanted else "Within noise of"
     return f"{opening} {who}: {text}{_blind(against, wanted)}"
 
 
-def _blind(against: Against, wanted: float) -> str:
+def _blind(against: Comparison, wanted: float) -> str:
     """What this comparison could not see, where it is more than the wanted difference."""
-    if against.visible is None or against.visible <= wanted:
+    if against.detectable_difference is None or against.detectable_difference <= wanted:
         return ""
     needed = f", and the wanted {100 * wanted:.1f} with {against.seeds_needed} seeds" if against.seeds_needed else ""
-    return f"; a difference of {100 * against.visible:.1f} or more would be seen{needed}"
+    return f"; a difference of {100 * against.detectable_difference:.1f} or more would be seen{needed}"
 
 
-def _changed(against: Against) -> str:
+def _changed(against: Comparison) -> str:
     """What has changed since that night, in one sentence."""
     names = [
         name if _long(pair) else f"{name} {_value(pair[0])} to {_value(pair[1])}"

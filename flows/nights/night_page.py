@@ -3,7 +3,7 @@
 from typing import Any
 
 from vitline.flows.nights.compare import Difference
-from vitline.flows.nights.judge import Against, other_night, short_name
+from vitline.flows.nights.judge import Comparison, other_night, short_name
 from vitline.flows.nights.night_record import NightRecord
 from vitline.infra.html.markdown import markdown_table
 from vitline.infra.html.text import cell, points
@@ -23,29 +23,31 @@ def night_markdown(night: NightRecord) -> str:
     return "\n\n".join(filter(None, parts))
 
 
-def difference_rows(against: Against) -> list[list[str]]:
+def difference_rows(against: Comparison) -> list[list[str]]:
     """Rows of COLUMNS: percent, and differences in percentage points."""
     return [_row(difference) for difference in against.differences]
 
 
-def change_rows(against: Against) -> list[list[str]]:
+def change_rows(against: Comparison) -> list[list[str]]:
     """What has changed: name, there, here."""
     return [[name, *map(cell, pair)] for name, pair in against.changes.items()]
 
 
-def title(against: Against) -> str:
+def title(against: Comparison) -> str:
     text = f"Against {other_night(against)}: {against.word}"
     return f"{text}, the same models bit for bit" if against.identical else text
 
 
-def notes(against: Against) -> list[str]:
+def notes(against: Comparison) -> list[str]:
     """What the numbers of a comparison do not say."""
     lines = []
     if against.noise_of and not against.identical:
         lines.append(f"Noise of seeds from {against.noise_of}.")
-    if against.visible is not None and not against.identical:
+    if against.detectable_difference is not None and not against.identical:
         needed = f" The wanted difference takes {against.seeds_needed} seeds a night." if against.seeds_needed else ""
-        lines.append(f"A difference of {100 * against.visible:.1f} points is seen four times in five.{needed}")
+        lines.append(
+            f"A difference of {100 * against.detectable_difference:.1f} points is seen four times in five.{needed}"
+        )
     other = [short_name(d.name) for d in against.differences if not d.paired and d.name != "mean over tasks"]
     if other:
         lines.append(f"Not paired, as there are no predictions for the same test images: {', '.join(other)}.")
@@ -59,8 +61,8 @@ def footnote(night: NightRecord) -> str:
     if night.verdict is None or not night.verdict.against:
         return ""
     return (
-        f"Percent and percentage points. Where nothing changes, one night in {1 / night.verdict.false_alarms:.0f} is called "
-        f"better or worse; differences below {100 * night.verdict.wanted_difference:.1f} are called the same. "
+        f"Percent and percentage points. Where nothing changes, one night in {1 / night.verdict.false_positive_rate:.0f} is called "
+        f"better or worse; differences below {100 * night.verdict.smallest_effect:.1f} are called the same. "
         f"`vitline nights show {night_name(night.night)} --name {night.name}` makes this again from the records."
     )
 
@@ -81,7 +83,7 @@ def night_row(night: NightRecord) -> dict[str, Any]:
     }
 
 
-def _against_markdown(against: Against) -> str:
+def _against_markdown(against: Comparison) -> str:
     parts = [f"### {title(against)}"]
     if against.differences:
         parts.append(markdown_table(COLUMNS, difference_rows(against)))

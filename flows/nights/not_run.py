@@ -5,7 +5,7 @@ from datetime import datetime
 
 from vitline.flows.catalog.lists import list_pipelines
 from vitline.flows.catalog.records import Origin
-from vitline.flows.nights.judge import not_whole
+from vitline.flows.nights.judge import incomplete
 from vitline.flows.nights.night_record import NightRecord, nights_on_record, note_night
 from vitline.infra.redact import cleaned
 from vitline.infra.storage import Store
@@ -32,7 +32,7 @@ def note_not_run(root: Store, name: str, night: datetime, origin: Origin, error:
     reason = cleaned(str(error))[:2000]
     if isinstance(error, ValueError):
         record = NightRecord(
-            name=name, night=night, outcome="failed", reason=reason, origin=origin, verdict=not_whole("failed", reason)
+            name=name, night=night, outcome="failed", reason=reason, origin=origin, verdict=incomplete("failed", reason)
         )
     else:
         record = NightRecord(

@@ -5,7 +5,7 @@ from datetime import datetime
 from vitline.flows.forms.nights import NightSettings
 from vitline.flows.nights.compare import visible_difference
 from vitline.flows.nights.from_records import NOISE_NIGHTS, earlier_nights, scores_of
-from vitline.flows.nights.judge import FALSE_ALARMS
+from vitline.flows.nights.judge import FALSE_POSITIVE_RATE
 from vitline.infra.storage import Store
 
 MOST_SEEDS = 20
@@ -21,16 +21,18 @@ def plan_text(root: Store, name: str, night: datetime, nights: NightSettings) ->
     found = [
         scores for each in earlier_nights(root, name, night)[-NOISE_NIGHTS:] if (scores := scores_of(root, each, False))
     ]
-    visible = visible_difference(found[-1], found, nights.num_seeds, level=FALSE_ALARMS / 2) if found else None
-    if visible is None:
+    detectable_difference = (
+        visible_difference(found[-1], found, nights.num_seeds, level=FALSE_POSITIVE_RATE / 2) if found else None
+    )
+    if detectable_difference is None:
         several = "" if nights.num_seeds > 1 else "; nights.num_seeds=3 makes it known from this night on"
         return f"night of {seeds}: the noise between seeds is not known from earlier nights yet{several}"
-    wanted = nights.wanted_difference
-    text = f"night of {seeds}: by the noise of earlier nights, a difference of {100 * visible:.1f} points is seen four times in five"
-    if visible <= wanted:
+    wanted = nights.smallest_effect
+    text = f"night of {seeds}: by the noise of earlier nights, a difference of {100 * detectable_difference:.1f} points is seen four times in five"
+    if detectable_difference <= wanted:
         return text
     for num in range(nights.num_seeds + 1, MOST_SEEDS + 1):
-        more = visible_difference(found[-1], found, num, level=FALSE_ALARMS / 2)
+        more = visible_difference(found[-1], found, num, level=FALSE_POSITIVE_RATE / 2)
         if more is not None and more <= wanted:
             return f"{text}; the wanted {100 * wanted:.1f} take nights.num_seeds={num}"
     return f"{text}; the wanted {100 * wanted:.1f} take more than {MOST_SEEDS} seeds"

@@ -6,7 +6,7 @@ from vitline.flows.catalog.lists import list_pipelines
 from vitline.flows.catalog.records import PipelineRecord
 from vitline.flows.nights.night_record import CHAMPIONS, ChampionRecord, read_champion
 from vitline.flows.nights.show import chosen_night
-from vitline.infra.names import matching, there_are
+from vitline.infra.names import known_names_text, matching
 from vitline.infra.night import night_text
 from vitline.infra.records import reading
 from vitline.infra.storage import PreconditionFailed, Store
@@ -24,7 +24,7 @@ def promote(root: Store, key: str, *, why: str, by: str) -> ChampionRecord:
     keys = [record.key for record in every]
     found = matching(keys, key)
     if len(found) != 1:
-        known = there_are(key, found or keys)
+        known = known_names_text(key, found or keys)
         raise ValueError(
             f"{key!r} is the key of {len(found) or 'no'} pipelines; {known} `vitline nights ls` lists those of nights."
         )

@@ -9,7 +9,7 @@ from vitline.flows.nights.from_records import judge_again, known_nights
 from vitline.flows.nights.night_page import COLUMNS, change_rows, difference_rows, footnote, notes, title
 from vitline.flows.nights.night_record import NightRecord, last_told
 from vitline.infra.config import replace
-from vitline.infra.names import there_are
+from vitline.infra.names import known_names_text
 from vitline.infra.night import night_at, night_text
 from vitline.infra.storage import Store
 
@@ -33,7 +33,7 @@ def chosen_night(root: Store, text: str, name: str | None) -> NightRecord:
             f"There are several such nights: {several}. Give the scheduled start as 2026-11-23T02:00, and --name."
         )
     wanted = f"{'any date' if text == 'last' else text}{f' of {name}' if name else ''}"
-    known = there_are(wanted, dict.fromkeys(night_text(each.night) for each in every[:50]))
+    known = known_names_text(wanted, dict.fromkeys(night_text(each.night) for each in every[:50]))
     raise ValueError(
         f"There is no night of {wanted} below {root.uri}; {known} A night of which nothing was started has no record."
     )

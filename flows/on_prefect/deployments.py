@@ -16,7 +16,7 @@ from vitline.flows.forms.forms import (
     SelfTrainRequest,
 )
 from vitline.infra.config import FrozenConfig
-from vitline.infra.names import there_are
+from vitline.infra.names import known_names_text
 from vitline.infra.settings import Settings
 
 NIGHTLY_CRON = "0 2 * * *"
@@ -117,5 +117,5 @@ def deployment_named(name: str) -> Deployment:
     for deployment in DEPLOYMENTS:
         if deployment.full_name == name:
             return deployment
-    known = there_are(name, (deployment.full_name for deployment in DEPLOYMENTS))
+    known = known_names_text(name, (deployment.full_name for deployment in DEPLOYMENTS))
     raise ValueError(f"There is no deployment {name!r}; {known}")

@@ -26,7 +26,7 @@ from vitline.flows.ops.prefect_http import flow_run_page
 from vitline.infra.config import FrozenConfig
 from vitline.infra.night import night_at
 from vitline.infra.settings import Settings
-from vitline.vit.models.own_code import check_allowed
+from vitline.vit.models.user_code import check_allowed
 
 R = TypeVar("R", bound=FrozenConfig)
 MOST_MISSED = 60

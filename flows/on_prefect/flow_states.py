@@ -4,7 +4,7 @@ from prefect.client.schemas.objects import State, StateType
 from pydantic import ValidationError
 
 from vitline.flows.forms.refusals import problem_text
-from vitline.flows.runs.engines import StopRequested
+from vitline.flows.runs.services import StopRequested
 from vitline.flows.runs.stage import Skipped, StageFailed
 from vitline.infra.redact import cleaned
 from vitline.infra.runs.run_state import OUTCOMES, RunState

@@ -40,8 +40,8 @@ from vitline.flows.on_prefect.prefect_observer import PrefectObserver, suspended
 from vitline.flows.on_prefect.prefect_private import filter_engine_log, outlive_the_worker
 from vitline.flows.on_prefect.run_names import descriptive_name, given_name
 from vitline.flows.plans.held_out import score_text
-from vitline.flows.runs.engines import Engines, Suspended, open_engines
 from vitline.flows.runs.pretrain import train_model
+from vitline.flows.runs.services import Services, Suspended, open_services
 from vitline.flows.runs.stage import Skipped, exclusively, still_running, stop_jobs_of
 from vitline.infra.config import FrozenConfig
 from vitline.infra.html.text import field, percent
@@ -54,7 +54,7 @@ from vitline.vit.run.resolved import ResolvedTraining
 if TYPE_CHECKING:
     from vitline.flows.nights.night_record import NightRecord
     from vitline.flows.on_prefect.alerts.problems import Problem
-    from vitline.flows.ops.reconcile import Inconsistency
+    from vitline.flows.ops.reconcile import Finding
     from vitline.flows.runs.end_to_end import PipelineResult
 
 log = logging.getLogger(__name__)
@@ -76,8 +76,8 @@ def run_name() -> str:
 
 def stop_jobs(flow: Any, flow_run: PrefectFlowRun, state: State) -> None:
     """Stops jobs that a cancelled flow process could not stop. Prefect calls it with these argument names."""
-    with open_engines(Settings()) as engines:
-        stop_jobs_of(engines, str(flow_run.id))
+    with open_services(Settings()) as services:
+        stop_jobs_of(services, str(flow_run.id))
 
 
 def vitline_flow(name: str) -> Callable[[Callable[[Any], State]], Any]:
@@ -94,7 +94,7 @@ def vitline_flow(name: str) -> Callable[[Callable[[Any], State]], Any]:
     )
 
 
-def run(model: type[R], given: Mapping[str, Any] | R, body: Callable[[R, Engines, FlowRun], str | State]) -> State:
+def run(model: type[R], given: Mapping[str, Any] | R, body: Callable[[R, Services, FlowRun], str | State]) -> State:
     """Validates the form, runs `body`, and returns the final state; the sentence that `body` returns is its message. `body` may
     return a state of a name of its own."""
     this = FlowRun.current()
@@ -104,8 +104,8 @@ def run(model: type[R], given: Mapping[str, Any] | R, body: Callable[[R, Engines
             request = read_request(model, fields, this.defaults)
             check_own_recipe(request)
             heartbeat.enter_context(sending_heartbeats(open_store(Settings().root), str(this.id)))
-            with open_engines(Settings(), observer, this.origin) as engines:
-                done = body(request, engines, this)
+            with open_services(Settings(), observer, this.origin) as services:
+                done = body(request, services, this)
                 state = done if isinstance(done, State) else State(type=StateType.COMPLETED, message=done)
         except Suspended as suspended:  # keeps the state that the user set when suspending the run
             raise Pause(state=suspended_state()) from suspended
@@ -127,14 +127,14 @@ def run(model: type[R], given: Mapping[str, Any] | R, body: Callable[[R, Engines
 def prepare_corpus(request: PrepareRequest) -> State:
     """Prepares a corpus of verified Parquet shards from labelled images. A finished corpus is reused."""
 
-    def body(request: PrepareRequest, engines: Engines, this: FlowRun) -> str:
-        config = resolve_prepare(engines.root, request)
+    def body(request: PrepareRequest, services: Services, this: FlowRun) -> str:
+        config = resolve_prepare(services.root, request)
         from vitline.flows.runs.prepare_corpus import corpus_links, corpus_rows, prepare_corpora
 
-        (corpus,), _, _ = prepare_corpora([config], engines)
-        show(engines, "corpus", corpus.manifest.name, ["field", "value"], corpus_rows(corpus))
-        if isinstance(engines.observer, PrefectObserver):
-            engines.observer.links("report", f"Content of {corpus.manifest.name}", corpus_links(corpus, engines))
+        (corpus,), _, _ = prepare_corpora([config], services)
+        show(services, "corpus", corpus.manifest.name, ["field", "value"], corpus_rows(corpus))
+        if isinstance(services.observer, PrefectObserver):
+            services.observer.links("report", f"Content of {corpus.manifest.name}", corpus_links(corpus, services))
         reused = " (finished before)" if corpus.reused else ""
         return f"{corpus.manifest.counts.num_accepted:,} images in {corpus.uri}{reused}"
 
@@ -151,11 +151,11 @@ def pretrain_flow(request: PretrainRequest) -> State:
 def self_train_flow(request: SelfTrainRequest) -> State:
     """Labels images with a teacher, and pre-trains a student on them and on labelled ones."""
 
-    def body(request: SelfTrainRequest, engines: Engines, this: FlowRun) -> str:
-        plan = resolve_self_train(engines.root, request)
+    def body(request: SelfTrainRequest, services: Services, this: FlowRun) -> str:
+        plan = resolve_self_train(services.root, request)
         from vitline.flows.runs.self_train import self_train
 
-        return self_train(plan, engines, lambda student: run_training(student, engines))
+        return self_train(plan, services, lambda student: run_training(student, services))
 
     return run(SelfTrainRequest, request, body)
 
@@ -176,20 +176,20 @@ def finetune(request: FinetuneRequest) -> State:
 def evaluate(request: EvaluateRequest) -> State:
     """Evaluates a published model on tasks."""
 
-    def body(request: EvaluateRequest, engines: Engines, this: FlowRun) -> str:
-        plan = resolve_evaluate(engines.root, request)
+    def body(request: EvaluateRequest, services: Services, this: FlowRun) -> str:
+        plan = resolve_evaluate(services.root, request)
         from vitline.flows.reports.score_tables import score_tables_markdown
         from vitline.flows.runs.end_to_end import headline
         from vitline.flows.runs.evaluate_tasks import SCORE_COLUMNS, evaluate_tasks, score_cells
 
         if plan.note:
-            engines.observer.say(plan.note)
-        _, result, scores = evaluate_tasks("scores", plan, engines)
+            services.observer.say(plan.note)
+        _, result, scores = evaluate_tasks("scores", plan, services)
         rows = [score_cells(score) for score in scores]
-        show(engines, "settings", f"Protocol {request.protocol}", SCORE_COLUMNS, rows)
-        if isinstance(engines.observer, PrefectObserver):
+        show(services, "settings", f"Protocol {request.protocol}", SCORE_COLUMNS, rows)
+        if isinstance(services.observer, PrefectObserver):
             what = "All scores of the model, with published scores"
-            engines.observer.page("scores", what, lambda: score_tables_markdown(engines.root, scores))
+            services.observer.page("scores", what, lambda: score_tables_markdown(services.root, scores))
         return sentence(headline(scores)) + (" (evaluated before)" if result.reused else "")
 
     return run(EvaluateRequest, request, body)
@@ -199,12 +199,12 @@ def evaluate(request: EvaluateRequest) -> State:
 def predict(request: PredictRequest) -> State:
     """Predicts the classes of all images of a corpus with a published model."""
 
-    def body(request: PredictRequest, engines: Engines, this: FlowRun) -> str:
-        spec = resolve_predict(engines.root, request)
+    def body(request: PredictRequest, services: Services, this: FlowRun) -> str:
+        spec = resolve_predict(services.root, request)
         from vitline.flows.runs.predict_classes import predict_classes, prediction_rows, prediction_sentence
 
-        result = predict_classes(spec, engines)
-        show(engines, "predictions", spec.run_key, ["field", "value"], prediction_rows(spec, result))
+        result = predict_classes(spec, services)
+        show(services, "predictions", spec.run_key, ["field", "value"], prediction_rows(spec, result))
         return prediction_sentence(spec, result)
 
     return run(PredictRequest, request, body)
@@ -214,35 +214,35 @@ def predict(request: PredictRequest) -> State:
 def pretrain_then_transfer_flow(request: PipelineRequest) -> State:
     """Prepares, pre-trains and evaluates. Finished stages are reused. A scheduled run is a night, with its scheduled start in the keys."""
 
-    def body(request: PipelineRequest, engines: Engines, this: FlowRun) -> str | State:
-        with night_on_record(request, engines, this):
-            return night_or_pipeline(request, engines, this)
+    def body(request: PipelineRequest, services: Services, this: FlowRun) -> str | State:
+        with night_on_record(request, services, this):
+            return night_or_pipeline(request, services, this)
 
-    def night_or_pipeline(request: PipelineRequest, engines: Engines, this: FlowRun) -> str | State:
+    def night_or_pipeline(request: PipelineRequest, services: Services, this: FlowRun) -> str | State:
         skip_if_late(request, this)
-        plan = resolve_pipeline(engines.root, request, this.night)
+        plan = resolve_pipeline(services.root, request, this.night)
         from vitline.flows.plans.budget import check_deadline
         from vitline.flows.runs.end_to_end import pretrain_then_transfer
 
-        engines.observer.say(f"pipeline {plan.key}: {check_deadline(engines.root, plan)}")
+        services.observer.say(f"pipeline {plan.key}: {check_deadline(services.root, plan)}")
         if plan.note:
-            engines.observer.say(plan.note)
+            services.observer.say(plan.note)
         if this.night is not None:
-            with unless_it_fails(engines):
+            with failures_logged(services):
                 from vitline.flows.nights.plan import plan_text
 
-                engines.observer.say(plan_text(open_store(engines.root), request.name, this.night, plan.nights))
-        with one_at_a_time(engines, this):
-            if request.deadline_hours is not None and isinstance(engines.observer, PrefectObserver):
-                engines.observer.deadline = time.monotonic() + 3600 * request.deadline_hours
-            result = pretrain_then_transfer(plan, engines)
-        show_pipeline(result, engines)
+                services.observer.say(plan_text(open_store(services.root), request.name, this.night, plan.nights))
+        with one_at_a_time(services, this):
+            if request.deadline_hours is not None and isinstance(services.observer, PrefectObserver):
+                services.observer.deadline = time.monotonic() + 3600 * request.deadline_hours
+            result = pretrain_then_transfer(plan, services)
+        show_pipeline(result, services)
         reused = all(stage.reused for stage in result.record.stages)
         scores = sentence(result.record.metrics) + (" (every stage finished before)" if reused else "")
         verdict = result.night.verdict if result.night else None
         if result.night is None or verdict is None:
             return scores
-        with unless_it_fails(engines, "an alert could not be sent"):
+        with failures_logged(services, "an alert could not be sent"):
             alert_better_night(result.night, promotes=plan.nights.promote)
         # By this name, automations of Prefect can send an alert.
         name = verdict.word.capitalize() if verdict.word in ("worse", "broken") else None
@@ -255,18 +255,18 @@ def pretrain_then_transfer_flow(request: PipelineRequest) -> State:
 def reconcile_flow(request: ReconcileRequest) -> State:
     """Brings what killed processes left to an end state, and sends MLflow what it lacks."""
 
-    def body(request: ReconcileRequest, engines: Engines, this: FlowRun) -> str:
+    def body(request: ReconcileRequest, services: Services, this: FlowRun) -> str:
         from vitline.flows.on_prefect.old_flow_runs import NOTHING_TO_DO
         from vitline.flows.on_prefect.prefect_runs import PrefectFlowRuns
         from vitline.flows.ops.reconcile import reconcile
 
-        findings = reconcile(request, engines, PrefectFlowRuns(FLOW_NAMES, engines.settings.project), patient=True)
+        findings = reconcile(request, services, PrefectFlowRuns(FLOW_NAMES, services.settings.project), patient=True)
         if not request.dry_run:
-            with unless_it_fails(engines, "alerts or the home page could not be written"):
+            with failures_logged(services, "alerts or the home page could not be written"):
                 from vitline.flows.on_prefect.home.prefect_home import write_home
 
-                write_home(engines.settings, send_alerts(request, engines))
-        return show_findings(engines, "reconciled", findings) or NOTHING_TO_DO["reconcile"]
+                write_home(services.settings, send_alerts(request, services))
+        return show_findings(services, "reconciled", findings) or NOTHING_TO_DO["reconcile"]
 
     return run(ReconcileRequest, request, body)
 
@@ -275,12 +275,12 @@ def reconcile_flow(request: ReconcileRequest) -> State:
 def collect_garbage_flow(request: CollectGarbageRequest) -> State:
     """Deletes what is no longer needed, a week after it has listed it."""
 
-    def body(request: CollectGarbageRequest, engines: Engines, this: FlowRun) -> str:
+    def body(request: CollectGarbageRequest, services: Services, this: FlowRun) -> str:
         from vitline.flows.on_prefect.old_flow_runs import NOTHING_TO_DO, PrefectOldFlowRuns
         from vitline.flows.ops.collect_garbage import collect_garbage
 
-        findings = collect_garbage(request, engines, PrefectOldFlowRuns(FLOW_NAMES, engines.settings.project))
-        return show_findings(engines, "garbage", findings) or NOTHING_TO_DO["collect-garbage"]
+        findings = collect_garbage(request, services, PrefectOldFlowRuns(FLOW_NAMES, services.settings.project))
+        return show_findings(services, "garbage", findings) or NOTHING_TO_DO["collect-garbage"]
 
     return run(CollectGarbageRequest, request, body)
 
@@ -296,39 +296,39 @@ def alert_better_night(night: "NightRecord", *, promotes: bool) -> None:
         emit("gate-refused", night.pipeline or night.name, f"{night.sentence} {why}")
 
 
-def send_alerts(request: ReconcileRequest, engines: Engines) -> list[str]:
+def send_alerts(request: ReconcileRequest, services: Services) -> list[str]:
     """Sends Prefect an event for every new problem that needs a person; returns the sentences of all that are there."""
     from vitline.flows.on_prefect.alerts.automations import emit_problem
-    from vitline.flows.on_prefect.alerts.problems import tell_new
+    from vitline.flows.on_prefect.alerts.problems import notify_new
 
     def tell(problem: "Problem") -> None:
-        engines.observer.say(problem.text)
+        services.observer.say(problem.text)
         emit_problem(problem)
 
-    jobs = engines.cluster.jobs.list() if engines.settings.ray_address else []
+    jobs = services.cluster.jobs.list() if services.settings.ray_address else []
     limits = {"stalled_minutes": request.stalled_minutes, "min_free_bytes": 1e9 * request.min_free_gb}
-    return [problem.text for problem in tell_new(engines.settings, open_store(engines.root), jobs, tell, **limits)]
+    return [problem.text for problem in notify_new(services.settings, open_store(services.root), jobs, tell, **limits)]
 
 
-def show_findings(engines: Engines, key: str, findings: "list[Inconsistency]") -> str:
+def show_findings(services: Services, key: str, findings: "list[Finding]") -> str:
     """Shows and logs the findings; returns their number as text, or an empty string."""
     if not findings:
         return ""
     count = f"{len(findings)} finding{'s' * (len(findings) != 1)}"
-    show(engines, key, count, list(findings[0]._fields), [list(finding) for finding in findings])
+    show(services, key, count, list(findings[0]._fields), [list(finding) for finding in findings])
     for finding in findings:
-        engines.observer.say(f"{finding.subject} {finding.problem}: {finding.action}")
+        services.observer.say(f"{finding.subject} {finding.problem}: {finding.action}")
     return count
 
 
-def run_training(training: ResolvedTraining, engines: Engines) -> str:
+def run_training(training: ResolvedTraining, services: Services) -> str:
     """Trains and returns URI and score of the model."""
-    spec, result = train_model(training, engines)
+    spec, result = train_model(training, services)
     state = result.state
     fields: Mapping[str, object] = state
     names = ("step", "images_seen", "val_top1", "val_mean_average_precision", "model")
     rows = [[name, field(name, fields[name])] for name in names if name in fields]
-    show(engines, "model", spec.run_key, ["field", "value"], rows)
+    show(services, "model", spec.run_key, ["field", "value"], rows)
     score = score_text(state, labelled=training.config.recipe.masked_patches is None)
     return f"{state['model']}{f', {score}' if score else ''}{' (trained before)' if result.reused else ''}"
 
@@ -341,7 +341,7 @@ def skip_if_late(request: PipelineRequest, this: FlowRun) -> None:
 
 
 @contextlib.contextmanager
-def night_on_record(request: PipelineRequest, engines: Engines, this: FlowRun) -> Iterator[None]:
+def night_on_record(request: PipelineRequest, services: Services, this: FlowRun) -> Iterator[None]:
     """Notes the nights before that were missed. At the end, shows the verdict; of a night that was late, skipped or refused, notes
     why. Nothing of it fails the night."""
     if (night := this.night) is None:
@@ -351,78 +351,78 @@ def night_on_record(request: PipelineRequest, engines: Engines, this: FlowRun) -
     from vitline.flows.nights.night_record import read_night
     from vitline.flows.nights.not_run import note_missed, note_not_run
 
-    root = open_store(engines.root)
-    with unless_it_fails(engines):
+    root = open_store(services.root)
+    with failures_logged(services):
         note_missed(root, request.name, night, this.due_between)
     try:
         yield
     except (Skipped, ValueError) as error:
-        with unless_it_fails(engines):
+        with failures_logged(services):
             late = this.late_hours() > (request.max_late_hours or float("inf"))
             note_not_run(root, request.name, night, this.origin, error, late=late)
         raise
     finally:
-        with unless_it_fails(engines):
+        with failures_logged(services):
             record = read_night(root, request.name, night)
-            if record is not None and isinstance(engines.observer, PrefectObserver):
-                engines.observer.page(
+            if record is not None and isinstance(services.observer, PrefectObserver):
+                services.observer.page(
                     "verdict", f"Verdict of the night of {night_text(night)}", lambda: night_markdown(record)
                 )
 
 
 @contextlib.contextmanager
-def unless_it_fails(
-    engines: Engines, failed: str = "the record of this night could not be written or shown"
+def failures_logged(
+    services: Services, failed: str = "the record of this night could not be written or shown"
 ) -> Iterator[None]:
     """Whatever is wrong with the record or an alert is logged."""
     try:
         yield
     except Exception as error:
-        engines.observer.say(f"{failed}: {error}")
+        services.observer.say(f"{failed}: {error}")
 
 
 @contextlib.contextmanager
-def one_at_a_time(engines: Engines, this: FlowRun) -> Iterator[None]:
+def one_at_a_time(services: Services, this: FlowRun) -> Iterator[None]:
     """Raises Skipped if a scheduled run would overlap with an earlier one of its deployment, or with a job that it left."""
     if not this.scheduled or this.deployment is None:
         yield
         return
-    with exclusively(engines, this.deployment.replace("/", "-"), what="the night"):
-        for job in engines.cluster.jobs.list({"deployment": this.deployment}):
+    with exclusively(services, this.deployment.replace("/", "-"), what="the night"):
+        for job in services.cluster.jobs.list({"deployment": this.deployment}):
             if not job.terminal:
-                where = job.metadata.get("flow_run_url") or engines.cluster.jobs.page(job.id)
+                where = job.metadata.get("flow_run_url") or services.cluster.jobs.page(job.id)
                 raise Skipped(still_running(f"job {job.id} of a night", job.started_at or time.time(), where))
         yield
 
 
-def show_pipeline(result: "PipelineResult", engines: Engines) -> None:
+def show_pipeline(result: "PipelineResult", services: Services) -> None:
     """Shows the tables and links of a finished pipeline."""
     from vitline.flows.on_prefect.home.address import home_url
     from vitline.flows.reports.report import SCORE_COLUMNS, score_rows, stage_time
 
     record = result.record
     rows = [[s.stage, s.what, stage_time(s), s.run_key or "-"] for s in record.stages]
-    show(engines, "stages", f"Stages of {record.key}", ["stage", "what", "time", "run"], rows)
-    show(engines, "scores", "Top-1 on test, read once", list(SCORE_COLUMNS), score_rows(result.scores))
-    if isinstance(engines.observer, PrefectObserver):
+    show(services, "stages", f"Stages of {record.key}", ["stage", "what", "time", "run"], rows)
+    show(services, "scores", "Top-1 on test, read once", list(SCORE_COLUMNS), score_rows(result.scores))
+    if isinstance(services.observer, PrefectObserver):
         links = {"pipeline": f"`{record.key}`", "report": f"`{record.report}`", "model": f"`{record.model}`"}
-        if url := engines.sender.pipeline_url(record.key):
+        if url := services.sender.pipeline_url(record.key):
             page = url.split("?")[0]
             links |= {
                 "MLflow": f"[the pipeline]({url})",
                 "report page": f"[in MLflow]({page}/artifacts/report.html)",
             }
         for stage in record.stages:
-            if stage.run_key and (url := engines.sender.run_url(stage.run_key)):
+            if stage.run_key and (url := services.sender.run_url(stage.run_key)):
                 links[f"MLflow, {stage.stage}"] = f"[{stage.run_key}]({url})"
-        if home := home_url(engines.settings):
+        if home := home_url(services.settings):
             links["home"] = f"[what needs a person, nights, what is at work]({home})"
-        engines.observer.links("links", f"Links of {record.key}", links)
+        services.observer.links("links", f"Links of {record.key}", links)
 
 
-def show(engines: Engines, key: str, title: str, columns: list[str], rows: list[list[str]]) -> None:
-    if isinstance(engines.observer, PrefectObserver):
-        engines.observer.table(key, title, columns, rows)
+def show(services: Services, key: str, title: str, columns: list[str], rows: list[list[str]]) -> None:
+    if isinstance(services.observer, PrefectObserver):
+        services.observer.table(key, title, columns, rows)
 
 
 def sentence(metrics: Mapping[str, float]) -> str:

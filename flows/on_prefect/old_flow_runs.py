@@ -31,7 +31,7 @@ from prefect.exceptions import ObjectNotFound
 
 from vitline.flows.catalog.registered_by import is_of_project
 from vitline.flows.on_prefect.prefect_observer import client
-from vitline.flows.ops.reconcile import Inconsistency
+from vitline.flows.ops.reconcile import Finding
 from vitline.infra.html.text import utc
 
 NOTHING_TO_DO = {"reconcile": "no inconsistencies", "collect-garbage": "no garbage"}
@@ -51,7 +51,7 @@ class PrefectOldFlowRuns:
     def __init__(self, flow_names: Iterable[str], project: str) -> None:
         self._flow_names, self._project = sorted(set(flow_names)), project
 
-    def collect(self, ended_before: float, idle_before: float, dry_run: bool) -> Iterator[Inconsistency]:
+    def collect(self, ended_before: float, idle_before: float, dry_run: bool) -> Iterator[Finding]:
         """Deletes flow runs that ended before `ended_before`, with their subflows, logs and artifacts; those that had nothing to
         do where they ended before `idle_before`. Yields one finding per deployment and reason. Times are Unix seconds."""
         with client() as api:
@@ -64,13 +64,11 @@ class PrefectOldFlowRuns:
                     try:
                         number = delete(api, deployment.id, before, wanted, dry_run)
                     except httpx.HTTPError as error:  # such as a server whose database is busy
-                        yield Inconsistency(subject, problem, f"not all deleted: {error}".splitlines()[0])
+                        yield Finding(subject, problem, f"not all deleted: {error}".splitlines()[0])
                         continue
                     more = "; the next collection deletes more" if number >= MOST else ""
                     if number:
-                        yield Inconsistency(
-                            subject, problem, f"{'would be: ' * dry_run}deleted, {number} flow runs{more}"
-                        )
+                        yield Finding(subject, problem, f"{'would be: ' * dry_run}deleted, {number} flow runs{more}")
 
     def _deployments(self, api: SyncPrefectClient) -> Iterator[tuple[str, DeploymentResponse]]:
         """Those of vitline and this project: flows of other teams may have the same names."""

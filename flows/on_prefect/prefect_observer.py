@@ -37,7 +37,7 @@ from prefect.states import Pending
 
 from vitline.flows.on_prefect.flow_states import state_of, word_of
 from vitline.flows.on_prefect.live_page import LivePage, Url
-from vitline.flows.runs.engines import Show, StopRequested, Suspended
+from vitline.flows.runs.services import Show, StopRequested, Suspended
 from vitline.infra.html.markdown import markdown_table
 from vitline.infra.ray_jobs import AWAY_S
 from vitline.infra.redact import cleaned
@@ -361,7 +361,7 @@ class PrefectObserver:
         self._away = False
         if state is not None and (state.is_cancelling() or state.is_cancelled()):
             self._cancelled = True
-        # If it was resumed within a second, it already waits for another process, for which this one must release its claims.
+        # If it was resumed within a second, it already waits for another process, for which this one must release its leases.
         if state is not None and (state.is_paused() or state.is_scheduled() or state.is_pending()):
             self._suspended = True
 

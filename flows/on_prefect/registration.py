@@ -28,13 +28,13 @@ from vitline.flows.forms.refusals import problem_text
 from vitline.flows.on_prefect.deployments import DEPLOYMENTS, Deployment
 from vitline.flows.on_prefect.prefect_observer import client
 from vitline.infra.config import FrozenConfig
-from vitline.infra.names import there_are
+from vitline.infra.names import known_names_text
 from vitline.infra.settings import DEFAULT_PROJECT, Settings
 from vitline.infra.storage import open_store
 
 
 @dataclass
-class Registered:
+class Registration:
     """The changes of a registration to one deployment."""
 
     deployment: str
@@ -81,7 +81,7 @@ def register(
     nightly_active: bool = False,
     pool: str | None = None,
     job_variables: Mapping[str, Any] | None = None,
-) -> list[Registered]:
+) -> list[Registration]:
     """Creates or updates every deployment at the server of `settings`, and returns the changes.
 
     New schedules are paused unless `nightly_active`. `pool` and `job_variables` are set for all deployments; without them,
@@ -124,7 +124,7 @@ def remembered(known: DeploymentResponse) -> LastRegistration:
     return last
 
 
-def registration_lines(done: Iterable[Registered]) -> list[str]:
+def registration_lines(done: Iterable[Registration]) -> list[str]:
     """The changes as lines of text: counts, then updates, kept edits and problems by deployment."""
     done, lines = list(done), []
     for count, what in (
@@ -172,7 +172,7 @@ def check_pool(api: SyncPrefectClient, pool: str, settings: Settings) -> None:
     try:
         api.read_work_pool(pool)
     except ObjectNotFound as error:
-        known = there_are(pool, (known.name for known in api.read_work_pools()))
+        known = known_names_text(pool, (known.name for known in api.read_work_pools()))
         raise ValueError(
             f"{settings.prefect_api_url} has no work pool {pool!r}; {known} "
             f"`prefect work-pool create {pool} --type process` creates one for processes; `--pool NAME` chooses another."
@@ -185,7 +185,7 @@ def create(
     place: PoolSettings,
     settings: Settings,
     nightly_active: bool = False,
-) -> Registered:
+) -> Registration:
     """Creates a deployment that is not registered yet."""
     schedules = []
     if schedule := own_schedule(deployment):
@@ -196,7 +196,7 @@ def create(
             flow_id=api.create_flow_from_name(deployment.flow),
             name=deployment.registered_name,
             entrypoint=deployment.entrypoint,
-            description=described(deployment),
+            description=description_text(deployment),
             tags=deployment.tags,
             # Without empty fields: when a deployment is created, Prefect checks null against the type of a field.
             parameters={"request": {name: value for name, value in deployment.form().items() if value is not None}},
@@ -215,7 +215,7 @@ def create(
         )
     except (PrefectHTTPStatusError, ObjectAlreadyExists) as error:
         raise rejected(deployment, place.pool, error) from error
-    return Registered(deployment.full_name, new=True)
+    return Registration(deployment.full_name, new=True)
 
 
 def update(
@@ -225,9 +225,9 @@ def update(
     pool: str | None,
     job_variables: Mapping[str, Any],
     settings: Settings,
-) -> Registered:
+) -> Registration:
     """Updates a registered deployment: sends what vitline owns and has changed; sends nothing if nothing has changed."""
-    done = Registered(deployment.full_name)
+    done = Registration(deployment.full_name)
     changes: Changes = {}
     last = remembered(known)
     filled = fill_form(deployment, known, last, done)
@@ -241,7 +241,7 @@ def update(
     if deployment.entrypoint != known.entrypoint:
         changes["entrypoint"] = deployment.entrypoint
         done.updated.append("code")
-    if (description := described(deployment)) != known.description:
+    if (description := description_text(deployment)) != known.description:
         if known.description == last.get("description", known.description):
             changes["description"] = description
             done.updated.append("description")
@@ -250,7 +250,7 @@ def update(
     if not set(deployment.tags) <= set(known.tags):
         changes["tags"] = [*deployment.tags, *(tag for tag in known.tags if tag not in deployment.tags)]
         done.updated.append("tags")
-    changes |= move(known, pool, job_variables, done)
+    changes |= pool_changes(known, pool, job_variables, done)
     if changes:
         try:
             api.update_deployment(known.id, DeploymentUpdate(**changes))
@@ -262,7 +262,7 @@ def update(
 
 
 def fill_form(
-    deployment: Deployment, known: DeploymentResponse, last: LastRegistration, done: Registered
+    deployment: Deployment, known: DeploymentResponse, last: LastRegistration, done: Registration
 ) -> dict[str, Any]:
     """The values that fill the form: values that nobody has edited since the last registration are updated to ours."""
     theirs = dict((known.parameters or {}).get("request") or {})
@@ -271,14 +271,14 @@ def fill_form(
         new = name not in theirs and (before is None or name not in before)
         now = ours if new else theirs.get(name, default_of(deployment.model, name))
         if now != ours and before is not None and name in before and now == before[name]:
-            done.updated.append(f"request.{name} {shown(now)} -> {shown(ours)}")
+            done.updated.append(f"request.{name} {short_json(now)} -> {short_json(ours)}")
             now = filled[name] = ours
         if now != ours:
             changed = before is not None and name in before and before[name] != ours
             default = "the new default" if changed else "default"
-            done.kept.append(f"request.{name} {shown(now)} ({default}: {shown(ours)})")
+            done.kept.append(f"request.{name} {short_json(now)} ({default}: {short_json(ours)})")
     for name in theirs.keys() - deployment.model.model_fields.keys():
-        done.updated.append(f"request.{name} {shown(filled.pop(name))} removed: the form no longer has this field")
+        done.updated.append(f"request.{name} {short_json(filled.pop(name))} removed: the form no longer has this field")
     try:
         deployment.model.model_validate(filled)
     except ValidationError as error:
@@ -299,7 +299,9 @@ def default_of(model: type[FrozenConfig], name: str) -> Any:
     return to_jsonable_python(default.get_default(call_default_factory=True))
 
 
-def move(known: DeploymentResponse, pool: str | None, job_variables: Mapping[str, Any], done: Registered) -> Changes:
+def pool_changes(
+    known: DeploymentResponse, pool: str | None, job_variables: Mapping[str, Any], done: Registration
+) -> Changes:
     """The requested changes of pool and job variables; other job variables are kept."""
     changes: Changes = {}
     if pool and pool != known.work_pool_name:
@@ -307,7 +309,7 @@ def move(known: DeploymentResponse, pool: str | None, job_variables: Mapping[str
         done.updated.append(f"work pool {known.work_pool_name or 'none'} -> {pool}")
     if any(name not in known.job_variables or known.job_variables[name] != v for name, v in job_variables.items()):
         changes["job_variables"] = {**known.job_variables, **job_variables}
-        done.updated += [f"job variable {name} = {shown(value)}" for name, value in job_variables.items()]
+        done.updated += [f"job variable {name} = {short_json(value)}" for name, value in job_variables.items()]
         if "work_pool_name" not in changes and known.work_pool_name:
             # Prefect checks job variables only if the update names the pool, and changes the queue unless it is named, too.
             changes["work_pool_name"], changes["work_queue_name"] = known.work_pool_name, known.work_queue_name
@@ -315,7 +317,11 @@ def move(known: DeploymentResponse, pool: str | None, job_variables: Mapping[str
 
 
 def update_schedule(
-    api: SyncPrefectClient, deployment: Deployment, known: DeploymentResponse, last: LastRegistration, done: Registered
+    api: SyncPrefectClient,
+    deployment: Deployment,
+    known: DeploymentResponse,
+    last: LastRegistration,
+    done: Registration,
 ) -> None:
     """Updates vitline's own schedule unless somebody has edited it since the last registration. Keeps all others."""
     ours = own_schedule(deployment)
@@ -339,19 +345,19 @@ def update_schedule(
 def schedule_text(schedule: Any, times: Mapping[str, Any]) -> str:
     when = times.get("cron") or times.get("rrule") or f"every {times.get('interval')} s"
     extra = [schedule.slug] if schedule.slug else []
-    extra += [f"{name} {shown(value)}" for name, value in schedule.parameters.items()]
+    extra += [f"{name} {short_json(value)}" for name, value in schedule.parameters.items()]
     return f"schedule {when} {times.get('timezone') or 'UTC'}, {', '.join(['active' if schedule.active else 'paused', *extra])}"
 
 
 def report_kept_settings(
-    known: DeploymentResponse, pool: str | None, job_variables: Mapping[str, Any], project: str, done: Registered
+    known: DeploymentResponse, pool: str | None, job_variables: Mapping[str, Any], project: str, done: Registration
 ) -> None:
     """Adds the kept pool, job variables and pause to the report."""
     if not pool and known.work_pool_name is None:
         done.kept.append("no work pool, so its runs never start: `vitline flows deploy --pool NAME` sets one")
     elif not pool and known.work_pool_name != project:
         done.kept.append(f"work pool {known.work_pool_name}")
-    kept = [f"{name} = {shown(v)}" for name, v in known.job_variables.items() if name not in job_variables]
+    kept = [f"{name} = {short_json(v)}" for name, v in known.job_variables.items() if name not in job_variables]
     done.kept += [f"job variable {variable}" for variable in kept]
     if known.paused:
         done.kept.append("paused")
@@ -377,7 +383,7 @@ def form_schema(deployment: Deployment, settings: Settings) -> dict[str, Any]:
     schedule = own_schedule(deployment)
     schema[REMEMBERED] = LastRegistration(
         request=deployment.form(),
-        description=described(deployment),
+        description=description_text(deployment),
         schedule=schedule.model_dump(mode="json") if schedule else None,
         root=open_store(settings.root).uri,
         project=settings.project,
@@ -396,7 +402,7 @@ def without_null(field: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in field.items() if name not in ("anyOf", "default")} | kind
 
 
-def described(deployment: Deployment) -> str:
+def description_text(deployment: Deployment) -> str:
     """The text above the form: what the flow does, and which fields `overrides` takes."""
     paths = override_paths(deployment.flow)
     if not paths:
@@ -426,6 +432,6 @@ def rejected(deployment: Deployment, pool: str | None, error: Exception) -> Valu
     )
 
 
-def shown(value: Any) -> str:
+def short_json(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else f"{text[:57]}..."

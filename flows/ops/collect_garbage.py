@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 from vitline.flows.forms.forms import CollectGarbageRequest
-from vitline.flows.ops.garbage import FOLDERS, Ages, Heap, heaps
-from vitline.flows.ops.reconcile import Inconsistency
-from vitline.flows.runs.engines import Engines
+from vitline.flows.ops.garbage import FOLDERS, Ages, Garbage, find_garbage
+from vitline.flows.ops.reconcile import Finding
+from vitline.flows.runs.services import Services
 from vitline.infra.config import digest_of
 from vitline.infra.html.text import utc
 from vitline.infra.records import UnreadableRecord, reading
@@ -28,51 +28,51 @@ IDLE_DAYS = 2.0
 class OldFlowRuns(Protocol):
     """What collect-garbage deletes in Prefect."""
 
-    def collect(self, ended_before: float, idle_before: float, dry_run: bool) -> Iterator[Inconsistency]: ...
+    def collect(self, ended_before: float, idle_before: float, dry_run: bool) -> Iterator[Finding]: ...
 
 
 class NoOldFlowRuns:
     """Stands in if there is no Prefect server."""
 
-    def collect(self, ended_before: float, idle_before: float, dry_run: bool) -> Iterator[Inconsistency]:
+    def collect(self, ended_before: float, idle_before: float, dry_run: bool) -> Iterator[Finding]:
         return iter(())
 
 
 def collect_garbage(
-    request: CollectGarbageRequest, engines: Engines, prefect: OldFlowRuns | None = None
-) -> list[Inconsistency]:
+    request: CollectGarbageRequest, services: Services, prefect: OldFlowRuns | None = None
+) -> list[Finding]:
     """The garbage below the root and in Prefect, one finding per heap; it is deleted unless `dry_run`, or announced first.
 
     Raises RuntimeError where another collection announces garbage at the same time.
     """
-    root, now = open_store(engines.root), time.time()
+    root, now = open_store(services.root), time.time()
     findings = list(leftovers(root, request))
 
-    def kept(subject: str, odd: UnreadableRecord) -> None:
-        findings.append(Inconsistency(subject, str(odd), "kept: nothing says that it is garbage"))
+    def kept(subject: str, unreadable: UnreadableRecord) -> None:
+        findings.append(Finding(subject, str(unreadable), "kept: nothing says that it is garbage"))
 
     ages = Ages(now - DAY_S * request.older_than_days, now - DAY_S * request.unfinished_days)
-    found = list(heaps(root, request.keep_checkpoints, ages, kept))
+    found = list(find_garbage(root, request.keep_checkpoints, ages, kept))
     signs = {heap.subject: signed(heap) for heap in found}
     since: dict[str, float] = {}
     if request.notice_days and not request.dry_run:
         shown = (heap.subject for heap in found if heap.listed_first and not named(heap, request.keep))
         since = announce(root, {subject: signs[subject] for subject in shown}, now)
     for heap in found:
-        engines.observer.check()
+        services.observer.check()
         due = since[heap.subject] + DAY_S * request.notice_days if heap.subject in since else now
-        findings.append(Inconsistency(heap.subject, heap.problem, treat(heap, request, due, now, signs[heap.subject])))
+        findings.append(Finding(heap.subject, heap.problem, treat(heap, request, due, now, signs[heap.subject])))
     idle_days = min(IDLE_DAYS, request.flow_runs_days)
     old = (prefect or NoOldFlowRuns()).collect(
         now - DAY_S * request.flow_runs_days, now - DAY_S * idle_days, request.dry_run
     )
     for finding in old:
-        engines.observer.check()
+        services.observer.check()
         findings.append(finding)
     return findings
 
 
-def treat(heap: Heap, request: CollectGarbageRequest, due: float, now: float, sign: str) -> str:
+def treat(heap: Garbage, request: CollectGarbageRequest, due: float, now: float, sign: str) -> str:
     """Deletes or merges a heap, if it is due, and says what was done."""
     what, done = f"{len(heap.keys)} objects", "merged" if heap.merge else "deleted"
     if named(heap, request.keep):
@@ -85,8 +85,8 @@ def treat(heap: Heap, request: CollectGarbageRequest, due: float, now: float, si
         return "kept: it has changed meanwhile"
     try:
         keys = heap.merge() if heap.merge else heap.keys
-    except UnreadableRecord as odd:
-        return f"kept: {odd}"
+    except UnreadableRecord as unreadable:
+        return f"kept: {unreadable}"
     except PreconditionFailed:
         return "kept: it has changed meanwhile"
     for key in keys:
@@ -94,17 +94,17 @@ def treat(heap: Heap, request: CollectGarbageRequest, due: float, now: float, si
     return f"{done}, {what}"
 
 
-def named(heap: Heap, names: Iterable[str]) -> bool:
+def named(heap: Garbage, names: Iterable[str]) -> bool:
     """Whether one of the names is the key of what a heap belongs to, or how it begins."""
     return any(heap.subject.split()[-1].startswith(name) for name in names)
 
 
-def signed(heap: Heap) -> str:
+def signed(heap: Garbage) -> str:
     """Changes with the keys of a heap and with what it belongs to. Equal for a record that cannot be read any more."""
     try:
         return digest_of([heap.keys, heap.sign_of_life()])
-    except UnreadableRecord as odd:
-        return str(odd)
+    except UnreadableRecord as unreadable:
+        return str(unreadable)
 
 
 def announce(root: Store, signs: Mapping[str, str], now: float) -> dict[str, float]:
@@ -135,7 +135,7 @@ def listed_before(root: Store, data: bytes) -> dict[tuple[str, str], float]:
     return {}
 
 
-def leftovers(root: Store, request: CollectGarbageRequest) -> Iterator[Inconsistency]:
+def leftovers(root: Store, request: CollectGarbageRequest) -> Iterator[Finding]:
     """Unfinished writes of killed writers, in vitline's folders: a root may be a bucket that others write to as well.
 
     A write younger than a day may still be active, so it is kept in any case.
@@ -145,4 +145,4 @@ def leftovers(root: Store, request: CollectGarbageRequest) -> Iterator[Inconsist
     found = [store.leftovers(age_s) if request.dry_run else store.discard_leftovers(age_s) for store in stores]
     if number := sum(map(len, found)):
         action = f"{'would be: ' * request.dry_run}deleted, {number} unfinished writes"
-        yield Inconsistency(root.uri, "unfinished writes of killed writers", action)
+        yield Finding(root.uri, "unfinished writes of killed writers", action)

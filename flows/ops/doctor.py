@@ -20,7 +20,7 @@ import psutil
 from packaging.requirements import Requirement
 
 from vitline.data_prep.decode import DecodePolicy
-from vitline.data_prep.examine.decode_child import Examiner
+from vitline.data_prep.examine.sandboxed_decoder import SandboxedDecoder
 from vitline.flows.ops import schedule_checks, service_checks
 from vitline.flows.ops.check import Check
 from vitline.flows.ops.service_checks import BUSY_ADVICE, installed, patience
@@ -28,7 +28,7 @@ from vitline.infra.children import child_environment
 from vitline.infra.local.paths import local_dir
 from vitline.infra.local.processes import MAX_BASE_LENGTH, is_busy, is_free, load, short_base
 from vitline.infra.local.stack import find_stack, listeners, reached_ports
-from vitline.infra.local.stack_config import WELL_KNOWN, weed
+from vitline.infra.local.stack_config import WELL_KNOWN, seaweed_program
 from vitline.infra.plain_text import last_words
 from vitline.infra.settings import Settings
 from vitline.vit.input.decoding.which_decoder import HOW_TO_GET_IT, native_is_installed
@@ -126,7 +126,7 @@ def check_packages() -> Check:
 
 def check_seaweedfs() -> Check:
     """The object store of the local stack, if its wheel is installed."""
-    program = weed()
+    program = seaweed_program()
     if program is None:
         return Check("seaweedfs", True, "absent: the local stack keeps objects in files")
     done = subprocess.run([str(program), "version"], capture_output=True, text=True, timeout=DEADLINE_S / 2)
@@ -214,15 +214,15 @@ def check_accelerator() -> Check:
 def check_decoder() -> Check:
     """That the decoding process starts, and what this system lacks to lock it in. Without a filter of system calls, what an image
     makes a decoder do can reach the network."""
-    with Examiner(DecodePolicy(), timeout_s=DEADLINE_S, memory_bytes=DECODER_BYTES) as examiner:
-        list(examiner.run([(None, b"")]))
-    if not examiner.lacking:
+    with SandboxedDecoder(DecodePolicy(), timeout_s=DEADLINE_S, memory_bytes=DECODER_BYTES) as decoder:
+        list(decoder.run([(None, b"")]))
+    if not decoder.lacking:
         return Check("decoder", True, "locked in by limits, Landlock and seccomp")
-    found = f"this system lacks protections of the decoding process: {'; '.join(examiner.lacking)}"
+    found = f"this system lacks protections of the decoding process: {'; '.join(decoder.lacking)}"
     advice = (
         "Prepare images of people you do not trust on Linux 5.13 or newer (x86-64, aarch64), with Landlock and seccomp."
     )
-    return Check("decoder", not any(text.startswith("seccomp") for text in examiner.lacking), found, advice)
+    return Check("decoder", not any(text.startswith("seccomp") for text in decoder.lacking), found, advice)
 
 
 def check_native_decoder() -> Check:

@@ -1,7 +1,7 @@
 """What is garbage below a root: objects that no reader needs, once their own record shows that they are old, and journals to merge.
 
 Never garbage: objects of an attempt that may still be alive, checkpoints that a run could resume from (within `unfinished_days`),
-published models and corpora, what an unfinished evaluation may still read, and claims, whose numbers count attempts.
+published models and corpora, what an unfinished evaluation may still read, and leases, whose numbers count attempts.
 """
 
 import re
@@ -17,7 +17,7 @@ from vitline.flows.catalog.snapshot import RootSnapshot, StoredRun
 from vitline.flows.to_mlflow import outbox
 from vitline.infra.html.text import utc
 from vitline.infra.records import UnreadableRecord, reading
-from vitline.infra.runs.claims import read_claim
+from vitline.infra.runs.lease import read_lease
 from vitline.infra.runs.liveness import FLOW_RUNS, read_heartbeats
 from vitline.infra.runs.run_state import NO_STATE
 from vitline.infra.runs.segments import merge_journal
@@ -26,7 +26,7 @@ from vitline.vit.checkpoints.names import find_checkpoints, kept_checkpoints, pi
 from vitline.vit.published.model_record import CONFIG, PUBLISHING, WEIGHTS, file_key, published_record
 
 FOLDERS = (
-    "champions", "claims", "corpora", "doctor", "features", "flow-runs", "mlflow-artifacts", "models", "nights",
+    "champions", "leases", "corpora", "doctor", "features", "flow-runs", "mlflow-artifacts", "models", "nights",
     "ops", "pipelines", "reports", "runs", "scores", "sources", "tracking", "trials",
 )  # fmt: skip
 """The folders of vitline below a root (docs/design.md, "Store layout"). What lies beside them belongs to others."""
@@ -46,7 +46,7 @@ class Ages(NamedTuple):
     """The last sign of life of runs and preparations that never finished."""
 
 
-class Heap(NamedTuple):
+class Garbage(NamedTuple):
     """Garbage that belongs together."""
 
     subject: str
@@ -64,12 +64,12 @@ class Heap(NamedTuple):
     """Keeps in another object what the keys hold, and returns those to delete. Raises UnreadableRecord where it cannot."""
 
 
-def heaps(root: Store, keep_checkpoints: int, ages: Ages, kept: Kept) -> Iterator[Heap]:
+def find_garbage(root: Store, keep_checkpoints: int, ages: Ages, kept: Kept) -> Iterator[Garbage]:
     """All garbage of a root but the unfinished writes."""
-    with RootSnapshot.read(root, ["run"], claims=True, unconfigured=True) as snapshot:
+    with RootSnapshot.read(root, ["run"], leases=True, unconfigured=True) as snapshot:
         runs = [*snapshot.runs.values()]
-    for odd in snapshot.unreadable:
-        kept(f"run {odd.key}", odd.error)
+    for unreadable in snapshot.unreadable:
+        kept(f"run {unreadable.key}", unreadable.error)
     yield from checkpoints(runs, keep_checkpoints, ages, kept)
     yield from journals(root, runs, ages)
     yield from trials(root, runs, ages, kept)
@@ -78,14 +78,14 @@ def heaps(root: Store, keep_checkpoints: int, ages: Ages, kept: Kept) -> Iterato
     yield from publications(root, ages, kept)
     probes = [key for key in root.list("doctor/") if (m := PROBE.match(key)) and int(m[1]) / 1e9 < ages.finished_before]
     if probes:
-        yield Heap("doctor/", "test objects of a doctor that was killed", root, probes, listed_first=False)
-    ids = read_heartbeats(root, lambda flow_run, odd: kept(f"flow run {flow_run}", odd))
+        yield Garbage("doctor/", "test objects of a doctor that was killed", root, probes, listed_first=False)
+    ids = read_heartbeats(root, lambda flow_run, unreadable: kept(f"flow run {flow_run}", unreadable))
     dead = [f"{FLOW_RUNS}{flow_run}.json" for flow_run, heartbeat in ids.items() if heartbeat < ages.finished_before]
     if dead:
-        yield Heap(FLOW_RUNS, "heartbeats of flow processes that were killed", root, dead, listed_first=False)
+        yield Garbage(FLOW_RUNS, "heartbeats of flow processes that were killed", root, dead, listed_first=False)
 
 
-def checkpoints(runs: Iterable[StoredRun], keep: int, ages: Ages, kept_as: Kept) -> Iterator[Heap]:
+def checkpoints(runs: Iterable[StoredRun], keep: int, ages: Ages, kept_as: Kept) -> Iterator[Garbage]:
     """Of finished runs all checkpoints but the newest, and those whose save was interrupted; of runs that never finished and
     have long been silent, all. One that is marked as damaged is kept only where too few others are there, a lasting one always, and
     one that a branch needs while that may still begin."""
@@ -116,7 +116,7 @@ def checkpoints(runs: Iterable[StoredRun], keep: int, ages: Ages, kept_as: Kept)
             problem += f"; newest {newest} checkpoints are kept" if run.finished_at is not None else ""
             problem += f"; {len(lasting)} lasting checkpoints are kept" if lasting else ""
             problem += f"; {len(pinned)} checkpoints are kept for branches" if pinned else ""
-            yield Heap(f"run {run.key}", problem, run.store, garbage, partial(_life_and_pins, run))
+            yield Garbage(f"run {run.key}", problem, run.store, garbage, partial(_life_and_pins, run))
 
 
 def _life_and_pins(run: StoredRun) -> object:
@@ -144,7 +144,7 @@ def idle_pins(run: StoredRun, runs: Mapping[str, StoredRun], ages: Ages) -> set[
     return idle
 
 
-def journals(root: Store, runs: Iterable[StoredRun], ages: Ages) -> Iterator[Heap]:
+def journals(root: Store, runs: Iterable[StoredRun], ages: Ages) -> Iterator[Garbage]:
     """The sealed segments of runs that finished before then, or never finished and have long been silent, and of which MLflow
     lacks nothing: they are merged into one object, from which everybody reads the same records. So nobody needs to object."""
     unsent = {entry.key for entry in outbox.listed(root) if entry.kind == "run"}
@@ -156,17 +156,17 @@ def journals(root: Store, runs: Iterable[StoredRun], ages: Ages) -> Iterator[Hea
                 f"{'finished' if finished else 'silent since'} {utc(run.last_life)}: its journal becomes one object"
             )
             merge = partial(_merged, run.store)
-            yield Heap(f"journal of {run.key}", problem, run.store, run.journal, run.life, False, merge)
+            yield Garbage(f"journal of {run.key}", problem, run.store, run.journal, run.life, False, merge)
 
 
 def _merged(run: Store) -> Keys:
     try:
         return merge_journal(run)
-    except ValueError as odd:
-        raise UnreadableRecord(str(odd)) from odd
+    except ValueError as unreadable:
+        raise UnreadableRecord(str(unreadable)) from unreadable
 
 
-def trials(root: Store, runs: Sequence[StoredRun], ages: Ages, kept: Kept) -> Iterator[Heap]:
+def trials(root: Store, runs: Sequence[StoredRun], ages: Ages, kept: Kept) -> Iterator[Garbage]:
     """The trials on validation of evaluations that finished before then: their score records hold what they found. Also
     files beside a final trial that its result does not name. Final trials stay, and all of tasks that an evaluation is at."""
     there: dict[str, Keys] = {}
@@ -186,14 +186,14 @@ def trials(root: Store, runs: Sequence[StoredRun], ages: Ages, kept: Kept) -> It
                 for score in scores:
                     if score["task"] not in in_use:
                         keys += garbage_of(root, there, score["trials"])
-        except UnreadableRecord as odd:
-            kept(f"run {run.key}", odd)
+        except UnreadableRecord as unreadable:
+            kept(f"run {run.key}", unreadable)
             continue
         keys = [key for key in dict.fromkeys(keys) if key not in claimed]
         claimed |= {*keys}
         if keys:
             problem = f"finished {utc(finished_at)}; its score records hold what its trials on validation found"
-            yield Heap(f"trials of {run.key}", problem, root, keys, run.life)
+            yield Garbage(f"trials of {run.key}", problem, root, keys, run.life)
 
 
 def garbage_of(root: Store, there: Mapping[str, Keys], names: Sequence[str]) -> Keys:
@@ -220,13 +220,13 @@ def tasks_in_use(runs: Iterable[StoredRun], ages: Ages, kept: Kept) -> set[str] 
             with reading(run.store.uri_of("config.json")):
                 config = run.store.read_json_or_none("config.json") or {}
                 tasks |= {task["name"] for task in config.get("tasks", ())}
-        except UnreadableRecord as odd:
-            kept(f"run {run.key}", odd)
+        except UnreadableRecord as unreadable:
+            kept(f"run {run.key}", unreadable)
             return None
     return tasks
 
 
-def preparations(root: Store, ages: Ages, kept: Kept) -> Iterator[Heap]:
+def preparations(root: Store, ages: Ages, kept: Kept) -> Iterator[Garbage]:
     """The work files of corpora that were published before then: no reader of a corpus needs them. And everything, spill and
     shards too, of preparations that never published their corpus and have long been silent."""
     folders: dict[str, Keys] = {}
@@ -242,14 +242,14 @@ def preparations(root: Store, ages: Ages, kept: Kept) -> Iterator[Heap]:
         subject = f"corpus {folder.split('/', 1)[1]}"
         try:
             at = published_at(corpus) if published else stage_began(corpus)
-        except UnreadableRecord as odd:
-            kept(subject, odd)
+        except UnreadableRecord as unreadable:
+            kept(subject, unreadable)
             continue
         if published and at < ages.finished_before:
-            yield Heap(subject, f"published {utc(at)}", corpus, work)
+            yield Garbage(subject, f"published {utc(at)}", corpus, work)
         elif not published and 0.0 < at < ages.unfinished_before:
             problem = f"its preparation came to no end; its last stage began {utc(at)}"
-            yield Heap(subject, problem, corpus, sorted(keys, key=_restart_first), partial(_progress, corpus))
+            yield Garbage(subject, problem, corpus, sorted(keys, key=_restart_first), partial(_progress, corpus))
 
 
 def published_at(corpus: Store) -> float:
@@ -275,7 +275,7 @@ def _restart_first(key: str) -> tuple[int, str]:
     return rank, key
 
 
-def features(root: Store, ages: Ages, kept: Kept) -> Iterator[Heap]:
+def features(root: Store, ages: Ages, kept: Kept) -> Iterator[Garbage]:
     """Features of models or corpora that were deleted."""
     folders: dict[str, Keys] = {}
     for key in root.list("features/"):
@@ -290,17 +290,17 @@ def features(root: Store, ages: Ages, kept: Kept) -> Iterator[Heap]:
                     continue
                 source = made[0]["source"]
                 inputs = ((source["model"], "config.json"), (source["corpus"], MANIFEST_KEY))
-        except UnreadableRecord as odd:
-            kept(name, odd)
+        except UnreadableRecord as unreadable:
+            kept(name, unreadable)
             continue
         deleted = next((uri for uri, key in inputs if not open_store(uri).exists(key)), None)
         if deleted:
             # The files that mark the features as complete are deleted first.
             garbage = [*complete, *sorted({*keys} - {*complete})]
-            yield Heap(name, f"features of {deleted}, which was deleted", folder, garbage)
+            yield Garbage(name, f"features of {deleted}, which was deleted", folder, garbage)
 
 
-def publications(root: Store, ages: Ages, kept: Kept) -> Iterator[Heap]:
+def publications(root: Store, ages: Ages, kept: Kept) -> Iterator[Garbage]:
     """Weights of publications that were begun before then and never committed, where their run has been silent since. Of a
     committed one, what its killed writer left beside it. What has no marker stays."""
     models: dict[str, dict[str, Keys]] = {}
@@ -314,14 +314,14 @@ def publications(root: Store, ages: Ages, kept: Kept) -> Iterator[Heap]:
         for folder, names in folders.items():
             try:
                 heap = publication(root, model, folder, names, ages)
-            except UnreadableRecord as odd:
-                kept(f"model {model}/{folder}", odd)
+            except UnreadableRecord as unreadable:
+                kept(f"model {model}/{folder}", unreadable)
                 continue
             if heap is not None:
                 yield heap
 
 
-def publication(root: Store, model: str, folder: str, names: Sequence[str], ages: Ages) -> Heap | None:
+def publication(root: Store, model: str, folder: str, names: Sequence[str], ages: Ages) -> Garbage | None:
     """What is garbage in one folder of a model. Raises UnreadableRecord where that cannot be known."""
     place, subject = root.child(f"models/{model}"), f"model {model}/{folder}"
     committed = named_weights(place) == f"{folder}/{WEIGHTS}"
@@ -333,15 +333,15 @@ def publication(root: Store, model: str, folder: str, names: Sequence[str], ages
     with reading(place.uri_of(f"{folder}/{PUBLISHING}")):
         mark = place.read_json(f"{folder}/{PUBLISHING}")
         begun, run_key = float(mark["at"]), mark.get("run_key")
-        claim = read_claim(root.child(f"runs/{run_key}")) if run_key else None
-    if max(begun, claim.heartbeat if claim else 0.0) >= ages.finished_before:
+        lease = read_lease(root.child(f"runs/{run_key}")) if run_key else None
+    if max(begun, lease.heartbeat if lease else 0.0) >= ages.finished_before:
         return None
     problem = f"its publication was begun {utc(begun)} and never committed"
     # The marker goes last: it tells the next collection that the rest is garbage.
     garbage = [f"{folder}/{name}" for name in [*(name for name in names if name != PUBLISHING), PUBLISHING]]
     if committed:
         problem, garbage = "its writer was killed right after the commit", garbage[-1:]
-    return Heap(subject, problem, place, garbage, partial(publication_life, root, place, folder, run_key))
+    return Garbage(subject, problem, place, garbage, partial(publication_life, root, place, folder, run_key))
 
 
 def named_weights(model: Store) -> str | None:
@@ -352,6 +352,6 @@ def named_weights(model: Store) -> str | None:
 
 def publication_life(root: Store, model: Store, folder: str, run_key: str | None) -> object:
     """Changes when a publication begins anew or is committed, and while its run lives."""
-    claim = read_claim(root.child(f"runs/{run_key}")) if run_key else None
+    lease = read_lease(root.child(f"runs/{run_key}")) if run_key else None
     mark = model.read_json_or_none(f"{folder}/{PUBLISHING}")
-    return named_weights(model), mark, claim and [claim.attempt, claim.counter]
+    return named_weights(model), mark, lease and [lease.attempt, lease.counter]

@@ -55,5 +55,5 @@ def post(settings: Settings, path: str, form: Mapping[str, object]) -> Any:
         raise OSError(f"{urlsplit(url).netloc} answers {path} with status {reply.status}: {reply.text[:120]}")
     try:
         return json.loads(reply.text)
-    except ValueError as odd:
-        raise OSError(f"{urlsplit(url).netloc} answers {path} with a body that is not JSON") from odd
+    except ValueError as unreadable:
+        raise OSError(f"{urlsplit(url).netloc} answers {path} with a body that is not JSON") from unreadable

@@ -3,7 +3,7 @@
 Nothing ends on one sign alone, nothing that has ended changes, and everything with a heartbeat within `quiet_minutes` is left
 alone. What seems silent is watched for `liveness.WATCH_S` first, because a clock that is ahead, or a machine that was suspended, makes
 every heartbeat old. A process that comes back meanwhile is safe: a reconciled state names its attempt, a pipeline's record is
-written under its claim, and a flow run's state is read again before it is set.
+written under its lease, and a flow run's state is read again before it is set.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from vitline.flows.catalog.snapshot import RootSnapshot, StoredRun
 from vitline.flows.forms.forms import ReconcileRequest
 from vitline.flows.ops.flow_runs import FlowRuns, NoFlowRuns, SeenFlowRun
 from vitline.flows.ops.silent_attempts import last_attempt_of, reconciled_state
-from vitline.flows.runs.engines import Engines
+from vitline.flows.runs.services import Services
 from vitline.flows.runs.stage import (
     DRIVER_FROZEN,
     exclusively,
@@ -36,7 +36,7 @@ from vitline.infra.html.text import shortened_list, utc
 from vitline.infra.ray_jobs import Job
 from vitline.infra.records import UnreadableRecord, reading
 from vitline.infra.runs import liveness
-from vitline.infra.runs.claims import Claim, life_of, read_claim
+from vitline.infra.runs.lease import Lease, lease_version, read_lease
 from vitline.infra.runs.liveness import (
     Silence,
     Watch,
@@ -61,7 +61,7 @@ FROZEN_GRACE_S = 30.0
 SYNCED = "ops/synced.json"
 
 
-class Inconsistency(NamedTuple):
+class Finding(NamedTuple):
     """An inconsistency and what was done about it; in a dry run, what would be done."""
 
     subject: str
@@ -70,8 +70,8 @@ class Inconsistency(NamedTuple):
 
 
 def reconcile(
-    request: ReconcileRequest, engines: Engines, prefect: FlowRuns, *, patient: bool = False, dead_before: float = 0.0
-) -> list[Inconsistency]:
+    request: ReconcileRequest, services: Services, prefect: FlowRuns, *, patient: bool = False, dead_before: float = 0.0
+) -> list[Finding]:
     """Finds inconsistencies between Prefect, Ray, the store and MLflow, and repairs each unless `dry_run`.
 
     An error in one repair is reported in its finding and stops no other. Raises if an engine does not answer at the start:
@@ -79,12 +79,12 @@ def reconcile(
     `patient`, this first waits until it has been silent for so long, or lives. What has shown life only before `dead_before`, in Unix
     seconds, counts as silent for long: then all processes of a local stack were ended.
     """
-    with exclusively(engines, "reconcile"):
-        reconciler = Reconciler(request, engines, prefect, dead_before)
+    with exclusively(services, "reconcile"):
+        reconciler = Reconciler(request, services, prefect, dead_before)
         if patient and (wait_s := reconciler.quiet_in_s()):
-            engines.observer.say(f"something has just become silent; looking again in {wait_s:.0f} s")
-            wait(engines, wait_s)
-            reconciler = Reconciler(request, engines, prefect)
+            services.observer.say(f"something has just become silent; looking again in {wait_s:.0f} s")
+            wait(services, wait_s)
+            reconciler = Reconciler(request, services, prefect)
         reconciler.end_cancelled_jobs()
         reconciler.end_frozen_jobs()
         reconciler.end_silent_runs()
@@ -102,27 +102,27 @@ class Reconciler:
     """Reads the state of all engines once, then handles the inconsistencies case by case."""
 
     request: ReconcileRequest
-    engines: Engines
+    services: Services
     prefect: FlowRuns
     dead_before: float = 0.0
 
     def __post_init__(self) -> None:
-        self.findings: list[Inconsistency] = []
-        self.root = open_store(self.engines.root)
+        self.findings: list[Finding] = []
+        self.root = open_store(self.services.root)
         self.quiet_s = 60 * self.request.quiet_minutes
         # Without a configured cluster, listing jobs would start a local one.
-        jobs = self.engines.cluster.jobs.list() if self.engines.settings.ray_address else []
+        jobs = self.services.cluster.jobs.list() if self.services.settings.ray_address else []
         self.jobs = {job.id: job for job in jobs}
         self.unfinished = {run.id: run for run in self.prefect.unfinished()}
         self.alive: set[str] = set()
-        self.beats = read_heartbeats(self.root, partial(self._keep, "flow run"))
-        with RootSnapshot.read(self.root, claims=True) as snapshot:
+        self.read_heartbeats = read_heartbeats(self.root, partial(self._keep, "flow run"))
+        with RootSnapshot.read(self.root, leases=True) as snapshot:
             self.runs = [*snapshot.runs.values()]
             self.pipelines = [pipeline.record for pipeline in snapshot.pipelines.values()]
-            self.pipeline_claims = {key: pipeline.claim for key, pipeline in snapshot.pipelines.items()}
-        for odd in snapshot.unreadable:
-            self.findings.append(Inconsistency(f"{odd.kind} {odd.key}", str(odd.error), LEFT))
-        self.followers = {job.id: follower_of(self.engines.root, job) for job in self._active_jobs()}
+            self.pipeline_leases = {key: pipeline.lease for key, pipeline in snapshot.pipelines.items()}
+        for unreadable in snapshot.unreadable:
+            self.findings.append(Finding(f"{unreadable.kind} {unreadable.key}", str(unreadable.error), LEFT))
+        self.followers = {job.id: follower_of(self.services.root, job) for job in self._active_jobs()}
         ids = set(self.followers.values())
         ids |= {record.origin.flow_run_id for record in self.pipelines if record.state == "running"}
         ids |= {run.parent for run in self.unfinished.values()}
@@ -141,14 +141,12 @@ class Reconciler:
                 continue
             ids = self._jobs_followed_by(flow_run_id)
             stopped = self._repair(
-                Inconsistency(
-                    f"job {', '.join(ids)}", f"active for flow run {run.name}, which is {run.state}", "stopped"
-                ),
-                partial(stop_jobs_of, self.engines, flow_run_id),
+                Finding(f"job {', '.join(ids)}", f"active for flow run {run.name}, which is {run.state}", "stopped"),
+                partial(stop_jobs_of, self.services, flow_run_id),
             )
             if stopped:
                 for job_id in ids:
-                    self.jobs[job_id] = self.engines.cluster.jobs.find(job_id) or self.jobs[job_id]
+                    self.jobs[job_id] = self.services.cluster.jobs.find(job_id) or self.jobs[job_id]
                     self.changed.add(self.jobs[job_id].metadata["run_key"])
 
     def end_frozen_jobs(self) -> None:
@@ -158,31 +156,31 @@ class Reconciler:
         skipped. Its workers may still train, and are asked to save a checkpoint first.
         """
         for run in self.runs:
-            if run.claim is None or run.key in self.changed or run.key in self.alive or not self._is_frozen(run):
+            if run.lease is None or run.key in self.changed or run.key in self.alive or not self._is_frozen(run):
                 continue
-            job_id, silent_since = run.claim.job_id, utc(run.claim.heartbeat)
-            stop = partial(stop_frozen, self.engines, run_store(self.engines.root, run.key), run.claim)
+            job_id, silent_since = run.lease.job_id, utc(run.lease.heartbeat)
+            stop = partial(stop_frozen, self.services, run_store(self.services.root, run.key), run.lease)
             problem = f"running, but its driver has been silent since {silent_since}"
-            if self._repair(Inconsistency(f"job {job_id}", problem, "stopped"), stop):
-                self.jobs[job_id] = self.engines.cluster.jobs.find(job_id) or self.jobs[job_id]
+            if self._repair(Finding(f"job {job_id}", problem, "stopped"), stop):
+                self.jobs[job_id] = self.services.cluster.jobs.find(job_id) or self.jobs[job_id]
                 self.changed.add(run.key)
 
     def end_silent_runs(self) -> None:
         """Sets the reconciled state of runs whose attempt ended without writing a final state."""
         for run in self.runs:
-            if run.claim is None or run.key in self.changed or not self._is_silent(run):
+            if run.lease is None or run.key in self.changed or not self._is_silent(run):
                 continue
-            job, store = self.jobs.get(run.claim.job_id), run_store(self.engines.root, run.key)
-            attempt = run.claim.attempt
+            job, store = self.jobs.get(run.lease.job_id), run_store(self.services.root, run.key)
+            attempt = run.lease.attempt
             try:
                 state, reason = reconciled_state(store, attempt, job)
-            except UnreadableRecord as odd:
-                self._keep("run", run.key, odd)
+            except UnreadableRecord as unreadable:
+                self._keep("run", run.key, unreadable)
                 continue
             problem = f"recorded as running, but {reason}"
             repaired = self._repair(
-                Inconsistency(f"run {run.key}", problem, f"attempt {attempt} is {state}"),
-                partial(judge, store, run.claim, state, reason),
+                Finding(f"run {run.key}", problem, f"attempt {attempt} is {state}"),
+                partial(write_reconciled, store, run.lease, state, reason),
             )
             if repaired:
                 self.changed.add(run.key)
@@ -194,11 +192,11 @@ class Reconciler:
                 continue
             run = self.flow_runs.get(record.origin.flow_run_id or "")
             state: RunState = "cancelled" if run is not None and self._cancelled(run) else "preempted"
-            claim = self.pipeline_claims[record.key]
-            silent_since = utc(max(claim.heartbeat if claim else 0.0, record.updated_at))
+            lease = self.pipeline_leases[record.key]
+            silent_since = utc(max(lease.heartbeat if lease else 0.0, record.updated_at))
             reason = f"its process has been silent since {silent_since}; the same request resumes it"
             repaired = self._repair(
-                Inconsistency(f"pipeline {record.key}", f"recorded as running, but {reason}", f"is {state}"),
+                Finding(f"pipeline {record.key}", f"recorded as running, but {reason}", f"is {state}"),
                 partial(self._end_pipeline, record.key, state, reason),
             )
             if repaired:
@@ -229,7 +227,7 @@ class Reconciler:
         """Resumes suspended flow runs whose limit has passed."""
         for run in self.unfinished.values():
             if run.parent is None and run.resume_at is not None and run.resume_at <= self.silence.now:
-                finding = Inconsistency(f"flow run {run.name}", f"suspended until {utc(run.resume_at)}", "resumed")
+                finding = Finding(f"flow run {run.name}", f"suspended until {utc(run.resume_at)}", "resumed")
                 self._repair(finding, partial(self.prefect.resume, run.id))
 
     def report_jobs_without_a_flow(self) -> None:
@@ -244,7 +242,7 @@ class Reconciler:
             self.changed.add(job.metadata["run_key"])
             problem = f"active without a flow: {f'flow run {run.name} is gone' if run else 'Prefect has no such run'}"
             action = "left running; the same request follows it again"
-            self.findings.append(Inconsistency(f"job {job.id}", problem, action))
+            self.findings.append(Finding(f"job {job.id}", problem, action))
 
     def report_silent(self) -> None:
         """Reports what may be dead and has not been silent for `quiet_minutes`: the next reconcile ends it."""
@@ -253,7 +251,7 @@ class Reconciler:
             action = (
                 f"left alone until {utc(last + max(self.quiet_s, liveness.LIFE_S))}, then the next reconcile ends it"
             )
-            self.findings.append(Inconsistency(subject, problem, action))
+            self.findings.append(Finding(subject, problem, action))
 
     def quiet_in_s(self) -> float:
         """Seconds until all that may be dead has been silent for `quiet_minutes`; 0 if nothing is."""
@@ -262,7 +260,7 @@ class Reconciler:
 
     def send_to_mlflow(self) -> None:
         """Sends what has ended since the last reconcile and what is in the outbox. What fails is sent by the next one."""
-        if self.engines.settings.mlflow_tracking_uri is None:
+        if self.services.settings.mlflow_tracking_uri is None:
             return
         since = self._synced_until() - max(self.quiet_s, liveness.LIFE_S)
         unsent = self.changed | {entry.key for entry in outbox.left(self.root)}
@@ -274,18 +272,18 @@ class Reconciler:
             return
         problem = f"may lack parts of {shortened_list(keys)}"
         if self.request.dry_run:
-            self.findings.append(Inconsistency("MLflow", problem, "would be sent what it lacks"))
+            self.findings.append(Finding("MLflow", problem, "would be sent what it lacks"))
             return
         try:
-            report = sync_runs(self.engines.settings, keys)
+            report = sync_runs(self.services.settings, keys)
         except (RuntimeError, OSError, ValueError) as error:
-            self.findings.append(Inconsistency("MLflow", problem, f"not done: {error}"))
+            self.findings.append(Finding("MLflow", problem, f"not done: {error}"))
             return
         if sent := [key for key in report.done if key in unsent]:
-            self.findings.append(Inconsistency("MLflow", f"lacked parts of {shortened_list(sent)}", "sent"))
+            self.findings.append(Finding("MLflow", f"lacked parts of {shortened_list(sent)}", "sent"))
         for why in dict.fromkeys(report.left.values()):
             left = [key for key, reason in report.left.items() if reason == why]
-            self.findings.append(Inconsistency("MLflow", f"lacks parts of {shortened_list(left)}", f"not done: {why}"))
+            self.findings.append(Finding("MLflow", f"lacks parts of {shortened_list(left)}", f"not done: {why}"))
         if not report.left:
             self.root.write_json(SYNCED, {"schema_version": 1, "until": self.silence.now})
 
@@ -304,18 +302,18 @@ class Reconciler:
             return liveness.LIFE_S <= self.silence.now - last < self.quiet_s
 
         for flow_run in self.unfinished.values():
-            last = max(flow_run.since, self.beats.get(flow_run.id, 0.0))
+            last = max(flow_run.since, self.read_heartbeats.get(flow_run.id, 0.0))
             if flow_run.parent or flow_run.state == "PAUSED" or flow_run.awaits_infrastructure or not recent(last):
                 continue
-            if flow_run.id not in self.beats:
+            if flow_run.id not in self.read_heartbeats:
                 last = max(last, self.prefect.last_line(flow_run.id) or 0.0)
             if flow_run.id not in self.alive and recent(last):
                 yield f"flow run {flow_run.name}", last
         for run in self.runs:
-            job = self.jobs.get(run.claim.job_id) if run.claim else None
+            job = self.jobs.get(run.lease.job_id) if run.lease else None
             at_work = job is not None and not job.terminal
-            if run.claim and not run.ended and not at_work and recent(run.claim.heartbeat):
-                yield f"run {run.key}", run.claim.heartbeat
+            if run.lease and not run.ended and not at_work and recent(run.lease.heartbeat):
+                yield f"run {run.key}", run.lease.heartbeat
 
     def _cancelled(self, run: SeenFlowRun) -> bool:
         """Whether it is cancelled, or has been CANCELLING for so long that no process will finish the cancel."""
@@ -323,22 +321,22 @@ class Reconciler:
 
     def _is_silent(self, run: StoredRun) -> bool:
         """Whether the attempt of a run has ended, or shows no life, without having written how it ended."""
-        if run.claim is None or run.ended:
+        if run.lease is None or run.ended:
             return False
-        job = self.jobs.get(run.claim.job_id)
+        job = self.jobs.get(run.lease.job_id)
         if (
             job is not None
         ):  # Ray and the store are two signs; if Ray does not know the job, the silence has to be longer
             return job.terminal and self.silence.is_old(job.ended_at or 0.0)
-        return run.key not in self.alive and self.silence.heartbeat_is_old(run.claim.heartbeat, liveness.LIFE_S)
+        return run.key not in self.alive and self.silence.heartbeat_is_old(run.lease.heartbeat, liveness.LIFE_S)
 
     def _is_frozen(self, run: StoredRun) -> bool:
         """Whether Ray lists the job of a run as running, but its driver writes no heartbeat. The run may have ended: its
         workers write that."""
-        job = self.jobs.get(run.claim.job_id) if run.claim else None
-        if run.claim is None or job is None or job.state != "running":
+        job = self.jobs.get(run.lease.job_id) if run.lease else None
+        if run.lease is None or job is None or job.state != "running":
             return False
-        return self.silence.heartbeat_is_old(run.claim.heartbeat, liveness.FROZEN_S) and self.silence.is_old(
+        return self.silence.heartbeat_is_old(run.lease.heartbeat, liveness.FROZEN_S) and self.silence.is_old(
             job.started_at or 0.0, liveness.FROZEN_S
         )
 
@@ -347,9 +345,9 @@ class Reconciler:
         active = any(job.metadata.get("pipeline") == record.key for job in self._active_jobs())
         if record.state != "running" or active or record.key in self.alive or self._lives(record.origin.flow_run_id):
             return False
-        claim = self.pipeline_claims[record.key]
-        last_beat = claim.heartbeat if claim else 0.0
-        return self.silence.heartbeat_is_old(last_beat, liveness.FLOW_CLAIM_S) and self.silence.heartbeat_is_old(
+        lease = self.pipeline_leases[record.key]
+        last_beat = lease.heartbeat if lease else 0.0
+        return self.silence.heartbeat_is_old(last_beat, liveness.FLOW_LEASE_S) and self.silence.heartbeat_is_old(
             record.updated_at
         )
 
@@ -357,7 +355,7 @@ class Reconciler:
         if flow_run_id is None:
             return False
         return flow_run_id in self.alive or not self.silence.heartbeat_is_old(
-            self.beats.get(flow_run_id, 0.0), liveness.LIFE_S
+            self.read_heartbeats.get(flow_run_id, 0.0), liveness.LIFE_S
         )
 
     def _watch_silent(self) -> None:
@@ -365,17 +363,17 @@ class Reconciler:
         looks: dict[str, Callable[[], Hashable]] = {}
         frozen = {run.key for run in self.runs if self._is_frozen(run)}
         for run in (run for run in self.runs if run.key in frozen or self._is_silent(run)):
-            looks[run.key] = self._look("run", run.key, partial(life_of, run_store(self.engines.root, run.key)))
+            looks[run.key] = self._look("run", run.key, partial(lease_version, run_store(self.services.root, run.key)))
         for record in filter(self._is_abandoned, self.pipelines):
-            claim = self.root.child(f"claims/{record.key}")
-            looks[record.key] = self._look("pipeline", record.key, partial(life_of, claim))
+            lease = self.root.child(f"leases/{record.key}")
+            looks[record.key] = self._look("pipeline", record.key, partial(lease_version, lease))
         for flow_run in self.unfinished.values():
             if flow_run.parent is None and self._is_dead(flow_run):
                 look = partial(self._life_of_flow_run, flow_run.id)
                 looks[flow_run.id] = self._look("flow run", flow_run.id, look)
 
         for_s = {key: liveness.FROZEN_WATCH_S if key in frozen else liveness.WATCH_S for key in looks}
-        self.alive |= watch_until_moved(looks, for_s, partial(wait, self.engines, liveness.WATCH_S / 15), self.watches)
+        self.alive |= watch_until_moved(looks, for_s, partial(wait, self.services, liveness.WATCH_S / 15), self.watches)
 
     def _look(self, kind: str, key: str, look: Callable[[], Hashable]) -> Callable[[], Hashable]:
         """`look`, but what cannot be read any more is a finding, once, and counts as alive."""
@@ -383,9 +381,9 @@ class Reconciler:
         def look_or_keep() -> Hashable:
             try:
                 return look()
-            except UnreadableRecord as odd:
+            except UnreadableRecord as unreadable:
                 if key not in self.alive:
-                    self._keep(kind, key, odd)
+                    self._keep(kind, key, unreadable)
                 return None
 
         return look_or_keep
@@ -397,7 +395,7 @@ class Reconciler:
         """Whether its state in Prefect is old and it has no heartbeat in the store; before its first heartbeat, no log line."""
         if not self.silence.is_old(run.since) or self._lives(run.id) or run.awaits_infrastructure:
             return False
-        if run.id in self.beats:
+        if run.id in self.read_heartbeats:
             return True
         last = self.prefect.last_line(run.id) or run.since
         return self.silence.is_old(last, liveness.LIFE_S)
@@ -429,11 +427,11 @@ class Reconciler:
         self, flow_run: SeenFlowRun, run: StoredRun, record: AttemptRecord
     ) -> tuple[RunState, str] | None:
         """How a dead flow run ends whose last attempt this is. None while the attempt is at work."""
-        newest = run.claim.attempt if run.claim else 0
+        newest = run.lease.attempt if run.lease else 0
         if newest > record.attempt or record.origin.flow_run_id != flow_run.id:
             where = f": {record.origin.flow_run_url}" if record.origin.flow_run_url and newest == record.attempt else ""
             return "preempted", f"{run.key} goes on in another flow run or command, in attempt {newest}{where}"
-        store = run_store(self.engines.root, run.key)
+        store = run_store(self.services.root, run.key)
         state = read_state(store) or NO_STATE
         if state["state"] != "running" and state["attempt"] >= record.attempt:
             return state["state"], f"{run.key}: {state.get('reason') or state['state']} (set by reconcile)"
@@ -441,14 +439,12 @@ class Reconciler:
             ended, reason = reconciled_state(store, record.attempt, self.jobs.get(record.job_id))
             return ended, f"{run.key}: {reason}"
         problem = f"{flow_run.state} since {utc(flow_run.since)}, but its process is gone"
-        self.findings.append(
-            Inconsistency(f"flow run {flow_run.name}", problem, f"left until {record.job_id} has ended")
-        )
+        self.findings.append(Finding(f"flow run {flow_run.name}", problem, f"left until {record.job_id} has ended"))
         return None
 
     # Repairs.
 
-    def _repair(self, finding: Inconsistency, action: Callable[[], object]) -> bool:
+    def _repair(self, finding: Finding, action: Callable[[], object]) -> bool:
         """Records a finding and runs its action unless this is a dry run. Returns whether the action succeeded."""
         if self.request.dry_run:
             self.findings.append(finding._replace(action=f"would be: {finding.action}"))
@@ -462,14 +458,14 @@ class Reconciler:
         return True
 
     def _end_pipeline(self, key: str, state: RunState, reason: str) -> None:
-        with exclusively(self.engines, key, self.watches[key]):
+        with exclusively(self.services, key, self.watches[key]):
             record = read_pipeline(self.root, key)
             if record.state == "running":
                 write_pipeline(self.root, replace(record, state=state, reason=reason, updated_at=time.time()))
 
     def _end_flow_run(self, run: SeenFlowRun, problem: str, state: RunState, message: str) -> bool:
         outcome = OUTCOMES[state]
-        finding = Inconsistency(f"flow run {run.name}", problem, f"is {outcome.prefect_type} ({message})")
+        finding = Finding(f"flow run {run.name}", problem, f"is {outcome.prefect_type} ({message})")
         done = self._repair(finding, lambda: self.prefect.end(run.id, state, message))
         if done:
             delete_heartbeat(self.root, run.id)
@@ -477,10 +473,10 @@ class Reconciler:
 
     # Reading the store.
 
-    def _keep(self, kind: str, key: str, odd: UnreadableRecord) -> None:
+    def _keep(self, kind: str, key: str, unreadable: UnreadableRecord) -> None:
         """Nobody knows whether something lives whose records cannot be read: it counts as alive."""
         self.alive.add(key)
-        self.findings.append(Inconsistency(f"{kind} {key}", str(odd), LEFT))
+        self.findings.append(Finding(f"{kind} {key}", str(unreadable), LEFT))
 
     def _synced_until(self) -> float:
         with contextlib.suppress(UnreadableRecord), reading(self.root.uri_of(SYNCED)):
@@ -493,26 +489,26 @@ LEFT = "left as it is"
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "CRASHED")
 
 
-def wait(engines: Engines, seconds: float) -> None:
+def wait(services: Services, seconds: float) -> None:
     """Waits, unless the observer requests a stop."""
     until = time.monotonic() + seconds
     while (left_s := until - time.monotonic()) > 0:
-        engines.observer.check()
+        services.observer.check()
         time.sleep(min(left_s, 2.0))
 
 
-def stop_frozen(engines: Engines, run: Store, claim: Claim) -> None:
+def stop_frozen(services: Services, run: Store, lease: Lease) -> None:
     """Stops the job of a frozen driver. Raises RuntimeError if it has shown life meanwhile, or does not end."""
-    if read_claim(run) != claim:
-        raise RuntimeError("the claim of this run changed meanwhile; the next reconcile checks it again.")
-    stop_attempt(engines, run, claim, "preempted", by=DRIVER_FROZEN, grace_s=FROZEN_GRACE_S)
-    job = engines.cluster.jobs.find(claim.job_id)
+    if read_lease(run) != lease:
+        raise RuntimeError("the lease of this run changed meanwhile; the next reconcile checks it again.")
+    stop_attempt(services, run, lease, "preempted", by=DRIVER_FROZEN, grace_s=FROZEN_GRACE_S)
+    job = services.cluster.jobs.find(lease.job_id)
     if job is not None and not job.terminal:
         raise RuntimeError(f"job {job.id} is still {job.state}; the next reconcile stops it again.")
 
 
-def judge(run: Store, claim: Claim, state: RunState, reason: str) -> None:
+def write_reconciled(run: Store, lease: Lease, state: RunState, reason: str) -> None:
     """Writes the reconciled state. Raises RuntimeError if the attempt is alive or has ended, or if another has followed."""
-    if read_claim(run) != claim or has_ended(read_state(run), claim.attempt):
-        raise RuntimeError("the claim or state of this run changed meanwhile; the next reconcile checks it again.")
-    write_reconciled_state(run, state, claim.attempt, reason)
+    if read_lease(run) != lease or has_ended(read_state(run), lease.attempt):
+        raise RuntimeError("the lease or state of this run changed meanwhile; the next reconcile checks it again.")
+    write_reconciled_state(run, state, lease.attempt, reason)

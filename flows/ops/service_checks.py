@@ -36,7 +36,7 @@ _NONE: Mapping[str, str] = {}
 BUSY = 5
 """Factor of the timeouts on a busy machine."""
 BUSY_ADVICE = "This may not be a fault: run the doctor again when the machine is less busy."
-# Claims compare no clocks. Times on pages, `quiet_minutes`, deadlines and signed requests to S3 do.
+# Leases compare no clocks. Times on pages, `quiet_minutes`, deadlines and signed requests to S3 do.
 MAX_CLOCK_DIFFERENCE_S = 5.0
 
 
@@ -69,8 +69,8 @@ def ask(url: str, headers: Mapping[str, str] = _NONE, form: Mapping[str, object]
     except urllib.error.HTTPError as refused:
         with refused:
             status, sent, body = refused.code, refused.headers, refused.read(_MOST_BYTES)
-    except http.client.HTTPException as odd:
-        raise OSError(f"{url} does not speak HTTP ({odd!r})") from odd
+    except http.client.HTTPException as unreadable:
+        raise OSError(f"{url} does not speak HTTP ({unreadable!r})") from unreadable
     except urllib.error.URLError as away:
         cause = away.reason if isinstance(away.reason, BaseException) else away
         raise OSError(f"{url} does not answer{through_proxy(url)}: {away.reason}") from cause
@@ -93,7 +93,7 @@ def installed(package: str) -> str | None:
 
 
 def check_store(settings: Settings) -> Check:
-    """List, write, read (whole and a range), delete, and the conditional writes that claims need."""
+    """List, write, read (whole and a range), delete, and the conditional writes that leases need."""
     store, started = open_store(settings.root), time.perf_counter()
     if store.uri.startswith("s3://"):
         try:

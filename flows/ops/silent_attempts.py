@@ -6,7 +6,7 @@ from vitline.flows.catalog.records import AttemptRecord, attempt_records
 from vitline.flows.catalog.snapshot import StoredRun
 from vitline.infra.ray_jobs import Job
 from vitline.infra.runs.run_state import OUTCOMES, RunState, read_stop
-from vitline.infra.storage import Store, listed_records
+from vitline.infra.storage import Store, cached_records
 
 
 def reconciled_state(run: Store, attempt: int, job: Job | None) -> tuple[RunState, str]:
@@ -26,13 +26,13 @@ def reconciled_state(run: Store, attempt: int, job: Job | None) -> tuple[RunStat
 
 def last_attempt_of(root: Store, runs: Iterable[StoredRun], flow_run_id: str) -> tuple[StoredRun, AttemptRecord] | None:
     """The newest attempt that a flow run has submitted or followed, whether or not Ray still knows its job. The record of an attempt
-    names the flow run that follows it, its claim the one that submitted it. Raises UnreadableRecord."""
+    names the flow run that follows it, its lease the one that submitted it. Raises UnreadableRecord."""
     found = list[tuple[StoredRun, AttemptRecord]]()
-    with listed_records(root, "runs/") as records:
+    with cached_records(root, "runs/") as records:
         for run in runs:
             for record in attempt_records(records.child(f"runs/{run.key}")):
-                claim = run.claim if run.claim is not None and run.claim.attempt == record.attempt else None
-                submitted = claim is not None and (claim.page or "").endswith(f"/{flow_run_id}")
+                lease = run.lease if run.lease is not None and run.lease.attempt == record.attempt else None
+                submitted = lease is not None and (lease.page or "").endswith(f"/{flow_run_id}")
                 if submitted or record.origin.flow_run_id == flow_run_id:
                     found.append((run, record))
     return max(found, key=lambda each: each[1].started_at, default=None)

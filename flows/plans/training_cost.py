@@ -112,7 +112,7 @@ def training_cost(training: "ResolvedTraining", *, gpu: str = GPU, mfu: float = 
         "reading": reading,
         "loading": loading_text(
             config,
-            reads_wait=any(part.store.reads_wait for part in corpora.parts),
+            high_latency=any(part.store.high_latency for part in corpora.parts),
             open_bytes=reading["open_memory_bytes"],
         ),
         "bandwidth": bandwidth_text(
@@ -217,11 +217,11 @@ def _bytes_per_image(split: str, corpora: "TrainingCorpora") -> float:
     )
 
 
-def loading_text(config: TrainConfig, *, reads_wait: bool, open_bytes: int) -> str:
+def loading_text(config: TrainConfig, *, high_latency: bool, open_bytes: int) -> str:
     """How a worker loads: memory of what it reads ahead, and threads, with the origin of each, and the decoder of this machine."""
     from vitline.vit.input.decoding.how_many import THREADS_PER_PROCESS, decode_processes
     from vitline.vit.input.decoding.which_decoder import native_is_installed
-    from vitline.vit.input.load_queue import most_loads
+    from vitline.vit.input.load_queue import max_concurrent_loads
 
     execution = config.execution
     lanes = config.recipe.input.num_lanes // execution.num_workers
@@ -245,7 +245,7 @@ def loading_text(config: TrainConfig, *, reads_wait: bool, open_bytes: int) -> s
     )
     return (
         f"a worker reads {num_bytes(ahead)} ahead at most ({origin('read_ahead_bytes')}; {enough}), in as many threads as it needs up to "
-        f"{most_loads(reads_wait)} ({'a remote store' if reads_wait else 'files'}), and decodes in {execution.decode_threads} "
+        f"{max_concurrent_loads(high_latency)} ({'a remote store' if high_latency else 'files'}), and decodes in {execution.decode_threads} "
         f"({origin('decode_threads')}) of {_processes(processes)} ({origin('decode_processes')}{why}); "
         f"the native decoder is {'' if native_is_installed() else 'not '}installed on this machine"
     )

@@ -17,7 +17,7 @@ from vitline.infra.html.text import clock, num_bytes, short
 from vitline.infra.storage import open_store
 from vitline.vit.config import TrainConfig
 from vitline.vit.cost.demand import GPU, TRAINING_MFU, demand_of
-from vitline.vit.models.config import OwnNetworkConfig
+from vitline.vit.models.config import UserNetworkConfig
 from vitline.vit.recipes import recipe_named
 from vitline.vit.run.resolved import ResolvedTraining
 from vitline.vit.training.schedule import lr_at
@@ -237,7 +237,7 @@ def settings_of(config: TrainConfig, recipe: str) -> dict[str, dict[str, Any]]:
     `the code itself` for what is measured of user-defined networks and losses."""
     found = dict[str, dict[str, Any]]()
     measured = {"recipe.loss_source"}
-    if isinstance(config.recipe.model, OwnNetworkConfig):
+    if isinstance(config.recipe.model, UserNetworkConfig):
         measured |= {f"recipe.model.{name}" for name in ("source", "embed_dim", "feature_flop")}
 
     def walk(group: BaseModel, own: BaseModel | None, prefix: str) -> None:

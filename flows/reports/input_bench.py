@@ -14,7 +14,7 @@ from vitline.vit.cost.demand import Demand, demand_of
 from vitline.vit.cost.input_speed import node_speed
 from vitline.vit.cost.input_verdict import STAGES, InputVerdict, Setting
 from vitline.vit.input.decoding.how_many import decode_processes
-from vitline.vit.input.load_queue import most_loads
+from vitline.vit.input.load_queue import max_concurrent_loads
 from vitline.vit.run.resolved import ResolvedTraining
 
 
@@ -41,7 +41,7 @@ def show_bench(
     groups_per_row = sum(
         share * order.groups.num_groups / order.num_rows for share, order in zip(corpora.shares, orders, strict=True)
     )
-    reads_wait = any(part.store.reads_wait for part in corpora.parts)
+    high_latency = any(part.store.high_latency for part in corpora.parts)
     lanes = config.recipe.input.num_lanes // config.execution.num_workers
     setting = Setting(
         cores=len(os.sched_getaffinity(0)),
@@ -50,12 +50,12 @@ def show_bench(
             config.execution.decode_processes, threads=config.execution.decode_threads, lanes=lanes
         ),
         lanes=lanes,
-        loads_at_a_time=most_loads(reads_wait),
+        loads_at_a_time=max_concurrent_loads(high_latency),
         rows_per_group=max(1, round(1 / groups_per_row)),
         read_ahead_bytes=config.execution.read_ahead_bytes,
         open_bytes=plan["open_memory_bytes"],
         split_bytes=sum(size * order.groups.num_groups for size, order in zip(sizes, orders, strict=True)),
-        can_cache=reads_wait and config.execution.shard_cache_dir is None,
+        can_cache=high_latency and config.execution.shard_cache_dir is None,
     )
     name = " and ".join(f"{part.manifest.name}/{part.manifest.version}" for part in corpora.parts)
     with console.progress(f"reading and decoding {name} for {2 * seconds:.0f} s, {_workers(workers)} at once"):

@@ -1,6 +1,6 @@
 """The whole pipeline: raw corpus -> shards -> pre-trained model -> fine-tuned scores -> comparison. Read this module first.
 
-Each stage is a Ray job under a claim and has a run key, so that a second run reuses what is finished. The pipeline's record,
+Each stage is a Ray job under a lease and has a run key, so that a second run reuses what is finished. The pipeline's record,
 `pipelines/<key>.json`, is updated after every stage; MLflow's parent run is made from it.
 """
 
@@ -27,17 +27,17 @@ from vitline.flows.nights.from_records import night_of
 from vitline.flows.nights.night_record import THE_GATE, NightRecord, write_night
 from vitline.flows.nights.promote import make_champion
 from vitline.flows.plans.held_out import score_text
-from vitline.flows.runs.engines import Engines
 from vitline.flows.runs.evaluate_tasks import evaluate_tasks
 from vitline.flows.runs.long_run import next_step, train_cooldown, train_part
 from vitline.flows.runs.pipeline_report import write_report
 from vitline.flows.runs.prepare_corpus import PreparedCorpus, corpus_links, prepare_corpora
 from vitline.flows.runs.pretrain import train_model
+from vitline.flows.runs.services import Services
 from vitline.flows.runs.stage import Skipped, StageFailed, StageResult, exclusively, run_store
 from vitline.infra.config import replace
 from vitline.infra.records import UnreadableRecord
 from vitline.infra.redact import cleaned
-from vitline.infra.runs.claims import ClaimHolder
+from vitline.infra.runs.lease import LeaseHolder
 from vitline.infra.runs.run_state import RunState
 from vitline.infra.storage import open_store
 from vitline.vit.evaluation.evaluate import EvaluationSpec, Score, TaskRef
@@ -62,64 +62,64 @@ class PipelineResult:
     """The night with its verdict, if it was one."""
 
 
-def pretrain_then_transfer(plan: PipelinePlan, engines: Engines) -> PipelineResult:
+def pretrain_then_transfer(plan: PipelinePlan, services: Services) -> PipelineResult:
     """Prepares the corpora, pre-trains, and evaluates the model on the tasks, with a control from scratch if requested.
 
     Raises Skipped while the same pipeline is active elsewhere, StageFailed for a stage that does not finish.
     """
-    engines.origin = replace(engines.origin, pipeline=plan.key)
-    with exclusively(engines, plan.key) as claim, PipelineRecorder(plan, engines, claim) as recorder:
+    services.origin = replace(services.origin, pipeline=plan.key)
+    with exclusively(services, plan.key) as lease, PipelineRecorder(plan, services, lease) as recorder:
         seeds = plan.nights.num_seeds
         names = ("prepare-corpus", *(name for _ in range(seeds) for name in ("pretrain", "evaluate")))
-        engines.observer.outline(f"Stages of {plan.key}", names, {"MLflow": lambda: mlflow_link(engines, plan.key)})
-        corpora = part(engines, "prepare-corpus", plan, lambda: prepare_stage(plan, engines, recorder))
+        services.observer.outline(f"Stages of {plan.key}", names, {"MLflow": lambda: mlflow_link(services, plan.key)})
+        corpora = part(services, "prepare-corpus", plan, lambda: prepare_stage(plan, services, recorder))
         trained_on, transferred_to = corpora[: len(plan.sources)], corpora[len(plan.sources) :]
         tasks = [TaskRef(name=corpus.manifest.name, corpus=corpus.uri) for corpus in transferred_to]
         evaluations, scores = list[EvaluationSpec](), list[Score]()
         for nth in range(seeds):
-            train = partial(pretrain_stage, plan, nth, trained_on, engines, recorder)
-            model = part(engines, "pretrain", plan, train, nth)
-            transfer = partial(transfer_stage, plan, nth, model, tasks, engines, recorder, scores)
-            evaluations.append(part(engines, "evaluate", plan, transfer, nth))
-        report = write_report(engines.root, recorder.record, trained_on, transferred_to, scores, evaluations[0])
+            train = partial(pretrain_stage, plan, nth, trained_on, services, recorder)
+            model = part(services, "pretrain", plan, train, nth)
+            transfer = partial(transfer_stage, plan, nth, model, tasks, services, recorder, scores)
+            evaluations.append(part(services, "evaluate", plan, transfer, nth))
+        report = write_report(services.root, recorder.record, trained_on, transferred_to, scores, evaluations[0])
         recorder.note(report=report)
         recorder.end("finished")
     return PipelineResult(recorder.record, corpora, scores, recorder.night)
 
 
-def mlflow_link(engines: Engines, key: str) -> str | None:
-    url = engines.sender.pipeline_url(key)
+def mlflow_link(services: Services, key: str) -> str | None:
+    url = services.sender.pipeline_url(key)
     return url and f"[the pipeline]({url})"
 
 
-def part(engines: Engines, name: str, plan: PipelinePlan, body: Any, nth_seed: int = 0) -> Any:
+def part(services: Services, name: str, plan: PipelinePlan, body: Any, nth_seed: int = 0) -> Any:
     title = f"{plan.key}, seed {plan.request.seed + nth_seed}" if nth_seed else plan.key
-    return engines.observer.part(name, title, {"pipeline": plan.key}, body)
+    return services.observer.part(name, title, {"pipeline": plan.key}, body)
 
 
-def prepare_stage(plan: PipelinePlan, engines: Engines, recorder: "PipelineRecorder") -> list[PreparedCorpus]:
+def prepare_stage(plan: PipelinePlan, services: Services, recorder: "PipelineRecorder") -> list[PreparedCorpus]:
     """The corpora to train on, then those of the tasks. Presets are prepared if they are missing; with `nights.ingest`, the first corpus
     gets the new images of its source."""
     started = time.monotonic()
-    growth = grow(plan, engines) if plan.nights.ingest else None
-    choices = (growth.corpus if growth else plan.sources[0], *plan.sources[1:], *plan.tasks)
-    before = {uri: prepared_before(uri) for uri in choices if isinstance(uri, str)}
+    ingested = ingest_new_images(plan, services) if plan.nights.ingest else None
+    choices = (ingested.corpus if ingested else plan.sources[0], *plan.sources[1:], *plan.tasks)
+    before = {uri: existing_corpus(uri) for uri in choices if isinstance(uri, str)}
     for corpus in before.values():
-        show_report(engines, corpus)
+        show_report(services, corpus)
     requests = to_prepare(choices)
-    prepared, key, result = prepare_corpora(requests, engines)
+    prepared, key, result = prepare_corpora(requests, services)
     made = {request.name: corpus for request, corpus in zip(requests, prepared, strict=True)}
     corpora = [made[c.name] if isinstance(c, CorpusConfig) else before[c] for c in choices]
     for request in requests:
-        show_report(engines, made[request.name])
+        show_report(services, made[request.name])
     counts = ", ".join(f"{c.manifest.name} {c.manifest.counts.num_accepted:,}" for c in corpora)
     refused = sum(c.manifest.counts.num_refused for c in corpora)
-    reused, added = result is None, f"{growth.num_images:,} new images, " if growth else ""
-    if growth and growth.run_key:
-        key, reused = key or growth.run_key, False
+    reused, added = result is None, f"{ingested.num_images:,} new images, " if ingested else ""
+    if ingested and ingested.run_key:
+        key, reused = key or ingested.run_key, False
     recorder.stage(
         "prepare", key, reused, time.monotonic() - started, f"{counts} images, {added}{refused:,} refused",
-        f"{open_store(engines.root).uri}/corpora",
+        f"{open_store(services.root).uri}/corpora",
     )  # fmt: skip
     recorder.note(
         corpora={c.manifest.name: c.manifest.digest for c in corpora},
@@ -128,20 +128,20 @@ def prepare_stage(plan: PipelinePlan, engines: Engines, recorder: "PipelineRecor
     return corpora
 
 
-def show_report(engines: Engines, corpus: PreparedCorpus) -> None:
+def show_report(services: Services, corpus: PreparedCorpus) -> None:
     """Shows where the report of a corpus is: in the store, and in MLflow."""
 
     # Of a corpus that was there already MLflow has the run or has not: it is not asked at each refresh of the page.
-    known = corpus_links(corpus, engines) if corpus.reused else None
+    known = corpus_links(corpus, services) if corpus.reused else None
 
     def where() -> str:
-        links = known or corpus_links(corpus, engines)
+        links = known or corpus_links(corpus, services)
         return ", ".join(links[name] for name in ("report", "report page") if name in links)
 
-    engines.observer.report(f"report of {corpus.manifest.name}", where)
+    services.observer.report(f"report of {corpus.manifest.name}", where)
 
 
-class Growth(NamedTuple):
+class Ingested(NamedTuple):
     """A corpus with the images that its source has got since it was prepared."""
 
     corpus: str
@@ -152,19 +152,19 @@ class Growth(NamedTuple):
     """The run that added them now; None if nothing was prepared."""
 
 
-def grow(plan: PipelinePlan, engines: Engines) -> Growth:
+def ingest_new_images(plan: PipelinePlan, services: Services) -> Ingested:
     """The corpus to train on, after what its source has got since was added as a segment. The corpus itself stays as it is."""
     corpus = str(plan.sources[0])
-    request = growth_request(engines.root, corpus)
+    request = growth_request(services.root, corpus)
     if request is None:
-        return Growth(corpus, 0, None)
+        return Ingested(corpus, 0, None)
     try:
-        (grown,), key, _ = prepare_corpora([request], engines)
+        (grown,), key, _ = prepare_corpora([request], services)
     except NothingNew as nothing:
-        engines.observer.say(str(nothing))
-        return Growth(corpus, 0, None)
+        services.observer.say(str(nothing))
+        return Ingested(corpus, 0, None)
     before = load_manifest(open_store(corpus)).counts.num_accepted
-    return Growth(grown.uri, grown.manifest.counts.num_accepted - before, key)
+    return Ingested(grown.uri, grown.manifest.counts.num_accepted - before, key)
 
 
 def to_prepare(choices: Sequence[CorpusChoice]) -> list[CorpusConfig]:
@@ -176,25 +176,29 @@ def to_prepare(choices: Sequence[CorpusChoice]) -> list[CorpusConfig]:
     return found
 
 
-def prepared_before(uri: str) -> PreparedCorpus:
+def existing_corpus(uri: str) -> PreparedCorpus:
     store = open_store(uri)
     return PreparedCorpus(store.uri, load_manifest(store), True)
 
 
 def pretrain_stage(
-    plan: PipelinePlan, nth_seed: int, corpora: Sequence[PreparedCorpus], engines: Engines, recorder: "PipelineRecorder"
+    plan: PipelinePlan,
+    nth_seed: int,
+    corpora: Sequence[PreparedCorpus],
+    services: Services,
+    recorder: "PipelineRecorder",
 ) -> str:
     """URI of the published model of the n-th seed. The record names that of the first."""
     draft = replace(plan.training, **{"recipe.seed": plan.training.recipe.seed + nth_seed})
     found = [FoundCorpus(open_store(corpus.uri), corpus.manifest) for corpus in corpora]
-    known = Corpora(open_store(engines.root), found)
-    training = with_corpora(engines.root, known, draft, plan.request, found)
+    known = Corpora(open_store(services.root), found)
+    training = with_corpora(services.root, known, draft, plan.request, found)
     if plan.nights.advance_images is not None:
-        spec, trained = go_on(plan.nights, training, engines, recorder)
+        spec, trained = advance_long_run(plan.nights, training, services, recorder)
     elif plan.nights.cooldown_at_hours is not None:
-        spec, trained = in_time(plan, training, engines, recorder)
+        spec, trained = train_until_cooldown(plan, training, services, recorder)
     else:
-        spec, trained = train_model(training, engines, plan.night)
+        spec, trained = train_model(training, services, plan.night)
     state = trained.state
     what = f"{state['images_seen']:,} images in {state['step']:,} steps"
     if score := score_text(state, labelled=draft.recipe.masked_patches is None):
@@ -202,7 +206,7 @@ def pretrain_stage(
     if "val_top1" in state:
         before = recorder.record.metrics.get("val/top1", 0.0)
         recorder.note(metrics={"val/top1": before + (state["val_top1"] - before) / (nth_seed + 1)})  # mean over seeds
-    where = run_store(engines.root, spec.run_key).uri
+    where = run_store(services.root, spec.run_key).uri
     recorder.stage("pretrain", spec.run_key, trained.reused, trained.wall_s, what, where)
     model: str = state["model"]
     if not nth_seed:
@@ -211,28 +215,28 @@ def pretrain_stage(
     return model
 
 
-def go_on(
-    nights: NightSettings, training: ResolvedTraining, engines: Engines, recorder: "PipelineRecorder"
+def advance_long_run(
+    nights: NightSettings, training: ResolvedTraining, services: Services, recorder: "PipelineRecorder"
 ) -> tuple[RunSpec, StageResult]:
     """Trains the long run a part further. Returns the run whose model is scored: a cooldown from there, or the long run at its end."""
     advance, cooldown = nights.advance_images or 0, nights.cooldown_images or 0
-    run, recipe = run_store(engines.root, training.spec().run_key), training.config.recipe
+    run, recipe = run_store(services.root, training.spec().run_key), training.config.recipe
     # A pipeline that was cut goes to the step that it had begun for, however far it came.
     step = recorder.record.long_run_step or next_step(recipe, advance, run)
     recorder.note(long_run_step=step)
-    long_run, trained = train_part(training, engines, step)
+    long_run, trained = train_part(training, services, step)
     if step == recipe.total_steps:
         if trained.reused:
-            engines.observer.say(f"{long_run.run_key} is at its end, so there was nothing left to train")
+            services.observer.say(f"{long_run.run_key} is at its end, so there was nothing left to train")
         return long_run, trained
     batch = recipe.input.global_batch_size
     what = f"{step * batch:,} of {recipe.total_steps * batch:,} images of the long run"
     recorder.stage("advance", long_run.run_key, trained.reused, trained.wall_s, what, run.uri)
-    return train_cooldown(training, engines, long_run, step, cooldown)
+    return train_cooldown(training, services, long_run, step, cooldown)
 
 
-def in_time(
-    plan: PipelinePlan, training: ResolvedTraining, engines: Engines, recorder: "PipelineRecorder"
+def train_until_cooldown(
+    plan: PipelinePlan, training: ResolvedTraining, services: Services, recorder: "PipelineRecorder"
 ) -> tuple[RunSpec, StageResult]:
     """Trains to the end, or until the time for the cooldown has come. Returns the run whose model is scored: the cooldown from there,
     or the training itself. Raises StageFailed where that time came within the warmup."""
@@ -241,7 +245,7 @@ def in_time(
         spec = training.spec(plan.night)
     else:
         begin = recorder.record.started_at + 3600 * (nights.cooldown_at_hours or 0)
-        spec, trained = train_model(training, engines, plan.night, pause_at=begin)
+        spec, trained = train_model(training, services, plan.night, pause_at=begin)
         if trained.state["state"] == "finished":
             return spec, trained
         step = trained.state["step"]
@@ -255,10 +259,10 @@ def in_time(
         recorder.note(long_run_step=step)
         batch = recipe.input.global_batch_size
         what = f"{step * batch:,} of {recipe.total_steps * batch:,} images, then out of time"
-        where = run_store(engines.root, spec.run_key).uri
+        where = run_store(services.root, spec.run_key).uri
         recorder.stage("advance", spec.run_key, trained.reused, trained.wall_s, what, where)
-        engines.observer.say(f"{spec.run_key} is out of time at step {step:,}; a cooldown from there follows")
-    return train_cooldown(training, engines, spec, step, nights.cooldown_images or 0)
+        services.observer.say(f"{spec.run_key} is out of time at step {step:,}; a cooldown from there follows")
+    return train_cooldown(training, services, spec, step, nights.cooldown_images or 0)
 
 
 def transfer_stage(
@@ -266,7 +270,7 @@ def transfer_stage(
     nth_seed: int,
     model: str,
     tasks: Sequence[TaskRef],
-    engines: Engines,
+    services: Services,
     recorder: "PipelineRecorder",
     scores: list[Score],
 ) -> EvaluationSpec:
@@ -278,13 +282,13 @@ def transfer_stage(
         protocol=plan.protocol,
         seed=plan.request.seed + nth_seed,
     )
-    spec, scored, new = evaluate_tasks(f"{plan.request.name}-transfer", evaluation, engines)
+    spec, scored, new = evaluate_tasks(f"{plan.request.name}-transfer", evaluation, services)
     scores += new
     trainings = sum(len(score.trials) for score in new)
     how = f"{trainings} trainings" if trainings else "frozen features"
     asked = "1 task" if len(tasks) == 1 else f"{len(tasks)} tasks"
     what = f"{asked} x {'2 inits' if plan.request.from_scratch else '1 init'}, {how}"
-    where = run_store(engines.root, spec.run_key).uri
+    where = run_store(services.root, spec.run_key).uri
     recorder.stage("evaluate", spec.run_key, scored.reused, scored.wall_s, what, where)
     recorder.note(metrics=headline(scores))
     return spec
@@ -304,8 +308,8 @@ def headline(scores: Sequence[Score]) -> dict[str, float]:
 class PipelineRecorder:
     """Writes the pipeline's record to the store: at the start, after every stage, and at the end."""
 
-    def __init__(self, plan: PipelinePlan, engines: Engines, claim: ClaimHolder):
-        self._root, self._engines, self._claim = open_store(engines.root), engines, claim
+    def __init__(self, plan: PipelinePlan, services: Services, lease: LeaseHolder):
+        self._root, self._engines, self._lease = open_store(services.root), services, lease
         self.night: NightRecord | None = None
         self._promotes = plan.nights.promote
         now, before = time.time(), self._before(plan)
@@ -314,7 +318,7 @@ class PipelineRecorder:
             name=plan.request.name,
             request=plan.request.model_dump(mode="json"),
             night=plan.night,
-            origin=engines.origin,
+            origin=services.origin,
             started_at=now,
             updated_at=now,
             long_run_step=before.long_run_step if before else None,
@@ -343,7 +347,7 @@ class PipelineRecorder:
         """Writes the record with these changes; `metrics` are added to the recorded ones."""
         merged = {"metrics": self.record.metrics | metrics} if metrics else {}
         self.record = replace(self.record, updated_at=time.time(), **merged, **changes)
-        self._claim.check()
+        self._lease.check()
         write_pipeline(self._root, self.record)
 
     def stage(self, stage: str, key: str | None, reused: bool, wall_s: float, what: str, where: str) -> None:
@@ -360,13 +364,13 @@ class PipelineRecorder:
         """Writes the night with its verdict. Whatever is wrong with a verdict, the night ends as it would without one."""
         try:
             self.night = night_of(self._root, self.record, state, reason)
-            self._claim.check()
+            self._lease.check()
             write_night(self._root, self.night)
             self._engines.observer.say(self.night.sentence)
             if (gate := self.night.gate) is not None:
                 self._engines.observer.say(gate.reason)
                 if gate.passed and self._promotes:
-                    self._claim.check()
+                    self._lease.check()
                     make_champion(self._root, self.record, why=gate.reason, by=THE_GATE)
         except Exception as error:
             log.exception("no verdict of %s", self.record.key)

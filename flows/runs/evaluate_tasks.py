@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from vitline.data_prep.shard_format import load_manifest
 from vitline.flows.forms.evaluation_plan import EvaluationPlan
 from vitline.flows.reports.score_lines import setting
-from vitline.flows.runs.engines import Engines
+from vitline.flows.runs.services import Services
 from vitline.flows.runs.stage import StageResult, run_stage, run_store
 from vitline.infra.config import digest_of, replace
 from vitline.infra.html.text import percent
@@ -19,22 +19,22 @@ from vitline.vit.run.run_spec import read_progress
 
 
 def evaluate_tasks(
-    name: str, plan: EvaluationPlan, engines: Engines
+    name: str, plan: EvaluationPlan, services: Services
 ) -> tuple[EvaluationSpec, StageResult, list[Score]]:
     """Runs the evaluation, or returns the finished one: one stored score per task, model and seed.
 
     Raises ValueError for a task that the protocol cannot use, before a job is submitted; StageFailed, Skipped.
     """
-    spec = evaluation_spec(name, plan, engines.root)
+    spec = evaluation_spec(name, plan, services.root)
     key = spec.run_key
-    run = run_store(engines.root, key)
+    run = run_store(services.root, key)
     for task in plan.tasks:
         if load_manifest(open_store(task.corpus)).num_classes == 1:
-            engines.observer.say(
+            services.observer.say(
                 f"warning: {task.name} has one class, so that every score on it is 100 % and tells nothing"
             )
     result = run_stage(
-        engines,
+        services,
         run,
         key,
         "vitline.vit.ray_jobs.task_driver",
@@ -43,7 +43,7 @@ def evaluate_tasks(
         progress=lambda: read_progress(run),
         kept=lambda: finished_units(read_progress(run)),
         grace_s=10,
-        claim_timeout_s=30,
+        lease_timeout_s=30,
     )
     return spec, result, [Score.model_validate(score) for score in result.state["scores"]]
 

@@ -4,8 +4,8 @@ zero, so that scores of a half-done schedule can be compared."""
 import dataclasses
 
 from vitline.flows.forms.training_config import cooldown_changes
-from vitline.flows.runs.engines import Engines
 from vitline.flows.runs.pretrain import train_model
+from vitline.flows.runs.services import Services
 from vitline.flows.runs.stage import StageResult, run_store
 from vitline.infra.config import replace
 from vitline.infra.storage import Store
@@ -23,20 +23,20 @@ def next_step(recipe: TrainRecipe, images: int, run: Store) -> int:
     return step if step <= recipe.total_steps - recipe.optim.cooldown_steps else recipe.total_steps
 
 
-def train_part(training: ResolvedTraining, engines: Engines, step: int) -> tuple[RunSpec, StageResult]:
+def train_part(training: ResolvedTraining, services: Services, step: int) -> tuple[RunSpec, StageResult]:
     """Trains the long run up to a step, where it pauses with a checkpoint. At its last step it publishes its model."""
     is_part = step < training.config.recipe.total_steps
-    return train_model(training, engines, pause_at_step=step if is_part else None)
+    return train_model(training, services, pause_at_step=step if is_part else None)
 
 
 def train_cooldown(
-    training: ResolvedTraining, engines: Engines, long_run: RunSpec, step: int, images: int
+    training: ResolvedTraining, services: Services, long_run: RunSpec, step: int, images: int
 ) -> tuple[RunSpec, StageResult]:
     """Trains the branch of the long run at a step, on so many images more, to its published model."""
     recipe = training.config.recipe
     changes = cooldown_changes(recipe, step, images // recipe.input.global_batch_size)
     parent = ParentCheckpoint(
-        run=run_store(engines.root, long_run.run_key).uri, step=step, allow=tuple(sorted(changes))
+        run=run_store(services.root, long_run.run_key).uri, step=step, allow=tuple(sorted(changes))
     )
     config = replace(training.config, parent=parent.model_dump(), **changes)
-    return train_model(dataclasses.replace(training, config=config, initial=None, parent=long_run), engines)
+    return train_model(dataclasses.replace(training, config=config, initial=None, parent=long_run), services)

@@ -1,7 +1,7 @@
 """model and corpus -> predicted classes in Parquet files, by one Ray job."""
 
 from vitline.data_prep.shard_format import load_manifest
-from vitline.flows.runs.engines import Engines
+from vitline.flows.runs.services import Services
 from vitline.flows.runs.stage import StageResult, run_stage, run_store
 from vitline.infra.html.text import percent
 from vitline.infra.runs.tries import finished_units
@@ -10,12 +10,12 @@ from vitline.vit.features.prediction_plan import FOLDER, PredictionSpec, plan_pr
 from vitline.vit.run.run_spec import read_progress
 
 
-def predict_classes(spec: PredictionSpec, engines: Engines) -> StageResult:
+def predict_classes(spec: PredictionSpec, services: Services) -> StageResult:
     """Computes the missing parts, or returns the finished run. Raises StageFailed, Skipped."""
-    run, manifest = run_store(engines.root, spec.run_key), load_manifest(open_store(spec.corpus))
+    run, manifest = run_store(services.root, spec.run_key), load_manifest(open_store(spec.corpus))
     num_parts = len(plan_predictions(spec, manifest))
     return run_stage(
-        engines,
+        services,
         run,
         spec.run_key,
         "vitline.vit.ray_jobs.task_driver",
@@ -25,7 +25,7 @@ def predict_classes(spec: PredictionSpec, engines: Engines) -> StageResult:
         output=lambda state: predictions_exist(run, num_parts),
         kept=lambda: finished_units(read_progress(run)),
         grace_s=10,
-        claim_timeout_s=30,
+        lease_timeout_s=30,
     )
 
 

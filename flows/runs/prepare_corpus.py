@@ -16,7 +16,7 @@ from vitline.data_prep.plan.check_refused import NothingNew, check_reused, loss_
 from vitline.data_prep.plan.corpus_stats import CorpusStats, Findings, Leak
 from vitline.data_prep.plan.leakage import own_splits_text
 from vitline.data_prep.prepare.job import PrepareSpec
-from vitline.data_prep.prepare.small_work import is_small
+from vitline.data_prep.prepare.small_work import fits_here
 from vitline.data_prep.progress import preparation_progress
 from vitline.data_prep.shard_format import MANIFEST_KEY, REJECTS_KEY, REPORT_KEY, Manifest, load_manifest
 from vitline.data_prep.shards.subsets import take
@@ -26,7 +26,7 @@ from vitline.flows import console
 from vitline.flows.catalog.lists import corpus_stats, find_corpus
 from vitline.flows.forms.forms import PrepareRequest
 from vitline.flows.forms.prepare_config import resolve_prepare
-from vitline.flows.runs.engines import Engines, Here, open_engines
+from vitline.flows.runs.services import LocalProcesses, Services, open_services
 from vitline.flows.runs.stage import StageResult, run_stage, run_store
 from vitline.infra.config import digest_of
 from vitline.infra.html.text import clock, shortened_list
@@ -63,14 +63,14 @@ def source_request(root: str, source: str, name: str | None, **fields: Any) -> C
 
 
 def prepare_corpora(
-    requests: Sequence[CorpusConfig], engines: Engines
+    requests: Sequence[CorpusConfig], services: Services
 ) -> tuple[list[PreparedCorpus], str | None, StageResult | None]:
     """The corpora of the requests, in order, with key and result of the run that prepared the missing ones, if any were.
 
     Finished corpora are found without a cluster. Raises ValueError if one breaks the rules of the request's `execution`,
     FetchUnavailable if a source cannot be downloaded here, StageFailed with the reason for every other failure.
     """
-    base = open_store(engines.root)
+    base = open_store(services.root)
     stores = [corpus_store(base, request) for request in requests]
     missing = [r for r, store in zip(requests, stores, strict=True) if not store.exists(MANIFEST_KEY)]
     for request, store in zip(requests, stores, strict=True):
@@ -78,8 +78,8 @@ def prepare_corpora(
             check_reused(request, store, base)
     key, result = None, None
     if missing:
-        fetch_sources(missing, base, engines.observer.say)
-        key, result = run_preparation(missing, [s for s in stores if not s.exists(MANIFEST_KEY)], engines)
+        fetch_sources(missing, base, services.observer.say)
+        key, result = run_preparation(missing, [s for s in stores if not s.exists(MANIFEST_KEY)], services)
         for request, store in zip(requests, stores, strict=True):
             if request.recipe.known_ids == "skip" and not store.exists(MANIFEST_KEY):
                 raise NothingNew(request)
@@ -89,9 +89,9 @@ def prepare_corpora(
     ]
     for corpus in prepared:
         if lost := loss_text(corpus.manifest):
-            engines.observer.say(f"warning: {corpus.manifest.name}: {lost}")
+            services.observer.say(f"warning: {corpus.manifest.name}: {lost}")
         for leak in leak_lines(corpus_stats(open_store(corpus.uri)).stats):
-            engines.observer.say(f"warning: {corpus.manifest.name}: {leak}")
+            services.observer.say(f"warning: {corpus.manifest.name}: {leak}")
     return prepared, key, result
 
 
@@ -105,28 +105,28 @@ def fetch_sources(requests: Sequence[CorpusConfig], root: Store, say: Callable[[
 
 
 def run_preparation(
-    requests: Sequence[CorpusConfig], corpora: Sequence[Store], engines: Engines
+    requests: Sequence[CorpusConfig], corpora: Sequence[Store], services: Services
 ) -> tuple[str, StageResult]:
     """Runs one job for all corpora that are not finished. Its run key follows from their versions.
 
     If no cluster is configured and the work is small, the job is a child of this process and no Ray is started. A configured
     cluster gets the job even if it is small, so that it is listed, followed and stopped like every other job.
     """
-    key = preparation_key([request.name for request in requests], corpora, engines.root)
-    own_ray = engines.settings.ray_address is None
-    here = own_ray and is_small(requests, open_store(engines.root), one_machine=True)
+    key = preparation_key([request.name for request in requests], corpora, services.root)
+    own_ray = services.settings.ray_address is None
+    here = own_ray and fits_here(requests, open_store(services.root), one_machine=True)
     with contextlib.ExitStack() as stack:
         if here:
-            cluster = stack.enter_context(Here(engines.settings, engines.cluster.log_dir))
-            engines = replace(engines, cluster=cluster)
+            cluster = stack.enter_context(LocalProcesses(services.settings, services.cluster.log_dir))
+            services = replace(services, cluster=cluster)
         result = run_stage(
-            engines,
-            run_store(engines.root, key),
+            services,
+            run_store(services.root, key),
             key,
             "vitline.data_prep.prepare.job",
             PrepareSpec(
                 run_key=key,
-                root=engines.root,
+                root=services.root,
                 requests=tuple(requests),
                 small=here if own_ray else None,
             ),
@@ -136,7 +136,7 @@ def run_preparation(
             # Without corpora there was nothing new.
             output=lambda state: not state.get("corpora") or all(corpus.exists(MANIFEST_KEY) for corpus in corpora),
             grace_s=5,
-            claim_timeout_s=30,
+            lease_timeout_s=30,
         )
     return key, result
 
@@ -148,11 +148,11 @@ def preparation_key(names: Sequence[str], corpora: Sequence[Store], root: str) -
     return run_key(f"prepare-{prefix}", "prepare", digest_of(list(names)), versions)
 
 
-def corpus_links(corpus: PreparedCorpus, engines: Engines) -> dict[str, str]:
+def corpus_links(corpus: PreparedCorpus, services: Services) -> dict[str, str]:
     """Links to a corpus and its report; if it was prepared alone and MLflow has the run, also to that and to the report there."""
     links = {"corpus": f"`{corpus.uri}`", "report": f"`{corpus.uri}/{REPORT_KEY}`"}
-    key = preparation_key([corpus.manifest.name], [open_store(corpus.uri)], engines.root)
-    if url := engines.sender.run_url(key):
+    key = preparation_key([corpus.manifest.name], [open_store(corpus.uri)], services.root)
+    if url := services.sender.run_url(key):
         links |= {
             "report page": f"[in MLflow]({url.partition('?')[0]}/artifacts/{REPORT_KEY})",
             "MLflow": f"[the preparation]({url})",
@@ -175,8 +175,8 @@ def refusals(corpus: PreparedCorpus, limit: int) -> list[str]:
 def prepare_and_show(settings: Settings, request: CorpusConfig, *, as_json: bool) -> None:
     """Prepares a corpus and prints counts, splits and refused examples."""
     started = time.monotonic()
-    with open_engines(settings) as engines:
-        (corpus,), _, _ = prepare_corpora([request], engines)
+    with open_services(settings) as services:
+        (corpus,), _, _ = prepare_corpora([request], services)
     if as_json:
         shown = {"uri": corpus.uri, "reused": corpus.reused, **corpus.manifest.model_dump(mode="json")}
         console.emit({"corpora": [shown]})

@@ -7,8 +7,8 @@ from vitline.flows.catalog.lists import corpus_stats
 from vitline.flows.plans.measured_speed import measured_speed
 from vitline.flows.plans.training_cost import training_cost
 from vitline.flows.plans.training_plan import plan_rows
-from vitline.flows.runs.engines import Engines
 from vitline.flows.runs.prepare_corpus import leak_lines
+from vitline.flows.runs.services import Services
 from vitline.flows.runs.stage import StageResult, run_stage, run_store
 from vitline.infra.runs.run_state import NO_STATE, read_state
 from vitline.infra.storage import open_store
@@ -20,7 +20,7 @@ from vitline.vit.run.run_spec import START_TRY_S, RunSpec, read_progress
 
 def train_model(
     training: ResolvedTraining,
-    engines: Engines,
+    services: Services,
     night: datetime | None = None,
     pause_at_step: int | None = None,
     pause_at: float | None = None,
@@ -31,28 +31,28 @@ def train_model(
     Raises ValueError for a config that does not fit its corpus or parent, before a job is submitted; StageFailed, Skipped.
     """
     config, spec = training.config, training.spec(night, pause_at_step, pause_at)
-    run = run_store(engines.root, spec.run_key)
+    run = run_store(services.root, spec.run_key)
     begun = read_state(run)
     finished = (begun or NO_STATE)["state"] == "finished"
     if config.mixture is not None and begun is None:  # a run that has begun has said it
-        engines.observer.say("looking for leakage in the corpora of the mixture")
+        services.observer.say("looking for leakage in the corpora of the mixture")
         for line in mixture_leaks(training):
-            engines.observer.say(f"warning: {line}")
+            services.observer.say(f"warning: {line}")
     if config.parent is not None and newest_step(run) is None and not finished:
         pin_parent(config.parent, spec.run_key)  # before anything is submitted: the parent may be at work
-        engines.observer.say(
+        services.observer.say(
             f"step {config.parent.step:,} of {spec.inputs['parent'].partition('@')[0]} is kept for {spec.run_key}"
         )
     execution, cost = config.execution, training_cost(training)
     if not finished:
-        engines.observer.say(
+        services.observer.say(
             f"{cost['images']:,} images in {cost['steps']:,} steps, {cost['epochs']:.1f} epochs; {cost['loss']}"
         )
         if "warning" in cost:
-            engines.observer.say(f"warning: {cost['warning']}")
-        engines.observer.planned(spec.run_key, plan_rows(config, cost))
+            services.observer.say(f"warning: {cost['warning']}")
+        services.observer.planned(spec.run_key, plan_rows(config, cost))
     result = run_stage(
-        engines,
+        services,
         run,
         spec.run_key,
         "vitline.vit.ray_jobs.train_driver",
@@ -63,11 +63,11 @@ def train_model(
         paused=lambda state: pause_at is not None or (pause_at_step is not None and state["step"] >= pause_at_step),
         kept=lambda: {"checkpoint": newest_step(run) or 0},
         grace_s=execution.grace_s,
-        claim_timeout_s=execution.claim_timeout_s,
+        lease_timeout_s=execution.lease_timeout_s,
         env={"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(min(START_TRY_S, execution.queue_timeout_s / 4))},
     )
     if not result.reused and (speed := measured_speed(run, config)) is not None:
-        engines.observer.say(speed.text(cost["corpus"]["classes"]))
+        services.observer.say(speed.text(cost["corpus"]["classes"]))
     return spec, result
 
 

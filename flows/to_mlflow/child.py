@@ -22,7 +22,7 @@ from vitline.infra.local.service_logs import open_private, shorten
 from vitline.infra.mlflow.tracking_ids import IDS_KEY, TrackingIds, pipeline_ids_key
 from vitline.infra.names import matching
 from vitline.infra.records import read_each
-from vitline.infra.runs.beside import beside
+from vitline.infra.runs.in_background import in_background
 from vitline.infra.settings import Settings, inherited_environment
 from vitline.infra.storage import Store, open_store
 
@@ -114,7 +114,7 @@ class SenderChild:
             log.warning("%s %s could not be put into the outbox", *entry, exc_info=True)
         with self._lock:
             if not self._followed:
-                self._child.enter_context(beside(self._keep_alive, name="sender", join_s=2 * _END_S))
+                self._child.enter_context(in_background(self._keep_alive, name="sender", join_s=2 * _END_S))
             if entry not in self._followed:
                 self._followed.append(entry)
 

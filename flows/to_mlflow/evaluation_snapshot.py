@@ -11,7 +11,7 @@ from vitline.flows.catalog.stored_configs import JSON, EvaluationFile
 from vitline.flows.to_mlflow.run_snapshot import (
     MODEL_PARAMS,
     Child,
-    RunSnapshot,
+    RunView,
     Values,
     corpus_use,
     makers,
@@ -47,7 +47,7 @@ NOT_SENT = (".parquet",)
 """Files of a trial that stay in the store, because only programs read them."""
 
 
-def show_evaluation(snapshot: RunSnapshot, root: Store, spec: EvaluationFile, state: RunStateRecord) -> None:
+def show_evaluation(snapshot: RunView, root: Store, spec: EvaluationFile, state: RunStateRecord) -> None:
     """Scores on tasks: a metric for each task and model, group means where all tasks are scored, and the children."""
     protocol, models = spec["protocol"], [model for model in spec["models"] if model]
     records = {model: record for model in models if (record := model_record(model))}

@@ -1,14 +1,14 @@
 """The run snapshot of a batch prediction: where its files are, and how many classes were right. Imports no MLflow and no torch."""
 
 from vitline.flows.catalog.stored_configs import PredictionFile
-from vitline.flows.to_mlflow.run_snapshot import RunSnapshot, corpus_use, makers, stored_manifest
+from vitline.flows.to_mlflow.run_snapshot import RunView, corpus_use, makers, stored_manifest
 from vitline.infra.config import digest_of
 from vitline.infra.runs.run_state import RunStateRecord
 from vitline.vit.features.prediction_plan import FOLDER
 from vitline.vit.published.model_record import model_record
 
 
-def show_prediction(snapshot: RunSnapshot, spec: PredictionFile, state: RunStateRecord) -> None:
+def show_prediction(snapshot: RunView, spec: PredictionFile, state: RunStateRecord) -> None:
     """Counts, rate and top-1 of the images that have a label which the model knows."""
     manifest, record, splits = stored_manifest(spec["corpus"]), model_record(spec["model"]), spec["splits"]
     snapshot.params = {

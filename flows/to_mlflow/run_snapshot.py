@@ -57,7 +57,7 @@ class Child:
 
 
 @dataclass
-class RunSnapshot:
+class RunView:
     """One run in the store as an MLflow run. `values` are logged at the time of the run's end; curves are in the journal."""
 
     key: str

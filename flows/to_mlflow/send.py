@@ -4,7 +4,7 @@
     python -m vitline.flows.to_mlflow.send --parent PID  until that process ends, whose child this is; then once more
     python -m vitline.flows.to_mlflow.send --once        until each entry has been tried once, by this sender or another
 
-Of all senders of a root one sends: the holder of the lease `claims/mlflow-<digest of the server's URI and vitline's version>`. The
+Of all senders of a root one sends: the holder of the lease `leases/mlflow-<digest of the server's URI and vitline's version>`. The
 others wait until it ends, or has been silent for LEASE_S. Two versions do not send each other's runs, because a flow process may
 live for days; what an older one left is put into the outbox again by `vitline ops reconcile` and `vitline runs send`. Only a sender
 that has something to send imports MLflow. Where it is interrupted, the next finds in MLflow how much was sent.
@@ -29,7 +29,7 @@ from vitline.flows.to_mlflow.outbox import Mark, OutboxEntry
 from vitline.infra.config import digest_of
 from vitline.infra.records import read_each
 from vitline.infra.redact import log_to_stderr, redact
-from vitline.infra.runs.claims import ClaimHeld, ClaimHolder, ClaimLost, held, take_claim
+from vitline.infra.runs.lease import LeaseHeld, LeaseHolder, LeaseLost, acquire_lease, held
 from vitline.infra.runs.liveness import Watch
 from vitline.infra.runs.segments import list_segments
 from vitline.infra.settings import Settings, secret_values, set_environment, user_at_host
@@ -81,7 +81,7 @@ class Sending:
     """Sends the entries of an outbox under a lease. `alive()` is called before each."""
 
     def __init__(
-        self, root: Store, lease: ClaimHolder, connect: "Callable[[], Sender]", alive: Callable[[], object]
+        self, root: Store, lease: LeaseHolder, connect: "Callable[[], Sender]", alive: Callable[[], object]
     ) -> None:
         self._root, self._lease, self._connect, self._alive = root, lease, connect, alive
         self._followed: dict[OutboxEntry, Followed] = {}
@@ -92,7 +92,7 @@ class Sending:
         """Sends what is new in the outbox and what has changed, for about PASS_S. Returns the seconds until the next look: 0 if entries
         are left. If MLflow does not answer, this ends after one request.
 
-        What fails although MLflow answers is tried twice, and again at growing intervals. Raises ClaimLost without the lease.
+        What fails although MLflow answers is tried twice, and again at growing intervals. Raises LeaseLost without the lease.
         """
         due, until = self._due(), time.monotonic() + PASS_S
         for number, (entry, followed) in enumerate(due):
@@ -141,7 +141,7 @@ class Sending:
         """Whether there is no more to do now: a second failure is noted."""
         try:
             self._send(entry, followed)
-        except ClaimLost:
+        except LeaseLost:
             raise
         except Exception as error:
             log.debug("%s %s", *entry, exc_info=True)
@@ -206,14 +206,14 @@ def one_line(error: Exception) -> str:
 
 
 def lease_key(uri: str) -> str:
-    """The name of the lease, below `claims/`, of a server. A server with two addresses has two leases."""
+    """The name of the lease, below `leases/`, of a server. A server with two addresses has two leases."""
     return f"mlflow-{digest_of([redact(uri.rstrip('/')), outbox.VERSION])[:12]}"
 
 
 def work(root: Store, uri: str, *, once: bool, has_parent: Callable[[], bool], alive: Callable[[], object]) -> None:
     """Sends whenever this process has the lease, until the end of its lifetime."""
     name, watch = lease_key(uri), Watch()
-    store, owner = root.child(f"claims/{name}"), f"{user_at_host()}:{os.getpid()}"
+    store, owner = root.child(f"leases/{name}"), f"{user_at_host()}:{os.getpid()}"
     awaited = list(outbox.listed(root)) if once else []
 
     def connect() -> "Sender":
@@ -226,8 +226,8 @@ def work(root: Store, uri: str, *, once: bool, has_parent: Callable[[], bool], a
         alive()
         last = not has_parent()
         try:
-            mine = take_claim(
-                store, name, job_state=lambda job: None, owner=owner, claim_timeout_s=LEASE_S, watch=watch
+            mine = acquire_lease(
+                store, name, job_state=lambda job: None, owner=owner, lease_timeout_s=LEASE_S, watch=watch
             )
             with held(store, mine, every_s=LEASE_S / 6) as lease:
                 sending = Sending(root, lease, connect, alive)
@@ -238,13 +238,13 @@ def work(root: Store, uri: str, *, once: bool, has_parent: Callable[[], bool], a
                         return
                     alive()
                     time.sleep(wait_s)
-        except ClaimHeld as other:
+        except LeaseHeld as other:
             while awaited and not outbox.is_untried(root, awaited[0]):
                 del awaited[0]
             if last or (once and not awaited):
                 return
             log.debug("%s", other)
-        except ClaimLost as error:
+        except LeaseLost as error:
             log.warning("%s", error)
             watch = Watch()
         except Exception as error:  # as when the store does not answer for a moment

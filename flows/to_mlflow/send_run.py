@@ -15,14 +15,14 @@ from vitline.flows.catalog.records import PipelineRecord
 from vitline.flows.catalog.stored_configs import JSON
 from vitline.flows.nights.night_record import read_champion
 from vitline.flows.to_mlflow.outbox import OutboxEntry
-from vitline.flows.to_mlflow.run_snapshot import Child, RunSnapshot
+from vitline.flows.to_mlflow.run_snapshot import Child, RunView
 from vitline.flows.to_mlflow.stage_snapshots import pipeline_snapshot, stage_snapshot
 from vitline.infra.config import digest_of
 from vitline.infra.html.markdown import markdown_table
 from vitline.infra.html.text import percent
 from vitline.infra.mlflow.entities import Model, Point
 from vitline.infra.mlflow.pages import version_url
-from vitline.infra.mlflow.tracking import TrackedRun, Tracking, thinned
+from vitline.infra.mlflow.tracking import TrackedRun, Tracking, downsampled
 from vitline.infra.mlflow.tracking_ids import RUN, TrackingIds, child_ids_key, pipeline_ids_key
 from vitline.infra.runs.segments import Segment, list_segments, read_segments
 from vitline.infra.settings import Settings
@@ -108,7 +108,7 @@ class Sender:
         self._finish(run, snapshot, facts, digest, curves, children_table(snapshot, pages))
         return "sent"
 
-    def _send_child(self, child: Child, snapshot: RunSnapshot, run: TrackedRun, store: Store) -> str | None:
+    def _send_child(self, child: Child, snapshot: RunView, run: TrackedRun, store: Store) -> str | None:
         """Sends a child run. Returns the URL of its page, or None if a user has deleted it in MLflow."""
         ids = TrackingIds(store, self.tracking.uri, child_ids_key(child.slug))
         tags = {name: snapshot.tags[name] for name in INHERITED if name in snapshot.tags} | child.tags
@@ -181,7 +181,7 @@ class Sender:
             name, digest = registered_name(champion.model), champion.model_digest
             self.tracking.put_champion(name, digest, champion.counter, champion.reason, champion.by_hand)
 
-    def _put(self, run: TrackedRun, snapshot: RunSnapshot, view: RunSnapshot | Child, tags: JSON) -> None:
+    def _put(self, run: TrackedRun, snapshot: RunView, view: RunView | Child, tags: JSON) -> None:
         """Sends the status first, because a slow server may take long for the rest."""
         self.tracking.put_status(run, snapshot.status, snapshot.end_ms)
         self.tracking.put_tags(run, tags)
@@ -193,10 +193,10 @@ class Sender:
             return self._tracked_parent(pipeline_snapshot(self.root, pipeline)[0]) if pipeline else None
         return None
 
-    def _tracked_parent(self, snapshot: RunSnapshot) -> TrackedRun | None:
+    def _tracked_parent(self, snapshot: RunView) -> TrackedRun | None:
         return self._tracked(TrackingIds(self.root, self.tracking.uri, pipeline_ids_key(snapshot.key)), snapshot)
 
-    def _tracked(self, ids: TrackingIds, snapshot: RunSnapshot) -> TrackedRun | None:
+    def _tracked(self, ids: TrackingIds, snapshot: RunView) -> TrackedRun | None:
         about = snapshot.experiment, snapshot.key, snapshot.store_uri, snapshot.start_ms, snapshot.tags, snapshot.name
         return self.tracking.run(ids, *about)
 
@@ -221,7 +221,7 @@ class Sender:
         for first in range(0, len(fresh), _SEGMENTS_A_TIME):
             part = fresh[first : first + _SEGMENTS_A_TIME]
             points = choose_points(store, part, curves, total_steps)
-            self.tracking.put_points(run, points)
+            self.tracking.log_points(run, points)
             curves.done = curves.done | {s.journal: s.number + 1 for s in part}
             self.tracking.put_tags(run, {SHIPPED: json.dumps({"segments": curves.done}, sort_keys=True)})
 
@@ -237,7 +237,7 @@ class Sender:
                 found.append((model_id, f"**Model:** [{name} version {version}]({url}) of [{maker}]({names['url']})"))
         return found
 
-    def _related(self, snapshot: RunSnapshot) -> list[str]:
+    def _related(self, snapshot: RunView) -> list[str]:
         """The lines about other runs, with links to the pages that these have in MLflow."""
         lines = []
         for key, text in snapshot.related.items():
@@ -245,7 +245,7 @@ class Sender:
             lines.append(text.format(run=f"[{key}]({url})" if url else key))
         return lines
 
-    def _send_values(self, run: TrackedRun, snapshot: RunSnapshot, models: list[str]) -> None:
+    def _send_values(self, run: TrackedRun, snapshot: RunView, models: list[str]) -> None:
         at = snapshot.end_ms or int(time.time() * 1000)
         points = [Point(key, value, step, at) for key, (value, step) in snapshot.values.items()]
         of_model = [p for p in points if len(models) == 1 and p.step and not p.key.startswith("time/")]
@@ -259,14 +259,14 @@ class Sender:
         scores = [Point(r.key, r.value, r.step, r.timestamp_ms) for r in records if r.key.startswith("val/")]
         return replace(model, name=registered_name(model.uri), points=scores)
 
-    def _offer_columns(self, run: TrackedRun, snapshot: RunSnapshot) -> None:
+    def _offer_columns(self, run: TrackedRun, snapshot: RunView) -> None:
         if snapshot.end_ms is not None:
             self.tracking.offer_view(run.experiment_id, snapshot.values.keys())
 
     def _finish(
         self,
         run: TrackedRun,
-        snapshot: RunSnapshot,
+        snapshot: RunView,
         facts: list[str],
         digest: str,
         curves: Curves | None,
@@ -289,7 +289,7 @@ def registered_name(model: str) -> str:
     return Settings().named(model.rstrip("/").split("/")[-2])
 
 
-def children_table(snapshot: RunSnapshot, pages: Sequence[str | None]) -> str:
+def children_table(snapshot: RunView, pages: Sequence[str | None]) -> str:
     """The children of a run with their headline metrics and pages, as Markdown; empty if it has none."""
     rows = []
     for child, page in zip(snapshot.children, pages, strict=True):
@@ -307,7 +307,7 @@ def choose_points(store: Store, segments: list[Segment], curves: Curves, total_s
             if (record.key, record.step) not in curves.known:
                 curves.known.add((record.key, record.step))
                 points.append(Point(record.key, record.value, record.step, record.timestamp_ms))
-    return thinned(points, curves.seen, total_steps)
+    return downsampled(points, curves.seen, total_steps)
 
 
 def shipped(run: TrackedRun) -> ShippedNote:

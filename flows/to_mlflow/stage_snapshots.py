@@ -18,7 +18,7 @@ from vitline.flows.to_mlflow.evaluation_snapshot import show_evaluation
 from vitline.flows.to_mlflow.prediction_snapshot import show_prediction
 from vitline.flows.to_mlflow.run_snapshot import (
     MODEL_PARAMS,
-    RunSnapshot,
+    RunView,
     corpus_use,
     makers,
     plain,
@@ -79,7 +79,7 @@ MAX_SPIKE_PAGES = 20
 MAX_REQUEST_PARAMS = 20
 
 
-def stage_snapshot(root: Store, key: str) -> RunSnapshot | None:
+def stage_snapshot(root: Store, key: str) -> RunView | None:
     """The run snapshot of a run in its present state; None before its first attempt."""
     run = root.child(f"runs/{key}")
     config: RunFile | None = run.read_json_or_none("config.json")
@@ -93,7 +93,7 @@ def stage_snapshot(root: Store, key: str) -> RunSnapshot | None:
         state, ended = NO_STATE, False
     word = WAITING if newer or (not ended and (read_progress(run) or {}).get("waiting_for")) else state["state"]
     end_s = state["updated_at"] if ended else None
-    snapshot = RunSnapshot(
+    snapshot = RunView(
         key=key,
         stage=stage,
         store_uri=run.uri,
@@ -129,7 +129,7 @@ def started_at(run: Store, state: RunStateRecord, attempts: Sequence[AttemptReco
     return state["updated_at"] or time.time()
 
 
-def add_origin(snapshot: RunSnapshot, attempts: Sequence[AttemptRecord]) -> None:
+def add_origin(snapshot: RunView, attempts: Sequence[AttemptRecord]) -> None:
     """Adds the origin of the first attempt and the job of the last."""
     if not attempts:
         return
@@ -164,7 +164,7 @@ def origin_facts(origin: Origin) -> list[str]:
     return [f"**Requested by:** [{name}]({origin.flow_run_url}) in Prefect ({origin.trigger})"]
 
 
-def show_training(snapshot: RunSnapshot, run: Store, spec: TrainingFile, state: RunStateRecord) -> None:
+def show_training(snapshot: RunView, run: Store, spec: TrainingFile, state: RunStateRecord) -> None:
     """A pre-training or fine-tuning: recipe, corpus, length of the curves and published model."""
     config = spec["config"]
     recipe, execution = config["recipe"], config["execution"]
@@ -257,7 +257,7 @@ def corpus_params(config: StoredTraining, corpora: Mapping[str, JSON | None]) ->
     return {**names, "num_classes": found[0]["num_classes"]} if found else {}
 
 
-def published(state: RunStateRecord, snapshot: RunSnapshot, score: str) -> Model | None:
+def published(state: RunStateRecord, snapshot: RunView, score: str) -> Model | None:
     """The published model of a finished training with its score as text; None if it was deleted."""
     store = open_store(state["model"])
     if not store.exists(CONFIG):
@@ -289,7 +289,7 @@ def published(state: RunStateRecord, snapshot: RunSnapshot, score: str) -> Model
     )
 
 
-def show_preparation(snapshot: RunSnapshot, root: Store, spec: PreparationFile, state: RunStateRecord) -> None:
+def show_preparation(snapshot: RunView, root: Store, spec: PreparationFile, state: RunStateRecord) -> None:
     """Prepared corpora: images accepted and refused, bytes, leakage, seconds, rate; the step is the number of shards. Reports
     and statistics are sent as files."""
     snapshot.params = {"corpora": ", ".join(request["name"] for request in spec["requests"])}
@@ -349,14 +349,14 @@ def corpus_files(uri: str) -> dict[str, bytes]:
     return files
 
 
-def pipeline_snapshot(root: Store, key: str) -> tuple[RunSnapshot, PipelineRecord]:
+def pipeline_snapshot(root: Store, key: str) -> tuple[RunView, PipelineRecord]:
     """The run snapshot of a pipeline: headline metrics, seconds of its stages, and the params of its trainings.
 
     Raises FileNotFoundError if there is no such pipeline.
     """
     record = read_pipeline(root, key)
     ended, step = record.state != "running", record.images_seen or 0
-    snapshot = RunSnapshot(
+    snapshot = RunView(
         key=key,
         stage="pretrain-then-transfer",
         store_uri=root.uri_of(f"pipelines/{key}.json"),
@@ -403,7 +403,7 @@ def pipeline_snapshot(root: Store, key: str) -> tuple[RunSnapshot, PipelineRecor
     return snapshot, record
 
 
-def add_verdict(snapshot: RunSnapshot, root: Store, record: PipelineRecord) -> None:
+def add_verdict(snapshot: RunView, root: Store, record: PipelineRecord) -> None:
     """Adds the verdict of a night: its word and sentence as tags, the differences as metrics, the page as a file."""
     night = read_night(root, record.name, record.night) if record.night else None
     if night is None or night.verdict is None or night.pipeline != record.key:
@@ -430,7 +430,7 @@ def user_of(root: Store, record: PipelineRecord) -> str | None:
     return None
 
 
-def add_stage(snapshot: RunSnapshot, root: Store, stage: str, key: str | None) -> None:
+def add_stage(snapshot: RunView, root: Store, stage: str, key: str | None) -> None:
     """Adds the params of a stage to the parent: those of the pre-training by name, those of other stages with a prefix."""
     config: RunFile | None = root.child(f"runs/{key}").read_json_or_none("config.json") if key else None
     if config is None:

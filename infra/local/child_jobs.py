@@ -1,6 +1,6 @@
 """Jobs that run as child processes, for work so small that starting Ray would take most of the time.
 
-The interface is that of `RayJobs`, so a stage claims, follows and stops such a job like any other.
+The interface is that of `RayJobs`, so a stage leases, follows and stops such a job like any other.
 """
 
 import os

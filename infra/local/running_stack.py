@@ -26,13 +26,13 @@ def find_running_stack(settings: Settings) -> Path | None:
     None if there never was a stack, or if the environment names a cluster or a store that the stack does not serve.
     """
     directory = stack_dir(settings)
-    if "ray_address" in settings.model_fields_set or not (directory / "place.json").exists():
+    if "ray_address" in settings.model_fields_set or not (directory / "stack-config.json").exists():
         return None
     if "root" in settings.model_fields_set:
-        from vitline.infra.local.stack_config import load_stack_config, plain_root
+        from vitline.infra.local.stack_config import load_stack_config, normalized_root
 
         config = load_stack_config(directory)
-        return directory if config and config.root == plain_root(settings.root) else None
+        return directory if config and config.root == normalized_root(settings.root) else None
     return directory
 
 

@@ -5,7 +5,7 @@ import urllib.request
 from pathlib import Path
 
 from vitline.infra.local.paths import write_private
-from vitline.infra.local.stack_config import BUCKET, S3_INTERNAL, TWIN, StackConfig, weed
+from vitline.infra.local.stack_config import BUCKET, GRPC_PORT_OFFSET, S3_INTERNAL, StackConfig, seaweed_program
 
 _TEMPORARY = Path("/tmp")  # compiled in
 _KEY = f"{BUCKET}/.stack/sentinel"
@@ -15,7 +15,7 @@ def command(config: StackConfig) -> list[str]:
     """The command: all ports on loopback, no telemetry, and bucket rules as on AWS."""
     ports = {name.removeprefix("s3."): config.ports[name] for name in S3_INTERNAL}
     return [
-        str(weed()),
+        str(seaweed_program()),
         "-logtostderr=true",
         "mini",
         f"-dir={config.directory / 's3'}",
@@ -79,7 +79,7 @@ def problem(config: StackConfig, timeout_s: float = 5.0) -> str:
 def remove_sockets(config: StackConfig) -> None:
     """Removes the sockets that SeaweedFS leaves in the temporary folder, which are named after its second ports."""
     for name in ("s3", *S3_INTERNAL):
-        for path in _TEMPORARY.glob(f"seaweedfs-*-{config.ports[name] + TWIN}.sock"):
+        for path in _TEMPORARY.glob(f"seaweedfs-*-{config.ports[name] + GRPC_PORT_OFFSET}.sock"):
             path.unlink(missing_ok=True)
 
 

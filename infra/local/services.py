@@ -15,7 +15,7 @@ from vitline.infra.children import child_environment
 from vitline.infra.local import seaweed
 from vitline.infra.local.databases import check_database, database_file
 from vitline.infra.local.ray_node import FOREIGN_TO_RAY, RayHead
-from vitline.infra.local.stack_config import MARK, StackConfig
+from vitline.infra.local.stack_config import OWNER_VARIABLE, StackConfig
 from vitline.infra.mlflow.mlflow_private import server_environment
 from vitline.infra.mlflow.pages import experiments_url
 from vitline.infra.settings import basic_authorization
@@ -54,7 +54,7 @@ class Program:
 
     def full_environment(self, config: StackConfig) -> dict[str, str]:
         """The environment of its processes, including credentials, which flows and jobs inherit from it."""
-        mine = {**config.environment(), MARK: f"{config.id}/{self.name}", **self.environment(config)}
+        mine = {**config.environment(), OWNER_VARIABLE: f"{config.id}/{self.name}", **self.environment(config)}
         for secret in (config.prefect_login().keys() | config.mlflow_login().keys()) - set(self.logins(config)):
             del mine[secret]
         if self.name in ("ray", "mlflow"):  # with these variables a server would connect to itself as a client

@@ -28,14 +28,21 @@ from vitline.infra.local.service_logs import open_private, set_aside
 from vitline.infra.local.services import links, programs
 from vitline.infra.local.stack_config import (
     ALL,
-    MARK,
+    OWNER_VARIABLE,
     StackConfig,
     load_stack_config,
+    prepare_stack_config,
     refuse_unknown,
     same_root,
-    settle,
 )
-from vitline.infra.local.state import Service, StackState, as_it_stands, read_processes, read_state, restart_request
+from vitline.infra.local.state import (
+    Service,
+    StackState,
+    read_processes,
+    read_state,
+    restart_request,
+    with_ended_services,
+)
 from vitline.infra.ray_jobs import AWAY_S
 
 __all__ = ["ALL", "Listener", "Service", "StackState", "check_services", "find_stack", "listeners", "memory_bytes"]
@@ -105,7 +112,7 @@ def start_stack(
             return running
         if stop_stack(directory):
             announce("ended processes that an earlier stack had left")
-        config, notes = settle(directory, ports, root)
+        config, notes = prepare_stack_config(directory, ports, root)
         for note in notes:
             announce(note)
         wanted = [name for name in ALL if name in services and (name != "s3" or config.object_store)]
@@ -141,7 +148,7 @@ def stop_stack(directory: Path) -> bool:
         with contextlib.suppress(psutil.NoSuchProcess):
             supervisor.terminate()
         _wait(lambda: not is_running(supervisor), _END_TIMEOUT_S)
-    left = {p for p in read_processes(directory) | processes_with(MARK, f"{config.id}/") if is_running(p)}
+    left = {p for p in read_processes(directory) | processes_with(OWNER_VARIABLE, f"{config.id}/") if is_running(p)}
     end_strangers(left)
     seaweed.remove_sockets(config)
     shutil.rmtree(config.folder, ignore_errors=True)
@@ -153,7 +160,7 @@ def stop_stack(directory: Path) -> bool:
 def find_stack(directory: Path) -> StackState | None:
     """The state of the running stack in `directory`, from its supervisor and its current processes; None if none runs."""
     state = read_state(directory.absolute())
-    return as_it_stands(state) if state and find_process(state.supervisor_pid, state.supervisor_birth) else None
+    return with_ended_services(state) if state and find_process(state.supervisor_pid, state.supervisor_birth) else None
 
 
 def stack_environment(directory: Path) -> dict[str, str]:
@@ -250,7 +257,7 @@ def _run_supervisor(
     with open(open_private(log_dir / "stack.log"), "ab") as log:
         supervisor = subprocess.Popen(
             command,
-            env=child_environment({MARK: f"{config.id}/supervisor"}),
+            env=child_environment({OWNER_VARIABLE: f"{config.id}/supervisor"}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,

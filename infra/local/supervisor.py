@@ -26,7 +26,7 @@ from vitline.infra.local.paths import write_private
 from vitline.infra.local.processes import STILL_S, Stillness, listening_ports, load, tail
 from vitline.infra.local.service_logs import open_private, shorten
 from vitline.infra.local.services import Program, programs
-from vitline.infra.local.stack_config import MARK, StackConfig, load_stack_config
+from vitline.infra.local.stack_config import OWNER_VARIABLE, StackConfig, load_stack_config
 from vitline.infra.local.state import Service, StackState, restart_request, write_processes
 from vitline.infra.plain_text import last_words
 
@@ -161,7 +161,7 @@ class Supervisor:
         """Watches the services until a request to end, or until `parent` has ended."""
         say("all services are up")
         while not self.asked_to_end and (parent is None or os.getppid() == parent):
-            if not (self.config.directory / "place.json").exists():
+            if not (self.config.directory / "stack-config.json").exists():
                 say(f"{self.config.directory} was removed, so this stack could not be found any more")
                 return
             try:
@@ -315,7 +315,7 @@ class Supervisor:
         found = set()
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error, ProcessLookupError):
-                marked = process.environ().get(MARK) == f"{self.config.id}/{running.program.name}"
+                marked = process.environ().get(OWNER_VARIABLE) == f"{self.config.id}/{running.program.name}"
                 if marked or os.getsid(process.pid) == session:
                     found.add(process)
         return found

@@ -154,7 +154,7 @@ class Tracking:
             self._client.set_terminated(run.run_id, status, end_ms)
         run.status, run.end_ms = status, end_ms
 
-    def put_points(self, run: TrackedRun, points: Sequence[Point], model_id: str | None = None) -> None:
+    def log_points(self, run: TrackedRun, points: Sequence[Point], model_id: str | None = None) -> None:
         """Sends points. The server's SQL store keeps equal points once."""
         for first in range(0, len(points), _MAX_POINTS_A_CALL):
             part = points[first : first + _MAX_POINTS_A_CALL]
@@ -165,7 +165,7 @@ class Tracking:
         """Sends the points whose (key, step) the run does not have. For points whose time differs each time they are sent."""
         keys = {point.key for point in points}
         there = {(key, m.step) for key in keys for m in self._client.get_metric_history(run.run_id, key)}
-        self.put_points(run, [p for p in points if (p.key, p.step) not in there], model_id)
+        self.log_points(run, [p for p in points if (p.key, p.step) not in there], model_id)
 
     def put_data(self, run: TrackedRun, uses: Sequence[DatasetUse]) -> None:
         """Logs the corpora of a run. MLflow allows 36 characters of a digest, so a tag has the whole digest."""
@@ -206,7 +206,7 @@ class Tracking:
         """
         tags = self._clean_all(model.tags)
         model_id = self._logged_model(run, ids, model, tags)
-        self.put_points(run, model.points, model_id)
+        self.log_points(run, model.points, model_id)
         if model_id not in run.model_outputs:
             self._client.log_outputs(run.run_id, [LoggedModelOutput(model_id, model.step)])
             run.model_outputs.add(model_id)
@@ -402,7 +402,7 @@ class Tracking:
         return clean if limit is None or len(clean) <= limit else clean[: limit - 1] + "…"
 
 
-def thinned(points: Sequence[Point], seen: dict[str, set[int]], total_steps: int) -> list[Point]:
+def downsampled(points: Sequence[Point], seen: dict[str, set[int]], total_steps: int) -> list[Point]:
     """The points of curves to show: the run is cut into at most `MAX_POINTS_PER_KEY` parts, and of each part and key the
     first point is kept, and the last step.
 

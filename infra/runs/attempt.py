@@ -1,7 +1,7 @@
 """What every Ray job driver does around its work: `python -m MODULE --run URI --attempt N`.
 
-A driver holds the claim of its run, works until it is done or stopped, writes `state.json`, and exits with the exit code of
-that state. An attempt that has lost its claim writes nothing and exits with CLAIM_LOST_EXIT_CODE.
+A driver holds the lease of its run, works until it is done or stopped, writes `state.json`, and exits with the exit code of
+that state. An attempt that has lost its lease writes nothing and exits with LEASE_LOST_EXIT_CODE.
 """
 
 import argparse
@@ -17,10 +17,10 @@ from typing import Any, NoReturn
 
 from vitline.infra.provenance import compared_versions, differing_versions
 from vitline.infra.redact import cleaned, log_to_stderr
-from vitline.infra.runs.beside import beside
-from vitline.infra.runs.claims import ClaimLost
 from vitline.infra.runs.handle import Run
-from vitline.infra.runs.run_state import CLAIM_LOST_EXIT_CODE, OUTCOMES, RunState, request_stop, state_of, write_state
+from vitline.infra.runs.in_background import in_background
+from vitline.infra.runs.lease import LeaseLost
+from vitline.infra.runs.run_state import LEASE_LOST_EXIT_CODE, OUTCOMES, RunState, request_stop, state_of, write_state
 from vitline.infra.runs.stopping import stop_on_signals
 from vitline.infra.settings import Settings
 from vitline.infra.storage import Store, open_store
@@ -81,9 +81,9 @@ def run_attempt(
             held.check()
             written = state_of(run, attempt) if workers_write_state else None
             state = written if written and written != "running" else write_state(run, state, attempt, **detail)
-    except ClaimLost as lost:
+    except LeaseLost as lost:
         log.warning("run=%s attempt=%d: %s", run.uri, attempt, lost)
-        return CLAIM_LOST_EXIT_CODE
+        return LEASE_LOST_EXIT_CODE
     log.info("run=%s attempt=%d state=%s", run.uri, attempt, state)
     return OUTCOMES[state].exit_code
 
@@ -93,7 +93,7 @@ def _ending(work: Callable[[Run], Ending], held: Run, expected: tuple[type[Excep
         return "failed", {"reason": differ}
     try:
         return work(held)
-    except ClaimLost:
+    except LeaseLost:
         raise
     except Exception as error:
         # The text of an error of Ray may be a worker's traceback; its cause is the original exception.
@@ -112,7 +112,7 @@ def guarded(
     grace_s: float,
     leave: Callable[[int], object] | None = None,
 ) -> Iterator[None]:
-    """Until the context is closed, ends this process once the claim is lost, in the state of a stop request if `may_leave()`, or past
+    """Until the context is closed, ends this process once the lease is lost, in the state of a stop request if `may_leave()`, or past
     its deadline.
 
     The deadline is in `left_s` seconds; None stands for none. It becomes a stop request. An attempt that hangs, and so has not
@@ -133,17 +133,17 @@ def guarded(
             if time.monotonic() >= hangs_at:
                 leave(_end_hung(held, grace_s))
                 return
-            with contextlib.suppress(OSError, RuntimeError):  # the store did not answer, or the claim was lost just now
+            with contextlib.suppress(OSError, RuntimeError):  # the store did not answer, or the lease was lost just now
                 if (reason := held.stopped()) and may_leave():
                     state = held.end(reason, {"reason": held.stopped_by})
                     log.info("run=%s attempt=%d state=%s: %s", run.uri, attempt, state, held.stopped_by)
                     leave(OUTCOMES[state].exit_code)
             if over.wait(min(_WATCH_S, max(deadline - time.monotonic(), 0.0) or _WATCH_S)):
                 return
-        log.warning("run=%s attempt=%d: another attempt holds the claim; this one stops", run.uri, attempt)
-        leave(CLAIM_LOST_EXIT_CODE)
+        log.warning("run=%s attempt=%d: another attempt holds the lease; this one stops", run.uri, attempt)
+        leave(LEASE_LOST_EXIT_CODE)
 
-    with beside(guard, name="attempt-guard"):
+    with in_background(guard, name="attempt-guard"):
         yield
 
 
@@ -155,9 +155,9 @@ def _end_hung(held: Run, grace_s: float) -> int:
         written = state_of(held.store, held.attempt)
         reason = f"{DEADLINE_PASSED}, and the job did not follow the stop request within {grace_s:g} s"
         state = written if written and written != "running" else held.end(state, {"reason": reason})
-    except ClaimLost as lost:
+    except LeaseLost as lost:
         log.warning("run=%s attempt=%d: %s", held.store.uri, held.attempt, lost)
-        return CLAIM_LOST_EXIT_CODE
+        return LEASE_LOST_EXIT_CODE
     except (OSError, RuntimeError):
         log.warning("run=%s attempt=%d: ends without writing its state", held.store.uri, held.attempt, exc_info=True)
     return OUTCOMES[state].exit_code

@@ -4,8 +4,8 @@ import contextlib
 from collections.abc import Mapping
 from typing import NotRequired, Self, TypedDict, TypeVar
 
-from vitline.infra.runs.claims import ClaimHolder, ClaimLost
 from vitline.infra.runs.journal import Journal
+from vitline.infra.runs.lease import LeaseHolder, LeaseLost
 from vitline.infra.runs.progress import RunProgress
 from vitline.infra.runs.run_state import RunState, StateDetail, StopReason, write_state
 from vitline.infra.runs.stopping import StopPoller
@@ -29,8 +29,8 @@ class WorkerError(TypedDict):
 class Run:
     """One attempt's hold of a run. Call `check()` before each write to `store`; the other methods do so themselves.
 
-    As a context it opens the watchdog, the heartbeat and the polling of stop requests, each if asked for. Entering raises ClaimLost
-    if it writes the heartbeat and another attempt holds the claim. `check()` and the writes work without the context, too.
+    As a context it opens the watchdog, the heartbeat and the polling of stop requests, each if asked for. Entering raises LeaseLost
+    if it writes the heartbeat and another attempt holds the lease. `check()` and the writes work without the context, too.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class Run:
         follows_stops: bool = True,
         watchdog: contextlib.AbstractContextManager[object] = contextlib.nullcontext(),  # noqa: B008
     ) -> None:
-        """`beats`: this process writes the heartbeat of the claim; exactly one process of a job does. `follows_stops`: it polls stop
+        """`beats`: this process writes the heartbeat of the lease; exactly one process of a job does. `follows_stops`: it polls stop
         requests; otherwise `stopped()` is None. `watchdog` kills this process if `progress()` is not called for too long."""
         self.store, self.attempt = store, attempt
-        self._claim, self._beats = ClaimHolder(store, attempt), beats
+        self._lease, self._beats = LeaseHolder(store, attempt), beats
         self._stop, self._watchdog = StopPoller(store, attempt, active=follows_stops), watchdog
         self._open = contextlib.ExitStack()
 
@@ -53,7 +53,7 @@ class Run:
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._watchdog)
             if self._beats:
-                stack.enter_context(self._claim)
+                stack.enter_context(self._lease)
             stack.enter_context(self._stop)
             self._open = stack.pop_all()
         return self
@@ -62,13 +62,13 @@ class Run:
         self._open.close()
 
     def check(self) -> None:
-        """Raises ClaimLost if another attempt holds the claim."""
-        self._claim.check()
+        """Raises LeaseLost if another attempt holds the lease."""
+        self._lease.check()
 
     @property
     def is_lost(self) -> bool:
-        """Whether an earlier check or heartbeat found the claim lost. Reads nothing from the store."""
-        return self._claim.lost
+        """Whether an earlier check or heartbeat found the lease lost. Reads nothing from the store."""
+        return self._lease.lost
 
     def stopped(self) -> StopReason | None:
         """The stop request to this attempt, as polled within the last second. Never waits."""
@@ -90,11 +90,11 @@ class Run:
 
     def journal(self, writer: str = "", from_step: int = 0) -> Journal:
         """Opens the journal of this attempt, for rank 0 or another writer, and closes those of earlier attempts."""
-        return Journal(self.store, self.attempt, writer=writer, check_claim=self.check, from_step=from_step)
+        return Journal(self.store, self.attempt, writer=writer, check_lease=self.check, from_step=from_step)
 
     def count_start(self, since: str, record: Mapping[str, object]) -> int:
         """Records a start of the workers from the checkpoint named `since`, or `none`. Returns the number of earlier starts from it.
-        Does not check the claim."""
+        Does not check the lease."""
         starts = self.store.list(self._starts(since))
         self.store.write_json(f"{self._starts(since)}{len(starts):03d}.json", record)
         return len(starts)
@@ -118,9 +118,9 @@ class Run:
         return write_state(self.store, state, self.attempt, **detail)
 
     def holds(self) -> bool:
-        """Whether this attempt holds the claim now."""
+        """Whether this attempt holds the lease now."""
         try:
             self.check()
-        except ClaimLost:
+        except LeaseLost:
             return False
         return True

@@ -17,7 +17,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from vitline.infra.runs.claims import ClaimLost
+from vitline.infra.runs.lease import LeaseLost
 from vitline.infra.runs.segments import JournalRecord, Segment, list_segments, read_segments
 from vitline.infra.storage import PreconditionFailed, Store
 
@@ -39,13 +39,13 @@ class Journal:
         attempt: int,
         seal_every_s: float = 30.0,
         writer: str = "",
-        check_claim: Callable[[], object] = lambda: None,
+        check_lease: Callable[[], object] = lambda: None,
         from_step: int = 0,
     ) -> None:
         """`from_step`: nothing is recorded of earlier steps. Segments that have only earlier ones are then not read, so that a start
         does not take longer the older a run is."""
         self._run, self._attempt, self._writer = run, attempt, writer
-        self._check_claim = check_claim
+        self._check_lease = check_lease
         self._known: dict[str, set[int]] = {}
         self._next_seq = self._next_segment = 0
         for segment, records in _close_earlier(run, attempt, writer, from_step).items():
@@ -85,11 +85,11 @@ class Journal:
     def seal(self) -> None:
         """Writes everything recorded so far into one segment. Call it before each checkpoint manifest.
 
-        Raises errors of the store, and then keeps the records for the next seal. `check_claim` is called first: an attempt
-        that has lost its claim seals nothing, and the thread ends.
+        Raises errors of the store, and then keeps the records for the next seal. `check_lease` is called first: an attempt
+        that has lost its lease seals nothing, and the thread ends.
         """
         with self._sealing:
-            self._check_claim()
+            self._check_lease()
             with self._recording:
                 records = self._unsealed.copy()
             self._publish(records)
@@ -113,8 +113,8 @@ class Journal:
                 # that still ran. What was sealed first stays; the rest goes into the next segment.
                 there = {(record.key, record.step) for record in read_segments(self._run, [segment])[0]}
                 records = [record for record in records if (record.key, record.step) not in there]
-                # Or a later attempt has closed this journal: then the claim is lost, and nothing is written after it.
-                self._check_claim()
+                # Or a later attempt has closed this journal: then the lease is lost, and nothing is written after it.
+                self._check_lease()
             self._next_segment += 1
 
 
@@ -130,8 +130,8 @@ def _close_earlier(run: Store, attempt: int, writer: str, from_step: int) -> dic
     """The newest segments of a writer, back to one of steps before `from_step`, after the journals of all attempts before `attempt` were
     closed by an empty segment each.
 
-    An earlier attempt may be suspended between its look at the claim and its write. When it wakes, its segment exists, it looks
-    at the claim again and stops. So whatever it has sealed is known here, and it seals nothing after this attempt has begun.
+    An earlier attempt may be suspended between its look at the lease and its write. When it wakes, its segment exists, it looks
+    at the lease again and stops. So whatever it has sealed is known here, and it seals nothing after this attempt has begun.
     """
     own = [segment for segment in list_segments(run) if segment.writer == writer]
     found = _newest(run, own, from_step)
@@ -182,7 +182,7 @@ def _seal_on(journal: "weakref.ref[Journal]", stop: threading.Event, every_s: fl
             return
         try:
             living.seal()
-        except ClaimLost as lost:
+        except LeaseLost as lost:
             log.warning("the journal is not sealed any more: %s", lost)
             return
         except Exception:

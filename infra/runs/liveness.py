@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from vitline.infra.records import UnreadableRecord, reading
-from vitline.infra.runs.beside import beside
+from vitline.infra.runs.in_background import in_background
 from vitline.infra.settings import user_at_host
 from vitline.infra.storage import Store
 
@@ -30,8 +30,8 @@ WATCH_S = 30.0
 FROZEN_S = 900.0
 """The same as LIFE_S for a job that Ray lists as running: its node may not reach the store for some minutes."""
 FROZEN_WATCH_S = 120.0
-FLOW_CLAIM_S = 30.0
-"""How long the claim of a flow process stands still before another process takes it."""
+FLOW_LEASE_S = 30.0
+"""How long the lease of a flow process stands still before another process takes it."""
 FLOW_RUNS = "flow-runs/"
 _READERS = 16
 _LONGEST_LOOK_S = 5.0
@@ -58,7 +58,7 @@ class Silence:
 
 
 class Watch:
-    """How long a sign of life, such as the counter of a claim, has stood still while this process looked at it.
+    """How long a sign of life, such as the counter of a lease, has stood still while this process looked at it.
 
     Time is counted on the monotonic clock of this machine, so neither a clock that is ahead nor a suspended machine makes
     something old. A process that stands still itself, with all others of its machine, counts next to nothing.
@@ -109,7 +109,7 @@ def watch_until_moved(
 
 
 def this_process() -> str:
-    """`user@host:pid`, the owner that heartbeats and claims name."""
+    """`user@host:pid`, the owner that heartbeats and leases name."""
     return f"{user_at_host()}:{os.getpid()}"
 
 
@@ -131,7 +131,7 @@ def sending_heartbeats(root: Store, flow_run_id: str) -> Iterator[None]:
             beat()
 
     try:
-        with beside(beat_until, name="flow-run-heartbeat", join_s=BEAT_S):
+        with in_background(beat_until, name="flow-run-heartbeat", join_s=BEAT_S):
             yield
     finally:
         delete_heartbeat(root, flow_run_id)

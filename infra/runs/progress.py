@@ -59,10 +59,10 @@ class ProgressWriter:
     key: ClassVar = "progress.json"
 
     def __init__(
-        self, run: "Store", unit: str, total: int, done: int = 0, check_claim: Callable[[], object] = lambda: None
+        self, run: "Store", unit: str, total: int, done: int = 0, check_lease: Callable[[], object] = lambda: None
     ) -> None:
-        """`done` units were finished before, and do not count for the speed. `check_claim` is called before each write."""
-        self._run, self._unit, self._total, self._check_claim = run, unit, total, check_claim
+        """`done` units were finished before, and do not count for the speed. `check_lease` is called before each write."""
+        self._run, self._unit, self._total, self._check_lease = run, unit, total, check_lease
         self._done = self._done_before = done
         self._running: list[str] | None = None
         self._started = time.monotonic()
@@ -80,7 +80,7 @@ class ProgressWriter:
 
     def write(self) -> None:
         self._written = time.monotonic()
-        self._check_claim()
+        self._check_lease()
         self._run.write_json(self.key, self.fields(self._written - self._started))
 
     def fields(self, elapsed_s: float) -> Mapping[str, Any]:

@@ -1,6 +1,6 @@
 """The state of a run in the store.
 
-The attempt that holds the claim writes `state.json`. Flows and operators write `stop.json`. `verdict.json` is the
+The attempt that holds the lease writes `state.json`. Flows and operators write `stop.json`. `verdict.json` is the
 reconciled state of an attempt that ended without writing how.
 """
 
@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, NamedTuple, TypedDict, Unpack, get_args
 from vitline.infra.plain_text import plain
 from vitline.infra.records import UnreadableRecord, reading
 from vitline.infra.redact import cleaned
-from vitline.infra.runs.claims import ClaimLost, read_claim
+from vitline.infra.runs.lease import LeaseLost, read_lease
 from vitline.infra.storage import PreconditionFailed, Store, json_bytes
 
 RunState = Literal[
@@ -51,8 +51,8 @@ OUTCOMES: dict[RunState, Outcome] = {
 }
 
 
-# Exit code of a driver whose attempt has lost the claim. It does not change the state.
-CLAIM_LOST_EXIT_CODE = 3
+# Exit code of a driver whose attempt has lost the lease. It does not change the state.
+LEASE_LOST_EXIT_CODE = 3
 
 
 class StateDetail(TypedDict, total=False):
@@ -117,8 +117,8 @@ class StopRequest(TypedDict):
 def write_state(run: Store, state: RunState, attempt: int, **detail: Unpack[StateDetail]) -> RunState:
     """Writes `state.json` and returns the state that counts: an attempt that has ended keeps its first end state.
 
-    Only the attempt that holds the claim may call this. Raises ClaimLost where a later attempt holds it: an attempt that was
-    suspended after it had checked its claim does not overwrite the state of its successor.
+    Only the attempt that holds the lease may call this. Raises LeaseLost where a later attempt holds it: an attempt that was
+    suspended after it had checked its lease does not overwrite the state of its successor.
 
     Secrets and colours are removed from `reason`, because error messages may quote them.
     """
@@ -183,7 +183,7 @@ def state_of(run: Store, attempt: int) -> RunState | None:
 def write_reconciled_state(run: Store, state: RunState, attempt: int, reason: str) -> None:
     """Writes the end state of an attempt that cannot write it itself. Its job must have ended or be unknown to Ray.
 
-    Nothing is written where a later attempt holds the claim, or where this attempt has a reconciled state already.
+    Nothing is written where a later attempt holds the lease, or where this attempt has a reconciled state already.
     """
     reconciled: RunStateRecord = {
         "schema_version": 1,
@@ -192,27 +192,27 @@ def write_reconciled_state(run: Store, state: RunState, attempt: int, reason: st
         "reason": cleaned(plain(reason)),
         "updated_at": time.time(),
     }
-    with contextlib.suppress(ClaimLost):
+    with contextlib.suppress(LeaseLost):
         _put(run, "verdict.json", reconciled)
 
 
 def _put(run: Store, key: str, record: RunStateRecord) -> RunState:
     """Creates or swaps a state and returns it, or returns the end state that stands there for this attempt already.
 
-    Raises ClaimLost where a later attempt holds the claim. The claim is read after the state, so whoever takes the claim and
+    Raises LeaseLost where a later attempt holds the lease. The lease is read after the state, so whoever takes the lease and
     writes a state in between makes the swap fail.
     """
     while True:
         ended, tag = _ended(run, key, record["attempt"])
-        claim = read_claim(run)
-        if claim is not None and claim.attempt > record["attempt"]:
-            raise ClaimLost(
-                f"attempt {record['attempt']} lost the claim of {run.uri}: attempt {claim.attempt} holds it and writes "
+        lease = read_lease(run)
+        if lease is not None and lease.attempt > record["attempt"]:
+            raise LeaseLost(
+                f"attempt {record['attempt']} lost the lease of {run.uri}: attempt {lease.attempt} holds it and writes "
                 "the state."
             )
         if ended is not None:
             return ended
-        with contextlib.suppress(PreconditionFailed):  # another process wrote meanwhile: read state and claim again
+        with contextlib.suppress(PreconditionFailed):  # another process wrote meanwhile: read state and lease again
             _ = run.compare_and_swap(key, json_bytes(record), tag) if tag else run.create(key, json_bytes(record))
             return record["state"]
 

@@ -124,7 +124,7 @@ def _loose(run: Store) -> list[Segment]:
 
 
 def _texts(run: Store, segments: Sequence[Segment]) -> list[bytes]:
-    """The bytes of each segment. What is merged counts: behind it, an attempt that lost its claim may have sealed once more."""
+    """The bytes of each segment. What is merged counts: behind it, an attempt that lost its lease may have sealed once more."""
     merged = _newest(run) if segments else None
     places = {segment: merged.places[segment] for segment in segments if segment in merged.places} if merged else {}
     first = min((start for start, _ in places.values()), default=0)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Self
 
-from vitline.infra.runs.claims import ClaimLost, read_claim
+from vitline.infra.runs.lease import LeaseLost, read_lease
 from vitline.infra.runs.run_state import OUTCOMES, RunState, StopReason, read_stop, request_stop, state_of, write_state
 from vitline.infra.storage import Store, open_store
 
@@ -20,7 +20,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def stop_on_signals(run_uri: str, attempt: int, grace_s: float, *, saves_on_cancel: bool = False) -> None:
     """Makes SIGTERM, SIGINT and SIGHUP request the attempt to stop as preempted. The process exits after `grace_s` in any case.
 
-    If the attempt was requested to stop as cancelled, the process writes that state, unless another attempt holds the claim,
+    If the attempt was requested to stop as cancelled, the process writes that state, unless another attempt holds the lease,
     and exits at once. With `saves_on_cancel`, an attempt whose state is running gets `grace_s` to save first.
     """
 
@@ -33,10 +33,10 @@ def stop_on_signals(run_uri: str, attempt: int, grace_s: float, *, saves_on_canc
         own_state = state_of(run, attempt)
         if own_state == "running" and saves_on_cancel:
             return
-        claim = read_claim(run)
+        lease = read_lease(run)
         ended: RunState = "cancelled"
-        if own_state in (None, "running") and claim is not None and claim.attempt == attempt:
-            with contextlib.suppress(ClaimLost):
+        if own_state in (None, "running") and lease is not None and lease.attempt == attempt:
+            with contextlib.suppress(LeaseLost):
                 ended = write_state(run, "cancelled", attempt, reason=stop["by"])
         os._exit(OUTCOMES[ended].exit_code)
 

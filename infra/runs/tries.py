@@ -7,7 +7,7 @@ from vitline.infra.runs.progress import RunProgress
 MAX_WITHOUT_PROGRESS = 3
 
 
-class AttemptsWithoutProgress:
+class TriesWithoutProgress:
     """Counts attempts in a row that left nothing new for the next one to resume from.
 
     `kept()` returns what the next attempt finds done, as counts by kind, such as `{"checkpoint": 12000}`. A count makes

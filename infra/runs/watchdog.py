@@ -28,7 +28,7 @@ class Watchdog:
 
     Before that, the stacks of all threads go to stderr and to `stacks/a<attempt>-<milliseconds>-<who>.txt` of the run, and
     an error that names them to `errors/`, with `fields`. The error says where the thread is that opened the context. Nothing
-    is written to the run where another attempt holds its claim. Time in which this machine is suspended does not count.
+    is written to the run where another attempt holds its lease. Time in which this machine is suspended does not count.
 
     It can be pickled until it is opened.
     """

@@ -33,7 +33,7 @@ _SHOWN_FRAMES = 3
 
 
 @dataclass(frozen=True)
-class Hung:
+class WatchedProcess:
     """The process to watch, as its `Watchdog` describes it."""
 
     pid: int
@@ -46,7 +46,7 @@ class Hung:
     fields: dict[str, object]
     notes_end: bool
 
-    def lives(self) -> bool:
+    def parent_alive(self) -> bool:
         """Whether the parent of this process is still the one to watch: its number may be given to another process."""
         return os.getppid() == self.pid
 
@@ -54,7 +54,7 @@ class Hung:
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):  # a terminal sends them to the parent, too, which has work to save
         signal.signal(number, signal.SIG_IGN)
-    hung = Hung(**json.loads(sys.argv[1]))
+    hung = WatchedProcess(**json.loads(sys.argv[1]))
     if wait_for_hang(hung):
         end(hung)
     elif hung.notes_end:
@@ -62,11 +62,11 @@ def main() -> None:
     Path(hung.stacks).unlink(missing_ok=True)  # a killed process leaves it behind
 
 
-def wait_for_hang(hung: Hung) -> bool:
+def wait_for_hang(hung: WatchedProcess) -> bool:
     """Returns True once there was no progress for the time-out, False once the parent has ended."""
     watch, done = Watch(), 0
     os.set_blocking(0, False)
-    while hung.lives():
+    while hung.parent_alive():
         with contextlib.suppress(BlockingIOError):
             progress = os.read(0, 1 << 16)
             if not progress:
@@ -78,7 +78,7 @@ def wait_for_hang(hung: Hung) -> bool:
     return False
 
 
-def end(hung: Hung) -> None:
+def end(hung: WatchedProcess) -> None:
     """Takes down the stacks, writes them to the log and to the run, and kills the process."""
     at = time.time()
     text = in_order(stacks_of(hung), hung.thread)[:_MOST_CHARACTERS]
@@ -89,16 +89,16 @@ def end(hung: Hung) -> None:
     writer.start()
     writer.join(_STORE_S)
     time.sleep(max(0.0, began + _PEERS_S - time.monotonic()))
-    if hung.lives():
+    if hung.parent_alive():
         os.kill(hung.pid, signal.SIGKILL)
 
 
-def stacks_of(hung: Hung) -> str:
+def stacks_of(hung: WatchedProcess) -> str:
     """What the parent's fault handler writes, or where its threads are in the kernel if it is stopped or does not answer."""
     kernel = threads_in_kernel(hung.pid)
     if "(stopped)" in kernel:
         return f"The process is stopped. Its threads in the kernel:\n{kernel}"
-    if hung.lives():
+    if hung.parent_alive():
         os.kill(hung.pid, STACKS_SIGNAL)
     file, size, since = Path(hung.stacks), 0, time.monotonic()
     began = since
@@ -144,17 +144,17 @@ def shortened(frame: str) -> str:
     return f"{name} ({os.path.basename(file)}:{line})"
 
 
-def record(hung: Hung, at: float, reason: str, text: str = "") -> None:
-    """Writes the error, and the stacks if there are any, unless the attempt has ended or lost the claim of the run."""
+def record(hung: WatchedProcess, at: float, reason: str, text: str = "") -> None:
+    """Writes the error, and the stacks if there are any, unless the attempt has ended or lost the lease of the run."""
     from vitline.infra.redact import cleaned
-    from vitline.infra.runs.claims import read_claim
+    from vitline.infra.runs.lease import read_lease
     from vitline.infra.runs.run_state import read_stop, state_of
     from vitline.infra.storage import open_store
 
     run, name = open_store(hung.run), f"a{hung.attempt}-{int(at * 1000)}-{hung.who}"
     stacks = f"stacks/{name}.txt"
     try:
-        if (claim := read_claim(run)) is None or claim.attempt != hung.attempt:
+        if (lease := read_lease(run)) is None or lease.attempt != hung.attempt:
             return
         stop = read_stop(run)
         stopped = stop is not None and stop["attempt"] == hung.attempt

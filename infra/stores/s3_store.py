@@ -68,7 +68,7 @@ class S3Store(Store):
     attempts. So does one that fails for five minutes, or for about half a minute where the service has never answered this process.
     """
 
-    reads_wait = True
+    high_latency = True
 
     def __init__(self, bucket_and_prefix: str) -> None:
         self._bucket, _, prefix = bucket_and_prefix.partition("/")

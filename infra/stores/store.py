@@ -97,7 +97,7 @@ class Store(ABC):
     """Objects below one URI. Keys are relative and `/`-separated. Stores with the same URI are equal; pickle stores the URI."""
 
     uri: str
-    reads_wait: bool = False
+    high_latency: bool = False
     """True if a read mostly waits for a reply, so that several reads at once are faster."""
 
     @classmethod

@@ -27,7 +27,7 @@ from vitline.flows.forms.forms import PipelineRequest
 from vitline.flows.forms.pipeline_plan import resolve_pipeline
 from vitline.flows.on_prefect.deployments import DEMO
 from vitline.flows.runs.end_to_end import pretrain_then_transfer
-from vitline.flows.runs.engines import open_engines
+from vitline.flows.runs.services import open_services
 from vitline.infra.provenance import versions
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
@@ -99,10 +99,10 @@ def main() -> None:
     join_stack(["demo-seeds"])
     settings = Settings()
     scores: list[Score] = []
-    with open_engines(settings) as engines:
+    with open_services(settings) as services:
         for seed in seeds:
             plan = resolve_pipeline(settings.root, PipelineRequest(**DEMO, seed=seed))
-            result = pretrain_then_transfer(plan, engines)
+            result = pretrain_then_transfer(plan, services)
             scores += [score.model_copy(update={"seed": seed}) for score in result.scores]
     uris = {corpus.manifest.name: corpus.uri for corpus in result.corpora}
     baselines = {task: logistic_regression(uris[task]) for task in sorted({score.task for score in scores})}

@@ -21,7 +21,7 @@ from vitline.vit.cost.micro_batch import memory_bytes, micro_batch_that_fits
 from vitline.vit.cost.step_time import synthetic_batch
 from vitline.vit.cost.throughput import recipe_of
 from vitline.vit.models.variants import network_variant
-from vitline.vit.training import agreement, loop
+from vitline.vit.training import loop, sync_points
 from vitline.vit.training.loop import Hook, initial_state, train, with_optimizer
 from vitline.vit.training.world import World
 
@@ -69,7 +69,7 @@ def waits(change: dict, compiled: bool) -> str:
     and meets, does not count."""
     recipe, seen = recipe_for("ti16", 64, 30, **change), set[int]()
     state, given = initial_state(recipe, CLASSES, GPU), batches(recipe, 30)
-    agreement.EVERY_S = math.inf
+    sync_points.EVERY_S = math.inf
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.showwarning = lambda *_, **__: seen.add(state.step)

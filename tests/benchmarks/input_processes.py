@@ -30,12 +30,12 @@ from vitline.data_prep.shard_format import Manifest
 from vitline.infra.settings import inherited_environment
 from vitline.infra.storage import Store, open_store
 from vitline.infra.stores.file_store import FileStore
-from vitline.vit.input.batches import Batch, Loading, train_batches
+from vitline.vit.input.batches import Batch, LoaderResources, train_batches
 from vitline.vit.input.config import InputConfig
 from vitline.vit.input.decoding import processes
 from vitline.vit.input.decoding.process import Filled
 from vitline.vit.input.decoding.shared_memory import Link, mapped
-from vitline.vit.input.decoding.training import TrainingInput
+from vitline.vit.input.decoding.training import TrainLoader
 from vitline.vit.input.prefetch import Prefetcher
 
 IMAGES_PER_S = 5_000
@@ -46,7 +46,7 @@ def copy_pixels(descriptor: int) -> None:
     """An input process without decoding."""
     link = Link(socket.socket(fileno=descriptor))
     task, _ = link.receive()
-    shape = TrainingInput(task.asked).shape
+    shape = TrainLoader(task.asked).shape
     picture = torch.randint(0, 256, (shape.size, shape.side_px, shape.side_px, 3), dtype=torch.uint8)
     known: list[dict[str, torch.Tensor]] = []
     number, count = task.part
@@ -80,7 +80,7 @@ def hand_over(corpus: Store, manifest: Manifest, rounds: int, steps: int) -> Non
     recipe = InputConfig(global_batch_size=BATCH, num_lanes=LANES, shuffle_window=WINDOW)
     real = processes._start
     processes._start = start_copying
-    loading = Loading(0, RANKS, processes=2)
+    loading = LoaderResources(0, RANKS, processes=2)
     print("\nhand-over alone, 512 images of 224 px a step")
     with train_batches(
         corpus, manifest, "train", recipe, seed=0, micro_batch_size=MICRO_BATCH, loading=loading
@@ -141,7 +141,7 @@ def compare(corpus: Store, manifest: Manifest, rounds: int, steps: int) -> None:
     print(f"\nJPEG to 224 px, {cores} threads in this process against {cores} processes, 256 images a step")
 
     def batches(number: int) -> Prefetcher[list[Batch]]:
-        loading = Loading(threads=cores, processes=number)
+        loading = LoaderResources(threads=cores, processes=number)
         return train_batches(corpus, manifest, "train", recipe, seed=0, micro_batch_size=64, loading=loading)
 
     rows = []

@@ -25,7 +25,7 @@ from steady_stream import DistantStore, small_picture, write_corpus
 from vitline.data_prep.decode import DecodePolicy
 from vitline.data_prep.shard_format import Counts, Manifest, SegmentInfo, SplitInfo
 from vitline.infra.stores.file_store import FileStore
-from vitline.vit.input.batches import Loading, train_batches
+from vitline.vit.input.batches import LoaderResources, train_batches
 from vitline.vit.input.config import AugmentConfig, InputConfig
 from vitline.vit.input.order import Order
 from vitline.vit.input.plan import plan_order
@@ -104,7 +104,7 @@ def epochs(cache_bytes: int) -> None:
     config = InputConfig(global_batch_size=16, num_lanes=4, shuffle_window=2, augment=AugmentConfig(image_size_px=64))
     with tempfile.TemporaryDirectory() as folder:
         store, manifest = icon_corpus(Path(folder), [photograph(i, 72, 72) for i in range(64)])
-        loading = Loading(decoded_cache_bytes=cache_bytes)
+        loading = LoaderResources(decoded_cache_bytes=cache_bytes)
         sizes = []
         with train_batches(
             store, manifest, "train", config, seed=0, micro_batch_size=16, num_steps=400, loading=loading

@@ -19,7 +19,7 @@ from steady_stream import small_picture, write_corpus
 from vitline.data_prep.shard_format import Manifest
 from vitline.infra.storage import Store, open_store
 from vitline.infra.stores import hedged_reads, s3_store
-from vitline.vit.input.batches import Loading, train_batches
+from vitline.vit.input.batches import LoaderResources, train_batches
 from vitline.vit.input.config import AugmentConfig, InputConfig
 
 LANES, WINDOW, BATCH, NUM_ROWS, EPOCHS = 16, 2, 256, 4096, 2
@@ -40,7 +40,7 @@ def gaps_of(store: Store, manifest: Manifest, step_s: float) -> tuple[float, lis
         seed=0,
         micro_batch_size=BATCH,
         num_steps=num_steps,
-        loading=Loading(threads=1, read_ahead_bytes=2**30),
+        loading=LoaderResources(threads=1, read_ahead_bytes=2**30),
     ) as batches:
         for _ in range(num_steps):
             next(batches)

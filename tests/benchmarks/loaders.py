@@ -30,7 +30,7 @@ from input import icon_corpus, interval, jpeg, photograph, pillow_view
 
 from vitline.data_prep.decode import DecodePolicy, decode
 from vitline.vit.input.augment import train_draws
-from vitline.vit.input.batches import Loading, train_batches
+from vitline.vit.input.batches import LoaderResources, train_batches
 from vitline.vit.input.config import AugmentConfig, InputConfig
 from vitline.vit.input.decoding.native_view import TrainingView, native_decoder
 
@@ -234,7 +234,7 @@ def main() -> None:
 def compare(folder: Path, files: list[bytes], rounds: int) -> None:
     corpus, manifest = icon_corpus(folder / "vitline", files, rows_per_group=16)
     recipe = InputConfig(global_batch_size=BATCH, num_lanes=8, shuffle_window=2, augment=AUGMENT)
-    loading = Loading(threads=WORKERS)
+    loading = LoaderResources(threads=WORKERS)
     sides: dict[str, Callable[[], None]] = {}
     for name, (package, make) in PEERS.items():
         if importlib.util.find_spec(package) is None:

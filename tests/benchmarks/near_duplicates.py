@@ -27,7 +27,7 @@ from sklearn.datasets import load_digits
 
 from vitline.data_prep.decode import ImageRejected, decode
 from vitline.data_prep.examine.images import perceptual_hashes, pixel_sha256
-from vitline.data_prep.examine.thumbnails import same_picture, same_pictures, thumbnail
+from vitline.data_prep.examine.thumbnails import looks_same, same_pictures, thumbnail
 from vitline.data_prep.plan.similarity.near_duplicates import MAX_DISTANCE, HashIndex, band_keys, distances
 
 ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif"})
@@ -138,7 +138,7 @@ def one_picture(paths: tuple[Path, Path]) -> bool:
 
 
 def pair_is_same(pair: tuple[np.ndarray, np.ndarray]) -> bool:
-    return same_picture(*pair)
+    return looks_same(*pair)
 
 
 def quality(folder: Path, without: str, num: int, num_random: int) -> None:
@@ -303,7 +303,7 @@ def print_confirmation(rounds: int) -> None:
     a, b = drawn[:64], drawn[64:]
     together = [cpu_s(lambda: same_pictures(a, b)) / len(a) * 1e3 for _ in range(rounds)]
     alone = [
-        cpu_s(lambda: [same_picture(*pair) for pair in zip(a, b, strict=True)]) / len(a) * 1e3 for _ in range(rounds)
+        cpu_s(lambda: [looks_same(*pair) for pair in zip(a, b, strict=True)]) / len(a) * 1e3 for _ in range(rounds)
     ]
     print(
         f"confirmation of 64 pairs of zeros, CPU ms a pair: {np.median(together):.1f}, one by one {np.median(alone):.1f}"

@@ -21,7 +21,7 @@ from steady_stream import ROWS, write_corpus
 
 from vitline.data_prep.shard_format import Manifest
 from vitline.infra.storage import Store, open_store
-from vitline.vit.input.batches import Loading, train_batches
+from vitline.vit.input.batches import LoaderResources, train_batches
 from vitline.vit.input.config import AugmentConfig, InputConfig
 
 LANES, WINDOW, BATCH, NUM_ROWS = 16, 2, 256, 4096
@@ -41,7 +41,7 @@ def gaps_of(store: Store, manifest: Manifest, num_steps: int) -> tuple[float, li
         seed=0,
         micro_batch_size=BATCH,
         num_steps=num_steps,
-        loading=Loading(threads=1),
+        loading=LoaderResources(threads=1),
     ) as batches:
         for _ in batches:
             times.append(time.perf_counter())

@@ -22,8 +22,8 @@ from vitline.data_prep.shard_format import Manifest, ShardReader
 from vitline.flows.cli.training import requested_training
 from vitline.infra.settings import Settings
 from vitline.infra.storage import Store
-from vitline.vit.input.keyed import KeyedPermutation, derive_key, hash64
 from vitline.vit.input.order import Ints, Order, Rows
+from vitline.vit.input.permutation import KeyedPermutation, derive_key, hash64
 
 LEAST_ENTROPY_FRACTION = 0.97
 """Measured: below it a network loses a point of accuracy and more (tests/benchmarks/shuffle_floor.py)."""
@@ -93,7 +93,7 @@ class SmallColumns:
 
     def __init__(self, corpus: Store, manifest: Manifest, split: str) -> None:
         self._reader = ShardReader(corpus, manifest, split)
-        self._threads = _STORE_THREADS if corpus.reads_wait else _FILE_THREADS
+        self._threads = _STORE_THREADS if corpus.high_latency else _FILE_THREADS
         self._last: tuple[list[int], _Pool] | None = None
 
     def pool(self, row_groups: Ints) -> "_Pool":

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from vitline.flows.catalog.lists import list_models, list_work
+from vitline.flows.catalog.lists import list_models, list_runs_and_pipelines
 from vitline.flows.catalog.records import PipelineRecord, write_pipeline
 from vitline.flows.forms.forms import CollectGarbageRequest, ReconcileRequest
 from vitline.flows.on_prefect.deployments import COLLECT
@@ -39,7 +39,7 @@ from vitline.flows.ops.collect_garbage import DAY_S, collect_garbage
 from vitline.flows.ops.flow_runs import NoFlowRuns
 from vitline.flows.ops.reconcile import reconcile
 from vitline.flows.reports.compare_runs import compare_newest
-from vitline.flows.runs.engines import Engines, Terminal
+from vitline.flows.runs.services import ConsoleObserver, Services
 from vitline.flows.to_mlflow.child import SenderChild
 from vitline.infra.settings import DEFAULT_PROJECT, Settings
 from vitline.infra.storage import open_store
@@ -69,7 +69,7 @@ def add_run(root: Path, number: int, at: float) -> None:
     """A training that ended then; every tenth was preempted and never resumed."""
     key = f"train-{number:012x}"
     run, state = root / "runs" / key, "finished" if number % 10 else "preempted"
-    claim = {
+    lease = {
         "run_key": key,
         "attempt": 1,
         "job_id": f"{key}-a1",
@@ -78,7 +78,7 @@ def add_run(root: Path, number: int, at: float) -> None:
         "counter": 9,
         "heartbeat": at,
     }
-    write(run / "claim.json", {"schema_version": 1, **claim})
+    write(run / "lease.json", {"schema_version": 1, **lease})
     write(run / "config.json", {"run_key": key, "stage": "pretrain"})
     write(run / "state.json", {"schema_version": 1, "state": state, "attempt": 1, "updated_at": at, "step": 100})
     for segment in range(SEGMENTS):
@@ -94,7 +94,7 @@ def store_year(num_runs: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         root, number, start = Path(folder) / "store", 0, real_time() - 7 * WEEKS * DAY_S
         settings = Settings(root=str(root), mlflow_tracking_uri=None)
-        engines = Engines(settings, None, Terminal(), SenderChild(settings, Path(folder)))  # type: ignore[arg-type]
+        services = Services(settings, None, ConsoleObserver(), SenderChild(settings, Path(folder)))  # type: ignore[arg-type]
         print(
             "| week | runs | objects | of journals | MB | checkpoints | list, s | collection, s |\n|---|---|---|---|---|---|---|---|"
         )
@@ -103,10 +103,13 @@ def store_year(num_runs: int) -> None:
                 number += 1
                 add_run(root, number, start + 7 * week * DAY_S)
             time.time = lambda now=start + 7 * week * DAY_S: now
-            collect_s, _ = timed(lambda: collect_garbage(CollectGarbageRequest.model_validate(COLLECT), engines))
+            collect_s, _ = timed(lambda: collect_garbage(CollectGarbageRequest.model_validate(COLLECT), services))
             if week % 13 == 0:
                 files = [path for path in root.rglob("*") if path.is_file()]
-                sizes, list_s = sum(path.stat().st_size for path in files) / 1e6, timed(lambda: list_work(str(root)))[0]
+                sizes, list_s = (
+                    sum(path.stat().st_size for path in files) / 1e6,
+                    timed(lambda: list_runs_and_pipelines(str(root)))[0],
+                )
                 manifests = sum(path.name == "manifest.json" for path in files)
                 journals = sum("journal" in path.parts for path in files)
                 counts = f"{number:,} | {len(files):,} | {journals:,} | {sizes:.1f} | {manifests:,}"
@@ -230,7 +233,7 @@ def lists(num_runs: int, num_models: int) -> None:
         root.write_json(f"runs/{key}/config.json", {"run_key": key, "stage": "pretrain"})
         state = {"schema_version": 1, "state": "finished", "attempt": 1, "updated_at": at, "step": 100}
         root.write_json(f"runs/{key}/state.json", state)
-        claim = {
+        lease = {
             "schema_version": 1,
             "run_key": key,
             "attempt": 1,
@@ -238,7 +241,7 @@ def lists(num_runs: int, num_models: int) -> None:
             "owner": "a@h:1",
             "nonce": key,
         }
-        root.write_json(f"runs/{key}/claim.json", {**claim, "counter": 9, "heartbeat": at})
+        root.write_json(f"runs/{key}/lease.json", {**lease, "counter": 9, "heartbeat": at})
         root.write_json(f"runs/{key}/attempts/a1.json", {"schema_version": 1, "started_at": at, "origin": {}})
         if number % 10 == 0:
             record = {
@@ -262,12 +265,12 @@ def lists(num_runs: int, num_models: int) -> None:
     with ThreadPoolExecutor(16) as pool:
         write_s, _ = timed(lambda: list(pool.map(add, range(num_runs))))
     print(f"{root.uri.partition('//')[0]} written in {write_s:.0f} s", flush=True)
-    engines = Engines(settings, None, Terminal(), SenderChild(settings, Path(tempfile.gettempdir())))  # type: ignore[arg-type]
+    services = Services(settings, None, ConsoleObserver(), SenderChild(settings, Path(tempfile.gettempdir())))  # type: ignore[arg-type]
     asked: dict[str, Callable[[], Any]] = {
-        "list_work (`vitline runs ls`)": lambda: list_work(settings.root),
+        "list_runs_and_pipelines (`vitline runs ls`)": lambda: list_runs_and_pipelines(settings.root),
         "list_models (`vitline model ls`)": lambda: list_models(settings.root),
         "compare_newest of 10": lambda: compare_newest(settings.root, [], 10),
-        "reconcile": lambda: reconcile(ReconcileRequest(), engines, NoFlowRuns()),
+        "reconcile": lambda: reconcile(ReconcileRequest(), services, NoFlowRuns()),
     }
     for what, work in asked.items():
         started = time.process_time()

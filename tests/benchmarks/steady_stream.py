@@ -25,7 +25,7 @@ from vitline.data_prep.decode import DecodePolicy
 from vitline.data_prep.shard_format import Counts, Manifest, SegmentInfo, SplitInfo, shard_key
 from vitline.infra.storage import Store
 from vitline.infra.stores.file_store import FileStore
-from vitline.vit.input.batches import Loading, train_batches
+from vitline.vit.input.batches import LoaderResources, train_batches
 from vitline.vit.input.config import AugmentConfig, InputConfig
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -38,7 +38,7 @@ ROW_GROUP_BYTES = 64 * 100_000
 class DistantStore(FileStore):
     """Files whose reads take as long as from an object store: a latency, and bytes at a bandwidth that all reads share."""
 
-    reads_wait = True
+    high_latency = True
     latency_s, bytes_per_s = 0.0, 1e9
     _link = threading.Lock()
     num_reads = 0
@@ -106,7 +106,7 @@ def waits(store: DistantStore, manifest: Manifest, images_per_s: float) -> tuple
         global_batch_size=BATCH, num_lanes=LANES, shuffle_window=WINDOW, augment=AugmentConfig(image_size_px=16)
     )
     num_steps = 3 * manifest.splits["train"].num_rows // BATCH
-    loading, share = Loading(rank=0, world_size=RANKS), BATCH // RANKS
+    loading, share = LoaderResources(rank=0, world_size=RANKS), BATCH // RANKS
     waited: list[float] = []
     with train_batches(
         store, manifest, "train", recipe, seed=0, micro_batch_size=share, num_steps=num_steps, loading=loading

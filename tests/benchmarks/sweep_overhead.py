@@ -19,7 +19,7 @@ from vitline.data_prep.decode import DecodePolicy
 from vitline.data_prep.examples import presets
 from vitline.data_prep.find_corpus import corpus_store
 from vitline.data_prep.prepare.job import prepare
-from vitline.infra.runs.claims import take_claim
+from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.runs.run_state import read_state
 from vitline.infra.storage import open_store
 from vitline.vit.evaluation.evaluate import EvaluationSpec, TaskRef
@@ -53,9 +53,9 @@ def measure(root: str, seed: int, rates: int) -> float:
     """Overhead in seconds per trial of one sweep."""
     run = open_store(root).child(f"runs/sweep-{seed}")
     run.write_json("config.json", spec(root, seed, rates).model_dump(mode="json"))
-    claim = take_claim(run, f"sweep-{seed}", job_state=lambda job: "failed", owner="benchmark")
+    lease = acquire_lease(run, f"sweep-{seed}", job_state=lambda job: "failed", owner="benchmark")
     started = time.perf_counter()
-    code = task_driver.drive(run, claim.attempt)
+    code = task_driver.drive(run, lease.attempt)
     wall = time.perf_counter() - started
     assert code == 0, read_state(run)
     (score,) = read_state(run)["scores"]

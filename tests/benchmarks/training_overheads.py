@@ -45,8 +45,8 @@ from vitline.data_prep.find_corpus import corpus_store
 from vitline.data_prep.prepare.job import prepare
 from vitline.infra.config import replace
 from vitline.infra.local.stack import processes_of, stack_environment, start_stack, stop_stack
-from vitline.infra.runs.claims import take_claim
 from vitline.infra.runs.journal import Journal, read_journal
+from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.settings import inherited_environment
 from vitline.infra.storage import Store, open_store
 from vitline.vit.checkpoints.save import CheckpointSaver
@@ -227,8 +227,8 @@ def started(root: str, config: TrainConfig) -> tuple[Store, int]:
     spec = resolve(config, root).spec()
     run = open_store(root).child(f"runs/{spec.run_key}")
     run.write_json("config.json", spec.model_dump(mode="json"))
-    claim = take_claim(run, spec.run_key, job_state=lambda job: "failed", owner="benchmark")
-    return run, claim.attempt
+    lease = acquire_lease(run, spec.run_key, job_state=lambda job: "failed", owner="benchmark")
+    return run, lease.attempt
 
 
 def step_times(run: Store) -> tuple[float, float]:

@@ -53,7 +53,7 @@ OVERRIDES: dict[str, Any] = {
     "protocol.warmup_steps": 3,
     "protocol.learning_rates": [0.1],
     "nights.num_seeds": 6,
-    "nights.wanted_difference": 0.02,
+    "nights.smallest_effect": 0.02,
     "nights.ingest": True,
 }
 BETTER = {"recipe.total_steps": 300, "recipe.optim.warmup_steps": 30}

@@ -14,8 +14,8 @@ from vitline.data_prep.config import CorpusConfig, CorpusRecipe, Digits, Shardin
 from vitline.data_prep.find_corpus import corpus_store
 from vitline.data_prep.prepare.job import prepare
 from vitline.infra.children import child_environment, end_with_parent
-from vitline.infra.runs.claims import read_claim, take_claim
 from vitline.infra.runs.journal import read_journal
+from vitline.infra.runs.lease import acquire_lease, read_lease
 from vitline.infra.runs.run_state import NO_STATE, RunState, read_state
 from vitline.infra.settings import Settings
 from vitline.infra.storage import Store, open_store
@@ -47,13 +47,13 @@ class Outcome(NamedTuple):
 
 
 class Training:
-    """One run of the tiny training, attempt by attempt, without a cluster. Made with the claim of its first attempt."""
+    """One run of the tiny training, attempt by attempt, without a cluster. Made with the lease of its first attempt."""
 
     def __init__(self, root: str, config: TrainConfig) -> None:
         spec = resolve(config, root).spec()
         self.key, self.run = spec.run_key, open_store(root).child(f"runs/{spec.run_key}")
         self.run.write_json("config.json", spec.model_dump(mode="json"))
-        self.attempt = self.claim()
+        self.attempt = self.lease()
 
     @classmethod
     def of(cls, run: Store, key: str) -> "Training":
@@ -62,9 +62,9 @@ class Training:
         training.key, training.run, training.attempt = key, run, holder(run)
         return training
 
-    def claim(self) -> int:
+    def lease(self) -> int:
         """The next attempt, as after the job of the one before has ended."""
-        self.attempt = take_claim(self.run, self.key, job_state=lambda job: "failed", owner="chaos").attempt
+        self.attempt = acquire_lease(self.run, self.key, job_state=lambda job: "failed", owner="chaos").attempt
         return self.attempt
 
     def train(self) -> RunState | None:
@@ -101,8 +101,8 @@ class Training:
         return Outcome(self.losses, state["val_top1"], load_model(state["model"]).digest)
 
     def objects(self) -> dict[str, bytes]:
-        """Every object of the run but the claim."""
-        return {key: self.run.read(key) for key in self.run.list() if key != "claim.json"}
+        """Every object of the run but the lease."""
+        return {key: self.run.read(key) for key in self.run.list() if key != "lease.json"}
 
 
 class Bench:
@@ -188,9 +188,9 @@ def child_process(command: list[str]) -> Iterator["subprocess.Popen[str]"]:
 
 
 def holder(run: Store) -> int:
-    """The attempt that holds the claim of a run; 0 without one."""
-    claim = read_claim(run)
-    return claim.attempt if claim else 0
+    """The attempt that holds the lease of a run; 0 without one."""
+    lease = read_lease(run)
+    return lease.attempt if lease else 0
 
 
 def from_the_first_batch() -> Any:

@@ -2,7 +2,7 @@
 
     python -m tests.chaos.child_attempt --run URI --attempt N --fault kill|stop|full-disk|none|hold --at STEP
 
-`hold` trains nothing: it only holds the claim, until its standard input is closed. SIGUSR1 makes the process stand still, as
+`hold` trains nothing: it only holds the lease, until its standard input is closed. SIGUSR1 makes the process stand still, as
 `stop` does. The exit code is 0 if the run finished.
 """
 
@@ -18,8 +18,8 @@ from collections.abc import Callable
 from unittest.mock import patch
 
 from vitline.infra.redact import log_to_stderr
-from vitline.infra.runs.claims import Claim, ClaimHolder, ClaimLost
-from vitline.infra.runs.run_state import CLAIM_LOST_EXIT_CODE, StopReason
+from vitline.infra.runs.lease import Lease, LeaseHolder, LeaseLost
+from vitline.infra.runs.run_state import LEASE_LOST_EXIT_CODE, StopReason
 from vitline.infra.runs.stopping import StopPoller
 from vitline.infra.storage import Store, open_store
 
@@ -27,7 +27,7 @@ HEARTBEAT_S, IN_FLIGHT_S = 0.1, 1.0
 BEATING = threading.Lock()
 
 
-def beat(holder: ClaimHolder, real: Callable[[ClaimHolder], Claim] = ClaimHolder.beat) -> Claim:
+def beat(holder: LeaseHolder, real: Callable[[LeaseHolder], Lease] = LeaseHolder.beat) -> Lease:
     with BEATING:
         return real(holder)
 
@@ -86,13 +86,13 @@ def main() -> int:
     run = open_store(options.run)
     signal.signal(signal.SIGUSR1, lambda *_: stand_still())
     try:
-        with patch.object(ClaimHolder, "beat", beat), ClaimHolder(run, options.attempt, every_s=HEARTBEAT_S):
+        with patch.object(LeaseHolder, "beat", beat), LeaseHolder(run, options.attempt, every_s=HEARTBEAT_S):
             if options.fault == "hold":
                 sys.stdin.read()
                 return 0
             return train(run, options.attempt, options.fault, options.at)
-    except ClaimLost:
-        return CLAIM_LOST_EXIT_CODE
+    except LeaseLost:
+        return LEASE_LOST_EXIT_CODE
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def test_damaged_checkpoint(bench):
     newest, *_ = list_checkpoints(run.run)
     flip_bit(run, newest)
     before = run.run.list(newest)
-    run.claim()
+    run.lease()
     run.train()
     bench.require_undisturbed(run)
     assert run.run.exists(f"{newest}/rejected.json"), f"{newest} is damaged, but was not marked"
@@ -47,7 +47,7 @@ def test_no_whole_checkpoint(bench):
     for prefix in checkpoints:
         flip_bit(run, prefix)
     before, losses = {key: run.run.read(key) for key in run.run.list("checkpoints/")}, run.losses
-    run.claim()
+    run.lease()
     ended = run.train()
     assert ended == "failed", f"the run went on and ended as {ended}"
     assert run.losses == losses, "the run computed further steps"

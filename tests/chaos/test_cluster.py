@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
-from vitline.flows.runs.engines import Engines, Terminal, open_engines
+from vitline.flows.runs.services import ConsoleObserver, Services, open_services
 from vitline.flows.runs.stage import run_stage, run_store
 from vitline.flows.to_mlflow.child import SenderChild
 from vitline.infra.local.paths import log_dir
@@ -69,8 +69,8 @@ def test_drained_node(bench):
 
 def on_cluster(bench: Bench, name: str, fault: str, **execution: str) -> Training:
     """The tiny training as a job of Ray, followed to its end as flows do. MLflow is not told. Raises StageFailed."""
-    with open_engines(settings_of(bench)) as engines:
-        return followed(engines, bench, name, fault, execution=execution)
+    with open_services(settings_of(bench)) as services:
+        return followed(services, bench, name, fault, execution=execution)
 
 
 def settings_of(bench: Bench) -> Settings:
@@ -78,7 +78,7 @@ def settings_of(bench: Bench) -> Settings:
 
 
 def followed(
-    engines: Engines,
+    services: Services,
     bench: Bench,
     name: str,
     fault: str,
@@ -86,7 +86,7 @@ def followed(
     env: Mapping[str, str] = MappingProxyType({}),
     execution: Mapping[str, str] = MappingProxyType({}),
 ) -> Training:
-    """The tiny training, followed to its end with `engines`; `look(run)` is called every second. Raises StageFailed."""
+    """The tiny training, followed to its end with `services`; `look(run)` is called every second. Raises StageFailed."""
     config = bench.config(name, None, **execution)
     spec = resolve(config, bench.place.uri).spec()
     run = run_store(bench.place.uri, spec.run_key)
@@ -97,7 +97,7 @@ def followed(
         return read_progress(run)
 
     run_stage(
-        engines,
+        services,
         run,
         spec.run_key,
         "tests.chaos.ray_driver",
@@ -105,7 +105,7 @@ def followed(
         title=name,
         progress=progress,
         grace_s=config.execution.grace_s,
-        claim_timeout_s=config.execution.claim_timeout_s,
+        lease_timeout_s=config.execution.lease_timeout_s,
         env={"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(START_TRY_S), **env},
     )
     return Training.of(run, spec.run_key)
@@ -121,19 +121,19 @@ def with_harm(bench: Bench, name: str, harm: Callable[[ThreeNodes, int, str], No
             harmed.append(at["node"])
             harm(cluster, at["pid"], at["node"])
 
-    with three_nodes_of(bench) as (engines, cluster):
+    with three_nodes_of(bench) as (services, cluster):
         # A one-node Ray has this switched off; a cluster of several nodes has it by default.
-        run = followed(engines, bench, name, "wait", look, {"RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "1"})
+        run = followed(services, bench, name, "wait", look, {"RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "1"})
     bench.require_undisturbed(run)
     return run
 
 
 @contextlib.contextmanager
-def three_nodes_of(bench: Bench) -> Iterator[tuple[Engines, ThreeNodes]]:
+def three_nodes_of(bench: Bench) -> Iterator[tuple[Services, ThreeNodes]]:
     settings = settings_of(bench)
     logs = log_dir(settings)
     with three_nodes(settings, logs) as cluster, SenderChild(settings, logs) as sender:
-        yield Engines(settings, cluster, Terminal(), sender), cluster
+        yield Services(settings, cluster, ConsoleObserver(), sender), cluster
 
 
 def never_harmed(bench: Bench, name: str, harm: object) -> Training:

@@ -69,12 +69,12 @@ def require_named(bench: Bench, corpus: Store, name: str, keys: "tuple[str, ...]
 
 def test_odd_pictures(bench, tmp_path):
     """Each odd picture of a source is refused with its reason and counted, and the others are prepared."""
-    odd = odd_files()
-    request = request_of(tmp_path, "chaos-odd", odd, allowed_fraction=0.5)
+    unreadable = odd_files()
+    request = request_of(tmp_path, "chaos-odd", unreadable, allowed_fraction=0.5)
     (manifest,) = prepare([request], bench.place.uri)
     corpus = corpus_store(bench.place, request)
     refused = {row["example_id"]: row["reason"] for row in read_table(corpus, REJECTS_KEY).to_pylist()}
-    missing = {f"odd/{name}" for name in (*odd, LOOP)} ^ refused.keys()
+    missing = {f"odd/{name}" for name in (*unreadable, LOOP)} ^ refused.keys()
     assert not missing, f"these are refused and should not be, or the other way round: {', '.join(sorted(missing))}"
     assert all(refused.values()), f"a refusal has no reason: {refused}"
     accepted = manifest.counts.num_accepted
@@ -110,15 +110,15 @@ def picture(seed: int) -> bytes:
     return file.getvalue()
 
 
-def request_of(folder: Path, name: str, odd: dict[str, bytes], allowed_fraction: float) -> CorpusConfig:
+def request_of(folder: Path, name: str, unreadable: dict[str, bytes], allowed_fraction: float) -> CorpusConfig:
     """A request for class folders with good pictures and odd ones."""
-    for label in ("odd", "plain"):
+    for label in ("unreadable", "plain"):
         (folder / label).mkdir()
         for number in range(NUM_GOOD // 2):
-            (folder / label / f"good-{number}.png").write_bytes(picture(number + 500 * (label == "odd")))
-    for file, data in odd.items():
-        (folder / "odd" / file).write_bytes(data)
-    (folder / "odd" / LOOP).symlink_to(LOOP)
+            (folder / label / f"good-{number}.png").write_bytes(picture(number + 500 * (label == "unreadable")))
+    for file, data in unreadable.items():
+        (folder / "unreadable" / file).write_bytes(data)
+    (folder / "unreadable" / LOOP).symlink_to(LOOP)
     return CorpusConfig(
         name=name,
         source=ClassFolders(path=str(folder)),

@@ -27,7 +27,7 @@ def test_killed_process(bench):
         _, log = child.communicate()
         assert child.returncode == -signal.SIGKILL, f"the process ended by itself before step {at}: {log[-500:]}"
     newest_step_of_whole(run)
-    run.claim()
+    run.lease()
     run.train()
     bench.require_undisturbed(run)
 
@@ -42,11 +42,11 @@ def test_full_disk(bench):
         assert child.returncode == 0, f"the training failed for want of a local disk: {log[-500:]}"
         bench.require_undisturbed(run)
         return
-    assert child.returncode != 0, "the training claims to have finished without room for its checkpoints"
+    assert child.returncode != 0, "the training leases to have finished without room for its checkpoints"
     assert "File too large" in log or "No space left" in log, f"no error names the full disk: {log[-500:]}"
     saved = newest_step_of_whole(run)
     assert saved > 0, "no checkpoint is left of those that were saved before"
-    run.claim()
+    run.lease()
     run.train()
     bench.require_undisturbed(run)
 
@@ -74,7 +74,7 @@ def test_full_file_system(bench):
         saved = newest_step_of_whole(run)
         assert saved > 0, "no checkpoint is left of those that were saved before"
         disks.make_room(disk)
-        run.claim()
+        run.lease()
         run.train()
         bench.require_undisturbed(run)
 

@@ -40,7 +40,7 @@ def png(samples, bits, colour_type, **chunks):
 
 
 def png_header(width, height):
-    """A small file that claims to have these dimensions."""
+    """A small file that leases to have these dimensions."""
     small = png(np.zeros((1, 33, 3), np.uint16), 8, 2)
     head = b"IHDR" + struct.pack(">II", width, height) + small[24:29]
     return small[:12] + head + struct.pack(">I", zlib.crc32(head)) + small[33:]

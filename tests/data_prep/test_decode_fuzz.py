@@ -14,12 +14,12 @@ from PIL import Image
 
 from vitline.data_prep.decode import DecodePolicy, DecodeReason, Format, ImageRejected
 from vitline.data_prep.examine.check_answer import check_examined
-from vitline.data_prep.examine.decode_child import Examiner
 from vitline.data_prep.examine.image_header import read_header
 from vitline.data_prep.examine.images import Examined, examine_image
+from vitline.data_prep.examine.sandboxed_decoder import SandboxedDecoder
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's warnings about metadata
-POLICY = DecodePolicy(max_pixels=100_000)  # files that claim more pixels are refused by their header
+POLICY = DecodePolicy(max_pixels=100_000)  # files that lease more pixels are refused by their header
 HUGE = (0, 1, 0x7FFF, 0xFFFF, 0x10000, 0x7FFFFFFF, 0xFFFFFFFF)
 
 
@@ -200,8 +200,8 @@ def test_files_that_pillow_refuses_are_refused_in_ten_thousand_mutations():
 @given(st.lists(damaged(), min_size=20, max_size=20))
 def test_thousands_of_damaged_files_give_one_verdict_each(files):
     """12,000 cases, new in every run, decoded by the decoding process."""
-    with Examiner(POLICY, timeout_s=60, memory_bytes=2 << 30) as examiner:
-        verdicts = list(examiner.run(enumerate(files)))
+    with SandboxedDecoder(POLICY, timeout_s=60, memory_bytes=2 << 30) as decoder:
+        verdicts = list(decoder.run(enumerate(files)))
     assert [tag for tag, _ in verdicts] == list(range(len(files)))
     for _, verdict in verdicts:
         check(verdict)

@@ -8,7 +8,7 @@ import pytest
 
 from vitline.data_prep.config import CorpusConfig, Digits
 from vitline.data_prep.prepare.job import PrepareSpec, drive
-from vitline.infra.runs.claims import take_claim
+from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.runs.run_state import read_state
 from vitline.infra.storage import open_store
 
@@ -49,7 +49,7 @@ print(f"{type(error).__name__}: {error}")
 @pytest.fixture
 def run(tmp_path):
     run = open_store(tmp_path / "runs/prepare")
-    take_claim(run, "prepare", job_state=lambda job: "failed", owner="test")
+    acquire_lease(run, "prepare", job_state=lambda job: "failed", owner="test")
     return run
 
 
@@ -68,7 +68,7 @@ def test_a_small_preparation_that_hangs_is_killed_and_the_next_attempt_finishes_
     assert error["error"].startswith("no progress for 10 s: it is in ")
     assert "in hangs" in run.read(error["stacks"]).decode()
     assert read_state(run)["state"] == "running"
-    attempt = take_claim(run, "prepare", job_state=lambda job: "failed", owner="test").attempt
+    attempt = acquire_lease(run, "prepare", job_state=lambda job: "failed", owner="test").attempt
     assert drive(run, attempt) == 0
 
 

@@ -164,7 +164,7 @@ def test_a_killed_job_redoes_only_what_was_not_finished(folder, request_for, mem
     work = Counter()
     write = write_shards.write_shard
 
-    class CountingExaminer(examine.Examiner):  # not that of the report, which decodes the images that it shows
+    class CountingExaminer(examine.SandboxedDecoder):  # not that of the report, which decodes the images that it shows
         def run(self, images):
             def counting():
                 for image in images:
@@ -177,7 +177,7 @@ def test_a_killed_job_redoes_only_what_was_not_finished(folder, request_for, mem
         work["written"] += 1
         return write(*arguments)
 
-    monkeypatch.setattr(examine, "Examiner", CountingExaminer)
+    monkeypatch.setattr(examine, "SandboxedDecoder", CountingExaminer)
     monkeypatch.setattr(write_shards, "write_shard", counted_write)
     request = request_for(folder, examples_per_chunk=10)
     (whole,) = job.prepare([request], f"{memory_root}-whole")

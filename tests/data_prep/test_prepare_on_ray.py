@@ -14,7 +14,7 @@ from vitline.data_prep.prepare.job import PrepareSpec, prepare
 from vitline.data_prep.shard_format import load_manifest
 from vitline.data_prep.shards.verify_shards import verify_corpus
 from vitline.infra.config import replace
-from vitline.infra.runs.claims import take_claim
+from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.runs.run_state import read_state
 from vitline.infra.storage import open_store
 
@@ -51,10 +51,10 @@ def submit(jobs, root, request, program=("-m", "vitline.data_prep.prepare.job"))
         job = jobs.find(job_id)
         return job and job.state
 
-    claim = take_claim(run, key, job_state=state, owner="test")
-    command = ["python", *program, "--run", run.uri, "--attempt", str(claim.attempt)]
-    jobs.submit(claim.job_id, command, {}, {})
-    return run, claim.job_id
+    lease = acquire_lease(run, key, job_state=state, owner="test")
+    command = ["python", *program, "--run", run.uri, "--attempt", str(lease.attempt)]
+    jobs.submit(lease.job_id, command, {}, {})
+    return run, lease.job_id
 
 
 def stamps(folder, pattern):

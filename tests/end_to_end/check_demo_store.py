@@ -4,7 +4,7 @@ import json
 import urllib.request
 
 from vitline.data_prep.shards.verify_shards import verify_corpus
-from vitline.flows.catalog.lists import list_corpora, list_models, list_pipelines, list_work
+from vitline.flows.catalog.lists import list_corpora, list_models, list_pipelines, list_runs_and_pipelines
 from vitline.flows.cli.groups.stack import join_stack
 from vitline.infra.runs.journal import read_journal
 from vitline.infra.settings import Settings
@@ -23,7 +23,7 @@ def main() -> None:
     for corpus in corpora:
         report = verify_corpus(open_store(corpus["uri"]))
         assert not report.problems, report.problems
-    runs = {row["stage"]: row for row in list_work(root)}
+    runs = {row["stage"]: row for row in list_runs_and_pipelines(root)}
     assert {"prepare", "pretrain", "evaluate"} <= runs.keys(), runs
     assert all(row["state"] == "finished" for row in runs.values()), runs
     run = open_store(runs["pretrain"]["uri"])

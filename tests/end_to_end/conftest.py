@@ -14,7 +14,7 @@ import pytest
 from vitline.infra.children import processes_with
 from vitline.infra.local.service_logs import unexplained_tracebacks
 from vitline.infra.ray_jobs import RayJobs
-from vitline.infra.runs.claims import read_claim
+from vitline.infra.runs.lease import read_lease
 from vitline.infra.runs.run_state import read_state
 from vitline.infra.storage import Store, open_store
 from vitline.vit.run.run_spec import read_progress
@@ -144,7 +144,7 @@ class Work:
         assert (ended["state_type"], ended["state_name"]) == ("CANCELLED", "Cancelled"), (
             f"{ended['state']}: {self.flows.lines(flow_run)[-6:]}"
         )
-        job = read_claim(self.run(key)).job_id
+        job = read_lease(self.run(key)).job_id
         self.eventually(lambda: self.jobs.find(job).terminal)
         self.eventually(lambda: not self.workers() - before)
         self.eventually(lambda: not self.of_run(key))

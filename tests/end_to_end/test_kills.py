@@ -12,12 +12,12 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-from vitline.flows.runs.engines import Cluster
+from vitline.flows.runs.services import Cluster
 from vitline.flows.runs.stage import run_store
 from vitline.infra.children import processes_with
 from vitline.infra.config import replace
-from vitline.infra.runs.claims import ClaimHeld, read_claim, take_claim
 from vitline.infra.runs.journal import read_journal
+from vitline.infra.runs.lease import LeaseHeld, acquire_lease, read_lease
 from vitline.infra.runs.liveness import Watch
 from vitline.infra.runs.run_state import read_state
 from vitline.infra.settings import Settings
@@ -30,7 +30,7 @@ from .undisturbed import train_undisturbed
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 STEPS, SAVE_EVERY = 100, 10
 STEPS_PER_START = 5  # every start of the worker group makes so many steps at least before the next kill
-CLAIM_TIMEOUT_S = 15
+LEASE_TIMEOUT_S = 15
 
 
 class Session:
@@ -60,7 +60,7 @@ class Session:
         """The next attempt of a training, as a job."""
         spec = resolve(config, self.root).spec()
         run = run_store(self.root, spec.run_key)
-        claim = self.claim(run, spec.run_key)
+        lease = self.lease(run, spec.run_key)
         run.write_json("config.json", spec.model_dump(mode="json"))
         command = [
             "python",
@@ -69,18 +69,18 @@ class Session:
             "--run",
             run.uri,
             "--attempt",
-            str(claim.attempt),
+            str(lease.attempt),
         ]
-        self.jobs.submit(claim.job_id, command, env={"RAY_JOB_STOP_WAIT_TIME_S": "11"}, metadata={})
-        return run, claim
+        self.jobs.submit(lease.job_id, command, env={"RAY_JOB_STOP_WAIT_TIME_S": "11"}, metadata={})
+        return run, lease
 
-    def claim(self, run, key):
+    def lease(self, run, key):
         """Once the attempt before is dead: a killed one's heartbeat has to grow old."""
         watch = Watch()
         while True:
-            with contextlib.suppress(ClaimHeld):
-                return take_claim(
-                    run, key, job_state=self.job_state, owner="test", claim_timeout_s=CLAIM_TIMEOUT_S, watch=watch
+            with contextlib.suppress(LeaseHeld):
+                return acquire_lease(
+                    run, key, job_state=self.job_state, owner="test", lease_timeout_s=LEASE_TIMEOUT_S, watch=watch
                 )
             time.sleep(0.5)
 
@@ -88,8 +88,8 @@ class Session:
         job = self.jobs.find(job_id)
         return job and job.state
 
-    def follow(self, claim):
-        return self.jobs.follow(claim.job_id, lambda job: None, poll_s=0.2)
+    def follow(self, lease):
+        return self.jobs.follow(lease.job_id, lambda job: None, poll_s=0.2)
 
 
 @pytest.fixture(scope="module")
@@ -174,8 +174,8 @@ class KilledTraining:
         self.starts = 0
 
     def start_attempt(self, number):
-        self.run, self.claim = self.session.submit(self.config)
-        assert self.claim.attempt == number
+        self.run, self.lease = self.session.submit(self.config)
+        assert self.lease.attempt == number
 
     def wait_for_checkpoint(self, after):
         """Waits for the next start of the worker group and a checkpoint of its own. `after`: what was killed before."""
@@ -198,24 +198,24 @@ class KilledTraining:
         assert len(workers) == 2
         workers[0].kill()
         self.wait_for_checkpoint(after="the kill of a worker")
-        assert len(self.run.list(f"starts/a{self.claim.attempt}-")) == 2
+        assert len(self.run.list(f"starts/a{self.lease.attempt}-")) == 2
 
     def kill_driver(self):
         driver_of(self.run).kill()
-        assert self.session.follow(self.claim).state == "failed"
-        self.start_attempt(self.claim.attempt + 1)
+        assert self.session.follow(self.lease).state == "failed"
+        self.start_attempt(self.lease.attempt + 1)
         self.wait_for_checkpoint(after="the kill of the driver")
 
     def kill_cluster(self):
         """No cluster knows the job afterwards: the next attempt starts once the heartbeat of this one is too old."""
         self.session.kill_cluster()
-        last_heartbeat = read_claim(self.run).heartbeat
+        last_heartbeat = read_lease(self.run).heartbeat
         self.session.restart()
-        self.start_attempt(self.claim.attempt + 1)
-        assert self.claim.heartbeat - last_heartbeat > CLAIM_TIMEOUT_S
+        self.start_attempt(self.lease.attempt + 1)
+        assert self.lease.heartbeat - last_heartbeat > LEASE_TIMEOUT_S
 
     def finish(self):
-        assert self.session.follow(self.claim).exit_code == 0
+        assert self.session.follow(self.lease).exit_code == 0
         self.check_losses(after="the kill of the cluster")
         return result_of(self.run)
 
@@ -228,7 +228,7 @@ def test_killed_training_equals_undisturbed_training(session, slow_config, undis
     training.kill_driver()
     training.kill_cluster()
     assert training.finish() == undisturbed
-    assert training.claim.attempt == 3
+    assert training.lease.attempt == 3
     assert len(training.run.list("starts/")) == 4
 
 

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from vitline.infra.children import processes_with
-from vitline.infra.local.stack_config import MARK, load_stack_config
+from vitline.infra.local.stack_config import OWNER_VARIABLE, load_stack_config
 from vitline.infra.ray_jobs import RayJobs
 from vitline.infra.storage import open_store
 
@@ -33,7 +33,7 @@ def forms_of(secret: str) -> list[bytes]:
 
 
 def test_processes_have_secrets_in_their_environment_and_nowhere_else(stack, planted):
-    processes = processes_with(MARK, load_stack_config(stack.directory).id)
+    processes = processes_with(OWNER_VARIABLE, load_stack_config(stack.directory).id)
     words = " ".join(" ".join(process.cmdline()) for process in processes if psutil.pid_exists(process.pid))
     assert len(processes) > 5
     assert "mlflow" in words

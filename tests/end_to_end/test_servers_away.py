@@ -12,8 +12,8 @@ import pytest
 from vitline.flows.catalog.lists import list_pipelines
 from vitline.flows.catalog.records import read_pipeline
 from vitline.infra.local.stack import check_services, find_stack
-from vitline.infra.runs.claims import read_claim
 from vitline.infra.runs.journal import read_journal
+from vitline.infra.runs.lease import read_lease
 from vitline.infra.runs.run_state import read_state
 from vitline.vit.published.models import load_model
 from vitline.vit.run.run_spec import RunSpec
@@ -112,7 +112,7 @@ def test_flow_process_servers_and_a_worker_are_killed_in_mid_training(work, stac
     with work.frozen_training():
         assert work.flows.wait(first, timeout_s=240)["state_type"] == "CRASHED"
     work.reach(key, work.progress(key) + 5)
-    assert work.jobs.find(read_claim(work.run(key)).job_id).state == "running"
+    assert work.jobs.find(read_lease(work.run(key)).job_id).state == "running"
 
     run = work.pretrain("disturbed", STEPS)
     with work.frozen_training():

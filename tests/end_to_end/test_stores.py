@@ -15,8 +15,8 @@ from vitline.data_prep.find_corpus import corpus_store
 from vitline.data_prep.prepare.job import prepare
 from vitline.data_prep.shards.verify_shards import verify_corpus
 from vitline.infra.local.stack import find_stack, stack_environment, start_stack, stop_stack
-from vitline.infra.runs.claims import ClaimHolder, read_claim, take_claim
 from vitline.infra.runs.journal import read_journal
+from vitline.infra.runs.lease import LeaseHolder, acquire_lease, read_lease
 from vitline.infra.runs.run_state import read_state, request_stop
 from vitline.infra.runs.stopping import StopPoller
 from vitline.infra.storage import StoreFailed, open_store
@@ -78,9 +78,9 @@ def start(config, root):
     """The run and attempt of a claimed spec, as a flow leaves it for the driver."""
     spec = resolve(config, root).spec()
     run = open_store(root).child(f"runs/{spec.run_key}")
-    claim = take_claim(run, spec.run_key, job_state=lambda job: "failed", owner="test")
+    lease = acquire_lease(run, spec.run_key, job_state=lambda job: "failed", owner="test")
     run.write_json("config.json", spec.model_dump(mode="json"))
-    return run, claim.attempt
+    return run, lease.attempt
 
 
 def at(config, corpus):
@@ -91,7 +91,7 @@ def outcome(run):
     """What must not depend on the store: losses, score, model, and which objects there are."""
     state = read_state(run)
     losses = {r.step: r.value for r in read_journal(run) if r.key == "train/loss"}
-    kept = [key for key in names(run) if not key.startswith(("journal/", "starts/", "errors/", "claim"))]
+    kept = [key for key in names(run) if not key.startswith(("journal/", "starts/", "errors/", "lease"))]
     return losses, state["val_top1"], load_model(state["model"]).digest, kept
 
 
@@ -134,10 +134,10 @@ def test_a_service_that_fails_now_and_then_changes_nothing(proxy, s3_uri, on_dis
     corpus, manifest = prepared(s3_uri)
     assert manifest.digest == on_disk[1].digest
     run, attempt = start(at(train_config("stores"), corpus), s3_uri)
-    with ClaimHolder(run, attempt, every_s=0.02):
+    with LeaseHolder(run, attempt, every_s=0.02):
         assert TrainingRun(run, attempt, World()).execute() == "finished"
     assert outcome(run) == expected
-    assert read_claim(run).attempt == attempt
+    assert read_lease(run).attempt == attempt
     assert set(proxy.suffered) == {"", *FAULTS}
     assert open_store(s3_uri).leftovers(older_than_s=-60) == []
 
@@ -158,7 +158,7 @@ def test_a_store_that_stays_away_is_named_and_what_was_saved_goes_on(
         with pytest.raises(StoreFailed) as failed:
             TrainingRun(run, attempt, World()).execute()
     assert failed.value.status == 503
-    for part in ("get_object of", run.uri, "claim.json", "failed at attempt 9", "Check that the store runs"):
+    for part in ("get_object of", run.uri, "lease.json", "failed at attempt 9", "Check that the store runs"):
         assert part in str(failed.value)
     proxy.down = False
     step = newest_checkpoint(run, rejected=pytest.fail)[0].step
@@ -216,13 +216,13 @@ def test_a_stop_is_heard_once_the_store_is_back(proxy, s3_uri):
 
 
 def test_a_store_killed_in_mid_training_is_waited_for(own_store, own_uri, on_disk, train_config, expected, monkeypatch):
-    """Killed while steps go on, a checkpoint is about to be written and the claim beats."""
+    """Killed while steps go on, a checkpoint is about to be written and the lease beats."""
     corpus = copied(on_disk[0], own_uri)
     run, attempt = start(at(train_config("stores"), corpus), own_uri)
     steps = itertools.count(1)
     monkeypatch.setattr(StopPoller, "asked", lambda watch: kill_store(own_store) if next(steps) == 8 else None)
-    with ClaimHolder(run, attempt, every_s=0.1) as claim:
+    with LeaseHolder(run, attempt, every_s=0.1) as lease:
         assert TrainingRun(run, attempt, World()).execute() == "finished"
-        assert claim.beat().attempt == attempt
+        assert lease.beat().attempt == attempt
     assert outcome(run) == expected
     assert find_stack(own_store).services[0].restarts >= 1

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from vitline.flows.cli.housekeeping import reconcile_now
-from vitline.infra.runs.claims import read_claim
+from vitline.infra.runs.lease import read_lease
 from vitline.infra.runs.run_state import read_state
 from vitline.vit.checkpoints.names import list_checkpoints
 
@@ -41,7 +41,7 @@ def test_a_pipeline_is_suspended_while_it_trains_and_resumed(work):
     work.reach(key, 5)
     suspend(work, work.flows.parts(run)[-1]["id"])  # the page of the training has the same button
     work.eventually(lambda: not work.processes_of_flow(run))
-    assert work.jobs.find(read_claim(work.run(key)).job_id).terminal
+    assert work.jobs.find(read_lease(work.run(key)).job_id).terminal
     assert not work.of_run(key)
     assert not work.workers() - before
     found = work.flows.find(run)

@@ -3,7 +3,7 @@
 import pytest
 
 from vitline.flows.ops.preempt import preempt
-from vitline.infra.runs.claims import job_id_of, read_claim
+from vitline.infra.runs.lease import job_id_of, read_lease
 from vitline.infra.runs.run_state import read_state
 
 from ..servers.stack import TINY
@@ -26,7 +26,7 @@ def test_runs_wait_for_a_training_or_give_up_and_name_it(work):
     preempt(work.root.uri, in_the_way)
     ended = work.flows.wait(training, timeout_s=900)
     assert ended["state_name"] == "Completed", f"{ended['state']}: {work.flows.lines(training)}"
-    assert read_claim(work.run(key)).attempt == 1
+    assert read_lease(work.run(key)).attempt == 1
     work.eventually(lambda: read_state(work.run(in_the_way)).get("from_step", 0) > 0)
     assert read_state(work.run(in_the_way))["attempt"] == 2
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from vitline.infra.config import replace
-from vitline.infra.runs.claims import take_claim
+from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.storage import Store, open_store
 from vitline.vit.run.run_spec import RunSpec
 from vitline.vit.run.training_run import TrainingRun
@@ -24,7 +24,7 @@ def train_undisturbed(spec: RunSpec, root: str) -> Store:
     """Trains as `spec` says, with as many workers, to the end; the run, which is below `root`."""
     run = open_store(root).child(f"runs/{spec.run_key}")
     run.write_json("config.json", replace(spec, models=open_store(root).uri_of("models")).model_dump(mode="json"))
-    take_claim(run, spec.run_key, job_state=lambda job: None, owner="test")
+    acquire_lease(run, spec.run_key, job_state=lambda job: None, owner="test")
     workers = spec.config.execution.num_workers
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, run.uri]

@@ -7,7 +7,7 @@ import pytest
 
 from vitline.flows.catalog.records import AttemptRecord, Origin
 from vitline.flows.cli import main as cli
-from vitline.infra.runs.claims import take_claim
+from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.storage import open_store
 from vitline.vit.run.resolved import resolve
 
@@ -54,19 +54,19 @@ def begin_run(train_config):
         # A unique name, because other tests keep their runs on the same server.
         spec = resolve(train_config(name or f"t-{uuid.uuid4().hex[:8]}", **execution), root).spec()
         run = open_store(root).child(f"runs/{spec.run_key}")
-        claim = take_claim(run, spec.run_key, job_state=lambda job: "failed", owner="test")
+        lease = acquire_lease(run, spec.run_key, job_state=lambda job: "failed", owner="test")
         run.write_json("config.json", spec.model_dump(mode="json"))
         record = AttemptRecord(
             run_key=spec.run_key,
-            attempt=claim.attempt,
-            job_id=claim.job_id,
+            attempt=lease.attempt,
+            job_id=lease.job_id,
             ray_address="http://127.0.0.1:8265",
             owner="ann@host:1",
-            started_at=attempt_at + claim.attempt,
+            started_at=attempt_at + lease.attempt,
             origin=origin or Origin(),
         )
-        run.write_json(f"attempts/a{claim.attempt}.json", record.model_dump(mode="json"))
-        return run, spec.run_key, claim.attempt
+        run.write_json(f"attempts/a{lease.attempt}.json", record.model_dump(mode="json"))
+        return run, spec.run_key, lease.attempt
 
     return make
 

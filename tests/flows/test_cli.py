@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from vitline.flows.cli import main as cli
-from vitline.flows.runs.engines import Terminal
+from vitline.flows.runs.services import ConsoleObserver
 from vitline.infra.html.text import clock, field
 from vitline.infra.runs.progress import progress_line
 from vitline.infra.runs.run_state import write_state
@@ -267,10 +267,10 @@ def test_a_signal_ends_a_command_in_order_and_it_says_how_to_resume(vitline, mon
             signal.raise_signal(number)
         except KeyboardInterrupt as error:
             signal.raise_signal(signal.SIGHUP)  # as when the window is closed meanwhile
-            stopped.append(Terminal().stop(error))
+            stopped.append(ConsoleObserver().stop(error))
             raise
 
-    monkeypatch.setattr("vitline.flows.catalog.lists.list_work", interrupted)
+    monkeypatch.setattr("vitline.flows.catalog.lists.list_runs_and_pipelines", interrupted)
     code, _, err = vitline("runs", "ls")
     assert (code, stopped[0].reason) == (128 + number, "preempted")
     assert "the same command resumes" in err

@@ -14,7 +14,7 @@ from vitline.infra.ray_jobs import RayJobs
 from vitline.infra.storage import open_store
 
 DEMO = "pretrain-then-transfer/demo"
-OURS = ("runs/", "pipelines/", "claims/", "corpora/", "models/")
+OURS = ("runs/", "pipelines/", "leases/", "corpora/", "models/")
 
 
 @pytest.mark.parametrize(
@@ -187,28 +187,28 @@ class TestNights:
     def test_one_never_overlaps_another_or_its_jobs(self, in_stack, scheduled):
         from vitline.flows.on_prefect.flow_run import FlowRun
         from vitline.flows.on_prefect.flows import one_at_a_time
-        from vitline.flows.runs.engines import open_engines
+        from vitline.flows.runs.services import open_services
         from vitline.flows.runs.stage import Skipped
 
         now = datetime.now(UTC)
         night = FlowRun(None, "pretrain-then-transfer/nightly", True, now, {})
         by_hand = FlowRun(None, "pretrain-then-transfer/nightly", False, now, {})
         scheduled(now)
-        with open_engines(in_stack) as engines:
-            with one_at_a_time(engines, night), one_at_a_time(engines, by_hand):
+        with open_services(in_stack) as services:
+            with one_at_a_time(services, night), one_at_a_time(services, by_hand):
                 state = self.run(corpus="digits-0-to-4", tasks=["digits-5-to-9"], recipe="digits")
                 assert (state.type, state.name) == ("COMPLETED", "Skipped")
                 assert re.fullmatch(r"the night that began at \d\d:\d\d is still running: \S+", state.message)
                 skipped = read_night(open_store(in_stack.root), "icons", night_at(now))
                 assert skipped.sentence == f"Skipped: {state.message}"
             job = f"sleep-{now:%H%M%S%f}"
-            jobs = engines.cluster.jobs
+            jobs = services.cluster.jobs
             jobs.submit(job, ["sleep", "600"], env={}, metadata={"deployment": "pretrain-then-transfer/nightly"})
             try:
                 with pytest.raises(Skipped, match=f"job {job} of a night that began at .* is still running: http"):  # noqa: SIM117
-                    with one_at_a_time(engines, night):
+                    with one_at_a_time(services, night):
                         pass
             finally:
                 jobs.stop(job, wait_s=30)
-            with one_at_a_time(engines, night):
+            with one_at_a_time(services, night):
                 pass

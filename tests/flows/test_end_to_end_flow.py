@@ -10,7 +10,7 @@ from pyarrow.parquet import read_table
 
 from vitline.flows.catalog.records import attempt_records
 from vitline.flows.forms.forms import PipelineRequest
-from vitline.infra.runs.claims import job_id_of
+from vitline.infra.runs.lease import job_id_of
 from vitline.infra.storage import open_store
 
 STAGES = ["prepare", "pretrain", "evaluate"]

@@ -10,7 +10,7 @@ from vitline.flows.catalog import lists
 from vitline.flows.catalog.snapshot import RootSnapshot
 from vitline.flows.reports.score_report import read_report
 from vitline.infra.records import UnreadableRecord
-from vitline.infra.runs.claims import take_claim
+from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.runs.run_state import write_state
 from vitline.infra.storage import open_store
 
@@ -37,10 +37,10 @@ def store(root):
     return open_store(root)
 
 
-@pytest.mark.parametrize("odd", ODD)
-def test_models_are_listed_and_found_beside_one_that_cannot_be_read(store, root, odd, capsys):
+@pytest.mark.parametrize("unreadable", ODD)
+def test_models_are_listed_and_found_beside_one_that_cannot_be_read(store, root, unreadable, capsys):
     store.write_json("models/birds/0123/config.json", MODEL | {"licence": "of a newer version"})
-    store.write("models/birds/4567/config.json", odd)
+    store.write("models/birds/4567/config.json", unreadable)
     assert [row["version"] for row in lists.list_models(root)] == ["0123"]
     assert "models/birds/4567/config.json is not a record that this version" in "".join(
         capsys.readouterr().err.split("\n")
@@ -54,38 +54,40 @@ def two_runs(store):
     for key in ("owls-0123456789ab", "odd-0123456789ab"):
         run = store.child(f"runs/{key}")
         run.write_json("config.json", {"run_key": key, "config": {"stage": "pretrain"}})
-        take_claim(run, key, job_state=lambda job: "failed", owner="someone")
+        acquire_lease(run, key, job_state=lambda job: "failed", owner="someone")
         write_state(run, "finished", 1)
     return run
 
 
-@pytest.mark.parametrize("odd", [*ODD, b'{"state": "melted", "attempt": 1, "updated_at": 0}'])
-@pytest.mark.parametrize("record", ["state.json", "verdict.json", "stop.json", "claim.json"])
-def test_a_snapshot_has_all_runs_but_one_that_cannot_be_read(store, record, odd):
+@pytest.mark.parametrize("unreadable", [*ODD, b'{"state": "melted", "attempt": 1, "updated_at": 0}'])
+@pytest.mark.parametrize("record", ["state.json", "verdict.json", "stop.json", "lease.json"])
+def test_a_snapshot_has_all_runs_but_one_that_cannot_be_read(store, record, unreadable):
     run = two_runs(store)
-    run.write(record, odd)
-    with RootSnapshot.read(store, claims=True) as snapshot:
+    run.write(record, unreadable)
+    with RootSnapshot.read(store, leases=True) as snapshot:
         assert snapshot.runs["owls-0123456789ab"].ended
     assert len(snapshot.runs) + len(snapshot.unreadable) == 2
-    if odd != b"null" or record == "claim.json":
+    if unreadable != b"null" or record == "lease.json":
         (found,) = snapshot.unreadable
         assert (found.kind, found.key) == ("run", "odd-0123456789ab")
         assert str(found.error).startswith(f"{run.uri}/{record} is not a record that this version of vitline reads: ")
 
 
-@pytest.mark.parametrize(("record", "odd"), [("state.json", b"{}"), *(("config.json", odd) for odd in ODD)])
-def test_runs_are_listed_with_one_that_cannot_be_read(store, root, record, odd):
-    two_runs(store).write(record, odd)
-    listed = {row["run"]: row for row in lists.list_work(root)}
+@pytest.mark.parametrize(
+    ("record", "unreadable"), [("state.json", b"{}"), *(("config.json", unreadable) for unreadable in ODD)]
+)
+def test_runs_are_listed_with_one_that_cannot_be_read(store, root, record, unreadable):
+    two_runs(store).write(record, unreadable)
+    listed = {row["run"]: row for row in lists.list_runs_and_pipelines(root)}
     assert listed["owls-0123456789ab"]["state"] == "finished"
     assert listed["odd-0123456789ab"]["state"] == "unreadable"
     assert "is not a record that this version of vitline reads" in listed["odd-0123456789ab"]["reason"]
 
 
-@pytest.mark.parametrize("odd", ODD)
-def test_corpora_and_pipelines_that_cannot_be_read_are_named(store, root, odd, capsys):
-    store.write("corpora/birds/0123/manifest.json", odd)
-    store.write("pipelines/nightly-0123456789ab.json", odd)
+@pytest.mark.parametrize("unreadable", ODD)
+def test_corpora_and_pipelines_that_cannot_be_read_are_named(store, root, unreadable, capsys):
+    store.write("corpora/birds/0123/manifest.json", unreadable)
+    store.write("pipelines/nightly-0123456789ab.json", unreadable)
     assert lists.list_corpora(root) == lists.list_pipelines(root) == []
     shown = "".join(capsys.readouterr().err.split("\n"))
     assert "corpora/birds/0123/manifest.json" in shown

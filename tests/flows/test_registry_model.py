@@ -26,7 +26,7 @@ from vitline.flows.nights.night_record import THE_GATE
 from vitline.flows.nights.promote import make_champion
 from vitline.flows.to_mlflow.child import sync_runs
 from vitline.infra.local.processes import free_ports
-from vitline.infra.runs.claims import take_claim
+from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.runs.run_state import read_state
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
@@ -64,9 +64,9 @@ def candidate(stack, s3_uri, train_config):
     torch.set_num_threads(1)
     spec = resolve(train_config(f"t-{uuid.uuid4().hex[:8]}"), s3_uri).spec()
     run = open_store(s3_uri).child(f"runs/{spec.run_key}")
-    claim = take_claim(run, spec.run_key, job_state=lambda job: "failed", owner="test")
+    lease = acquire_lease(run, spec.run_key, job_state=lambda job: "failed", owner="test")
     run.write_json("config.json", spec.model_dump(mode="json"))
-    assert TrainingRun(run, claim.attempt, World()).execute() == "finished"
+    assert TrainingRun(run, lease.attempt, World()).execute() == "finished"
     uri = stack.env["MLFLOW_TRACKING_URI"]
     assert send_everything(s3_uri, uri) == {spec.run_key: "sent"}
     return Candidate(MlflowClient(uri, uri), spec.config.name, read_state(run)["model"])

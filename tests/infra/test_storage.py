@@ -124,39 +124,39 @@ def test_pyarrow_writes_and_reads_through_the_store(store):
 
 
 def test_create_fails_if_the_object_exists(store):
-    store.create("claim", b"mine")
-    with pytest.raises(PreconditionFailed, match="claim"):
-        store.create("claim", b"yours")
-    assert store.read("claim") == b"mine"
+    store.create("lease", b"mine")
+    with pytest.raises(PreconditionFailed, match="lease"):
+        store.create("lease", b"yours")
+    assert store.read("lease") == b"mine"
 
 
 def test_compare_and_swap_fails_if_the_object_changed(store):
-    tag = store.create("claim", b"1")
-    assert store.read_tagged("claim") == (b"1", tag)
-    second = store.compare_and_swap("claim", b"2", tag)
+    tag = store.create("lease", b"1")
+    assert store.read_tagged("lease") == (b"1", tag)
+    second = store.compare_and_swap("lease", b"2", tag)
     with pytest.raises(PreconditionFailed):
-        store.compare_and_swap("claim", b"3", tag)
-    third = store.compare_and_swap("claim", b"3", second)
-    assert store.read_tagged("claim") == (b"3", third)
+        store.compare_and_swap("lease", b"3", tag)
+    third = store.compare_and_swap("lease", b"3", second)
+    assert store.read_tagged("lease") == (b"3", third)
     with pytest.raises(PreconditionFailed):
         store.compare_and_swap("absent", b"1", third)
-    store.delete("claim")
+    store.delete("lease")
     with pytest.raises(PreconditionFailed):
-        store.compare_and_swap("claim", b"4", third)
+        store.compare_and_swap("lease", b"4", third)
     assert store.list() == []
 
 
 def test_exactly_one_of_concurrent_creates_succeeds(store):
     def create(n):
         try:
-            store.create("claim", str(n).encode())
+            store.create("lease", str(n).encode())
         except PreconditionFailed:
             return None
         return n
 
     with ThreadPoolExecutor(8) as pool:
         winners = [n for n in pool.map(create, range(8)) if n is not None]
-    assert [int(store.read("claim"))] == winners
+    assert [int(store.read("lease"))] == winners
 
 
 def count_up(uri, times):

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from vitline.flows.runs.engines import Cluster
+from vitline.flows.runs.services import Cluster
 from vitline.infra.children import child_environment, end_with_parent, is_running
 from vitline.infra.local.processes import free_ports, tail
 from vitline.infra.local.ray_node import AGENT_PORTS, FOREIGN_TO_RAY, LocalRay, node_command

@@ -51,7 +51,7 @@ def make_batch():
 def start(root):
     """start(config): the run and attempt of a claimed spec, as a flow prepares it for the driver; `run` for one that goes on."""
     from vitline.infra.config import replace
-    from vitline.infra.runs.claims import take_claim
+    from vitline.infra.runs.lease import acquire_lease
     from vitline.infra.storage import open_store
     from vitline.vit.run.resolved import resolve
 
@@ -59,7 +59,7 @@ def start(root):
         spec = replace(resolve(config, root).spec(), pause_at_step=pause_at_step)
         run = run or open_store(root).child(f"runs/{spec.run_key}")
         run.write_json("config.json", spec.model_dump(mode="json"))
-        return run, take_claim(run, spec.run_key, job_state=lambda job: "failed", owner="test").attempt
+        return run, acquire_lease(run, spec.run_key, job_state=lambda job: "failed", owner="test").attempt
 
     return make
 

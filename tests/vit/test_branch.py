@@ -16,7 +16,7 @@ from vitline.infra.runs.journal import read_journal
 from vitline.infra.runs.run_state import read_state
 from vitline.infra.runs.stopping import StopPoller
 from vitline.vit.checkpoints.manifest import open_checkpoint
-from vitline.vit.checkpoints.names import find_checkpoints, kept_steps, list_checkpoints
+from vitline.vit.checkpoints.names import checkpoint_steps, find_checkpoints, list_checkpoints
 from vitline.vit.checkpoints.read import read_checkpoint
 from vitline.vit.checkpoints.save import prune
 from vitline.vit.published.models import adapt, load_model
@@ -115,7 +115,7 @@ def test_a_branch_that_is_stopped_resumes_from_its_own_checkpoint(train, start, 
     with monkeypatch.context() as patch:
         patch.setattr(StopPoller, "asked", lambda watch: "preempted" if next(asked) == 3 else None)
         assert TrainingRun(run, attempt, World()).execute() == "preempted"
-    assert kept_steps(run) == [8]
+    assert checkpoint_steps(run) == [8]
     for key in parent.list("checkpoints/"):  # nothing of the parent is needed any more
         parent.delete(key)
     train(config)
@@ -150,11 +150,11 @@ def test_a_pinned_checkpoint_stays_until_the_branch_has_one_of_its_own(train, st
     key = resolve(config, parent.uri.rpartition("/runs/")[0]).spec().run_key
     pin_parent(config.parent, key)
     prune(parent, keep=1, newest=list_checkpoints(parent)[0])
-    assert kept_steps(parent) == [10, 20]
+    assert checkpoint_steps(parent) == [10, 20]
     assert branches_of(parent) == {key: 10}
     train(config)
     prune(parent, keep=1, newest=list_checkpoints(parent)[0])
-    assert kept_steps(parent) == [20]
+    assert checkpoint_steps(parent) == [20]
     assert branches_of(parent) == {key: 10}
 
 
@@ -288,7 +288,7 @@ def test_a_branch_goes_back_to_its_parents_checkpoint_which_stays_pinned_until_t
     pins = find_checkpoints(parent.list("checkpoints/")).pins
     assert not pins, "the checkpoint of step 20 can be gone back from to 15"
 
-    monkeypatch.setattr(SpikeGuard, "leaves_out", lambda self, step: 15 <= step <= 19)
+    monkeypatch.setattr(SpikeGuard, "skips", lambda self, step: 15 <= step <= 19)
     other = train(replace(config, name="never-saw-it"))
     ours, theirs = (tensors(each, list_checkpoints(each)[0]) for each in (run, other))
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())

@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from vitline.infra.runs.claims import take_claim
+from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.runs.progress import progress_line
 from vitline.infra.storage import open_store
-from vitline.vit.run.devices import choose_devices, most_of
+from vitline.vit.run.devices import choose_devices, cluster_limit
 
 
 @pytest.mark.parametrize(
@@ -47,10 +47,10 @@ def test_between_two_numbers_of_workers_the_fewest_must_be_reachable():
 
 
 def test_most_gpus_are_those_of_one_node_or_of_declared_node_types():
-    assert most_of("GPU", one_node=True, alive=1, declared=None) == 1
-    assert most_of("GPU", one_node=False, alive=1, declared=None) is None
-    assert most_of("GPU", one_node=False, alive=0, declared={"CPU": 8, "GPU": 4}) == 4
-    assert most_of("GPU", one_node=False, alive=0, declared={"CPU": 8}) == 0
+    assert cluster_limit("GPU", one_node=True, alive=1, declared=None) == 1
+    assert cluster_limit("GPU", one_node=False, alive=1, declared=None) is None
+    assert cluster_limit("GPU", one_node=False, alive=0, declared={"CPU": 8, "GPU": 4}) == 4
+    assert cluster_limit("GPU", one_node=False, alive=0, declared={"CPU": 8}) == 0
 
 
 def test_progress_line_shows_awaited_and_used_gpus():
@@ -85,7 +85,7 @@ def test_gpu_that_is_added_later_is_awaited_and_used(train_config, tmp_path):
     from ray.cluster_utils import Cluster
 
     run, config = tmp_path / "run", train_config("late", device="cuda")
-    take_claim(open_store(run), "late", job_state=lambda job: "failed", owner="test")
+    acquire_lease(open_store(run), "late", job_state=lambda job: "failed", owner="test")
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": 0, "include_dashboard": False})
     try:
         env = {key: value for key, value in os.environ.items() if not key.startswith("VITLINE_")}

@@ -6,8 +6,8 @@ import time
 import pytest
 
 from vitline.infra.config import replace
-from vitline.infra.runs.claims import take_claim
 from vitline.infra.runs.journal import read_journal
+from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.runs.run_state import read_state, request_stop
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
@@ -109,20 +109,20 @@ def test_a_training_goes_on_without_a_lost_node_and_with_a_new_one(train_config,
     spec = resolve(config, root).spec()
     run = open_store(root).child(f"runs/{spec.run_key}")
     run.write_json("config.json", spec.model_dump(mode="json"))
-    claim = take_claim(run, spec.run_key, job_state=lambda job: "failed", owner="test")
+    lease = acquire_lease(run, spec.run_key, job_state=lambda job: "failed", owner="test")
     sizes = lambda: [start["world_size"] for start in sorted(read_starts(run), key=lambda start: start["at"])]  # noqa: E731
 
     with three_nodes(Settings(root=root), tmp_path) as cluster:
         command = [sys.executable, "-m", "vitline.vit.ray_jobs.train_driver", "--run", run.uri, "--attempt", "1"]
         several_nodes = {"VITLINE_ONE_NODE_RAY": ""}  # the head was started as for a Ray of one node
-        cluster.jobs.submit(claim.job_id, command, several_nodes, {})
+        cluster.jobs.submit(lease.job_id, command, several_nodes, {})
 
         def until(condition):
             deadline = time.monotonic() + 300
             while not condition():
-                state = cluster.jobs.find(claim.job_id)
-                assert not state.terminal, f"{state}\n{cluster.jobs.logs(claim.job_id)}"
-                assert time.monotonic() < deadline, cluster.jobs.logs(claim.job_id)
+                state = cluster.jobs.find(lease.job_id)
+                assert not state.terminal, f"{state}\n{cluster.jobs.logs(lease.job_id)}"
+                assert time.monotonic() < deadline, cluster.jobs.logs(lease.job_id)
                 time.sleep(0.1)
 
         def trains_with(number_of_workers):
@@ -138,7 +138,7 @@ def test_a_training_goes_on_without_a_lost_node_and_with_a_new_one(train_config,
         cluster.add_node()
         trains_with(2)
         request_stop(run, "preempted", by="test", attempt=1)
-        assert cluster.jobs.follow(claim.job_id, lambda _: None).exit_code == 75
+        assert cluster.jobs.follow(lease.job_id, lambda _: None).exit_code == 75
     assert sizes() == [2, 1, 2]
     assert read_state(run)["state"] == "preempted"
     losses = {record.step: record.value for record in read_journal(run) if record.key == "train/loss"}

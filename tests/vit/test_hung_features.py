@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from vitline.infra.runs.claims import take_claim
+from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.storage import open_store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -31,7 +31,7 @@ for result, error in _results(*given):
 @pytest.fixture
 def run(tmp_path):
     run = open_store(tmp_path)
-    take_claim(run, "probe", job_state=lambda job: "failed", owner="test")
+    acquire_lease(run, "probe", job_state=lambda job: "failed", owner="test")
     return run
 
 

@@ -8,8 +8,8 @@ import time
 import psutil
 import pytest
 
-from vitline.infra.runs.claims import take_claim
 from vitline.infra.runs.journal import read_journal
+from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.runs.run_state import read_state
 from vitline.infra.storage import open_store
 from vitline.vit.checkpoints.names import list_checkpoints
@@ -64,13 +64,13 @@ TrainingRun(run, 1, World()).execute()
 
 @pytest.fixture
 def claimed(root):
-    """claimed(config): the run and the claim of its first attempt."""
+    """claimed(config): the run and the lease of its first attempt."""
 
     def make(config):
         spec = resolve(config, root).spec()
         run = open_store(root).child(f"runs/{spec.run_key}")
         run.write_json("config.json", spec.model_dump(mode="json"))
-        return run, take_claim(run, spec.run_key, job_state=lambda job: "failed", owner="test")
+        return run, acquire_lease(run, spec.run_key, job_state=lambda job: "failed", owner="test")
 
     return make
 
@@ -124,15 +124,15 @@ def test_ray_train_starts_a_group_again_of_which_one_rank_stands_still(
     train_config, claimed, ray_jobs, until, processes
 ):
     """The other rank waits for it in a collective: both leave what they know, and the same attempt goes on."""
-    run, claim = claimed(
+    run, lease = claimed(
         train_config("stands-still", workers=2, steps=2000, save_every_steps=50, progress_timeout_s=30.0)
     )
     command = ["python", "-m", "vitline.vit.ray_jobs.train_driver", "--run", run.uri, "--attempt", "1"]
-    ray_jobs.submit(claim.job_id, command, env={"RAY_JOB_STOP_WAIT_TIME_S": "11"}, metadata={})
-    until(lambda: list_checkpoints(run), claim.job_id)
+    ray_jobs.submit(lease.job_id, command, env={"RAY_JOB_STOP_WAIT_TIME_S": "11"}, metadata={})
+    until(lambda: list_checkpoints(run), lease.job_id)
     processes("TrainWorker")[0].suspend()
-    job = ray_jobs.follow(claim.job_id, lambda _: None, poll_s=0.2)
-    assert job.state == "succeeded", ray_jobs.logs(claim.job_id)
+    job = ray_jobs.follow(lease.job_id, lambda _: None, poll_s=0.2)
+    assert job.state == "succeeded", ray_jobs.logs(lease.job_id)
     state = read_state(run)
     assert (state["state"], state["attempt"]) == ("finished", 1)
     hung = [run.read_json(key) for key in run.list("errors/")]
@@ -141,5 +141,5 @@ def test_ray_train_starts_a_group_again_of_which_one_rank_stands_still(
     stacks = [run.read(error["stacks"]).decode() for error in hung]
     assert any("T (stopped)" in text for text in stacks)
     assert any("all_reduce" in text for text in stacks)
-    assert "no progress for 30 s" in ray_jobs.logs(claim.job_id)
+    assert "no progress for 30 s" in ray_jobs.logs(lease.job_id)
     assert steps_of(run) == list(range(1, 2001))

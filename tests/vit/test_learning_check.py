@@ -9,8 +9,8 @@ import torch.nn.functional as F
 
 from vitline.data_prep.shard_format import load_manifest
 from vitline.infra.config import replace
-from vitline.infra.runs.claims import take_claim
 from vitline.infra.runs.journal import read_journal
+from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.runs.run_state import read_state
 from vitline.infra.storage import open_store
 from vitline.vit.convert.timm import to_timm
@@ -70,9 +70,9 @@ def plain_loop(timm, config, digits):
     for step, (batch,) in enumerate(batches, start=1):
         assert batch.valid.all()
         targets = F.one_hot(batch.labels, CLASSES).float()
-        if batch.partner_labels is not None:
-            share = batch.own_share[:, None]
-            targets = share * targets + (1 - share) * F.one_hot(batch.partner_labels, CLASSES)
+        if batch.mixed_labels is not None:
+            share = batch.lam[:, None]
+            targets = share * targets + (1 - share) * F.one_hot(batch.mixed_labels, CLASSES)
         logits = model(pixels(batch))
         if config.recipe.loss == "sigmoid":
             loss = F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(1).mean()
@@ -95,7 +95,7 @@ def test_a_training_equals_a_plain_loop_on_the_network_of_timm(timm, train_confi
     spec = resolve(config, root).spec()
     run = open_store(root).child(f"runs/{spec.run_key}")
     run.write_json("config.json", spec.model_dump(mode="json"))
-    attempt = take_claim(run, spec.run_key, job_state=lambda job: None, owner="test").attempt
+    attempt = acquire_lease(run, spec.run_key, job_state=lambda job: None, owner="test").attempt
     assert TrainingRun(run, attempt, World()).execute() == "finished"
     found = np.array([record.value for record in read_journal(run) if record.key == "train/loss"])
 

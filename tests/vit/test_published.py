@@ -20,9 +20,9 @@ from vitline.flows.forms.finetune_config import resolve_finetune
 from vitline.flows.forms.forms import FinetuneRequest
 from vitline.infra.config import replace
 from vitline.infra.records import UnreadableRecord
-from vitline.infra.runs.claims import ClaimLost
+from vitline.infra.runs.lease import LeaseLost
 from vitline.infra.storage import open_store
-from vitline.vit.checkpoints.manifest import CheckpointError
+from vitline.vit.checkpoints.manifest import WeightsError
 from vitline.vit.evaluation.evaluate import published_digest
 from vitline.vit.input.config import AugmentConfig
 from vitline.vit.input.image_contract import ImageContract
@@ -155,7 +155,7 @@ def test_a_changed_or_missing_file_is_refused_by_name(published, file, old, new)
         data = store.read(key)
         assert data.count(old) == 1
         store.write(key, data.replace(old, new))
-    with pytest.raises(CheckpointError, match=file.replace(".", r"\.")) as refused:
+    with pytest.raises(WeightsError, match=file.replace(".", r"\.")) as refused:
         load_model(published)
     others = {"classes.json", "image_contract.json", "model.safetensors"} - {file}
     assert not any(other in str(refused.value) for other in others)
@@ -167,7 +167,7 @@ def test_changed_and_truncated_weights_are_refused_by_name(published):
     data = store.read(key)
     for damaged in (data[:-1] + bytes([data[-1] ^ 1]), data[:-100]):
         store.write(key, damaged)
-        with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        with pytest.raises(WeightsError, match=r"model\.safetensors"):
             load_model(published)
 
 
@@ -179,7 +179,7 @@ def test_a_damaged_model_is_whole_again_after_the_step_that_its_error_names(netw
     store.write(
         key, data[:-100] if damaged == "weights" else data.replace(b'"cat"', b'"cow"').replace(b": 2,", b": 4,")
     )
-    with pytest.raises(CheckpointError, match="delete the folder of the model and publish it again"):
+    with pytest.raises(WeightsError, match="delete the folder of the model and publish it again"):
         load_model(published)
     for left in store.list():
         store.delete(left)
@@ -192,7 +192,7 @@ def test_model_that_a_suspended_attempt_publishes_again_is_not_changed(network, 
     asked = []
 
     def overtaken():
-        """The claim is still ours; right after this check the process is suspended, and its successor publishes."""
+        """The lease is still ours; right after this check the process is suspended, and its successor publishes."""
         asked.append(1)
         if len(asked) == 2:
             publish(models, "birds", "1", successor, CONTRACT, CLASSES, {"run_key": "birds-0a"})
@@ -259,7 +259,7 @@ def test_publication_that_is_killed_before_its_commit_is_marked_as_such(network,
 
 
 def test_weights_that_were_collected_before_the_commit_are_written_again(network, root, monkeypatch):
-    """As from a process that was suspended for weeks between its last look at the claim and its commit."""
+    """As from a process that was suspended for weeks between its last look at the lease and its commit."""
     models = open_store(root).child("models")
     real = type(models).create
 
@@ -275,12 +275,12 @@ def test_weights_that_were_collected_before_the_commit_are_written_again(network
     assert len(open_store(uri).list()) == 5
 
 
-def test_attempt_that_lost_its_claim_publishes_nothing(network, root):
+def test_attempt_that_lost_its_lease_publishes_nothing(network, root):
     def lost():
-        raise ClaimLost("attempt 2 holds it")
+        raise LeaseLost("attempt 2 holds it")
 
     models = open_store(root).child("models")
-    with pytest.raises(ClaimLost):
+    with pytest.raises(LeaseLost):
         publish(models, "birds", "1", network, CONTRACT, CLASSES, {}, lost)
     assert models.list() == []
 
@@ -297,7 +297,7 @@ def test_model_of_a_newer_schema_version_is_refused_with_what_reads_it(network, 
     store.write_json("config.json", store.read_json("config.json") | {"schema_version": version, "vitline_version": by})
     reads_it = r"Use vitline 9\.1, .* or a later version" if by else "Use the vitline that published it"
     refusal = rf"birds/1/config\.json has schema_version {version}, but this vitline reads 2\. {reads_it}"
-    with pytest.raises(CheckpointError, match=refusal):
+    with pytest.raises(WeightsError, match=refusal):
         load_model(published)
     for use in (
         lambda: publish(open_store(root).child("models"), "birds", "1", network, CONTRACT, CLASSES, {}),
@@ -322,7 +322,7 @@ def test_network_with_a_field_of_a_newer_version_is_refused_with_its_place(publi
 
 
 def test_error_for_a_folder_without_a_model_names_the_next_step(tmp_path):
-    with pytest.raises(CheckpointError, match=r"not a published model.*vitline model ls"):
+    with pytest.raises(WeightsError, match=r"not a published model.*vitline model ls"):
         load_model(str(tmp_path))
 
 
@@ -349,9 +349,7 @@ def test_model_is_loaded_by_the_name_that_commands_use(network, working_director
     for name in ("birds", "birds/0a", newest, ".vitline/store/models/birds/0a", store / "models/birds/0a"):
         assert load_model(name).provenance == {"run_key": "birds-0a"}, name
     assert load_model("birds/0b").uri == old
-    with pytest.raises(
-        CheckpointError, match=r"'crows' is not a published model below .*; available: birds/0a, birds/0b"
-    ):
+    with pytest.raises(WeightsError, match=r"'crows' is not a published model below .*; available: birds/0a, birds/0b"):
         load_model("crows")
     elsewhere = put(working_directory / "elsewhere", network, "0c", 1.0)
     monkeypatch.setenv("VITLINE_ROOT", str(working_directory / "elsewhere"))
@@ -371,10 +369,10 @@ def test_store_of_a_stopped_stack_is_read_or_the_next_step_is_named(network, wor
     def stack(object_store):
         ports = dict.fromkeys(("s3", "mlflow", "prefect", "ray"), 9)
         config = StackConfig(id="0a", directory=directory, ports=ports, object_store=object_store)
-        (directory / "place.json").write_text(config.model_dump_json(exclude={"directory"}))
+        (directory / "stack-config.json").write_text(config.model_dump_json(exclude={"directory"}))
 
     stack(object_store=True)
-    with pytest.raises(CheckpointError, match=r"'birds' is not a .* is down, .* `vitline stack up` starts it"):
+    with pytest.raises(WeightsError, match=r"'birds' is not a .* is down, .* `vitline stack up` starts it"):
         load_model("birds")
     stack(object_store=False)
     uri = put(directory / "store", network, "0d", 1.0)

@@ -10,7 +10,7 @@ from vitline.infra.runs.run_state import read_stop
 from vitline.infra.storage import open_store
 from vitline.vit.ray_jobs import train_driver
 from vitline.vit.ray_jobs.ray_private import UNUSED_CALLBACKS, trainer_class
-from vitline.vit.ray_jobs.train_driver import drain_followed, scaling_policy
+from vitline.vit.ray_jobs.train_driver import scaling_policy, stop_on_drain
 
 
 def test_trainer_omits_only_unused_callbacks():
@@ -70,7 +70,7 @@ def looks(monkeypatch):
 def test_a_training_on_a_node_that_is_drained_is_asked_to_stop_once_ray_says_so(looks, tmp_path):
     run = open_store(tmp_path)
     looks([False, RuntimeError("Ray does not answer"), True])
-    with drain_followed(run, 3):
+    with stop_on_drain(run, 3):
         (watch,) = (thread for thread in threading.enumerate() if thread.name == "drain-watch")
         watch.join()
     stop = read_stop(run)
@@ -80,7 +80,7 @@ def test_a_training_on_a_node_that_is_drained_is_asked_to_stop_once_ray_says_so(
 
 def test_a_training_on_a_node_that_stays_is_not_asked_to_stop(looks, tmp_path):
     asked = looks([False, False])
-    with drain_followed(open_store(tmp_path), 3):
+    with stop_on_drain(open_store(tmp_path), 3):
         assert asked.wait(60)
     assert read_stop(open_store(tmp_path)) is None
 
@@ -88,5 +88,5 @@ def test_a_training_on_a_node_that_stays_is_not_asked_to_stop(looks, tmp_path):
 def test_on_a_ray_of_one_node_nobody_looks_for_drains(looks, tmp_path, monkeypatch):
     monkeypatch.setenv("VITLINE_ONE_NODE_RAY", "1")
     looks([True])
-    with drain_followed(open_store(tmp_path), 3):
+    with stop_on_drain(open_store(tmp_path), 3):
         assert not [thread for thread in threading.enumerate() if thread.name == "drain-watch"]

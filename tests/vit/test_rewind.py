@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from vitline.infra.config import replace
-from vitline.infra.runs.claims import ClaimLost
+from vitline.infra.runs.lease import LeaseLost
 from vitline.infra.storage import open_store
 from vitline.vit.checkpoints.manifest import CannotResume
 from vitline.vit.checkpoints.names import list_checkpoints
@@ -64,12 +64,12 @@ def test_a_damaged_checkpoint_is_passed_over_and_without_a_whole_one_nothing_is_
     assert steps(run) == [8, 4]
 
 
-def test_an_attempt_without_its_claim_deletes_nothing(saved):
+def test_an_attempt_without_its_lease_deletes_nothing(saved):
     def lost():
-        raise ClaimLost("another attempt")
+        raise LeaseLost("another attempt")
 
     run, state, _, initial = saved
-    with pytest.raises(ClaimLost):
+    with pytest.raises(LeaseLost):
         rewind(run, state, initial, CPU, lost)
     assert steps(run) == [11, 8, 4]
 

@@ -16,15 +16,15 @@ import vitline.vit.input.read_shards
 from vitline.data_prep.decode import ImageRejected, decode
 from vitline.flows.catalog.lists import find_corpus
 from vitline.infra.config import replace
-from vitline.infra.runs.claims import ClaimLost, take_claim
 from vitline.infra.runs.handle import Run
 from vitline.infra.runs.journal import read_journal
+from vitline.infra.runs.lease import LeaseLost, acquire_lease
 from vitline.infra.runs.run_state import read_state, request_stop
 from vitline.infra.runs.segments import list_segments
 from vitline.infra.runs.stopping import StopPoller
 from vitline.infra.storage import open_store
 from vitline.vit.checkpoints.best import best_checkpoint
-from vitline.vit.checkpoints.manifest import CheckpointError
+from vitline.vit.checkpoints.manifest import WeightsError
 from vitline.vit.checkpoints.names import list_checkpoints
 from vitline.vit.config import TrainConfig
 from vitline.vit.corpora.training_corpora import open_corpora
@@ -115,7 +115,7 @@ def test_every_network_trains_is_published_and_can_be_fine_tuned(start, train_co
 def test_one_process_per_node_reports_system_metrics(root):
     """Rank 0's node writes to rank 0's journal, another node to its own journal; one process per node does."""
     run, steps = open_store(root), iter((5, 6, 6))
-    held = Run(run, take_claim(run, "owls-0a", job_state=lambda job: None, owner="test").attempt)
+    held = Run(run, acquire_lease(run, "owls-0a", job_state=lambda job: None, owner="test").attempt)
     with Reporter(held, 10, active=True) as reporter:
         with system_metrics(held, World(), reporter.journal, lambda: next(steps)):
             pass
@@ -349,7 +349,7 @@ def test_run_whose_checkpoints_are_all_damaged_fails_with_the_list_instead_of_st
     assert set(losses(run)) <= {1}  # nothing was trained again
 
 
-def test_attempt_that_lost_its_claim_writes_nothing(start, train_config):
+def test_attempt_that_lost_its_lease_writes_nothing(start, train_config):
     run, old = start(train_config("fenced"))
     start(train_config("fenced"), run)
     before = run.list()
@@ -357,7 +357,7 @@ def test_attempt_that_lost_its_claim_writes_nothing(start, train_config):
     assert run.list() == before
 
 
-def test_attempt_that_loses_its_claim_at_a_save_ends_at_once_and_writes_nothing_more(start, train_config, monkeypatch):
+def test_attempt_that_loses_its_lease_at_a_save_ends_at_once_and_writes_nothing_more(start, train_config, monkeypatch):
     run, attempt = start(train_config("overtaken"))
     asked, before = itertools.count(1), []
 
@@ -371,11 +371,11 @@ def test_attempt_that_loses_its_claim_at_a_save_ends_at_once_and_writes_nothing_
                 thread.join()
 
     monkeypatch.setattr(StopPoller, "asked", take_over_before_the_save)
-    with pytest.raises(ClaimLost):
+    with pytest.raises(LeaseLost):
         TrainingRun(run, attempt, World()).execute()
     assert next(asked) - 1 in (10, 11)
-    assert [(key, run.read(key)) for key in run.list() if key != "claim.json"] == [
-        (key, data) for key, data in before if key != "claim.json"
+    assert [(key, run.read(key)) for key in run.list() if key != "lease.json"] == [
+        (key, data) for key, data in before if key != "lease.json"
     ]
 
 
@@ -458,7 +458,7 @@ def test_changed_published_model_is_refused_by_name(start, train_config):
     data = bytearray(model.read(key))
     data[-1] ^= 1
     model.write(key, bytes(data))
-    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+    with pytest.raises(WeightsError, match=r"model\.safetensors"):
         load_model(model.uri)
 
 

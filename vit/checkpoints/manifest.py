@@ -16,11 +16,11 @@ SAME = ("recipe", "corpus_digest", "class_map_digest")
 """Must be equal in a checkpoint and in the run that resumes from it."""
 
 
-class CheckpointError(RuntimeError):
+class WeightsError(RuntimeError):
     """A checkpoint or published model cannot be read or written; the message names it."""
 
 
-class CannotResume(CheckpointError):
+class CannotResume(WeightsError):
     """A run has checkpoints, but none that it may resume from. Every rank raises it."""
 
 
@@ -85,13 +85,13 @@ def commit(run: Store, prefix: str, manifest: CheckpointManifest) -> None:
 
 
 def open_checkpoint(run: Store, prefix: str) -> CheckpointRef:
-    """A committed checkpoint. Raises CheckpointError if its manifest is unreadable or was changed, and CannotResume if another
+    """A committed checkpoint. Raises WeightsError if its manifest is unreadable or was changed, and CannotResume if another
     version of vitline wrote it."""
     uri = run.uri_of(f"{prefix}/{MANIFEST}")
     try:
         manifest: dict[str, Any] = dict(run.read_json(f"{prefix}/{MANIFEST}"))
     except (FileNotFoundError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{uri} cannot be read: {error}") from error
+        raise WeightsError(f"{uri} cannot be read: {error}") from error
     version, whole = manifest.get("schema_version"), manifest.pop("digest", None) == digest_of(manifest)
     if version != SCHEMA_VERSION and (whole or isinstance(version, int)):
         raise CannotResume(
@@ -99,7 +99,7 @@ def open_checkpoint(run: Store, prefix: str) -> CheckpointRef:
             "run with that version, or start a new run under another name. Nothing was deleted."
         )
     if not whole:
-        raise CheckpointError(f"{uri} does not match the digest that it was written with.")
+        raise WeightsError(f"{uri} does not match the digest that it was written with.")
     return CheckpointRef(prefix, cast(CheckpointManifest, manifest))
 
 

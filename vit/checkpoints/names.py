@@ -10,8 +10,8 @@ from typing import NamedTuple
 from vitline.infra.storage import Store
 
 FOLDER = "checkpoints/"
-MANIFEST, MARK = "manifest.json", "rejected.json"
-LASTING = "lasting.json"
+MANIFEST, DAMAGED = "manifest.json", "rejected.json"
+PERMANENT = "lasting.json"
 """Marks a checkpoint that is never deleted (`execution.keep_every_images`)."""
 BEST = "best.json"
 """Marks the checkpoint of the best validation score, with the score (`execution.keep_best`)."""
@@ -67,7 +67,7 @@ def parse_prefix(prefix: str) -> CheckpointName | None:
 
 def find_checkpoints(keys: Iterable[str]) -> Found:
     """The checkpoints that some keys of a run belong to."""
-    files: dict[str, list[CheckpointName]] = {MANIFEST: [], MARK: [], LASTING: [], BEST: []}
+    files: dict[str, list[CheckpointName]] = {MANIFEST: [], DAMAGED: [], PERMANENT: [], BEST: []}
     pins: dict[str, list[CheckpointName]] = {}
     unknown = []
     for key in keys:
@@ -79,10 +79,10 @@ def find_checkpoints(keys: Iterable[str]) -> Found:
             pins.setdefault(pin[1], []).append(name)
         elif file == MANIFEST and prefix.startswith(FOLDER):
             unknown.append(prefix)
-    committed, marked = (sorted(files[file], reverse=True) for file in (MANIFEST, MARK))
+    committed, marked = (sorted(files[file], reverse=True) for file in (MANIFEST, DAMAGED))
     best, lasting = (
         [name for name in sorted({*names}, reverse=True) if name in committed and name not in marked]
-        for names in (files[BEST], files[LASTING] + files[BEST])
+        for names in (files[BEST], files[PERMANENT] + files[BEST])
     )
     return Found(committed, marked, lasting, best, pins, sorted(unknown))
 
@@ -102,14 +102,14 @@ def newest_step(run: Store) -> int | None:
     return max((name.step for name in find_checkpoints(run.list(FOLDER)).unmarked), default=None)
 
 
-def kept_steps(run: Store) -> list[int]:
+def checkpoint_steps(run: Store) -> list[int]:
     """The steps of the checkpoints of a run that are not marked as damaged, from old to new."""
     return sorted({name.step for name in find_checkpoints(run.list(FOLDER)).unmarked})
 
 
 def no_checkpoint(run: Store, step: int) -> str:
     """A sentence: there is no such checkpoint, and which there are."""
-    key, steps = run.uri.rstrip("/").rpartition("/")[2], kept_steps(run)
+    key, steps = run.uri.rstrip("/").rpartition("/")[2], checkpoint_steps(run)
     kept = f"it keeps those of steps {', '.join(f'{s:,}' for s in steps)}" if steps else "it keeps none"
     return (
         f"{key} has no checkpoint of step {step:,}; {kept} (`vitline runs show {key}`). Name one of them; "
@@ -117,7 +117,7 @@ def no_checkpoint(run: Store, step: int) -> str:
     )
 
 
-def lasts(step: int, *, save_every_steps: int, global_batch_size: int, keep_every_images: int | None) -> bool:
+def is_permanent(step: int, *, save_every_steps: int, global_batch_size: int, keep_every_images: int | None) -> bool:
     """Whether the checkpoint of a step lasts: of the regular ones the first at or after each multiple of `keep_every_images`. It
     follows from the step alone, so a resumed run keeps the same ones."""
     if keep_every_images is None or step % save_every_steps:

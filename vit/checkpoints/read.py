@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from vitline.infra.storage import Store
-from vitline.vit.checkpoints.manifest import CheckpointError, CheckpointRef
-from vitline.vit.checkpoints.names import MANIFEST, MARK
+from vitline.vit.checkpoints.manifest import CheckpointRef, WeightsError
+from vitline.vit.checkpoints.names import DAMAGED, MANIFEST
 from vitline.vit.checkpoints.tensor_file import DTYPES, TensorPiece, read_tensors
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ def everything(piece: TensorPiece) -> None:
 def read_checkpoint(
     run: Store, ref: CheckpointRef, wanted: Callable[[str], bool] = lambda name: True, held: Held = everything
 ) -> dict[str, Tensor]:
-    """Tensors by name, several range requests at a time. Pieces without a row that is needed are not read. Raises CheckpointError
+    """Tensors by name, several range requests at a time. Pieces without a row that is needed are not read. Raises WeightsError
     naming file and tensor."""
     tensors: dict[str, Tensor] = {}
     lock = threading.Lock()
@@ -43,13 +43,13 @@ def read_checkpoint(
         try:
             (value,) = read_tensors(run, key, [piece])
         except (FileNotFoundError, ValueError) as error:
-            raise CheckpointError(f"{run.uri_of(key)}: {error}") from error
+            raise WeightsError(f"{run.uri_of(key)}: {error}") from error
         with lock:
             place(tensors, piece, value, rows)
 
     files = ref.manifest["files"]
     jobs = [(file["key"], piece) for file in files for piece in file["pieces"] if wanted(piece["name"])]
-    with ThreadPoolExecutor(_STORE_THREADS if run.reads_wait else _FILE_THREADS, "checkpoint") as threads:
+    with ThreadPoolExecutor(_STORE_THREADS if run.high_latency else _FILE_THREADS, "checkpoint") as threads:
         for _ in threads.map(read, jobs):
             pass
     return tensors
@@ -81,8 +81,8 @@ def _overlap(piece: TensorPiece, rows: range) -> range:
     return range(max(first, rows.start), min(first + piece["shape"][0], rows.stop))
 
 
-def mark_damaged(run: Store, prefix: str, error: CheckpointError) -> None:
+def mark_damaged(run: Store, prefix: str, error: WeightsError) -> None:
     """Logs a damaged checkpoint and marks it, so that its step is saved again beside it. Its files stay as they are."""
     log.warning("checkpoint %s is damaged, trying an older one: %s", run.uri_of(prefix), error)
     if run.exists(f"{prefix}/{MANIFEST}"):  # else another attempt has deleted the checkpoint since it was listed
-        run.write_json(f"{prefix}/{MARK}", {"schema_version": 1, "at": time.time(), "reason": str(error)})
+        run.write_json(f"{prefix}/{DAMAGED}", {"schema_version": 1, "at": time.time(), "reason": str(error)})

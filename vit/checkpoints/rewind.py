@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from vitline.infra.storage import Store
 from vitline.vit.checkpoints.names import FOLDER, MANIFEST, parse_prefix
-from vitline.vit.checkpoints.search import before_step, read_together
-from vitline.vit.checkpoints.state_tensors import held_rows, load_state_tensors, restore, state_tensors
+from vitline.vit.checkpoints.search import before_step, restore_agreed
+from vitline.vit.checkpoints.state_tensors import load_state_tensors, local_rows, restore, state_tensors
 from vitline.vit.training.loop import TrainState
 from vitline.vit.training.world import World
 
@@ -22,16 +22,16 @@ def rewind(
     state: TrainState,
     initial: Callable[[], TrainState],
     world: World,
-    check_claim: Callable[[], object] = lambda: None,
+    check_lease: Callable[[], object] = lambda: None,
 ) -> None:
     """Makes `state` that of the newest checkpoint before the first update that the last spike leaves out, the same on every rank,
     or the one that the run begins with, `initial()`, where there was no checkpoint yet. All spikes stay known.
 
-    No save may be in flight. Rank 0 calls `check_claim` before it deletes the later checkpoints. Raises CannotResume on every rank
+    No save may be in flight. Rank 0 calls `check_lease` before it deletes the later checkpoints. Raises CannotResume on every rank
     where the earlier checkpoints are damaged.
     """
     spikes, first = list(state.guard.spikes), state.guard.spikes[-1]["first"]
-    read = read_together(run, before_step(run, first), world, held_rows(state))
+    read = restore_agreed(run, before_step(run, first), world, local_rows(state))
     state.optimizer.state.clear()
     if read is None:
         begun = initial()
@@ -43,9 +43,9 @@ def rewind(
     state.guard.spikes = spikes
     if world.rank == 0:
         log.warning("step %d is a spike: the training goes back to step %d", spikes[-1]["step"], state.step)
-        check_claim()
+        check_lease()
         _delete_from(run, first)
-    world.agree(0)  # no rank saves a step again before its older files are gone
+    world.broadcast_int(0)  # no rank saves a step again before its older files are gone
 
 
 def _delete_from(run: Store, first: int) -> None:

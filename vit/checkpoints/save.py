@@ -24,17 +24,17 @@ from torch import Tensor
 from vitline.infra.storage import Store
 from vitline.vit.checkpoints.manifest import (
     SCHEMA_VERSION,
-    CheckpointError,
     CheckpointFile,
     PendingManifest,
     SaveIdentity,
+    WeightsError,
     commit,
 )
 from vitline.vit.checkpoints.names import (
+    DAMAGED,
     FOLDER,
-    LASTING,
     MANIFEST,
-    MARK,
+    PERMANENT,
     checkpoint_prefix,
     find_checkpoints,
     kept_checkpoints,
@@ -43,7 +43,7 @@ from vitline.vit.checkpoints.names import (
 from vitline.vit.checkpoints.state_tensors import state_tensors
 from vitline.vit.checkpoints.tensor_file import TensorPiece, write_tensors
 from vitline.vit.training.loop import TrainState
-from vitline.vit.training.sharding.slices import Place, is_first_copy, is_sliced, own_slice
+from vitline.vit.training.sharding.slices import ShardPlace, is_dtensor, is_first_copy, local_shard
 
 
 class RankIndex(TypedDict):
@@ -70,7 +70,7 @@ def owners(tensors: Mapping[str, Tensor], world_size: int) -> dict[str, int]:
 def share(tensors: Mapping[str, Tensor], rank: int, world_size: int) -> dict[str, Tensor]:
     """The tensors that a rank writes: of those that every rank holds whole the ones that it owns, of the others its slice, unless
     another rank writes the same one."""
-    sliced = {name: value for name, value in tensors.items() if is_sliced(value)}
+    sliced = {name: value for name, value in tensors.items() if is_dtensor(value)}
     owner = owners({name: value for name, value in tensors.items() if name not in sliced}, world_size)
     writes = {name for name, value in sliced.items() if is_first_copy(value)}
     return {name: value for name, value in tensors.items() if name in writes or owner.get(name) == rank}
@@ -79,11 +79,11 @@ def share(tensors: Mapping[str, Tensor], rank: int, world_size: int) -> dict[str
 class CheckpointSaver:
     """Saves in the background. At most one save is in flight; the next call raises its error.
 
-    Every rank calls `check_claim` before it writes. Before the commit, rank 0 calls it again, then `before_commit` (which seals the
-    journal up to the step of the checkpoint, and marks the best of those before it), then `check_claim` once more. After the
-    commit it calls `check_claim`, then `after_commit`, and deletes older files.
-    An attempt that has lost its claim raises there and writes nothing more. `progress` is called as bytes are written. A step
-    that `lasts` is never deleted. With `rewind_steps` one checkpoint is kept that is so many steps older than the newest.
+    Every rank calls `check_lease` before it writes. Before the commit, rank 0 calls it again, then `before_commit` (which seals the
+    journal up to the step of the checkpoint, and marks the best of those before it), then `check_lease` once more. After the
+    commit it calls `check_lease`, then `after_commit`, and deletes older files.
+    An attempt that has lost its lease raises there and writes nothing more. `progress` is called as bytes are written. A step
+    that `is_permanent` is never deleted. With `rewind_steps` one checkpoint is kept that is so many steps older than the newest.
     """
 
     def __init__(
@@ -95,16 +95,21 @@ class CheckpointSaver:
         world_size: int = 1,
         keep: int = 2,
         rewind_steps: int = 0,
-        lasts: Callable[[int], bool] = lambda step: False,
-        check_claim: Callable[[], object] = lambda: None,
+        is_permanent: Callable[[int], bool] = lambda step: False,
+        check_lease: Callable[[], object] = lambda: None,
         before_commit: Callable[[], None] = lambda: None,
         after_commit: Callable[[], None] = lambda: None,
         progress: Callable[[], None] = lambda: None,
         peer_timeout_s: float = 600.0,
     ):
         self.run, self.attempt, self.rank, self.world_size, self.keep = run, attempt, rank, world_size, keep
-        self.check_claim, self.before_commit, self.peer_timeout_s = check_claim, before_commit, peer_timeout_s
-        self.progress, self.lasts, self.after_commit, self.rewind_steps = progress, lasts, after_commit, rewind_steps
+        self.check_lease, self.before_commit, self.peer_timeout_s = check_lease, before_commit, peer_timeout_s
+        self.progress, self.is_permanent, self.after_commit, self.rewind_steps = (
+            progress,
+            is_permanent,
+            after_commit,
+            rewind_steps,
+        )
         self.buffers: dict[str, Tensor] = {}
         self.thread: threading.Thread | None = None
         self.error: BaseException | None = None
@@ -139,23 +144,23 @@ class CheckpointSaver:
             error, self.error = self.error, None
             raise error
 
-    def _buffered(self, name: str, value: Tensor) -> tuple[Tensor, Place]:
+    def _buffered(self, name: str, value: Tensor) -> tuple[Tensor, ShardPlace]:
         """A copy on the host of what this rank holds of a tensor, and its place."""
-        own, place = own_slice(value.detach())
+        own, place = local_shard(value.detach())
         buffer = self.buffers.get(name)
         if buffer is None:
             pinned = own.device.type == "cuda"
             buffer = self.buffers[name] = torch.empty(own.shape, dtype=own.dtype, pin_memory=pinned)
         return buffer.copy_(own, non_blocking=True), place
 
-    def _run(self, mine: dict[str, tuple[Tensor, Place]], manifest: PendingManifest) -> None:
+    def _run(self, mine: dict[str, tuple[Tensor, ShardPlace]], manifest: PendingManifest) -> None:
         try:
             self._write(mine, manifest)
-        except BaseException as error:  # wait() raises it in the training loop, which ClaimLost must stop
+        except BaseException as error:  # wait() raises it in the training loop, which LeaseLost must stop
             self.error = error
 
-    def _write(self, mine: dict[str, tuple[Tensor, Place]], manifest: PendingManifest) -> None:
-        self.check_claim()
+    def _write(self, mine: dict[str, tuple[Tensor, ShardPlace]], manifest: PendingManifest) -> None:
+        self.check_lease()
         prefix = self._free_prefix(manifest["step"])
         if self.run.exists(f"{prefix}/manifest.json"):
             return  # this attempt committed it before its workers were restarted
@@ -167,15 +172,15 @@ class CheckpointSaver:
             files = self._await_peers(prefix, manifest["save_id"])
             if files is None:
                 return
-            self.check_claim()
+            self.check_lease()
             self.before_commit()
-            self.check_claim()
-            if self.lasts(manifest["step"]):
+            self.check_lease()
+            if self.is_permanent(manifest["step"]):
                 self.run.write_json(
-                    f"{prefix}/{LASTING}", {"schema_version": 1, "images_seen": manifest["images_seen"]}
+                    f"{prefix}/{PERMANENT}", {"schema_version": 1, "images_seen": manifest["images_seen"]}
                 )
             commit(self.run, prefix, {**manifest, "world_size": self.world_size, "files": files})
-            self.check_claim()
+            self.check_lease()
             self.after_commit()
             prune(self.run, self.keep, newest=prefix, rewind_steps=self.rewind_steps)
 
@@ -183,7 +188,7 @@ class CheckpointSaver:
         """Where this attempt saves a step: beside its checkpoints of the step that are marked as damaged. Marks appear only
         before the training goes on, so every rank finds the same."""
         prefixes = (checkpoint_prefix(step, self.attempt, repetition) for repetition in itertools.count())
-        return next(prefix for prefix in prefixes if not self.run.exists(f"{prefix}/{MARK}"))
+        return next(prefix for prefix in prefixes if not self.run.exists(f"{prefix}/{DAMAGED}"))
 
     def _file(self, prefix: str, rank: int, save_id: str) -> str:
         """The name of a rank's files: that of the save, so a replaced worker that wakes overwrites no committed file."""
@@ -209,7 +214,7 @@ class CheckpointSaver:
                     return None
                 if time.monotonic() > deadline:
                     late = [name for name in names if name not in indexes]
-                    raise CheckpointError(
+                    raise WeightsError(
                         f"{self.run.uri_of(late[0])}.json did not appear within {self.peer_timeout_s} s; its rank has "
                         "failed or is too slow. See the errors and logs of the workers."
                     )

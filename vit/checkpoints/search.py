@@ -10,19 +10,19 @@ from collections.abc import Callable, Generator, Sequence
 from torch import Tensor
 
 from vitline.infra.storage import Store
-from vitline.vit.checkpoints.manifest import CannotResume, CheckpointError, CheckpointRef, open_checkpoint
+from vitline.vit.checkpoints.manifest import CannotResume, CheckpointRef, WeightsError, open_checkpoint
 from vitline.vit.checkpoints.names import FOLDER, CheckpointName, find_checkpoints, no_checkpoint, parse_prefix
 from vitline.vit.checkpoints.read import Held, everything, read_checkpoint
 from vitline.vit.training.world import World
 
 log = logging.getLogger(__name__)
 
-Search = Generator[CheckpointName, CheckpointError, None]
+Search = Generator[CheckpointName, WeightsError, None]
 """Ends where there is no checkpoint, and raises CannotResume where none of those that there are can be read."""
 _REFUSED = "refused: "
 
 
-def newest_of_all(run: Store, rejected: Callable[[str, CheckpointError], None]) -> Search:
+def newest_of_all(run: Store, rejected: Callable[[str, WeightsError], None]) -> Search:
     """From the newest to the oldest. `rejected` is called with the prefix and the error of each that is damaged. Those that are marked
     as damaged are read, too: the fault may have been on the way."""
     found = find_checkpoints(run.list(FOLDER))
@@ -63,7 +63,7 @@ def before_step(run: Store, step: int) -> Search:
         )
 
 
-def _tried(run: Store, name: CheckpointName, tries: int) -> Generator[CheckpointName, CheckpointError, CheckpointError]:
+def _tried(run: Store, name: CheckpointName, tries: int) -> Generator[CheckpointName, WeightsError, WeightsError]:
     """A checkpoint, up to `tries` times; the last error."""
     error = yield name
     for _ in range(tries - 1):
@@ -72,7 +72,7 @@ def _tried(run: Store, name: CheckpointName, tries: int) -> Generator[Checkpoint
     return error
 
 
-def read_together(
+def restore_agreed(
     run: Store,
     search: Search,
     world: World,
@@ -92,17 +92,17 @@ def read_together(
             read = ref, read_checkpoint(run, ref, held=held)
         except CannotResume as refusal:
             failure = f"{_REFUSED}{refusal}"
-        except CheckpointError as damage:
+        except WeightsError as damage:
             failure = str(damage)
         failures = [text for text in world.gather(failure) if text]
         if not failures:
             return read
         _raise_refusal(failures)
-        error = CheckpointError(failures[0])
+        error = WeightsError(failures[0])
     return None
 
 
-def _next_name(search: Search, error: CheckpointError | None, world: World) -> CheckpointName | None:
+def _next_name(search: Search, error: WeightsError | None, world: World) -> CheckpointName | None:
     """The next name of the search of rank 0, on every rank; None at its end."""
     text = ""
     if world.rank == 0:
@@ -125,7 +125,7 @@ def _raise_refusal(texts: Sequence[str]) -> None:
 
 
 def newest_checkpoint(
-    run: Store, rejected: Callable[[str, CheckpointError], None]
+    run: Store, rejected: Callable[[str, WeightsError], None]
 ) -> tuple[CheckpointRef, dict[str, Tensor]] | None:
     """The newest undamaged checkpoint with its tensors, or None where there was never one, for one reader. Every byte is checked."""
-    return read_together(run, newest_of_all(run, rejected), World())
+    return restore_agreed(run, newest_of_all(run, rejected), World())

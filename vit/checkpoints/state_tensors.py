@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from vitline.vit.checkpoints.manifest import CannotResume, CheckpointError, CheckpointRef
+from vitline.vit.checkpoints.manifest import CannotResume, CheckpointRef, WeightsError
 from vitline.vit.checkpoints.read import Held
 from vitline.vit.checkpoints.tensor_file import TensorPiece
 from vitline.vit.training.loop import TrainState
-from vitline.vit.training.sharding.slices import fill, is_sliced, own_slice, sliced_like
+from vitline.vit.training.sharding.slices import fill, is_dtensor, local_shard, sliced_like
 
 
 def state_tensors(state: TrainState) -> dict[str, Tensor]:
@@ -25,7 +25,7 @@ def state_tensors(state: TrainState) -> dict[str, Tensor]:
     return tensors
 
 
-def held_rows(state: TrainState) -> Held:
+def local_rows(state: TrainState) -> Held:
     """Of a network that is split over the ranks, the rows that this one holds; of any other, whole tensors.
 
     The function raises CannotResume for a tensor of another shape than that of the state: the checkpoint is not damaged.
@@ -33,7 +33,7 @@ def held_rows(state: TrainState) -> Held:
     kept = {f"model/{name}": value for name, value in state.model.state_dict().items()}
     kept |= {f"average/{name}": value for name, value in (state.average or {}).items()}
     kept |= {f"optim/{name}": parameter for name, parameter in state.model.named_parameters()}
-    own = {name: own_slice(value) for name, value in kept.items() if is_sliced(value)}
+    own = {name: local_shard(value) for name, value in kept.items() if is_dtensor(value)}
 
     def held(piece: TensorPiece) -> range | None:
         of_optimizer = piece["name"].startswith("optim/")
@@ -59,7 +59,7 @@ def _other_shape(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -
 
 def load_state_tensors(state: TrainState, tensors: Mapping[str, Tensor]) -> None:
     """The inverse of `state_tensors`, in place; of a tensor that is split over the ranks, `tensors` may have the own rows only. Raises
-    CheckpointError for a missing or extra tensor or a wrong shape."""
+    WeightsError for a missing or extra tensor or a wrong shape."""
     expected = {f"model/{n}": v for n, v in state.model.state_dict().items()}
     expected |= {f"average/{n}": v for n, v in (state.average or {}).items()}
     parameters = {name: parameter for name, parameter in state.model.named_parameters() if parameter.requires_grad}
@@ -68,18 +68,18 @@ def load_state_tensors(state: TrainState, tensors: Mapping[str, Tensor]) -> None
     missing = set(expected) - set(tensors) | ({f"optim/{n}" for n in set(parameters) - kept} if kept else set())
     stray = set(tensors) - set(expected) - set(optim) | {f"optim/{n}" for n in kept - set(parameters)}
     if missing:
-        raise CheckpointError(
+        raise WeightsError(
             f"The checkpoint lacks {len(missing)} tensors of the model, such as {sorted(missing)[:5]}. It belongs to "
             "another network; start a new run."
         )
     if stray:
-        raise CheckpointError(
+        raise WeightsError(
             f"The checkpoint has {len(stray)} tensors that the model does not have, such as {sorted(stray)[:5]}. It "
             "belongs to another network; start a new run."
         )
     for name, target in expected.items():
-        if tensors[name].shape not in (target.shape, own_slice(target)[0].shape):
-            raise CheckpointError(_other_shape(name, tuple(tensors[name].shape), tuple(target.shape)))
+        if tensors[name].shape not in (target.shape, local_shard(target)[0].shape):
+            raise WeightsError(_other_shape(name, tuple(tensors[name].shape), tuple(target.shape)))
         fill(target, tensors[name])
     for name, value in optim.items():
         _, parameter_name, moment = name.split("/")

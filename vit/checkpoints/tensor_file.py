@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vitline.infra.storage import Store
-from vitline.vit.training.sharding.slices import Place, own_slice
+from vitline.vit.training.sharding.slices import ShardPlace, local_shard
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -60,7 +60,7 @@ def write_tensors(
     key: str,
     tensors: Mapping[str, Tensor],
     progress: Callable[[], None] = lambda: None,
-    places: Mapping[str, Place] | None = None,
+    places: Mapping[str, ShardPlace] | None = None,
 ) -> list[TensorPiece]:
     """Streams CPU tensors to one safetensors file, which becomes visible only when complete. One piece per tensor.
 
@@ -89,7 +89,7 @@ def write_tensors(
                 file.write(chunk)
                 progress()
             begin, end = header[name]["data_offsets"]
-            place = (places or {}).get(name) or own_slice(tensor)[1]
+            place = (places or {}).get(name) or local_shard(tensor)[1]
             pieces.append(
                 {
                     "name": name,

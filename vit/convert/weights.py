@@ -43,7 +43,7 @@ def load_weights(
     """The model in a folder or file, at its own resolution or at `image_size_px`.
 
     Family and sizes are found from the content, and `variant` and `num_classes` are compared with them. Raises
-    ConversionError, or CheckpointError for a published model that was changed.
+    ConversionError, or WeightsError for a published model that was changed.
     """
     if uri.endswith(".npz"):
         done = read_npz(uri, variant=variant, num_classes=num_classes, image_size_px=image_size_px)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from vitline.infra.config import digest_of
 from vitline.infra.html.text import shortened_list
-from vitline.infra.names import did_you_mean, there_are
+from vitline.infra.names import did_you_mean, known_names_text
 from vitline.vit.corpora.class_table import MIXTURE_CLASS, ClassTable, read_class_table
 from vitline.vit.input.mapped_labels import LabelMap
 
@@ -75,7 +75,9 @@ def _by_table(corpora: Sequence[CorpusClasses], table: ClassTable) -> Iterator[l
     titles = [corpus.title for corpus in corpora]
     for row in table.rows:
         if row.corpus not in titles:
-            raise ValueError(f"{row.where}: the mixture has no corpus {row.corpus!r}; {there_are(row.corpus, titles)}")
+            raise ValueError(
+                f"{row.where}: the mixture has no corpus {row.corpus!r}; {known_names_text(row.corpus, titles)}"
+            )
     for corpus in corpora:
         label_of, found = _Labels(corpus), dict[int, str]()
         for row in (row for row in table.rows if row.corpus == corpus.title):

@@ -22,12 +22,12 @@ import numpy as np
 from vitline.vit.config import TrainConfig
 from vitline.vit.corpora.training_corpora import open_corpora
 from vitline.vit.corpora.training_sources import sources_of
-from vitline.vit.input.batches import Loading, Source, order_of_training, source_batches
+from vitline.vit.input.batches import LoaderResources, Source, order_of_training, source_batches
 from vitline.vit.input.decoded_cache import DecodedCache
 from vitline.vit.input.decoding.how_many import decode_processes
-from vitline.vit.input.load_queue import AHEAD, Load, LoadQueue, most_loads
+from vitline.vit.input.load_queue import AHEAD, Load, LoadQueue, max_concurrent_loads
 from vitline.vit.input.order import Order
-from vitline.vit.input.prefetch import Prefetcher, Waits
+from vitline.vit.input.prefetch import Prefetcher, WaitTimes
 from vitline.vit.input.read_shards import RowGroup, SplitReader
 
 _ANSWERS, _LOADS_ALONE, _MOST_GROUPS = 5, 3, 10_000
@@ -63,7 +63,7 @@ class WorkerSpeed:
     """Its CPU time."""
     hand_over_cpu_s_per_image: float
     """CPU time of the thread that plans the batches, or of those of all input processes."""
-    waits: Waits
+    waits: WaitTimes
     """What the consumer waited for."""
     read: ReadSpeed
 
@@ -88,7 +88,7 @@ def worker_speed(
 ) -> WorkerSpeed:
     """Measures one worker. `together()` returns once all workers of the node have come to the same point."""
     sources, execution, recipe = sources_of(open_corpora(config), config.split), config.execution, config.recipe
-    loading = Loading(
+    loading = LoaderResources(
         rank,
         execution.num_workers,
         threads=execution.decode_threads,
@@ -111,7 +111,7 @@ def worker_speed(
         recipe.input,
         seed=recipe.seed,
         micro_batch_size=execution.planned_micro_batch,
-        mask_bad=True,
+        mask_corrupt=True,
         loading=loading,
     ) as batches:
         next(batches)
@@ -138,7 +138,7 @@ def _cpu_s(batches: Prefetcher[Any]) -> float:
     return time.process_time() + batches.processes_cpu_s
 
 
-def read_speed(sources: Sequence[Source], config: TrainConfig, loading: Loading, seconds: float) -> ReadSpeed:
+def read_speed(sources: Sequence[Source], config: TrainConfig, loading: LoaderResources, seconds: float) -> ReadSpeed:
     """Reads row groups of one worker: a few one by one, then as many at a time as the loader does at most."""
     stores = [source.corpus for source in sources]
     answers = [_seconds(partial(store.read, "manifest.json", 0, 1)) for _ in range(1 + _ANSWERS) for store in stores]
@@ -146,7 +146,7 @@ def read_speed(sources: Sequence[Source], config: TrainConfig, loading: Loading,
         SplitReader(s.corpus, s.manifest, s.split, DecodedCache(0), s.labels, loading.shard_cache()) for s in sources
     ]
     groups = [(readers[i], group) for i, group in _row_groups(sources, config, loading.rank)]
-    loads = LoadQueue(most_loads(any(store.reads_wait for store in stores)))
+    loads = LoadQueue(max_concurrent_loads(any(store.high_latency for store in stores)))
     try:
         alone = []
         for reader, group in groups[:_LOADS_ALONE]:

@@ -8,8 +8,8 @@ from vitline.vit.config import ExecutionConfig, TrainRecipe
 from vitline.vit.cost.step_time import synthetic_batch
 from vitline.vit.models.recompute import recompute_blocks
 from vitline.vit.training.loop import TrainState, example_losses_of
-from vitline.vit.training.sharding.slices import own_slice
-from vitline.vit.training.to_device.device_batches import DeviceBatches
+from vitline.vit.training.sharding.slices import local_shard
+from vitline.vit.training.to_device.prefetcher import DevicePrefetcher
 from vitline.vit.training.world import World
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ def peak_bytes(state: TrainState, recipe: TrainRecipe, world: World, number: int
     """Most memory that torch has allocated on the GPU during the passes of so many examples."""
     torch.cuda.reset_peak_memory_stats(world.device)
     images = synthetic_batch(recipe, state.model.num_classes, number)
-    (batch,) = next(DeviceBatches(iter([[images]]), world.device))
+    (batch,) = next(DevicePrefetcher(iter([[images]]), world.device))
     losses, _ = example_losses_of(state.model, batch, recipe, state.model.num_classes, step=1)
     losses.sum().backward()
     state.optimizer.zero_grad(set_to_none=True)
@@ -65,4 +65,4 @@ def memory_bytes(device: torch.device) -> int:
 def moments_to_come(state: TrainState) -> int:
     """Bytes of the moments that AdamW allocates at its first step."""
     missing = [p for group in state.optimizer.param_groups for p in group["params"] if not state.optimizer.state.get(p)]
-    return sum(2 * own_slice(parameter)[0].nbytes for parameter in missing)
+    return sum(2 * local_shard(parameter)[0].nbytes for parameter in missing)

@@ -9,7 +9,7 @@ from vitline.vit.config import ExecutionConfig, TrainRecipe
 from vitline.vit.input.batches import Batch
 from vitline.vit.training.loop import initial_state, train_step
 from vitline.vit.training.parallel import wrap
-from vitline.vit.training.to_device.device_batches import DeviceBatches
+from vitline.vit.training.to_device.prefetcher import DevicePrefetcher
 from vitline.vit.training.world import World
 
 TIMED_STEPS = 3
@@ -31,7 +31,7 @@ def seconds_per_step(recipe: TrainRecipe, execution: ExecutionConfig, num_classe
         state = initial_state(recipe, num_classes, world.device)
         network = wrap(state.model, execution, world)
         batches = [synthetic_batch(recipe, num_classes, size)] * -(-share // size)
-        on_device, times = DeviceBatches(itertools.repeat(batches), world.device), list[float]()
+        on_device, times = DevicePrefetcher(itertools.repeat(batches), world.device), list[float]()
         for _ in range(TIMED_STEPS + 1):
             start = time.perf_counter()
             float(train_step(state, network, next(on_device), recipe, world).grad_norm)  # waits for the device

@@ -17,7 +17,7 @@ from vitline.vit.models.flops import forward_flops
 from vitline.vit.training.loop import TrainState, forward, initial_state, train_step
 from vitline.vit.training.parallel import set_tf32, wrap
 from vitline.vit.training.timing.gpu_peaks import Precision
-from vitline.vit.training.to_device.device_batches import DeviceBatches
+from vitline.vit.training.to_device.prefetcher import DevicePrefetcher
 from vitline.vit.training.world import World
 
 MAX_BATCH = 8192
@@ -76,11 +76,11 @@ def step_of(state: TrainState, mode: str, precision: Precision, batch_size: int,
     recipe, world = recipe_of(state.model.config, precision, batch_size), World(device=device)
     batch = synthetic_batch(recipe, NUM_CLASSES, batch_size)
     if mode == "training":
-        on_device = DeviceBatches(itertools.repeat([batch]), device, lambda: True)
+        on_device = DevicePrefetcher(itertools.repeat([batch]), device, lambda: True)
 
         def update() -> Tensor:
             done = train_step(state, state.model, next(on_device), recipe, world, on_device.copy_ahead)
-            on_device.keep_pace()
+            on_device.limit_queue()
             return done.grad_norm
 
         return update

@@ -51,7 +51,7 @@ def planned_memory(
     return PlannedMemory(copies, held, held // sharers, activations)
 
 
-def forget_peak(world: World) -> None:
+def reset_peak_memory(world: World) -> None:
     """The peak of a GPU counts from here: the search for a micro-batch has tried larger ones."""
     if world.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(world.device)

@@ -105,7 +105,7 @@ class Score(StoredRecord):
         return f"{metric_group(self.task)}/{benchmark_name(self.task)}/top1"
 
 
-class NoSettingLeft(RuntimeError):
+class AllSettingsFailed(RuntimeError):
     """Every setting of a task sweep has failed, so there is none to score; the message names task, settings and reasons."""
 
 
@@ -132,12 +132,12 @@ class TaskSweep(FrozenConfig):
     def final_trial(self, selected: Sequence[TrialResult], failed: Sequence[TrialResult] = ()) -> Trial:
         """The trial with the setting that is best on validation (the first of equal ones), on all training examples.
 
-        Settings that have failed are left out; `failed` are the final trials that have. Raises NoSettingLeft.
+        Settings that have failed are left out; `failed` are the final trials that have. Raises AllSettingsFailed.
         """
         failures = self._failures(selected, failed)
         left = [i for i, failure in enumerate(failures) if failure is None]
         if not left:
-            raise NoSettingLeft(self._no_setting_left(failures))
+            raise AllSettingsFailed(self._no_setting_left(failures))
         return self._trial("final", self.settings[max(left, key=lambda i: (selected[i].top1, -i))])
 
     def score(
@@ -293,7 +293,7 @@ def published_digest(model: str | None) -> str | None:
 def next_trials(task_sweep: TaskSweep, trials: Store) -> tuple[list[Trial], Score | None]:
     """The trials of a task sweep that can run now and are not in the store; once there are none left, the score.
 
-    Where a final trial has failed, the next best setting is trained. Raises NoSettingLeft if every setting has failed.
+    Where a final trial has failed, the next best setting is trained. Raises AllSettingsFailed if every setting has failed.
     """
     select = task_sweep.select_trials()
     results = [finished_result(trials, trial) for trial in select]
@@ -309,7 +309,7 @@ def final_outcome(
 ) -> tuple[Trial, TrialResult | None, list[TrialResult]]:
     """The final trial, its result if it has ended, and the final trials of better settings, which have failed.
 
-    Raises NoSettingLeft.
+    Raises AllSettingsFailed.
     """
     failed: list[TrialResult] = []
     while True:

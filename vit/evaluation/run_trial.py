@@ -17,7 +17,7 @@ from vitline.vit.config import ExecutionConfig, TrainRecipe
 from vitline.vit.evaluation.packing import micro_batch_size
 from vitline.vit.evaluation.trial_files import write_trial_files
 from vitline.vit.evaluation.trials import Trial, TrialResult, finished_result
-from vitline.vit.input.batches import Loading, eval_batches, train_batches
+from vitline.vit.input.batches import LoaderResources, eval_batches, train_batches
 from vitline.vit.input.decoded_cache import DecodedCache
 from vitline.vit.published.models import PublishedModel, adapt, load_model
 from vitline.vit.training.evaluate import Evaluation, evaluate
@@ -77,7 +77,7 @@ def run_trial(
         seed=trial.recipe.seed,
         num_steps=trial.recipe.total_steps,
         micro_batch_size=execution.planned_micro_batch,
-        loading=Loading(
+        loading=LoaderResources(
             threads=execution.decode_threads, shared_cache=decoded_cache(trial, execution.decoded_cache_bytes)
         ),
     ) as batches:

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypedDict
 import numpy as np
 from PIL import Image
 
-from vitline.data_prep.examine.decode_apart import decode_apart
+from vitline.data_prep.examine.decode_sandboxed import decode_sandboxed
 from vitline.data_prep.shard_format import Manifest, ShardReader
 from vitline.infra.html.page import data_uri, render
 from vitline.infra.html.pictures import image_file, thumbnail
@@ -54,9 +54,9 @@ def suspicious(predictions: Predictions, most: int = MAX_SHOWN) -> np.ndarray:
     """
     sure, wrong = predictions.probability >= SURE, ~predictions.right
     size = int(predictions.predicted.max(initial=0)) + 1
-    claims = np.bincount(predictions.predicted[sure], minlength=size)
+    leases = np.bincount(predictions.predicted[sure], minlength=size)
     kept = np.bincount(predictions.predicted[sure & ~wrong], minlength=size)
-    others = claims - 1
+    others = leases - 1
     believed = (others >= MIN_OTHERS) & (kept >= SURE * others)
     found = np.flatnonzero(sure & wrong & believed[predictions.predicted])
     order = np.lexsort((predictions.row[found], -predictions.loss[found], -predictions.probability[found]))
@@ -142,7 +142,7 @@ def top_losses_page(
 
 def _shown(example: _ShardRow, manifest: Manifest) -> Shown:
     try:
-        pixels = decode_apart(example["image"]["bytes"], manifest.decode_policy)
+        pixels = decode_sandboxed(example["image"]["bytes"], manifest.decode_policy)
         picture, small = _thumbnail(pixels), max(pixels.shape[:2]) < _SMALL_PX
     except ValueError as error:  # unlikely, as it was decoded for scoring; the page shows the reason instead
         picture, small = f"cannot be decoded: {error}", False

@@ -43,7 +43,7 @@ def write_trial_files(
     keys = [f"{folder}/{PREDICTIONS}"]
     trials.write(keys[0], predictions.to_parquet())
     corpus = open_store(corpus_uri)
-    for name, make in shown_files(predictions, corpus, load_manifest(corpus), split, title).items():
+    for name, make in trial_figures(predictions, corpus, load_manifest(corpus), split, title).items():
         try:
             data = make()
         except Exception:
@@ -54,7 +54,7 @@ def write_trial_files(
     return tuple(keys)
 
 
-def shown_files(
+def trial_figures(
     predictions: Predictions, corpus: Store, manifest: Manifest, split: str, title: str
 ) -> dict[str, Callable[[], bytes]]:
     """The function that makes each table and figure, by file name. `title` names model and task."""

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
-from vitline.infra.runs.claims import ClaimLost
 from vitline.infra.runs.handle import Run
 from vitline.infra.runs.journal import Journal
+from vitline.infra.runs.lease import LeaseLost
 from vitline.infra.storage import Store
 from vitline.vit.checkpoints.names import FOLDER, find_checkpoints
 from vitline.vit.corpora.probed_corpora import is_due
@@ -43,7 +43,7 @@ class ProbeFollower:
             try:
                 self.look()
                 trouble = False
-            except ClaimLost as lost:
+            except LeaseLost as lost:
                 log.warning("checkpoints are not probed any more: %s", lost)
                 return
             except Exception:
@@ -63,7 +63,7 @@ class ProbeFollower:
 
     def look(self, *, is_last: bool = False) -> bool:
         """One look: takes the scores that have come, and begins with the newest checkpoint if it is due, or `is_last`. Returns
-        whether one is being scored. Raises errors of the store, and ClaimLost."""
+        whether one is being scored. Raises errors of the store, and LeaseLost."""
         if self._journal is None:
             self._journal = self._held.journal(WRITER)
             self._begun = self._journal.newest_step
@@ -108,7 +108,7 @@ def quietly() -> Iterator[None]:
     """Logs errors of the store and of Ray: they must not fail a training."""
     try:
         yield
-    except ClaimLost as lost:
+    except LeaseLost as lost:
         log.warning("checkpoints are not probed any more: %s", lost)
     except Exception:
         log.warning("the store or Ray did not answer to a probe of a checkpoint", exc_info=True)

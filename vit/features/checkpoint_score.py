@@ -3,7 +3,7 @@
 import torch
 
 from vitline.infra.storage import Store
-from vitline.vit.checkpoints.manifest import CheckpointError, open_checkpoint
+from vitline.vit.checkpoints.manifest import WeightsError, open_checkpoint
 from vitline.vit.checkpoints.read import read_checkpoint
 from vitline.vit.config import CheckpointProbeConfig
 from vitline.vit.corpora.probed_corpora import ProbedCorpus, probed_corpora
@@ -22,7 +22,7 @@ from vitline.vit.run.run_spec import RunSpec
 def score_checkpoint(run: Store, prefix: str, device: torch.device) -> dict[str, float]:
     """The metrics of a committed checkpoint of a run: `probe/<corpus>/knn_top1` and `probe/<corpus>/fewshot_top1`, fractions.
 
-    Raises CheckpointError if it cannot be read, also because it was deleted meanwhile; ValueError if its features are not finite.
+    Raises WeightsError if it cannot be read, also because it was deleted meanwhile; ValueError if its features are not finite.
     """
     spec = RunSpec.model_validate(run.read_json("config.json"))
     config, probes = spec.config, spec.config.execution.probes
@@ -42,7 +42,7 @@ def score_checkpoint(run: Store, prefix: str, device: torch.device) -> dict[str,
 
 def checkpoint_network(run: Store, prefix: str, spec: RunSpec, num_classes: int) -> Network:
     """The network to score at a checkpoint, on the CPU and in evaluation mode: with the averaged weights where the recipe keeps an
-    average. Nothing else of the checkpoint is read. Raises CheckpointError."""
+    average. Nothing else of the checkpoint is read. Raises WeightsError."""
     recipe = spec.config.recipe
     group = "average/" if recipe.average_decay else "model/"
     if recipe.masked_patches is not None:
@@ -51,7 +51,7 @@ def checkpoint_network(run: Store, prefix: str, spec: RunSpec, num_classes: int)
         ref = open_checkpoint(run, prefix)
         tensors = read_checkpoint(run, ref, wanted=lambda name: name.startswith(group))
     except FileNotFoundError as gone:
-        raise CheckpointError(f"{run.uri_of(prefix)} was deleted") from gone
+        raise WeightsError(f"{run.uri_of(prefix)} was deleted") from gone
     network = build_network(recipe.model, num_classes)
     network.load_state_dict({name.removeprefix(group): value for name, value in tensors.items()})
     return network.eval()

@@ -18,7 +18,7 @@ from vitline.infra.runs.watchdog import note_progress
 from vitline.infra.storage import Store, open_store
 from vitline.vit.features.feature_plan import FeaturePart, FeatureSource
 from vitline.vit.features.features import Features, missing_parts, write_part
-from vitline.vit.input.batches import Batch, Labels, SeveralLabels, row_batches
+from vitline.vit.input.batches import Batch, Labels, MultiLabels, row_batches
 from vitline.vit.input.image_contract import ImageContract
 from vitline.vit.models.network import Network, normalised
 from vitline.vit.published.models import PublishedModel, load_model
@@ -163,7 +163,7 @@ def check_finite(values: np.ndarray, what: str, part: FeaturePart) -> None:
 
 def batch_labels(labels: Labels) -> tuple[Tensor, Tensor]:
     """The class ids of all images, ascending in each, and how many each image has."""
-    if not isinstance(labels, SeveralLabels):
+    if not isinstance(labels, MultiLabels):
         return labels, torch.ones(len(labels), dtype=torch.int64)
     dense = labels.dense(int(labels.ids.max()) + 1 if labels.ids.numel() else 1)
     return dense.nonzero()[:, 1], (dense > 0).sum(dim=1)

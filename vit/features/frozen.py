@@ -28,7 +28,7 @@ def frozen_scores(
     spec: EvaluationSpec,
     compute_parts: ComputeParts,
     score_probes: ScoreProbes,
-    check_claim: Callable[[], object] = lambda: None,
+    check_lease: Callable[[], object] = lambda: None,
 ) -> list[Score] | None:
     """The scores in the order of `plan_probe_trials`, or None if a stop was requested. Finished work is kept.
 
@@ -38,7 +38,7 @@ def frozen_scores(
     root, probe_trials = open_store(spec.root), plan_probe_trials(spec)
     scores = {r.score_key: score for r in probe_trials if (score := Score.load_or_none(root, r.score_key)) is not None}
     todo = [probe_trial for probe_trial in probe_trials if probe_trial.score_key not in scores]
-    progress = partial(ProgressWriter, run, check_claim=check_claim)
+    progress = partial(ProgressWriter, run, check_lease=check_lease)
     if todo and not ensure_features(root, todo, partial(progress, "images"), compute_parts):
         return None
     scored = progress("scores", len(probe_trials), len(probe_trials) - len(todo))

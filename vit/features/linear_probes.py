@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vitline.infra.runs.watchdog import note_progress
-from vitline.vit.training.optim import eager
+from vitline.vit.training.optim import uncompiled
 
 # From the few-shot evaluation of the authors' later code (big_vision, evaluators/fewshot_lsr.py); not in the paper.
 RIDGE = 2.0**10
@@ -148,7 +148,7 @@ def _objective(
 
 def _minimise(weights: Tensor, objective: Callable[[Tensor], Tensor]) -> tuple[int, bool]:
     """L-BFGS with strong Wolfe line search, from the current weights. Returns (iterations, converged)."""
-    optimizer = eager(torch.optim.LBFGS)(
+    optimizer = uncompiled(torch.optim.LBFGS)(
         [weights],
         max_iter=MAX_ITERATIONS,
         max_eval=2 * MAX_ITERATIONS,

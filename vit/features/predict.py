@@ -67,14 +67,14 @@ def predict(
     run: Store,
     spec: PredictionSpec,
     compute_parts: ComputeParts,
-    check_claim: Callable[[], object] = lambda: None,
+    check_lease: Callable[[], object] = lambda: None,
 ) -> Counts | None:
     """Computes the parts that are missing, or returns None if a stop was requested. Finished parts are kept.
 
-    Raises whatever `compute_parts` raises. `check_claim` is called before progress is written.
+    Raises whatever `compute_parts` raises. `check_lease` is called before progress is written.
     """
     parts = plan_predictions(spec, load_manifest(open_store(spec.corpus)))
-    progress = partial(ProgressWriter, run, "images", check_claim=check_claim)
+    progress = partial(ProgressWriter, run, "images", check_lease=check_lease)
     if not ensure_parts(open_store(spec.root), parts, progress, compute_parts):
         return None
     return counts_of(run.child(FOLDER), parts)

@@ -15,7 +15,7 @@ from torch import Tensor
 from vitline.vit.input.augmentations.box import Box
 from vitline.vit.input.augmentations.rand_augment import DRAWS_PER_LAYER, Operation, draw_operations, rand_augment
 from vitline.vit.input.config import AugmentConfig
-from vitline.vit.input.keyed import derive_key, uniforms
+from vitline.vit.input.permutation import derive_key, uniforms
 
 _NUM_TRIES = 10
 _MIN_ASPECT, _MAX_ASPECT = 3 / 4, 4 / 3

@@ -14,14 +14,14 @@ from vitline.vit.input.decoded_cache import DecodedCache
 from vitline.vit.input.decoding.batch import Batch, BatchShape, blank_batch
 from vitline.vit.input.decoding.fill import filling_tasks, place_examples
 from vitline.vit.input.decoding.processes import decoded_in_processes
-from vitline.vit.input.decoding.several_labels import Labels, SeveralLabels
+from vitline.vit.input.decoding.several_labels import Labels, MultiLabels
 from vitline.vit.input.decoding.training import (
     ONE_PROCESS,
     PREFETCH,
-    Loading,
+    LoaderRequest,
+    LoaderResources,
     Source,
-    TrainingInput,
-    TrainingRequest,
+    TrainLoader,
     loads_from,
     order_of_training,
 )
@@ -35,8 +35,8 @@ __all__ = [
     "ONE_PROCESS",
     "Batch",
     "Labels",
-    "Loading",
-    "SeveralLabels",
+    "LoaderResources",
+    "MultiLabels",
     "Source",
     "eval_batches",
     "order_of_training",
@@ -56,15 +56,15 @@ def train_batches(
     micro_batch_size: int,
     start_step: int = 0,
     num_steps: int | None = None,
-    mask_bad: bool = False,
-    loading: Loading = ONE_PROCESS,
+    mask_corrupt: bool = False,
+    loading: LoaderResources = ONE_PROCESS,
 ) -> Prefetcher[list[Batch]]:
     """Iterates the micro-batches of this rank, step by step, from `start_step` up to `num_steps` (None: without end).
 
     All micro-batches of a training have one size, at most `micro_batch_size`, that leaves little padding; all ranks yield
     the same number of them in a step, and a rank may have only padding. Examples and pixels depend on the recipe only, not
     on `loading`, `micro_batch_size` or `start_step`. Raises ValueError if lanes, batch or ranks do not fit together.
-    Iteration raises ShardError or ValueError naming the shard (and row) that cannot be read or decoded. With `mask_bad`, an
+    Iteration raises ShardError or ValueError naming the shard (and row) that cannot be read or decoded. With `mask_corrupt`, an
     example that cannot be decoded is masked instead, in its place, and listed in `Batch.bad`.
     """
     return source_batches(
@@ -74,7 +74,7 @@ def train_batches(
         micro_batch_size=micro_batch_size,
         start_step=start_step,
         num_steps=num_steps,
-        mask_bad=mask_bad,
+        mask_corrupt=mask_corrupt,
         loading=loading,
     )
 
@@ -87,16 +87,16 @@ def source_batches(
     micro_batch_size: int,
     start_step: int = 0,
     num_steps: int | None = None,
-    mask_bad: bool = False,
-    loading: Loading = ONE_PROCESS,
+    mask_corrupt: bool = False,
+    loading: LoaderResources = ONE_PROCESS,
 ) -> Prefetcher[list[Batch]]:
     """Like `train_batches`, but from one corpus or several, by weight and with labels in the classes of the mixture.
 
     Every corpus has its exact share (`Mixture`) and follows its own order, epoch after epoch. Labels are class ids if all
     corpora are single-label. Raises ValueError naming the corpus that does not fit lanes and batch.
     """
-    asked = TrainingRequest(tuple(sources), config, seed, micro_batch_size, start_step, num_steps, mask_bad, loading)
-    return decoded_in_processes(asked) if loading.processes else TrainingInput(asked).prefetched()
+    asked = LoaderRequest(tuple(sources), config, seed, micro_batch_size, start_step, num_steps, mask_corrupt, loading)
+    return decoded_in_processes(asked) if loading.processes else TrainLoader(asked).prefetched()
 
 
 def eval_batches(
@@ -106,7 +106,7 @@ def eval_batches(
     augment: AugmentConfig,
     *,
     batch_size: int,
-    loading: Loading = ONE_PROCESS,
+    loading: LoaderResources = ONE_PROCESS,
     labels: MappedLabels | None = None,
 ) -> Prefetcher[Batch]:
     """Iterates this rank's part of a split in row order; over all ranks every example comes exactly once.
@@ -172,7 +172,7 @@ def _evaluation_work(
     batches[0].pad()
     views = [partial(eval_pixels, config=augment)] * len(examples)
     places = place_examples(batches, np.arange(len(examples)), examples, views)
-    return filling_tasks(places, mask_bad=False), batches[0]
+    return filling_tasks(places, mask_corrupt=False), batches[0]
 
 
 def _prefetched(work: Iterator[Work[Batch]], threads: int, loads: LoadQueue, reader: SplitReader) -> Prefetcher[Batch]:

@@ -17,9 +17,9 @@ NOW, SOON, AHEAD = 0, 1, 2
 _FILE_THREADS, _STORE_THREADS = 2, 32
 
 
-def most_loads(reads_wait: bool) -> int:
+def max_concurrent_loads(high_latency: bool) -> int:
     """How many row groups are loaded at a time, at most: from a disk, or from a store that answers over a network."""
-    return _STORE_THREADS if reads_wait else _FILE_THREADS
+    return _STORE_THREADS if high_latency else _FILE_THREADS
 
 
 class Load(Generic[T]):

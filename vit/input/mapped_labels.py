@@ -88,7 +88,7 @@ def find_kept_rows(corpus: Store, manifest: Manifest, split: str, label_map: Lab
 
     Raises ValueError if there are none, ShardError like `ShardReader.row_group`.
     """
-    workers = _STORE_THREADS if corpus.reads_wait else _FILE_THREADS
+    workers = _STORE_THREADS if corpus.high_latency else _FILE_THREADS
     with ShardReader(corpus, manifest, split) as reader, ThreadPoolExecutor(workers, "labels") as threads:
         count = partial(_num_kept, reader, manifest.single_label, label_map)
         sizes = np.fromiter(threads.map(count, range(reader.split.num_row_groups)), dtype=np.int64)

@@ -12,8 +12,8 @@ from math import isfinite, lcm
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vitline.vit.input.keyed import KeyedPermutation, derive_key, hash64
 from vitline.vit.input.order import Ints
+from vitline.vit.input.permutation import KeyedPermutation, derive_key, hash64
 
 _MOST_SHARES = 2**31
 """Sum of the whole weights, at most: its square must fit into an int64."""

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from vitline.data_prep.shard_format import Manifest, SplitInfo
 from vitline.vit.input.config import InputConfig, lanes_advice
-from vitline.vit.input.keyed import KeyedPermutation, derive_key, hash64
+from vitline.vit.input.permutation import KeyedPermutation, derive_key, hash64
 
 Ints = NDArray[np.int64]
 

@@ -21,7 +21,7 @@ _POLL_S = 0.1
 _EXIT_S = 5.0
 
 
-class Waits(NamedTuple):
+class WaitTimes(NamedTuple):
     """Seconds that a consumer has waited for items, by what they waited for."""
 
     store_s: float = 0.0
@@ -35,20 +35,20 @@ class Waits(NamedTuple):
     def total_s(self) -> float:
         return sum(self)
 
-    def since(self, earlier: "Waits") -> "Waits":
-        return Waits(*(now - then for now, then in zip(self, earlier, strict=True)))
+    def since(self, earlier: "WaitTimes") -> "WaitTimes":
+        return WaitTimes(*(now - then for now, then in zip(self, earlier, strict=True)))
 
-    def plus(self, other: "Waits") -> "Waits":
-        return Waits(*(mine + others for mine, others in zip(self, other, strict=True)))
+    def plus(self, other: "WaitTimes") -> "WaitTimes":
+        return WaitTimes(*(mine + others for mine, others in zip(self, other, strict=True)))
 
-    def scaled_to(self, total_s: float) -> "Waits":
+    def scaled_to(self, total_s: float) -> "WaitTimes":
         """The same shares of another total; all of it decoding where nothing was waited for."""
         if self.total_s <= 0:
-            return Waits(decode_s=total_s)
-        return Waits(*(part * total_s / self.total_s for part in self))
+            return WaitTimes(decode_s=total_s)
+        return WaitTimes(*(part * total_s / self.total_s for part in self))
 
 
-class Effort(NamedTuple):
+class WorkTimes(NamedTuple):
     """What the items have cost so far, in seconds."""
 
     tasks_s: float = 0.0
@@ -58,19 +58,19 @@ class Effort(NamedTuple):
     planner_cpu_s: float = 0.0
     """CPU time of the thread in which `work` runs."""
 
-    def plus(self, other: "Effort") -> "Effort":
-        return Effort(*(mine + others for mine, others in zip(self, other, strict=True)))
+    def plus(self, other: "WorkTimes") -> "WorkTimes":
+        return WorkTimes(*(mine + others for mine, others in zip(self, other, strict=True)))
 
 
 class Processes(Protocol):
     """Processes that do what the tasks wait for."""
 
     @property
-    def waits(self) -> Waits:
+    def waits(self) -> WaitTimes:
         """What they have waited for until now, all together."""
 
     @property
-    def effort(self) -> Effort:
+    def effort(self) -> WorkTimes:
         """What their work has cost until now."""
 
     @property
@@ -100,7 +100,7 @@ class Prefetcher(Iterator[T], Generic[T]):
         store_waited_s: Callable[[], float] = lambda: 0.0,
         processes: Processes | None = None,
     ) -> None:
-        self.waits = Waits()
+        self.waits = WaitTimes()
         """Seconds that the consumer has spent waiting in `next`."""
         self._store_waited_s = store_waited_s
         self._processes = processes
@@ -112,10 +112,10 @@ class Prefetcher(Iterator[T], Generic[T]):
         self._planner.start()
 
     @property
-    def effort(self) -> Effort:
+    def effort(self) -> WorkTimes:
         """What the items have cost so far, those that the consumer has not taken yet included."""
         mine = self._shared.effort
-        return mine if self._processes is None else Effort(0.0, 0.0, mine.planner_cpu_s).plus(self._processes.effort)
+        return mine if self._processes is None else WorkTimes(0.0, 0.0, mine.planner_cpu_s).plus(self._processes.effort)
 
     @property
     def processes_cpu_s(self) -> float:
@@ -145,10 +145,10 @@ class Prefetcher(Iterator[T], Generic[T]):
         except BaseException:  # KeyboardInterrupt too: the threads must not outlive the loop
             self.close()
             raise
-        for_tasks = Waits(decode_s=time.perf_counter() - planned)
+        for_tasks = WaitTimes(decode_s=time.perf_counter() - planned)
         if self._processes and elsewhere:
             for_tasks = self._processes.waits.since(elsewhere).scaled_to(for_tasks.total_s)
-        self.waits = self.waits.plus(Waits(store_s=store_s, hand_over_s=planned - began - store_s)).plus(for_tasks)
+        self.waits = self.waits.plus(WaitTimes(store_s=store_s, hand_over_s=planned - began - store_s)).plus(for_tasks)
         if item is None:
             self.close()
             raise StopIteration
@@ -175,7 +175,7 @@ class _Shared(Generic[T]):
     on_close: Callable[[], None]
     processes: Processes | None = None
     stopped: threading.Event = field(default_factory=threading.Event)
-    effort: Effort = field(default_factory=Effort)
+    effort: WorkTimes = field(default_factory=WorkTimes)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def submit(self, task: Callable[[], None]) -> Future[None]:
@@ -184,7 +184,7 @@ class _Shared(Generic[T]):
     def spend(self, tasks_s: float, tasks_cpu_s: float, planner_cpu_s: float) -> None:
         with self.lock:
             spent = self.effort
-            self.effort = Effort(
+            self.effort = WorkTimes(
                 spent.tasks_s + tasks_s, spent.tasks_cpu_s + tasks_cpu_s, spent.planner_cpu_s + planner_cpu_s
             )
 

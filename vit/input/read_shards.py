@@ -87,7 +87,7 @@ class SplitReader:
         self.groups_per_load = 1
         """Neighbouring row groups that are read at a time where rows are read in order, or where the split is held."""
         self._holds, self._held, self._held_lock = False, dict[int, Load[list[RowGroup]]](), threading.Lock()
-        if corpus.reads_wait and self._kept is None:
+        if corpus.high_latency and self._kept is None:
             mean_bytes = max(1, manifest.mean_row_group_bytes(split))
             self.groups_per_load = max(1, _LOAD_BYTES // mean_bytes)
             self._holds = mean_bytes * self.info.num_row_groups <= _HELD_BYTES

@@ -24,7 +24,7 @@ ALL: Part = (0, 1)
 
 
 @dataclass(frozen=True)
-class Share:
+class RankBatch:
     """The slots of one batch that a rank serves, in ascending order, and the rows of those that belong to a part of its lanes."""
 
     step: int
@@ -61,7 +61,7 @@ class Schedule:
         self.micro_batch_size = -(-busiest // -(-busiest // most_examples))
         """Examples of every micro-batch, padding included."""
 
-    def shares(self, start_step: int, num_steps: int | None = None, part: Part | None = ALL) -> Iterator[Share]:
+    def shares(self, start_step: int, num_steps: int | None = None, part: Part | None = ALL) -> Iterator[RankBatch]:
         """The shares of steps `start_step` up to `num_steps`, without end if that is None. Step 0 is the first batch.
 
         None as the part finds no rows, which takes a tenth of the time.
@@ -72,7 +72,7 @@ class Schedule:
             yield from self._shares(start_step, stop, part)
             start_step = stop
 
-    def _shares(self, start_step: int, stop_step: int, part: Part | None) -> Iterator[Share]:
+    def _shares(self, start_step: int, stop_step: int, part: Part | None) -> Iterator[RankBatch]:
         slots, source, places = self._places(start_step, stop_step)
         mine = places.lane % self._world_size == self._rank
         number, num_parts = part or (-1, 1)
@@ -89,7 +89,7 @@ class Schedule:
             chosen = in_batch[at]
             rows = Rows(**{name: column[chosen] for name, column in columns.items()})
             num_micro_batches = -(-busiest // self.micro_batch_size)
-            yield Share(start_step + n, slots[in_batch], num_micro_batches, at, source[chosen], rows)
+            yield RankBatch(start_step + n, slots[in_batch], num_micro_batches, at, source[chosen], rows)
 
     def _places(self, start_step: int, stop_step: int) -> tuple[Ints, Ints, Places]:
         """Slots of the steps, the source of each, and the place in that source."""

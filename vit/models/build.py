@@ -14,16 +14,16 @@ from vitline.vit.models.config import (
     BiTConfig,
     HybridConfig,
     NetworkConfig,
-    OwnNetworkConfig,
     TransformerConfig,
+    UserNetworkConfig,
     ViTConfig,
 )
 from vitline.vit.models.hybrid import HybridTransformer
 from vitline.vit.models.limits import check_limits
 from vitline.vit.models.masked_patches import MaskedPatchModel
 from vitline.vit.models.network import Network
-from vitline.vit.models.own_code import imported_where_allowed, source_digest
 from vitline.vit.models.pos_embed import resample_positions, sincos_2d
+from vitline.vit.models.user_code import imported_where_allowed, source_digest
 from vitline.vit.models.vit import Transformer, VisionTransformer
 
 log = logging.getLogger(__name__)
@@ -35,15 +35,15 @@ def build_network(config: NetworkConfig, num_classes: int) -> Network:
         return HybridTransformer(config, num_classes)
     if isinstance(config, BiTConfig):
         return BiTResNet(config, num_classes)
-    if isinstance(config, OwnNetworkConfig):
-        return own_network(config, num_classes)
+    if isinstance(config, UserNetworkConfig):
+        return user_network(config, num_classes)
     assert isinstance(config, ViTConfig), config
     return VisionTransformer(config, num_classes)
 
 
-def own_network(config: OwnNetworkConfig, num_classes: int) -> Network:
+def user_network(config: UserNetworkConfig, num_classes: int) -> Network:
     """A network of others. Raises ValueError for code that may not be imported, fails, or makes no `Network` with a head of
-    `num_classes`. Code that has changed since is a warning; a training compares it before (`vitline.vit.models.own_code.check_source`)."""
+    `num_classes`. Code that has changed since is a warning; a training compares it before (`vitline.vit.models.user_code.check_source`)."""
     make = imported_where_allowed(config.network, "network")
     if config.source and (found := source_digest(config.network)) != config.source:
         log.warning("the code of %s has changed: %s, was %s", config.network, found[:12], config.source[:12])
@@ -93,7 +93,7 @@ def network_with(config: NetworkConfig, num_classes: int, weights: Mapping[str, 
     Raises torch's RuntimeError if names or shapes do not match, and ValueError like `meta_network`.
     """
     # Code of others may compute buffers that are not among the weights.
-    own = isinstance(config, OwnNetworkConfig)
+    own = isinstance(config, UserNetworkConfig)
     network = build_network(config, num_classes) if own else meta_network(config, num_classes)
     network.load_state_dict(dict(weights), strict=True, assign=True)
     if isinstance(network, Transformer) and network.config.pos_embed == "sincos-2d":

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import Discriminator, Field, NonNegativeInt, PositiveFloat, PositiveInt, Tag, TypeAdapter, model_validator
 
 from vitline.infra.config import FrozenConfig
-from vitline.vit.models.own_code import REFERENCE
+from vitline.vit.models.user_code import REFERENCE
 
 TAGS = ("vit", "hybrid", "bit", "own")
 N = TypeVar("N", bound="NetworkConfig")
@@ -214,7 +214,7 @@ class BiTConfig(NetworkConfig):
         return f"a BiT ResNet: blocks {blocks}, width x{self.width_factor}, images of {self.image_size_px} px"
 
 
-class OwnNetworkConfig(NetworkConfig):
+class UserNetworkConfig(NetworkConfig):
     """A network of others, which their code builds: a subclass of `vitline.vit.models.network.Network`."""
 
     architecture: Literal["own"] = "own"
@@ -241,7 +241,7 @@ class OwnNetworkConfig(NetworkConfig):
 
     def for_transfer(self: N, image_size_px: int | None = None, head_bias_init: float = 0.0) -> N:
         moved = super().for_transfer(image_size_px, head_bias_init)
-        assert isinstance(self, OwnNetworkConfig)
+        assert isinstance(self, UserNetworkConfig)
         scaled = round(self.feature_flop * (moved.image_size_px / self.image_size_px) ** 2)
         return type(self).model_validate(moved.model_dump() | {"feature_flop": scaled})
 
@@ -255,13 +255,13 @@ AnyNetworkConfig = Annotated[
     Annotated[ViTConfig, Tag("vit")]
     | Annotated[HybridConfig, Tag("hybrid")]
     | Annotated[BiTConfig, Tag("bit")]
-    | Annotated[OwnNetworkConfig, Tag("own")],
+    | Annotated[UserNetworkConfig, Tag("own")],
     Discriminator(_architecture),
 ]
-_ANY: TypeAdapter[ViTConfig | HybridConfig | BiTConfig | OwnNetworkConfig] = TypeAdapter(AnyNetworkConfig)
+_ANY: TypeAdapter[ViTConfig | HybridConfig | BiTConfig | UserNetworkConfig] = TypeAdapter(AnyNetworkConfig)
 
 
-def network_config(tree: Any) -> ViTConfig | HybridConfig | BiTConfig | OwnNetworkConfig:
+def network_config(tree: Any) -> ViTConfig | HybridConfig | BiTConfig | UserNetworkConfig:
     """The network config from JSON data or from a config of any architecture. Raises ValueError naming the field."""
     return _ANY.validate_python(tree)
 

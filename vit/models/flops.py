@@ -4,8 +4,8 @@ from vitline.vit.models.config import (
     BiTConfig,
     HybridConfig,
     NetworkConfig,
-    OwnNetworkConfig,
     TransformerConfig,
+    UserNetworkConfig,
     ViTConfig,
 )
 
@@ -19,7 +19,7 @@ def forward_flops(config: NetworkConfig, num_classes: int) -> int:
     if isinstance(config, BiTConfig):
         macs, channels = _bit_macs(config)
         return 2 * (macs + channels * num_classes)
-    if isinstance(config, OwnNetworkConfig):
+    if isinstance(config, UserNetworkConfig):
         return config.feature_flop + 2 * config.embed_dim * num_classes
     assert isinstance(config, TransformerConfig)
     return 2 * (_stem_macs(config) + _encoder_macs(config) + _head_macs(config, num_classes))

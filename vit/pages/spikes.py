@@ -14,7 +14,7 @@ from vitline.infra.storage import Store
 from vitline.vit.config import TrainConfig
 from vitline.vit.corpora.training_corpora import TrainingCorpora
 from vitline.vit.corpora.training_sources import sources_of
-from vitline.vit.input.batches import Batch, SeveralLabels, order_of_training
+from vitline.vit.input.batches import Batch, MultiLabels, order_of_training
 from vitline.vit.input.decoded_cache import DecodedCache
 from vitline.vit.input.read_shards import SplitReader
 from vitline.vit.training.guard.spike_guard import Spike
@@ -115,13 +115,13 @@ def _seen(batches: Sequence[Batch], index: int) -> tuple[list[int], list[int], s
     size = len(batches[0].valid)
     batch, i = batches[index // size], index % size
     image = data_uri(image_file(thumbnail(batch.images[i].cpu().numpy(), _MAX_SIDE_PX)))
-    mixed = batch.partner_labels is not None and batch.own_share is not None and float(batch.own_share[i]) < 1
-    partner = _labels(batch.partner_labels, i) if mixed and batch.partner_labels is not None else []
+    mixed = batch.mixed_labels is not None and batch.lam is not None and float(batch.lam[i]) < 1
+    partner = _labels(batch.mixed_labels, i) if mixed and batch.mixed_labels is not None else []
     return _labels(batch.labels, i), partner, image
 
 
-def _labels(labels: Tensor | SeveralLabels, i: int) -> list[int]:
-    if isinstance(labels, SeveralLabels):
+def _labels(labels: Tensor | MultiLabels, i: int) -> list[int]:
+    if isinstance(labels, MultiLabels):
         found: list[int] = labels.ids[i][labels.weights[i] > 0].tolist()
         return found
     return [int(labels[i])]

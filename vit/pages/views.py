@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from vitline.data_prep.decode import ImageRejected
-from vitline.data_prep.examine.decode_apart import decode_apart
+from vitline.data_prep.examine.decode_sandboxed import decode_sandboxed
 from vitline.infra.config import tree_of
 from vitline.infra.html.page import data_uri, render
 from vitline.infra.html.pictures import image_file, thumbnail
@@ -34,7 +34,7 @@ from vitline.vit.input.batches import Source, order_of_training
 from vitline.vit.input.config import AugmentConfig
 from vitline.vit.input.decoded_cache import DecodedCache, Label
 from vitline.vit.input.read_shards import RowGroup, SplitReader
-from vitline.vit.input.schedule import Share
+from vitline.vit.input.schedule import RankBatch
 
 _MOST_PX, _SMALL_PX = 320, 96
 _GROUPS_IN_MEMORY = 8
@@ -128,7 +128,7 @@ class _Source:
     def pixels(self, row: int) -> np.ndarray:
         loaded, at = self._place(row)
         try:
-            return decode_apart(loaded.images[at].as_py(), self._policy)
+            return decode_sandboxed(loaded.images[at].as_py(), self._policy)
         except ImageRejected as error:
             raise ValueError(
                 f"{self._reader.where(row)} cannot be decoded: {error}. `vitline data verify NAME --pixels` lists all such images."
@@ -177,7 +177,7 @@ def _drawn(image: np.ndarray, draws: Sequence[float], augment: AugmentConfig) ->
     return lines + [f"{each.name} {each.parameters}".strip() for each in train_operations(draws, augment)]
 
 
-def _mixed_pair(sources: Sequence[_Source], share: Share, seed: int, augment: AugmentConfig) -> Shown:
+def _mixed_pair(sources: Sequence[_Source], share: RankBatch, seed: int, augment: AugmentConfig) -> Shown:
     """An image of a step's batch, the one that is mixed into it, and the result; another position in each step."""
     rows, step = share.rows, share.step
     own = step % len(share.slots)

@@ -48,7 +48,7 @@ def save_mlflow_model(model: PublishedModel, directory: str | Path) -> Path:
     Input: rows with `image`, the bytes of an image file, also in base64. Output per row: `classes`, the five most probable,
     and their `probabilities`. The package vitline must be installed where the model is loaded; its requirements cannot
     list vitline, which is on no package index, so README.md in the folder says so. Raises ValueError if `directory` is
-    not empty or the model was replaced since it was loaded, CheckpointError if it is damaged, and RuntimeError if MLflow
+    not empty or the model was replaced since it was loaded, WeightsError if it is damaged, and RuntimeError if MLflow
     is not installed.
     """
     directory = Path(directory)

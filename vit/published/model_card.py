@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from vitline.vit.input.image_contract import ImageContract
-from vitline.vit.models.config import NetworkConfig, OwnNetworkConfig, TransformerConfig, ViTConfig, network_config
-from vitline.vit.models.own_code import package_of
+from vitline.vit.models.config import NetworkConfig, TransformerConfig, UserNetworkConfig, ViTConfig, network_config
+from vitline.vit.models.user_code import package_of
 from vitline.vit.published.model_record import ModelRecord
 
 
@@ -34,7 +34,7 @@ def card(name: str, version: str, config: ModelRecord, contract: ImageContract, 
         )
     network = network_config(model)
     code = ""
-    if isinstance(network, OwnNetworkConfig):
+    if isinstance(network, UserNetworkConfig):
         package = package_of(network.network)
         code = (
             f"Needs the Python package `{package}`, whose files had the digest `{network.source[:12]}`, and "

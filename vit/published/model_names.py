@@ -3,7 +3,7 @@
 import contextlib
 import re
 
-from vitline.infra.names import there_are
+from vitline.infra.names import known_names_text
 from vitline.infra.records import UnreadableRecord, reading
 from vitline.infra.storage import open_store
 
@@ -21,7 +21,7 @@ def find_published(root: str, name: str) -> str:
     published = [tuple(key.split("/")[1:3]) for key in store.list("models/") if re.fullmatch(_MODEL_KEY, key)]
     found = [(model, version) for model, version in published if name in (model, f"{model}/{version}")]
     if not found:
-        known = there_are(name, (f"{model}/{version}" for model, version in published))
+        known = known_names_text(name, (f"{model}/{version}" for model, version in published))
         raise ValueError(f"{name!r} is not a published model below {root}; {known}")
 
     def creation(model_version: tuple[str, ...]) -> tuple[float, str]:

@@ -16,7 +16,7 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 CLASSES, CONTRACT, CARD = "classes.json", "image_contract.json", "card.md"
 PUBLISHING = "publishing.json"
 """Lies beside weights whose publication has begun; deleted once it is committed."""
-ANEW = "delete the folder of the model and publish it again"  # what is published is never replaced
+REPUBLISH = "delete the folder of the model and publish it again"  # what is published is never replaced
 
 
 class MixtureEntry(TypedDict):
@@ -115,7 +115,7 @@ def published_record(store: Store) -> ModelRecord:
         reader = f"vitline {by}, which published it, or a later version" if by else "the vitline that published it"
         raise UnreadableRecord(
             f"{store.uri_of(CONFIG)} has schema_version {version}, but this vitline reads {SCHEMA_VERSION}. Use {reader}, "
-            f"or {ANEW}."
+            f"or {REPUBLISH}."
         )
     return record
 

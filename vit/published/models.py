@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from vitline.data_prep.decode import DecodePolicy, ImageRejected
-from vitline.data_prep.examine.decode_apart import decode_apart
+from vitline.data_prep.examine.decode_sandboxed import decode_sandboxed
 from vitline.infra.config import digest_of
 from vitline.infra.local.running_stack import local_store
 from vitline.infra.provenance import versions
 from vitline.infra.records import UnreadableRecord
 from vitline.infra.storage import Store, json_bytes, open_store
-from vitline.vit.checkpoints.manifest import CheckpointError
+from vitline.vit.checkpoints.manifest import WeightsError
 from vitline.vit.checkpoints.tensor_file import raw_bytes, read_tensors, write_tensors
 from vitline.vit.input.augment import evaluation_pixels
 from vitline.vit.input.image_contract import ImageContract
@@ -37,12 +37,12 @@ from vitline.vit.models.pos_embed import resample_positions
 from vitline.vit.published.model_card import card
 from vitline.vit.published.model_names import find_published, is_location
 from vitline.vit.published.model_record import (
-    ANEW,
     CARD,
     CLASSES,
     CONFIG,
     CONTRACT,
     PUBLISHING,
+    REPUBLISH,
     SCHEMA_VERSION,
     WEIGHTS,
     ModelCheck,
@@ -81,7 +81,7 @@ class PublishedModel:
             return []
         policy = self.contract.decode
         decoded = (
-            decode_apart(image if isinstance(image, bytes) else file_bytes(Path(image), policy), policy)
+            decode_sandboxed(image if isinstance(image, bytes) else file_bytes(Path(image), policy), policy)
             for image in images
         )
         pixels = np.stack([evaluation_pixels(image, self.contract.evaluation) for image in decoded])
@@ -104,13 +104,13 @@ def publish(
     contract: ImageContract,
     classes: Sequence[str],
     provenance: Mapping[str, Any],
-    check_claim: Callable[[], object] = lambda: None,
+    check_lease: Callable[[], object] = lambda: None,
 ) -> str:
     """Publishes `<name>/<version>/` and returns its URI. A version that is published already stays as it is.
 
     All files lie in a folder that is named after their content; `config.json`, which names it, is created last, if it is
     absent. Until then `publishing.json` lies beside them, so that garbage collection knows what a killed process has left.
-    A writer that was suspended meanwhile changes no byte that the published model is read from. `check_claim` is called
+    A writer that was suspended meanwhile changes no byte that the published model is read from. `check_lease` is called
     before the first write and before the commit, and raises where another attempt may publish instead. Raises ValueError for
     another image contract or other classes than those that are published, and for a network that they do not fit.
     """
@@ -137,7 +137,7 @@ def publish(
     content = [config["architecture"], config["model"], content_digest(weights), files, config["provenance"]]
     folder = digest_of(content)[:12]
     config["weights"] = f"{folder}/{WEIGHTS}"
-    check_claim()
+    check_lease()
     mark: PublishingMark = {"schema_version": 1, "at": time.time(), "run_key": provenance.get("run_key")}
     store.write_json(f"{folder}/{PUBLISHING}", mark)
     config["tensors"] = write_tensors(store, config["weights"], weights)
@@ -148,7 +148,7 @@ def publish(
         CARD: card(name, version, config, contract, class_list).encode(),
     }
     _create_each(store, folder, texts)
-    check_claim()
+    check_lease()
     if not store.create_if_absent(CONFIG, json_bytes(config)):
         theirs = published_record(store)
         mine = file_key(theirs, WEIGHTS) == config["weights"]
@@ -232,14 +232,14 @@ def probe(network: Network, most: int = 16) -> list[float]:
 def verify_model(uri: str) -> ModelCheck:
     """Checks every tensor of a published model against its digest, and computes its probe logits again.
 
-    Raises CheckpointError naming the file or tensor that differs, or the difference of the logits.
+    Raises WeightsError naming the file or tensor that differs, or the difference of the logits.
     """
     model = load_model(uri)
     config = published_record(open_store(uri))
     expected, found = torch.tensor(config["probe"]), torch.tensor(probe(model.network))
     difference = float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-12))
     if not difference <= PROBE_TOLERANCE:
-        raise CheckpointError(
+        raise WeightsError(
             f"{uri}: the weights are unchanged, but the logits of the probe image differ from those at publishing by "
             f"{difference:.1e} of the largest logit; rounding explains up to {PROBE_TOLERANCE:g}. Compare the torch "
             "version and the device with those of the publishing machine."
@@ -257,7 +257,7 @@ def load_model(model: str | os.PathLike[str]) -> PublishedModel:
     """Loads a published model on the CPU in evaluation mode, and checks its weights against their digests.
 
     `model` is NAME (its newest version), NAME/VERSION, a path or a URI. Names are looked up below $VITLINE_ROOT, else in
-    the local stack, else in `.vitline/store`, as the commands do. Raises CheckpointError for an unknown name, for a
+    the local stack, else in `.vitline/store`, as the commands do. Raises WeightsError for an unknown name, for a
     folder that is not a published model, and if any byte differs.
     """
     name = os.fspath(model)
@@ -271,7 +271,7 @@ def load_model(model: str | os.PathLike[str]) -> PublishedModel:
         try:
             uri = find_published(root, name)
         except ValueError as error:
-            raise CheckpointError(f"{error}{missing}") from None
+            raise WeightsError(f"{error}{missing}") from None
         return read_model(uri)
 
 
@@ -282,16 +282,16 @@ def read_model(uri: str) -> PublishedModel:
         config = published_record(store)
         contract, classes = read_contract(store, config), read_classes(store, config)
     except UnreadableRecord as error:
-        raise CheckpointError(str(error)) from error
+        raise WeightsError(str(error)) from error
     except (FileNotFoundError, ValueError, KeyError) as error:
-        raise CheckpointError(
+        raise WeightsError(
             f"{uri} is not a published model: {error}. `vitline model ls` lists the published models."
         ) from error
     if config["digest"] != model_digest(config, contract, classes):
         found = {CONTRACT: digest_of(contract), CLASSES: digest_of(classes)}
         changed = [name for name, digest in found.items() if config.get("files", {}).get(name, digest) != digest]
-        raise CheckpointError(
-            f"{uri}: {' and '.join(changed) or 'config.json'} was changed after publishing. Restore it from a copy, or {ANEW}."
+        raise WeightsError(
+            f"{uri}: {' and '.join(changed) or 'config.json'} was changed after publishing. Restore it from a copy, or {REPUBLISH}."
         )
     return PublishedModel(
         uri,
@@ -304,12 +304,12 @@ def read_model(uri: str) -> PublishedModel:
 
 
 def _network(store: Store, config: ModelRecord, num_classes: int) -> Network:
-    """The network of a model. Raises CheckpointError if its weights differ from `config.json`, or do not fit the network."""
+    """The network of a model. Raises WeightsError if its weights differ from `config.json`, or do not fit the network."""
     file = f"{store.uri}/{file_key(config, WEIGHTS)}"
     try:
         described = network_of(store, config)
     except UnreadableRecord as error:
-        raise CheckpointError(str(error)) from error
+        raise WeightsError(str(error)) from error
     try:
         check_limits(described)
         size = store.size(file_key(config, WEIGHTS))
@@ -318,12 +318,14 @@ def _network(store: Store, config: ModelRecord, num_classes: int) -> Network:
             raise ValueError(f"config.json lists {listed:,} bytes of tensors, but the file has {size:,}")
         tensors = read_tensors(store, file_key(config, WEIGHTS), config["tensors"])
     except (FileNotFoundError, ValueError, LookupError, TypeError) as error:
-        raise CheckpointError(f"{file}: {str(error).rstrip('.')}. Restore the file from a copy, or {ANEW}.") from error
+        raise WeightsError(
+            f"{file}: {str(error).rstrip('.')}. Restore the file from a copy, or {REPUBLISH}."
+        ) from error
     weights = dict(zip((p["name"] for p in config["tensors"]), tensors, strict=True))
     try:
         return network_with(described, num_classes, weights)
     except RuntimeError as error:
-        raise CheckpointError(f"{file}: the tensors do not fit the network of config.json: {error}") from error
+        raise WeightsError(f"{file}: the tensors do not fit the network of config.json: {error}") from error
 
 
 def adapt(source: Network, config: NetworkConfig, num_classes: int, head_bias_init: float = 0.0) -> Network:

@@ -106,6 +106,6 @@ class RegistryModel:
 
 
 def _load_pyfunc(path: str) -> RegistryModel:
-    """MLflow calls this function by its name. Raises CheckpointError if the published folder is missing, and ValueError if it
+    """MLflow calls this function by its name. Raises WeightsError if the published folder is missing, and ValueError if it
     has another model."""
     return RegistryModel(json.loads(Path(path).read_text()))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
-from vitline.infra.runs.beside import beside
+from vitline.infra.runs.in_background import in_background
 from vitline.infra.runs.ray_work import RayTask, run_keyed
 from vitline.infra.runs.run_state import state_of
 from vitline.infra.storage import open_store
@@ -20,7 +20,7 @@ LOW_PRIORITY = 10
 
 
 @contextlib.contextmanager
-def checkpoints_probed(
+def probe_checkpoints(
     run_uri: str,
     attempt: int,
     probes: CheckpointProbeConfig,
@@ -51,7 +51,7 @@ def checkpoints_probed(
 
     follower = ProbeFollower(run, attempt, probes.every_steps, begin)
     try:
-        with beside(follower.follow, name="probes"):
+        with in_background(follower.follow, name="probes"):
             yield
         if state_of(run, attempt) == "finished":
             follower.finish(given_up)

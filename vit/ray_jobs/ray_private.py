@@ -8,7 +8,7 @@ evaluations need no more of it than `declared_resources`.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vitline.vit.ray_jobs.worker_starts import WorkerStarts
+from vitline.vit.ray_jobs.start_policy import StartPolicy
 
 UNUSED_CALLBACKS = {"PlacementGroupCleanerCallback", "DatasetsCallback"}
 
@@ -40,7 +40,7 @@ def resources_per_worker(scaling_config: Any) -> Any:
     return scaling_config._resources_per_worker_not_none
 
 
-def starts_callback(starts: WorkerStarts) -> Any:
+def starts_callback(starts: StartPolicy) -> Any:
     """Tells `starts`, in Ray Train's controller, what becomes of each start. What it raises ends `fit`."""
     from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
     from ray.train.v2._internal.execution.callback import ControllerCallback

@@ -17,8 +17,8 @@ from vitline.infra.runs.ray_work import RayTask, run_keyed, start_ray
 from vitline.infra.runs.task_watch import TaskWatch
 from vitline.infra.storage import Store, open_store
 from vitline.vit.evaluation.evaluate import (
+    AllSettingsFailed,
     EvaluationSpec,
-    NoSettingLeft,
     Score,
     next_trials,
     plan_task_sweeps,
@@ -81,8 +81,8 @@ def _detail(scores: Sequence[Score]) -> dict[str, Any]:
 class Sweep:
     """Runs the trials of an evaluation as Ray tasks. Finished trials are in the store and do not run again."""
 
-    def __init__(self, run: Store, spec: EvaluationSpec, check_claim: Callable[[], object]) -> None:
-        """`check_claim` is called before progress is written."""
+    def __init__(self, run: Store, spec: EvaluationSpec, check_lease: Callable[[], object]) -> None:
+        """`check_lease` is called before progress is written."""
         self.root = open_store(spec.root)
         self.trials = open_store(self.root.uri_of("trials"))
         self.task_sweeps = plan_task_sweeps(spec)
@@ -98,7 +98,7 @@ class Sweep:
         # The task sweep of each trial in flight, by its key.
         self.running: dict[str, int] = {}
         self.new_progress = partial(
-            ProgressWriter, run, "trials", total_trials(self.task_sweeps), check_claim=check_claim
+            ProgressWriter, run, "trials", total_trials(self.task_sweeps), check_lease=check_lease
         )
 
     def execute(self, on_ray: OnRay) -> None:
@@ -120,7 +120,7 @@ class Sweep:
             task_sweep = self.task_sweeps[index]
             try:
                 todo, score = next_trials(task_sweep, self.trials)
-            except NoSettingLeft as error:
+            except AllSettingsFailed as error:
                 log.error("%s", error)
                 self.failed[index], self.num_left[index] = str(error), 0
                 continue

@@ -18,18 +18,18 @@ from vitline.infra.plain_text import last_words
 from vitline.infra.provenance import require_same_versions
 from vitline.infra.redact import cleaned
 from vitline.infra.runs.attempt import Ending, driver_main, run_attempt
-from vitline.infra.runs.beside import beside
-from vitline.infra.runs.claims import ClaimLost
 from vitline.infra.runs.handle import Run
+from vitline.infra.runs.in_background import in_background
+from vitline.infra.runs.lease import LeaseLost
 from vitline.infra.runs.run_state import request_stop
 from vitline.infra.runs.stopping import joining_ray
 from vitline.infra.settings import Settings
 from vitline.infra.storage import Store, open_store
 from vitline.vit.config import TrainConfig
-from vitline.vit.ray_jobs.probe_tasks import checkpoints_probed
+from vitline.vit.ray_jobs.probe_tasks import probe_checkpoints
 from vitline.vit.ray_jobs.ray_private import declared_resources, draining_nodes, starts_callback, trainer_class
-from vitline.vit.ray_jobs.worker_starts import NoRoom, StartsFailed, WorkerStarts, report_waiting, waits
-from vitline.vit.run.devices import choose_devices, devices_text, most_of
+from vitline.vit.ray_jobs.start_policy import NoRoom, StartPolicy, StartsFailed, report_waiting, waits
+from vitline.vit.run.devices import choose_devices, cluster_limit, devices_text
 from vitline.vit.run.run_spec import START_TRY_S, RunSpec
 from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.world import World
@@ -43,7 +43,7 @@ DEFAULT_COLLECTIVE_TIMEOUT_S = 1800  # that of Ray Train
 
 
 def drive(run: Store, attempt: int) -> int:
-    """Runs one attempt to its end and returns the exit code. This process writes the heartbeat of the claim."""
+    """Runs one attempt to its end and returns the exit code. This process writes the heartbeat of the lease."""
     config = RunSpec.model_validate(run.read_json("config.json")).config
     execution = config.execution
 
@@ -79,20 +79,22 @@ def fit(
     """Blocks until the worker group is done, and the last checkpoint probed, unless `stopped()`.
 
     Ray Train restarts workers without limit. The workers themselves end the run if restarts bring no progress, which
-    Ray's count of restarts could not tell; starts that fail before that are counted by `WorkerStarts`. Raises Ray Train's
+    Ray's count of restarts could not tell; starts that fail before that are counted by `StartPolicy`. Raises Ray Train's
     ControllerError of NoRoom or StartsFailed.
     """
     import ray
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig
 
-    from vitline.vit.ray_jobs.one_training import one_training
+    from vitline.vit.ray_jobs.exclusive_training import exclusive_training
 
     with joining_ray():
         ray.init(ignore_reinit_error=True, logging_level=logging.WARNING)
     up, declared, execution = ray.cluster_resources(), declared_resources(), config.execution
     alive = up.get("GPU", 0)
-    most, most_cpus = (most_of(kind, Settings().one_node_ray, up.get(kind, 0), declared) for kind in ("GPU", "CPU"))
+    most, most_cpus = (
+        cluster_limit(kind, Settings().one_node_ray, up.get(kind, 0), declared) for kind in ("GPU", "CPU")
+    )
     devices = choose_devices(execution.device, execution.num_workers, alive, most, execution.min_workers, most_cpus)
     workers, gpus = devices.num_workers, devices.use_gpu
     log.info("training on %s: %s", devices.text, devices.why)
@@ -105,7 +107,7 @@ def fit(
     # Waiting for another training is not a failure; if there is a deadline, the wait may last until then.
     queue_s = max(execution.queue_timeout_s, Settings().time_left_s or 0)
     failures = execution.max_restarts_without_progress
-    starts = WorkerStarts(run_uri, attempt, steps, f"{fewest} workers", queue_s, failures)
+    starts = StartPolicy(run_uri, attempt, steps, f"{fewest} workers", queue_s, failures)
     elastic = (fewest, run_uri, steps) if fewest < workers else None
     trainer = trainer_class(scaling_policy(elastic))(
         train_worker,
@@ -123,10 +125,10 @@ def fit(
         ),
     )
     with (
-        checkpoints_probed(
+        probe_checkpoints(
             run_uri, attempt, execution.probes, on_gpus=gpus, grows=declared is not None, given_up=stopped
         ),
-        one_training(min(START_TRY_S, execution.queue_timeout_s / 4), starts.begin, starts.unplaced),
+        exclusive_training(min(START_TRY_S, execution.queue_timeout_s / 4), starts.begin, starts.unplaced),
     ):
         trainer.fit()
 
@@ -162,7 +164,7 @@ def resources() -> str:
 
 
 @contextlib.contextmanager
-def drain_followed(run: Store, attempt: int) -> Iterator[None]:
+def stop_on_drain(run: Store, attempt: int) -> Iterator[None]:
     """Meanwhile, Ray's notice that it drains the node of this worker becomes a stop request: the training writes a checkpoint
     while it can, and the next attempt starts on another node. Ray itself would lose what was done since the last checkpoint."""
     if Settings().one_node_ray:
@@ -176,7 +178,7 @@ def drain_followed(run: Store, attempt: int) -> Iterator[None]:
                     request_stop(run, "preempted", by="Ray, which drains a node of this training", attempt=attempt)
                     return
 
-    with beside(watch, name="drain-watch"):
+    with in_background(watch, name="drain-watch"):
         yield
 
 
@@ -200,9 +202,9 @@ def train_worker(job: dict[str, Any]) -> None:
     try:
         require_same_versions()
         world = World.current(context.get_node_rank(), context.get_local_rank(), job["device"])
-        with drain_followed(run, job["attempt"]):
+        with stop_on_drain(run, job["attempt"]):
             TrainingRun(run, job["attempt"], world).execute()
-    except ClaimLost:
+    except LeaseLost:
         raise
     except Exception as error:
         at, rank = time.time(), context.get_world_rank()

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 
-from vitline.infra.names import there_are
+from vitline.infra.names import known_names_text
 from vitline.vit.config import ExecutionConfig, TrainRecipe
 from vitline.vit.models.variants import spelled
 from vitline.vit.recipes import (
@@ -130,7 +130,7 @@ def recipe_named(name: str) -> Recipe:
             f"There is no recipe {name!r}. One of your own is PACKAGE.MODULE:FUNCTION, or a file that ends in .yaml."
         )
     if kind is None:
-        raise ValueError(f"There is no recipe {name!r}; {there_are(name, RECIPES)}")
+        raise ValueError(f"There is no recipe {name!r}; {known_names_text(name, RECIPES)}")
     return Recipe(
         name, lambda: own.configs_of_function(name) if kind == "function" else own.configs_of_file(name, RECIPES)
     )

@@ -15,7 +15,7 @@ Cost: 300 epochs of 14.1 million images. For your GPUs: `vitline pretrain run --
 from typing import Any
 
 from vitline.infra.config import replace
-from vitline.infra.names import there_are
+from vitline.infra.names import known_names_text
 from vitline.vit.config import OptimConfig, TrainRecipe
 from vitline.vit.input.config import AugmentConfig, InputConfig
 from vitline.vit.models.config import TransformerConfig
@@ -38,7 +38,7 @@ _RATE = 0.1
 def at_level(recipe: TrainRecipe, level: str) -> TrainRecipe:
     """The recipe with the augmentation of a level. Raises ValueError for an unknown level."""
     if level not in LEVELS:
-        raise ValueError(f"There is no level {level!r} of AugReg; {there_are(level, LEVELS)}")
+        raise ValueError(f"There is no level {level!r} of AugReg; {known_names_text(level, LEVELS)}")
     layers, magnitude, alpha = LEVELS[level]
     changes: dict[str, Any] = {"randaugment_layers": layers, "randaugment_magnitude": magnitude, "mixup_alpha": alpha}
     augment = replace(recipe.input.augment, **changes, cutmix_alpha=None)

@@ -14,7 +14,7 @@ from vitline.infra.names import did_you_mean
 from vitline.infra.records import flaw
 from vitline.infra.storage import read_small
 from vitline.vit.config import ExecutionConfig, TrainRecipe
-from vitline.vit.models.own_code import imported, is_reference
+from vitline.vit.models.user_code import imported, is_reference
 
 Configs = tuple[TrainRecipe, ExecutionConfig]
 _ENDINGS = (".yaml", ".yml")

@@ -19,5 +19,5 @@ def cluster_execution(num_workers: int = 8) -> ExecutionConfig:
     """One worker per GPU; a checkpoint about every ten minutes for B/16 on eight GPUs."""
     return ExecutionConfig(
         num_workers=num_workers, micro_batch_size=256, decode_threads=12, compile=True, log_every_steps=50,
-        save_every_steps=2_000, grace_s=60.0, claim_timeout_s=120.0,
+        save_every_steps=2_000, grace_s=60.0, lease_timeout_s=120.0,
     )  # fmt: skip

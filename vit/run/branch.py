@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitline.infra.config import flatten, tree_of
-from vitline.infra.names import there_are
+from vitline.infra.names import known_names_text
 from vitline.infra.records import reading
 from vitline.infra.storage import Store, open_store
-from vitline.vit.checkpoints.names import FOLDER, find_checkpoints, kept_steps, no_checkpoint, pin_key
+from vitline.vit.checkpoints.names import FOLDER, checkpoint_steps, find_checkpoints, no_checkpoint, pin_key
 from vitline.vit.config import ParentCheckpoint, TrainRecipe
 
 BRANCHES = "branches/"
@@ -47,7 +47,7 @@ def check_branch(
     for allowed in parent.allow:
         if not any(_within(field, allowed) for field in ours | before):
             raise ValueError(
-                f"allow names {allowed!r}, which is no field of a recipe; {there_are(allowed, ours | before)}"
+                f"allow names {allowed!r}, which is no field of a recipe; {known_names_text(allowed, ours | before)}"
             )
     changed = {f: (before.get(f), ours.get(f)) for f in sorted(ours | before) if before.get(f) != ours.get(f)}
     for field, (old, new) in changed.items():
@@ -105,7 +105,7 @@ def pin_parent(parent: ParentCheckpoint, branch: str) -> None:
             keys.append(pin_key(name, branch))
             run.write_json(keys[-1], {"schema_version": 1, "branch": branch, "at": time.time()})
     # The parent may be at work: one that it deleted while the pin was written is refused.
-    if parent.step not in kept_steps(run):
+    if parent.step not in checkpoint_steps(run):
         for key in keys:
             run.delete(key)
         raise ValueError(no_checkpoint(run, parent.step))

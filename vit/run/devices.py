@@ -72,7 +72,7 @@ def _at_most(number: int, most: float | None) -> int:
     return number if most is None else max(1, min(number, int(most)))
 
 
-def most_of(kind: str, one_node: bool, alive: float, declared: Mapping[str, float] | None) -> float | None:
+def cluster_limit(kind: str, one_node: bool, alive: float, declared: Mapping[str, float] | None) -> float | None:
     """The most GPUs, or CPUs, that a cluster can have; None if unknown.
 
     A one-node Ray has those that are up. Otherwise it is the sum over the node types that its autoscaler declares.

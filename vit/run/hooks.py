@@ -8,19 +8,19 @@ from functools import partial
 
 from torch import Tensor
 
-from vitline.infra.runs.claims import ClaimLost
 from vitline.infra.runs.handle import Run
+from vitline.infra.runs.lease import LeaseLost
 from vitline.infra.runs.run_state import StateDetail
 from vitline.infra.runs.watchdog import watched
 from vitline.infra.storage import open_store
 from vitline.vit.checkpoints.best import BestCheckpoint
-from vitline.vit.checkpoints.names import kept_steps, lasts
+from vitline.vit.checkpoints.names import checkpoint_steps, is_permanent
 from vitline.vit.checkpoints.save import CheckpointSaver
 from vitline.vit.corpora.training_corpora import TrainingCorpus
-from vitline.vit.input.batches import Batch, Loading, eval_batches
+from vitline.vit.input.batches import Batch, LoaderResources, eval_batches
 from vitline.vit.input.image_contract import ImageContract
 from vitline.vit.input.prefetch import Prefetcher
-from vitline.vit.models.config import OwnNetworkConfig
+from vitline.vit.models.config import UserNetworkConfig
 from vitline.vit.models.masked_patches import MaskedPatchModel
 from vitline.vit.models.network import Network
 from vitline.vit.pages.first_inputs import save_first_inputs
@@ -45,7 +45,7 @@ class RunHooks:
     held: Run
     start: StartState
     reporter: Reporter
-    loading: Loading
+    loading: LoaderResources
     """How validation reads."""
     micro_batch: int
 
@@ -64,19 +64,19 @@ class RunHooks:
             world_size=self.world.size,
             keep=execution.keep_checkpoints,
             rewind_steps=guard.rewind_steps if guard.action == "rewind" else 0,
-            lasts=partial(
-                lasts,
+            is_permanent=partial(
+                is_permanent,
                 save_every_steps=execution.save_every_steps,
                 global_batch_size=self.recipe.input.global_batch_size,
                 keep_every_images=execution.keep_every_images,
             ),
-            check_claim=self.held.check,
+            check_lease=self.held.check,
             before_commit=self._before_commit,
             after_commit=self._let_parent_go,
             progress=self.held.progress,
         )
         # Distinguishes the saves of this start from unfinished saves of an earlier start of the worker group.
-        start_id = self.world.agree(int(time.time() * 1000))
+        start_id = self.world.broadcast_int(int(time.time() * 1000))
         identity = self.start.identity
 
         def save(state: TrainState) -> None:
@@ -85,7 +85,7 @@ class RunHooks:
         return Hook(execution.save_every_steps, save, on_stop="run"), saver
 
     def _before_commit(self) -> None:
-        """Called on rank 0 under its claim: the checkpoint before this one, if it is the best, is not to be deleted for it."""
+        """Called on rank 0 under its lease: the checkpoint before this one, if it is the best, is not to be deleted for it."""
         self.reporter.seal()
         self.best.mark()
 
@@ -93,7 +93,7 @@ class RunHooks:
         """A branch that has a checkpoint of its own to go back to needs that of its parent no longer. Called after each commit."""
         if self.config.parent is None or self._parent_let_go:
             return
-        steps, guard = kept_steps(self.held.store), self.recipe.spike_guard
+        steps, guard = checkpoint_steps(self.held.store), self.recipe.spike_guard
         if max(steps) - min(steps) >= (guard.rewind_steps if guard.action == "rewind" else 0):
             unpin_parent(self.config.parent, self.spec.run_key)
             self._parent_let_go = True
@@ -125,7 +125,7 @@ class RunHooks:
                 world_size=self.world.size,
                 title=self.spec.run_key,
             )
-        except ClaimLost:
+        except LeaseLost:
             raise
         except Exception:  # a picture must not end a training
             log.warning("the pictures of the spike at step %d could not be written", spike["step"], exc_info=True)
@@ -179,7 +179,9 @@ class RunHooks:
         if self.config.execution.keep_best:
             self.best.scored(step, score)
 
-    def _eval_batches(self, part: TrainingCorpus, split: str, batch_size: int, loading: Loading) -> Prefetcher[Batch]:
+    def _eval_batches(
+        self, part: TrainingCorpus, split: str, batch_size: int, loading: LoaderResources
+    ) -> Prefetcher[Batch]:
         augment, labels = self.recipe.input.augment, part.labels(split)
         return eval_batches(
             part.store, part.manifest, split, augment, batch_size=batch_size, loading=loading, labels=labels
@@ -236,10 +238,10 @@ class RunHooks:
     def _figures_at_end(self, network: Network) -> list[str]:
         """The paper's figures of a pre-trained network; none of a network of others."""
         num_images = self.config.execution.inspect_images
-        if self.config.stage != "pretrain" or num_images == 0 or isinstance(self.recipe.model, OwnNetworkConfig):
+        if self.config.stage != "pretrain" or num_images == 0 or isinstance(self.recipe.model, UserNetworkConfig):
             return []
         val = self.corpora.with_split(self.config.val_split)
         part, split = (val[0], str(self.config.val_split)) if val else (self.corpora.parts[0], self.config.split)
         size = min(num_images, self.micro_batch)
-        with self._eval_batches(part, split, size, Loading()) as batches:
+        with self._eval_batches(part, split, size, LoaderResources()) as batches:
             return inspect_run(self.held.store, network, batches, num_images, title=self.spec.run_key)

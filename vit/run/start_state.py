@@ -13,8 +13,8 @@ from vitline.vit.checkpoints.manifest import CannotResume, RunIdentity
 from vitline.vit.checkpoints.resume import resume, start_from
 from vitline.vit.checkpoints.rewind import rewind
 from vitline.vit.corpora.training_corpora import TrainingCorpora, open_corpora
-from vitline.vit.models.config import OwnNetworkConfig
-from vitline.vit.models.own_code import problem_with_source
+from vitline.vit.models.config import UserNetworkConfig
+from vitline.vit.models.user_code import user_code_error
 from vitline.vit.published.models import adapt, initialised, load_model
 from vitline.vit.run.run_spec import RunSpec, parent_spec
 from vitline.vit.training.loop import TrainState, initial_state, torch_seed, with_optimizer
@@ -65,7 +65,7 @@ class StartState:
 
     def newest(self) -> TrainState:
         """The state of the newest checkpoint, or the one that the run begins with."""
-        self._check_own_code()
+        self._check_user_code()
         state = self._initial()
         if (restored := resume(self.held.store, state, self.identity, self.world, self.held.check)) is not None:
             log.info("resumed at step=%d from %s", state.step, restored.prefix)
@@ -83,13 +83,13 @@ class StartState:
         """Makes `state` one from before the last spike, and deletes the checkpoints behind it."""
         rewind(self.held.store, state, self.first, self.world, self.held.check)
 
-    def _check_own_code(self) -> None:
+    def _check_user_code(self) -> None:
         """Raises CannotResume, on every rank, where the code of a network or loss of others is not the one that the run began with on one
         of them."""
         used = {"loss": (self.recipe.loss, self.recipe.loss_source)}
-        if isinstance(network := self.recipe.model, OwnNetworkConfig):
+        if isinstance(network := self.recipe.model, UserNetworkConfig):
             used["network"] = network.network, network.source
-        problem = problem_with_source(used)
+        problem = user_code_error(used)
         if problems := [text for text in self.world.gather(problem) if text]:
             raise CannotResume(problems[0])
 

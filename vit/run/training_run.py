@@ -1,4 +1,4 @@
-"""One training run on one rank: from its claim to `state.json`. `training/fit.py` has the order in which it writes.
+"""One training run on one rank: from its lease to `state.json`. `training/fit.py` has the order in which it writes.
 
 It works the same in a Ray Train worker and in a plain process (a `World()` of size 1), and knows neither Ray nor MLflow.
 """
@@ -19,8 +19,8 @@ from vitline.vit.checkpoints.manifest import CannotResume
 from vitline.vit.checkpoints.names import list_checkpoints
 from vitline.vit.corpora.training_sources import sources_of
 from vitline.vit.cost.micro_batch import micro_batch_that_fits
-from vitline.vit.cost.training_memory import forget_peak, memory_record
-from vitline.vit.input.batches import Loading
+from vitline.vit.cost.training_memory import memory_record, reset_peak_memory
+from vitline.vit.input.batches import LoaderResources
 from vitline.vit.input.decoding.how_many import decode_processes
 from vitline.vit.run.devices import devices_text
 from vitline.vit.run.hooks import RunHooks
@@ -51,7 +51,7 @@ class TrainingRun:
         )
         self.held = Run(self.run, self.attempt, follows_stops=rank == 0, watchdog=watchdog)
         self.start = StartState(self.held, self.spec, self.world)
-        self.loading = Loading(
+        self.loading = LoaderResources(
             rank,
             self.world.size,
             threads=execution.decode_threads,
@@ -60,7 +60,7 @@ class TrainingRun:
         )
 
     def execute(self) -> RunState | None:
-        """Trains from the newest checkpoint to the end. Returns None if another attempt holds the claim.
+        """Trains from the newest checkpoint to the end. Returns None if another attempt holds the lease.
 
         A process that makes no progress for `execution.progress_timeout_s` is killed (`Watchdog`).
         """
@@ -72,13 +72,13 @@ class TrainingRun:
                 return self._end("failed", {"reason": str(error)[:4000]})
 
     def _execute(self) -> RunState | None:
-        if self.world.agree(not self.held.holds()):
+        if self.world.broadcast_int(not self.held.holds()):
             log.warning(
-                "run=%s attempt=%d: another attempt holds the claim; this one stops", self.run.uri, self.attempt
+                "run=%s attempt=%d: another attempt holds the lease; this one stops", self.run.uri, self.attempt
             )
             return None
         # Count the start before anything that could fail every time, so that no failure repeats without end.
-        if self.world.agree(self._count_start()):
+        if self.world.broadcast_int(self._count_start()):
             limit, cause = self.config.execution.max_restarts_without_progress, self.held.first_error(self._newest())
             return self._end("failed", {"reason": f"{limit} restarts brought no new checkpoint; {cause}"})
         state = self.start.newest()
@@ -88,7 +88,7 @@ class TrainingRun:
                 self.run.write_json(MIXTURE_KEY, mixture)
             write_state(self.run, "running", self.attempt, from_step=state.step)
         micro_batch = micro_batch_that_fits(state, self.recipe, self.config.execution, self.world)
-        forget_peak(self.world)
+        reset_peak_memory(self.world)
         with (
             Reporter(
                 self.held,

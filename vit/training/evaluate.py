@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitline.vit.config import TrainRecipe
-from vitline.vit.input.batches import Batch, SeveralLabels
+from vitline.vit.input.batches import Batch, MultiLabels
 from vitline.vit.models.network import Network
 from vitline.vit.training.average_precision import AveragePrecision
 from vitline.vit.training.loop import forward
@@ -17,7 +17,7 @@ from vitline.vit.training.loss import hits, loss_named, num_correct, targets_of
 from vitline.vit.training.masked_patches.objective import batch_corruption, patch_scores
 from vitline.vit.training.metrics import Metrics
 from vitline.vit.training.predictions import Predictions
-from vitline.vit.training.to_device.device_batches import DeviceBatches
+from vitline.vit.training.to_device.prefetcher import DevicePrefetcher
 from vitline.vit.training.world import World
 
 
@@ -60,12 +60,12 @@ def evaluate(
     sums = torch.zeros(3, dtype=torch.float64, device=world.device)
     per_class = torch.zeros(network.num_classes, dtype=torch.float64, device=world.device)
     ranked = AveragePrecision() if average_precision else None
-    for (batch,) in DeviceBatches(([each] for each in batches), world.device):
+    for (batch,) in DevicePrefetcher(([each] for each in batches), world.device):
         logits, targets = forward(network, batch.images, precision), targets_of(batch.labels, network.num_classes)
         losses, valid = loss_named(loss)(logits, targets), batch.valid
         sums += torch.stack([num_correct(logits, batch.labels, valid), (losses * valid).sum(), valid.sum()]).double()
         per_class += (targets * valid[:, None]).sum(dim=0).double()
-        if ranked is not None and isinstance(batch.labels, SeveralLabels):
+        if ranked is not None and isinstance(batch.labels, MultiLabels):
             ranked.add(logits[: batch.num_valid], targets[: batch.num_valid])
         if note is not None:
             note(_predictions(batch, logits, losses, loss))
@@ -86,7 +86,7 @@ def evaluate_patches(
     was_training = network.training
     network.eval()
     sums = torch.zeros(3, dtype=torch.float64, device=world.device)
-    for (batch,) in DeviceBatches(([each] for each in batches), world.device):
+    for (batch,) in DevicePrefetcher(([each] for each in batches), world.device):
         corruption = batch_corruption(batch, recipe, "val")
         predictions = forward(network, batch.images, recipe.precision, corruption)
         scores, valid = patch_scores(predictions, batch, corruption, recipe), batch.valid
@@ -113,7 +113,7 @@ def _predictions(batch: Batch, logits: Float[Tensor, "B K"], losses: Float[Tenso
     # On the device, like `num_correct`, so that both choose the same class among equal logits.
     classes = logits.argmax(dim=-1)
     predicted = classes[:n].cpu()
-    if isinstance(batch.labels, SeveralLabels):
+    if isinstance(batch.labels, MultiLabels):
         first = batch.labels.dense(logits.shape[1])[:n].argmax(dim=-1)
         labels = torch.where(hits(batch.labels, classes)[:n], classes[:n], first).cpu()
     else:

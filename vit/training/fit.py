@@ -1,23 +1,23 @@
 """Trains a run to its end or to a stop, saves on the way, and goes back where the spike guard wants it.
 
 The order in which an attempt writes. Because of it, a kill at any point loses only the steps since the last checkpoint and repeats
-no result. "Claim" stands for a check of the claim, which ends an attempt that has lost it.
+no result. "Lease" stands for a check of the lease, which ends an attempt that has lost it.
 
-1. Claim. Rank 0 counts the start (`starts/`) before anything that could fail each time, so that no failure repeats without end.
-2. All ranks restore the newest whole checkpoint. Claim: rank 0 marks damaged ones.
-3. Claim. Rank 0 writes `mixture.json`, once, and `state.json` as running.
+1. Lease. Rank 0 counts the start (`starts/`) before anything that could fail each time, so that no failure repeats without end.
+2. All ranks restore the newest whole checkpoint. Lease: rank 0 marks damaged ones.
+3. Lease. Rank 0 writes `mixture.json`, once, and `state.json` as running.
 4. Opening the journal closes those of earlier attempts: from here they seal nothing more.
 5. Before the first step of the run: `inputs.png`.
-6. The metrics of a step are recorded in memory; every 30 s a thread seals them (claim). Claim: record and page of a spike.
-7. Then the due hooks run in order. The first one saves in a thread. Claim: each rank writes its tensors, then their index. Rank 0
-   waits for the indexes of all ranks. Claim: it seals the journal up to this step and marks the best checkpoint. Claim: it writes
-   the mark of a lasting checkpoint, then the manifest, which completes the checkpoint. Claim: a branch unpins its parent's, and
+6. The metrics of a step are recorded in memory; every 30 s a thread seals them (lease). Lease: record and page of a spike.
+7. Then the due hooks run in order. The first one saves in a thread. Lease: each rank writes its tensors, then their index. Rank 0
+   waits for the indexes of all ranks. Lease: it seals the journal up to this step and marks the best checkpoint. Lease: it writes
+   the mark of a lasting checkpoint, then the manifest, which completes the checkpoint. Lease: a branch unpins its parent's, and
    older checkpoints are deleted, each manifest first. The error of a save ends the loop at the next meeting.
 8. Before an early stop the state is saved, unless a cancel discards it. `fit` returns after the last save is complete.
-9. A rewind starts when no save is in flight: the older state is restored. Claim: later checkpoints are deleted, each manifest
+9. A rewind starts when no save is in flight: the older state is restored. Lease: later checkpoints are deleted, each manifest
    first, and the ranks meet before the next step.
-10. At the end, with the last checkpoint complete: scores are recorded, the model is published (claim), its figures are drawn.
-    Claim: the best checkpoint is marked. The rest of the journal is sealed (claim). Claim: `state.json` is written last.
+10. At the end, with the last checkpoint complete: scores are recorded, the model is published (lease), its figures are drawn.
+    Lease: the best checkpoint is marked. The rest of the journal is sealed (lease). Lease: `state.json` is written last.
 
 Steps 1 to 5 and 10 are in `run/training_run.py`, 7 in `checkpoints/save.py`, 9 in `checkpoints/rewind.py`.
 """
@@ -31,8 +31,8 @@ from torch import Tensor
 
 from vitline.infra.runs.run_state import RunState
 from vitline.vit.config import ExecutionConfig, TrainRecipe
-from vitline.vit.input.batches import Batch, Loading, Source, source_batches
-from vitline.vit.training.bad_examples import BadExamples
+from vitline.vit.input.batches import Batch, LoaderResources, Source, source_batches
+from vitline.vit.training.corrupt_examples import CorruptExamples
 from vitline.vit.training.guard.spike_guard import Spike
 from vitline.vit.training.loop import Hook, TrainState, train
 from vitline.vit.training.metrics import Metrics
@@ -46,7 +46,7 @@ class FitPlan:
     recipe: TrainRecipe
     execution: ExecutionConfig
     sources: Sequence[Source]
-    loading: Loading
+    loading: LoaderResources
     micro_batch: int
     epoch: int
     """Examples in an epoch of all sources."""
@@ -95,9 +95,9 @@ class Fitted(NamedTuple):
 def fit(plan: FitPlan, state: TrainState, world: World, io: RunIO, hooks: Sequence[Hook]) -> Fitted:
     """Trains from `state` to the last step, or to a stop. Every rank must call it.
 
-    Raises CannotResume where there is nothing to go back to, ClaimLost, and what reading and saving raise.
+    Raises CannotResume where there is nothing to go back to, LeaseLost, and what reading and saving raise.
     """
-    bad = BadExamples(plan.execution.max_bad_fraction, plan.epoch)
+    bad = CorruptExamples(plan.execution.max_bad_fraction, plan.epoch)
     while (outcome := _train(plan, state, world, io, hooks, bad)) == "rewind":
         io.rewind(state)
     if outcome == "failed":  # without an error, because a restart of the worker group would not help
@@ -107,13 +107,13 @@ def fit(plan: FitPlan, state: TrainState, world: World, io: RunIO, hooks: Sequen
 
 
 def _train(
-    plan: FitPlan, state: TrainState, world: World, io: RunIO, hooks: Sequence[Hook], bad: BadExamples
+    plan: FitPlan, state: TrainState, world: World, io: RunIO, hooks: Sequence[Hook], bad: CorruptExamples
 ) -> RunState | Literal["rewind"]:
     save, saver = io.save_every()
 
     def stop_requested() -> RunState | None:
         io.reached(state.step)
-        saver.raise_error()  # a claim that was lost at a save ends the loop now, not at the next save
+        saver.raise_error()  # a lease that was lost at a save ends the loop now, not at the next save
         in_time = plan.pause_at is None or time.time() < plan.pause_at
         return io.stopped() or ("paused" if plan.pauses(state.step) or not in_time else None)
 
@@ -126,7 +126,7 @@ def _train(
         micro_batch_size=plan.micro_batch,
         start_step=state.step,
         num_steps=plan.recipe.total_steps,
-        mask_bad=True,
+        mask_corrupt=True,
         loading=plan.loading,
     ) as loaded:
         for hook in hooks:

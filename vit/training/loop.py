@@ -13,12 +13,11 @@ from torch.nn.parallel import DistributedDataParallel
 from vitline.infra.runs.run_state import RunState
 from vitline.vit.config import ExecutionConfig, SpikeGuardConfig, TrainRecipe
 from vitline.vit.input.batches import Batch
-from vitline.vit.input.keyed import derive_key
-from vitline.vit.input.prefetch import Waits
+from vitline.vit.input.permutation import derive_key
+from vitline.vit.input.prefetch import WaitTimes
 from vitline.vit.models.build import build_network, like
 from vitline.vit.models.network import Network
-from vitline.vit.training.agreement import Meetings
-from vitline.vit.training.bad_examples import BadExamples
+from vitline.vit.training.corrupt_examples import CorruptExamples
 from vitline.vit.training.guard.nonfinite_steps import NonfiniteSteps
 from vitline.vit.training.guard.spike_guard import Spike, SpikeGuard
 from vitline.vit.training.loss import loss_named, mixed_targets, num_correct, targets_of
@@ -36,9 +35,10 @@ from vitline.vit.training.optim import build_optimizer, set_lr, step_where_finit
 from vitline.vit.training.parallel import set_tf32, sum_gradients, wrap
 from vitline.vit.training.schedule import lr_at
 from vitline.vit.training.sharding.fsdp import is_sharded
-from vitline.vit.training.sharding.slices import own_slice, whole
+from vitline.vit.training.sharding.slices import local_shard, whole
+from vitline.vit.training.sync_points import SyncPoints
 from vitline.vit.training.timing.slow_ranks import SlowRanks
-from vitline.vit.training.to_device.device_batches import DeviceBatches
+from vitline.vit.training.to_device.prefetcher import DevicePrefetcher
 from vitline.vit.training.world import World
 
 
@@ -178,10 +178,10 @@ def example_losses_of(
 def batch_targets(batch: Batch, recipe: TrainRecipe, num_classes: int) -> Tensor:
     """float32 targets (n, K); shares of two labels where images were mixed."""
     own = targets_of(batch.labels, num_classes, recipe.label_smoothing)
-    if batch.partner_labels is None or batch.own_share is None:
+    if batch.mixed_labels is None or batch.lam is None:
         return own
-    partner = targets_of(batch.partner_labels, num_classes, recipe.label_smoothing)
-    return mixed_targets(own, partner, batch.own_share)
+    partner = targets_of(batch.mixed_labels, num_classes, recipe.label_smoothing)
+    return mixed_targets(own, partner, batch.lam)
 
 
 def forward(network: nn.Module, images: Tensor, precision: str, *more: Any) -> Tensor:
@@ -198,7 +198,7 @@ def update_average(state: TrainState, recipe: TrainRecipe, finite: Tensor) -> No
     if state.average is not None and recipe.average_decay:
         share = finite * (1 - recipe.average_decay)
         for name, value in state.model.state_dict().items():
-            own_slice(state.average[name])[0].lerp_(own_slice(value)[0], share)
+            local_shard(state.average[name])[0].lerp_(local_shard(value)[0], share)
 
 
 def due(step: int, *, every: int, total: int) -> bool:
@@ -237,8 +237,8 @@ def train(
     report: Callable[[int, Metrics], None],
     hooks: Sequence[Hook] = (),
     stop_requested: Callable[[], RunState | None] = lambda: None,
-    bad: BadExamples | None = None,
-    input_waits: Callable[[], Waits] = Waits,
+    bad: CorruptExamples | None = None,
+    input_waits: Callable[[], WaitTimes] = WaitTimes,
     input_ready: Callable[[], bool] = lambda: False,
     seen_spike: Callable[[Spike, Sequence[Batch], Sequence[Tensor]], None] = lambda *_: None,
     pause_at_step: int | None = None,
@@ -250,28 +250,28 @@ def train(
     `batches` yields this rank's micro-batches of each step after `state.step`, in memory. `input_waits()` tells for what it has waited
     so far, and `input_ready()` whether it has the next step. Every rank calls `report(step, metrics)`
     with the same numbers: the training metrics every `log_every_steps`, and each skipped step. Every rank calls `seen_spike` with
-    its micro-batches and the losses of their examples. Where the ranks meet (`Meetings`: on a CPU after every step, on GPUs about once a
+    its micro-batches and the losses of their examples. Where the ranks meet (`SyncPoints`: on a CPU after every step, on GPUs about once a
     second, before each hook and logged step, and after `pause_at_step`) rank 0 calls `stop_requested`, which must return immediately,
     and all ranks follow its answer. Then the due hooks run, in the order given. Between two meetings the host does not wait for a GPU.
     Evaluation, checkpoints and other periodic work are hooks; only the training metrics are not, because the loop measures them.
     """
     set_tf32(recipe.precision == "bfloat16")
     network = wrap(state.model, execution, world)
-    on_device = DeviceBatches(batches, world.device, input_ready)
-    bad, nonfinite, num_bad = bad or BadExamples(), NonfiniteSteps(), 0
+    on_device = DevicePrefetcher(batches, world.device, input_ready)
+    bad, nonfinite, num_bad = bad or CorruptExamples(), NonfiniteSteps(), 0
     clock, ranks, total, waits = Clock(), SlowRanks(world), recipe.total_steps, input_waits()
     every_step = world.device.type == "cpu" or state.guard.is_on
-    meetings = Meetings(state.step, world, every_step=every_step, stop_requested=stop_requested)
+    meetings = SyncPoints(state.step, world, every_step=every_step, stop_requested=stop_requested)
     ideal_s = ideal_seconds(state.model, recipe, world.device)
     while state.step < total:
         micro_batches = next(on_device)
         num_bad += bad.name(micro_batches)
         result = None
-        if state.guard.leaves_out(state.step + 1):
+        if state.guard.skips(state.step + 1):
             state.step += 1
         else:
             result = train_step(state, network, micro_batches, recipe, world, on_device.copy_ahead, ranks.forward)
-            on_device.keep_pace()
+            on_device.limit_queue()
             clock.steps += 1
             nonfinite.add(state.step, result.grad_norm)
             if (spike := result.spike) is not None:
@@ -287,7 +287,7 @@ def train(
             continue
         if nonfinite.read(report) > execution.max_nonfinite_steps:
             return "diverged"
-        stop, num_bad, steps = meetings.meet(step, num_bad)
+        stop, num_bad, steps = meetings.sync(step, num_bad)
         bad.add(num_bad, steps * recipe.input.global_batch_size)
         num_bad = 0
         if result is not None and logs:

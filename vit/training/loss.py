@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from vitline.vit.input.batches import Labels, SeveralLabels
-from vitline.vit.models.own_code import imported_where_allowed
+from vitline.vit.input.batches import Labels, MultiLabels
+from vitline.vit.models.user_code import imported_where_allowed
 
 
 def targets_of(labels: Labels, num_classes: int, label_smoothing: float = 0.0) -> Float[Tensor, "B K"]:
     """Class ids -> float32 targets (B, K), scattered where the ids are. Smoothing spreads its share over all K classes."""
-    if isinstance(labels, SeveralLabels):
+    if isinstance(labels, MultiLabels):
         target = labels.dense(num_classes)
     else:
         target = torch.zeros(len(labels), num_classes, device=labels.device).scatter_(1, labels[:, None], 1.0)
@@ -23,10 +23,10 @@ def targets_of(labels: Labels, num_classes: int, label_smoothing: float = 0.0) -
 
 
 def mixed_targets(
-    own: Float[Tensor, "B K"], partner: Float[Tensor, "B K"], own_share: Float[Tensor, " B"]
+    own: Float[Tensor, "B K"], partner: Float[Tensor, "B K"], lam: Float[Tensor, " B"]
 ) -> Float[Tensor, "B K"]:
     """Targets of images that MixUp or CutMix has mixed: those of both images, by their shares."""
-    return own_share[:, None] * own + (1 - own_share[:, None]) * partner
+    return lam[:, None] * own + (1 - lam[:, None]) * partner
 
 
 def softmax_cross_entropy(logits: Float[Tensor, "B K"], targets: Float[Tensor, "B K"]) -> Float[Tensor, " B"]:
@@ -73,7 +73,7 @@ def num_correct(logits: Float[Tensor, "B K"], labels: Labels, valid: Tensor) -> 
 
 def hits(labels: Labels, classes: Tensor) -> Tensor:
     """bool (B,): whether a class is a label of its image; of labels with unequal weights, as a teacher's, one of the largest weight."""
-    if isinstance(labels, SeveralLabels):
+    if isinstance(labels, MultiLabels):
         largest = F.pad(labels.weights, (0, 1)).amax(dim=1, keepdim=True)
         return ((labels.ids == classes[:, None]) & (labels.weights > 0) & (labels.weights == largest)).any(dim=1)
     return labels == classes

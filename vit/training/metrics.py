@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vitline.vit.config import TrainRecipe
-from vitline.vit.input.prefetch import Waits
+from vitline.vit.input.prefetch import WaitTimes
 from vitline.vit.models.flops import forward_flops
 from vitline.vit.models.network import Network
 from vitline.vit.training.guard.spike_guard import Spike, SpikeGuard
@@ -80,7 +80,7 @@ def measure(
     clock: Clock,
     waited_s: float,
     ideal_s: float | None,
-    waits: Waits,
+    waits: WaitTimes,
 ) -> dict[str, float]:
     """The metrics of one step over all ranks, by one all-reduce."""
     counts = [float(result.loss_sum), float(result.correct), float(result.num_valid)]

@@ -15,7 +15,7 @@ T = TypeVar("T", bound=torch.optim.Optimizer)
 TOKENS, TABLES = ("cls_token", "probe", "mask_token"), "pos_embed"
 
 
-def eager(kind: type[T]) -> type[T]:
+def uncompiled(kind: type[T]) -> type[T]:
     """The optimizer `kind` with the same arithmetic, for steps outside of torch.compile.
 
     Methods of torch's optimizers load its compiler (torch._dynamo) when they are first called, to keep them apart from compiled
@@ -35,7 +35,7 @@ def eager(kind: type[T]) -> type[T]:
     return cast(type[T], type(kind.__name__, (kind,), {**apart, "step": plain_step, "__module__": __name__}))
 
 
-AdamW, SGD = eager(torch.optim.AdamW), eager(torch.optim.SGD)
+AdamW, SGD = uncompiled(torch.optim.AdamW), uncompiled(torch.optim.SGD)
 
 
 def is_decayed(name: str, parameter: Tensor) -> bool:

@@ -9,9 +9,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
-from vitline.infra.runs.claims import ClaimLost
 from vitline.infra.runs.handle import Run
 from vitline.infra.runs.journal import Journal
+from vitline.infra.runs.lease import LeaseLost
 from vitline.infra.runs.progress import RunProgress, remaining_s
 from vitline.infra.system_metrics import SystemSampler
 from vitline.vit.training.metrics import Metrics
@@ -121,9 +121,9 @@ class Reporter:
         try:
             self.held.show(progress)
             self.written = progress
-        except ClaimLost:
+        except LeaseLost:
             if not self.lost:
-                log.warning("progress.json is not written any more, because another attempt holds the claim")
+                log.warning("progress.json is not written any more, because another attempt holds the lease")
             self.lost = True
         except (OSError, RuntimeError):
             log.warning("progress.json could not be written; training continues and tries again", exc_info=True)
@@ -169,7 +169,7 @@ def close_quietly(journal: Journal) -> None:
     """Closes a journal of system metrics. An error is only logged: it must not fail a finished training."""
     try:
         journal.close()
-    except ClaimLost as lost:
+    except LeaseLost as lost:
         log.warning("the last system metrics of this machine are not written: %s", lost)
     except Exception:
         log.warning("the last system metrics of this machine could not be written", exc_info=True)

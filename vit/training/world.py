@@ -42,7 +42,7 @@ class World:
             dist.all_reduce(values)
         return values
 
-    def agree(self, value: int) -> int:
+    def broadcast_int(self, value: int) -> int:
         """The integer of rank 0, on every rank. Every rank must call it."""
         return int(self.sum(torch.tensor([value if self.rank == 0 else 0], dtype=torch.int64))[0])
 

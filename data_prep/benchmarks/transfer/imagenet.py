@@ -19,7 +19,7 @@ from vitline.data_prep.benchmarks.transfer.imagenet_task import ImagenetTask, fi
 from vitline.data_prep.benchmarks.transfer.transfer_splits import OFFICIAL_SPLITS, VIEWS
 from vitline.data_prep.config import CorpusRecipe
 from vitline.data_prep.sources.folder_layout import is_picture
-from vitline.data_prep.sources.raw import Part, RawExample, WorkFolder
+from vitline.data_prep.sources.raw import RawExample, SourcePart, WorkFolder
 from vitline.infra.storage import Store
 
 _VAL_BEGINS = "val-begins.json"
@@ -38,14 +38,14 @@ class Imagenet(ImagenetTask):
         self._official_splits = OFFICIAL_SPLITS["imagenet"]
         super().__init__(store, recipe, self._official_splits.num_rows)
 
-    def parts(self, work: WorkFolder) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[SourcePart]:
         self.files()  # raises if one is missing
         validation, train = self.validation_parts(work), list(self.archives.training_parts())
         work.store.write_json(_VAL_BEGINS, self._val_begins(train))
         yield from train
         yield from validation
 
-    def examples(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
+    def examples(self, part: SourcePart, work: WorkFolder) -> Iterator[RawExample]:
         is_train = "synset" in part.where
         tfds_split, val_begins = ("train", work.store.read_json(_VAL_BEGINS)) if is_train else ("validation", 0)
         for example in self.archives.examples(part, work):
@@ -57,7 +57,7 @@ class Imagenet(ImagenetTask):
             split = ("train" if place_in_order < val_begins else "val") if is_train else "test"
             yield replace(example, example_id=f"{tfds_split}/{name}", split=split, order_key=place_in_order)
 
-    def _val_begins(self, train: Sequence[Part]) -> int:
+    def _val_begins(self, train: Sequence[SourcePart]) -> int:
         """`order_prefix` of the first image of val. Raises ValueError unless the archive has all training images."""
         with ThreadPoolExecutor(_LIST_THREADS) as threads:
             prefixes = np.sort(np.concatenate(list(threads.map(self._prefixes, train))))
@@ -65,7 +65,7 @@ class Imagenet(ImagenetTask):
             raise self.official.incomplete(self.store, self.files(), f"{len(prefixes):,} training images", expected)
         return int(prefixes[self._official_splits.val.start])
 
-    def _prefixes(self, part: Part) -> np.ndarray:
+    def _prefixes(self, part: SourcePart) -> np.ndarray:
         """`order_prefix` of every image in the tar of a synset. Raises ValueError if it is damaged."""
         where: Any = part.where
         if "synset" not in where:

@@ -17,7 +17,7 @@ from vitline.data_prep.benchmarks.transfer.imagenet_task import ImagenetTask, fi
 from vitline.data_prep.benchmarks.transfer.transfer_splits import TEST_SETS
 from vitline.data_prep.config import CorpusRecipe
 from vitline.data_prep.sources.imagenet.ilsvrc2012 import validation_number
-from vitline.data_prep.sources.raw import Part, RawExample, WorkFolder
+from vitline.data_prep.sources.raw import RawExample, SourcePart, WorkFolder
 from vitline.infra.storage import Store
 
 _REAL = "real.json"
@@ -36,12 +36,12 @@ class ImagenetReal(ImagenetTask):
     def __init__(self, store: Store, recipe: CorpusRecipe) -> None:
         super().__init__(store, recipe, {"test": TEST_SETS["imagenet-real"]})
 
-    def parts(self, work: WorkFolder) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[SourcePart]:
         self.files()  # raises if one is missing
         _ = self._labels  # raises if they are not those of ReaL
         yield from self.validation_parts(work)
 
-    def examples(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
+    def examples(self, part: SourcePart, work: WorkFolder) -> Iterator[RawExample]:
         for example in self.archives.examples(part, work):
             if example.refused:
                 yield example

@@ -13,11 +13,11 @@ from vitline.data_prep.labels.class_maps import RELEASES
 from vitline.data_prep.labels.classes import ClassInfo
 from vitline.data_prep.sources.imagenet.ilsvrc2012 import Ilsvrc2012Corpus
 from vitline.data_prep.sources.imagenet.ilsvrc2012_kit import KIT, Kit
-from vitline.data_prep.sources.raw import Part, RawCorpus, WorkFolder
+from vitline.data_prep.sources.raw import ImageSource, SourcePart, WorkFolder
 from vitline.infra.storage import Listed, Store
 
 
-class ImagenetTask(RawCorpus):
+class ImagenetTask(ImageSource):
     """The class map is that of the development kit: sorted WNIDs, names, hierarchy. Its digest is the same for all three."""
 
     official: ClassVar[OfficialFiles]
@@ -53,7 +53,7 @@ class ImagenetTask(RawCorpus):
             )
         return kit
 
-    def validation_parts(self, work: WorkFolder) -> Sequence[Part]:
+    def validation_parts(self, work: WorkFolder) -> Sequence[SourcePart]:
         """Parts of the validation archive. Raises ValueError unless it has one image per label of the kit."""
         parts = list(self.archives.validation_parts(work))
         there, expected = sum(part.num_examples for part in parts), OFFICIAL_SPLITS["imagenet"].sizes["validation"]

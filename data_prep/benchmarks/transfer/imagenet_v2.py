@@ -15,7 +15,7 @@ from vitline.data_prep.benchmarks.transfer.imagenet_task import ImagenetTask
 from vitline.data_prep.benchmarks.transfer.transfer_splits import TEST_SETS
 from vitline.data_prep.config import CorpusRecipe
 from vitline.data_prep.sources.folder_layout import readable_id, refusal_by_name
-from vitline.data_prep.sources.raw import Part, RawExample, Spill, WorkFolder
+from vitline.data_prep.sources.raw import RawExample, SourcePart, Spill, WorkFolder
 from vitline.infra.storage import Store
 
 _IMAGE = re.compile(r"(?:.*/)?(0|[1-9][0-9]*)/([^/]+)", re.DOTALL)
@@ -29,11 +29,11 @@ class ImagenetV2(ImagenetTask):
     def __init__(self, store: Store, recipe: CorpusRecipe) -> None:
         super().__init__(store, recipe, {"test": TEST_SETS["imagenet-v2"]})
 
-    def parts(self, work: WorkFolder) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[SourcePart]:
         _ = self.kit  # raises if its classes differ
         yield from picture_parts(self.store, self.files()[self.official.files[0].name].key, work)
 
-    def examples(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
+    def examples(self, part: SourcePart, work: WorkFolder) -> Iterator[RawExample]:
         with Spill(work, part) as spill:
             for member, data, where in picture_members(self.store, part, self.max_bytes, _is_image):
                 if member.refused:

@@ -17,8 +17,8 @@ from typing import Any
 
 import simplejpeg
 
-from vitline.data_prep.archives.archive_bytes import Gunzipped, Ranges
-from vitline.data_prep.archives.archive_members import ArchiveDamaged, Member
+from vitline.data_prep.archives.archive_bytes import Gunzipped, RangeReader
+from vitline.data_prep.archives.archive_members import CorruptArchive, Member
 from vitline.data_prep.archives.archives import archive_kind, member_pieces, read_members
 from vitline.data_prep.archives.tar_members import read_tar, tar_members
 from vitline.data_prep.benchmarks.annotation_files import keep_labels
@@ -30,7 +30,7 @@ from vitline.data_prep.benchmarks.tfds_order import tfds_order
 from vitline.data_prep.decode import DecodePolicy, decode
 from vitline.data_prep.examine.images import pixel_sha256
 from vitline.data_prep.sources.folder_layout import refusal_by_name
-from vitline.data_prep.sources.raw import Part, WorkFolder
+from vitline.data_prep.sources.raw import SourcePart, WorkFolder
 from vitline.infra.storage import Store
 
 _INNER = "caltech-101/101_ObjectCategories.tar.gz"
@@ -57,10 +57,10 @@ class Caltech101(LabelledArchive):
     def class_names(self) -> Sequence[str]:
         return self._class_names
 
-    def parts(self, work: WorkFolder) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[SourcePart]:
         if archive_kind(self.archive) == "zip":  # with a single tar.gz, which is read from its beginning
             keep_labels(work, self.checked_labels)
-            yield Part(name=self.archive, num_bytes=self.store.size(self.archive), where={"key": self.archive})
+            yield SourcePart(name=self.archive, num_bytes=self.store.size(self.archive), where={"key": self.archive})
         else:
             yield from super().parts(work)
 
@@ -70,7 +70,7 @@ class Caltech101(LabelledArchive):
             members = tar_members(_InnerTar(self.store, self.archive), whole=True)
             try:
                 paths = [member.path for member in members if member.kind == "file" and not member.refused]
-            except ArchiveDamaged as error:
+            except CorruptArchive as error:
                 raise ValueError(f"{error}. Download it again from {self.official.home}.") from error
         else:
             paths = [*picture_paths(self.store, self.archive)]
@@ -110,7 +110,7 @@ class Caltech101(LabelledArchive):
         where: dict[str, Any] = {"key": self.archive}
         if self.archive.endswith("/"):
             where["files"] = [listed.key for listed in self.store.scan(self.archive)]
-        for member, data, _ in self.members(Part(name=self.archive, where=where), _is_picture):
+        for member, data, _ in self.members(SourcePart(name=self.archive, where=where), _is_picture):
             key = _key(member.path)
             digests = {self._digest(self.archive, member, data)}
             with contextlib.suppress(ValueError):  # not a JPEG
@@ -150,7 +150,7 @@ class Caltech101(LabelledArchive):
             raise self.official.damaged(f"{self.store.uri}/{archive}: {member.path}", error) from error
 
     def members(
-        self, part: Part, wanted: Callable[[str], bool]
+        self, part: SourcePart, wanted: Callable[[str], bool]
     ) -> Iterator[tuple[Member, bytes | None, tuple[str, int, int] | None]]:
         key = str(part.where["key"])
         if archive_kind(key) != "zip":
@@ -161,7 +161,7 @@ class Caltech101(LabelledArchive):
             for member, data in read_tar(inner, self.max_bytes, True, lambda member: wanted(member.path)):
                 if member.kind == "file" and wanted(member.path):
                     yield member, data, None
-        except ArchiveDamaged as error:
+        except CorruptArchive as error:
             yield error.as_member(), None, None
 
 
@@ -204,7 +204,7 @@ class _InnerTar(Gunzipped):
         self.archive = self._packed.archive
 
 
-class _Unzipped(Ranges):
+class _Unzipped(RangeReader):
     """The bytes of the tar.gz inside the official zip, in order."""
 
     def __init__(self, store: Store, key: str) -> None:
@@ -216,7 +216,7 @@ class _Unzipped(Ranges):
         try:
             self._piece = self._piece or memoryview(next(self._pieces, b""))
         except FileNotFoundError as error:
-            raise ArchiveDamaged(self.archive, 0, "the file is not in the zip, so this is another archive") from error
+            raise CorruptArchive(self.archive, 0, "the file is not in the zip, so this is another archive") from error
         data, self._piece = bytes(self._piece[:count]), self._piece[count:]
         self.position += len(data)
         if not data:

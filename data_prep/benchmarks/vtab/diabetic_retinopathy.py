@@ -17,7 +17,7 @@ from vitline.data_prep.benchmarks.picture_files import picture_parts
 from vitline.data_prep.benchmarks.vtab_data import Key
 from vitline.data_prep.decode import DEFAULT_POLICY, ImageRejected
 from vitline.data_prep.sources.folder_layout import refusal_by_name
-from vitline.data_prep.sources.raw import Part, WorkFolder
+from vitline.data_prep.sources.raw import SourcePart, WorkFolder
 
 RADIUS_PX = 300
 """Radius of every eye."""
@@ -40,7 +40,7 @@ class DiabeticRetinopathy(LabelledArchive):
     def class_names(self) -> Sequence[str]:
         return _LEVELS
 
-    def parts(self, work: WorkFolder) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[SourcePart]:
         yield from super().parts(work)
         yield from picture_parts(self.store, self.file("test.zip"), work)
 

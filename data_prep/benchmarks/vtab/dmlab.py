@@ -3,12 +3,12 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from vitline.data_prep.archives.archive_members import ArchiveDamaged
+from vitline.data_prep.archives.archive_members import CorruptArchive
 from vitline.data_prep.archives.archives import archive_kind, open_members
 from vitline.data_prep.archives.tfrecord import DamagedFile, Feature, Frame, frames, frames_inside, read_example
 from vitline.data_prep.benchmarks.official_files import official_files
 from vitline.data_prep.benchmarks.vtab_data import BenchmarkData, Found, Key
-from vitline.data_prep.sources.raw import Part, WorkFolder
+from vitline.data_prep.sources.raw import SourcePart, WorkFolder
 from vitline.infra.storage import Listed
 
 _SHARD = re.compile(r"(?:^|/)dmlab-(train|validation|test)\.tfrecord[^/]*\Z")
@@ -35,28 +35,28 @@ class DmLab(BenchmarkData):
             for file in self.files().values():
                 for split, name, records in self._shards(file.key):
                     keys[split].extend(_checked_key(frame, name) for frame in records)
-        except ArchiveDamaged as error:
+        except CorruptArchive as error:
             raise ValueError(f"{error}. Download it again from {self.official.home}.") from error
         return keys
 
     def class_names(self) -> Sequence[str]:
         return [f"{reward} reward, {how_far}" for reward in ("positive", "negative") for how_far in _HOW_FAR]
 
-    def parts(self, work: WorkFolder) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[SourcePart]:
         for file in self.files().values():
-            yield Part(name=file.key, num_bytes=file.size, where={"key": file.key})
+            yield SourcePart(name=file.key, num_bytes=file.size, where={"key": file.key})
 
-    def pictures(self, part: Part, work: WorkFolder) -> Iterator[Found]:
+    def pictures(self, part: SourcePart, work: WorkFolder) -> Iterator[Found]:
         key = str(part.where["key"])
         try:
             for split, name, records in self._shards(key):
                 for frame in records:
                     yield self._found(split, frame, name, None if archive_kind(key) else key)
-        except (ArchiveDamaged, DamagedFile) as error:
+        except (CorruptArchive, DamagedFile) as error:
             yield Found("train", f"({key} is damaged)", refused=("damaged_archive", str(error)))
 
     def _shards(self, key: str) -> Iterator[tuple[str, str, Iterator[Frame]]]:
-        """Split, display name and records of each record file. Raises ArchiveDamaged."""
+        """Split, display name and records of each record file. Raises CorruptArchive."""
         if not archive_kind(key):
             yield _split_of(key), self.store.uri_of(key), frames(self.store, key)
             return

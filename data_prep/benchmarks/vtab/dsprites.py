@@ -11,10 +11,10 @@ from vitline.data_prep.archives.lossless_png import lossless_png
 from vitline.data_prep.benchmarks.label_rules import dsprites_location, dsprites_orientation
 from vitline.data_prep.benchmarks.official_files import official_files
 from vitline.data_prep.benchmarks.vtab_data import BenchmarkData, Found, Key
-from vitline.data_prep.sources.arrays.array_layouts import ArrayDamaged, damage_of
+from vitline.data_prep.sources.arrays.array_layouts import CorruptArray, damage_of
 from vitline.data_prep.sources.arrays.hdf5_file import Hdf5Array, open_hdf5
 from vitline.data_prep.sources.arrays.paired_arrays import Npz
-from vitline.data_prep.sources.raw import Part, WorkFolder
+from vitline.data_prep.sources.raw import SourcePart, WorkFolder
 from vitline.infra.storage import Store
 
 _STEM = "dsprites_ndarray_co1sh3sc6or40x32y32_64x64"
@@ -61,17 +61,17 @@ class DSprites(BenchmarkData):
             f"{latent.name} {alike[0]} to {alike[-1]} of {latent.num_values}" for _, alike in sorted(values.items())
         ]
 
-    def parts(self, work: WorkFolder) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[SourcePart]:
         file = self._file
         count, step = file.count(_IMAGES, (64, 64), "uint8"), file.rows_per_part
         for number, start in enumerate(range(0, count, step)):
             stop = min(count, start + step)
             where = {"start": start, "stop": stop}
-            yield Part(
+            yield SourcePart(
                 name=f"rows-{number:04d}", num_bytes=(stop - start) << 12, num_examples=stop - start, where=where
             )
 
-    def pictures(self, part: Part, work: WorkFolder) -> Iterator[Found]:
+    def pictures(self, part: SourcePart, work: WorkFolder) -> Iterator[Found]:
         start, stop = int(str(part.where["start"])), int(str(part.where["stop"]))
         labels, row = self._labels(start, stop), start
         for block in self._file.blocks(_IMAGES, start, stop):
@@ -88,7 +88,7 @@ class DSprites(BenchmarkData):
         try:
             blocks = self._file.blocks(_CLASSES, start, stop)
             return [latent.rule(value) for block in blocks for value in block[:, latent.column].tolist()]
-        except ArrayDamaged:
+        except CorruptArray:
             raise
         except ValueError as error:
             raise self.official.damaged(self._file.uri, error) from error
@@ -115,7 +115,7 @@ class _File(ABC):
 
     @abstractmethod
     def blocks(self, name: str, start: int, stop: int) -> Iterator[np.ndarray]:
-        """Rows [start, stop) in batches. Raises ArrayDamaged."""
+        """Rows [start, stop) in batches. Raises CorruptArray."""
 
     def _checked(self, name: str, found: tuple[tuple[int, ...], np.dtype], shape: tuple[int, ...], dtype: str) -> int:
         if len(found[0]) != 1 + len(shape) or found[0][1:] != shape or found[1] != np.dtype(dtype):
@@ -146,7 +146,7 @@ class _NpzFile(_File):
                 with damage_of(self.uri):
                     data = array.file.read((end - row) * row_bytes)
                 if len(data) < (end - row) * row_bytes:
-                    raise ArrayDamaged(f"{self.uri} is truncated within {name}. Copy it again.")
+                    raise CorruptArray(f"{self.uri} is truncated within {name}. Copy it again.")
                 if row >= start:
                     yield np.frombuffer(data, array.dtype).reshape(-1, *array.shape[1:])
                 row = end

@@ -13,7 +13,7 @@ from vitline.data_prep.benchmarks.official_files import official_files
 from vitline.data_prep.benchmarks.vtab_data import BenchmarkData, Found, Key
 from vitline.data_prep.sources.arrays.array_layouts import READ_BYTES, buffered, damage_of
 from vitline.data_prep.sources.arrays.hdf5_file import Hdf5Array, open_hdf5
-from vitline.data_prep.sources.raw import Part, WorkFolder
+from vitline.data_prep.sources.raw import SourcePart, WorkFolder
 from vitline.infra.storage import Store
 
 _NAMES = {"train": "train", "validation": "valid", "test": "test"}
@@ -34,7 +34,7 @@ class PatchCamelyon(BenchmarkData):
     def class_names(self) -> Sequence[str]:
         return ["no tumour tissue", "tumour tissue"]
 
-    def parts(self, work: WorkFolder) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[SourcePart]:
         for split in _NAMES:
             key, count = self._key(split, "x"), len(self._labels(split))
             step = count
@@ -43,14 +43,14 @@ class PatchCamelyon(BenchmarkData):
                     step = -(-work.examples_per_part // patches.rows_together) * patches.rows_together
             for number, start in enumerate(range(0, count, step)):
                 stop = min(count, start + step)
-                yield Part(
+                yield SourcePart(
                     name=f"{split}-{number:06d}",
                     num_bytes=(stop - start) * 96 * 96 * 3,
                     num_examples=stop - start,
                     where={"split": split, "start": start, "stop": stop},
                 )
 
-    def pictures(self, part: Part, work: WorkFolder) -> Iterator[Found]:
+    def pictures(self, part: SourcePart, work: WorkFolder) -> Iterator[Found]:
         where: Any = part.where
         split, start, stop = where["split"], where["start"], where["stop"]
         labels, key, store = self._labels(split), self._key(split, "x"), self.store

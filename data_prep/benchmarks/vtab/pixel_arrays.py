@@ -11,7 +11,7 @@ from vitline.data_prep.benchmarks.label_rules import svhn_digit
 from vitline.data_prep.benchmarks.official_files import official_files
 from vitline.data_prep.benchmarks.vtab_data import BenchmarkData, Found, Key
 from vitline.data_prep.sources.arrays.cifar_archive import Cifar
-from vitline.data_prep.sources.raw import Part, WorkFolder
+from vitline.data_prep.sources.raw import SourcePart, WorkFolder
 from vitline.infra.storage import Store
 
 
@@ -31,10 +31,10 @@ class _CifarArchive(BenchmarkData):
     def class_names(self) -> Sequence[str]:
         return self._arrays.class_names()
 
-    def parts(self, work: WorkFolder) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[SourcePart]:
         yield from self._arrays.parts(max_pixels=32 * 32)
 
-    def pictures(self, part: Part, work: WorkFolder) -> Iterator[Found]:
+    def pictures(self, part: SourcePart, work: WorkFolder) -> Iterator[Found]:
         for picture in self._arrays.pictures(part):
             yield Found(str(picture.split), picture.number, picture.label, lossless_png(picture.pixels))
 
@@ -69,11 +69,11 @@ class Svhn(BenchmarkData):
     def class_names(self) -> Sequence[str]:
         return [str(digit) for digit in range(10)]
 
-    def parts(self, work: WorkFolder) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[SourcePart]:
         for split, name in _SVHN_FILES.items():
-            yield Part(name=split, num_bytes=self.files()[name].size)
+            yield SourcePart(name=split, num_bytes=self.files()[name].size)
 
-    def pictures(self, part: Part, work: WorkFolder) -> Iterator[Found]:
+    def pictures(self, part: SourcePart, work: WorkFolder) -> Iterator[Found]:
         pixels, labels = self._arrays(part.name)
         for number, label in enumerate(labels):
             yield Found(part.name, number, label, lossless_png(pixels[number].transpose(2, 1, 0)))

@@ -14,9 +14,9 @@ from vitline.data_prep.archives.lossless_png import lossless_png
 from vitline.data_prep.benchmarks.label_rules import smallnorb_azimuth
 from vitline.data_prep.benchmarks.official_files import official_files
 from vitline.data_prep.benchmarks.vtab_data import BenchmarkData, Found, Key
-from vitline.data_prep.sources.arrays.array_layouts import ArrayDamaged, buffered, damage_of
+from vitline.data_prep.sources.arrays.array_layouts import CorruptArray, buffered, damage_of
 from vitline.data_prep.sources.arrays.paired_arrays import StreamedArray
-from vitline.data_prep.sources.raw import Part, WorkFolder
+from vitline.data_prep.sources.raw import SourcePart, WorkFolder
 
 _TRAIN, _TEST = "smallnorb-5x46789x9x18x6x2x96x96-training", "smallnorb-5x01235x9x18x6x2x96x96-testing"
 _STEMS = {"train": _TRAIN, "test": _TEST}
@@ -41,7 +41,7 @@ class SmallNorb(BenchmarkData):
             return [f"elevation {30 + 5 * i} degrees" for i in range(_NUM_ELEVATIONS)]
         return [f"azimuth {20 * i} degrees" for i in range(_NUM_AZIMUTHS)]
 
-    def parts(self, work: WorkFolder) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[SourcePart]:
         for split in _STEMS:
             with self._open(split, "dat") as (pictures, uri):
                 count = len(self._labels(split))
@@ -51,9 +51,9 @@ class SmallNorb(BenchmarkData):
                         f"an array of shape {pictures.shape} and type {pictures.dtype}; expected {(count, 2, 96, 96)} uint8, a "
                         "pair for every row of its -info file",
                     )
-            yield Part(name=split, num_bytes=math.prod(pictures.shape), num_examples=count)
+            yield SourcePart(name=split, num_bytes=math.prod(pictures.shape), num_examples=count)
 
-    def pictures(self, part: Part, work: WorkFolder) -> Iterator[Found]:
+    def pictures(self, part: SourcePart, work: WorkFolder) -> Iterator[Found]:
         labels = self._labels(part.name)
         with self._open(part.name, "dat") as (pictures, uri):
             for row, (left, _) in enumerate(pictures.rows(uri)):
@@ -98,9 +98,9 @@ def _header(file: Any) -> tuple[tuple[int, ...], np.dtype]:
     """Shape and type: magic number, number of axes, then the lengths of the axes, at least three numbers."""
     magic, num_axes = struct.unpack("<ii", file.read(8))
     if magic not in _TYPES or not 1 <= num_axes <= 4:
-        raise ArrayDamaged(f"it begins with {magic:#010x} and {num_axes} axes, which is not valid for smallNORB")
+        raise CorruptArray(f"it begins with {magic:#010x} and {num_axes} axes, which is not valid for smallNORB")
     count = max(3, num_axes)
     shape = struct.unpack(f"<{count}i", file.read(4 * count))[:num_axes]
     if not all(0 < length <= _MAX_ROWS for length in shape):
-        raise ArrayDamaged(f"it states the invalid shape {shape}")
+        raise CorruptArray(f"it states the invalid shape {shape}")
     return shape, _TYPES[magic]

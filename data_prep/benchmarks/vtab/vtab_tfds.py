@@ -12,7 +12,7 @@ from vitline.data_prep.benchmarks import label_rules
 from vitline.data_prep.benchmarks.official_splits import OfficialSplits, Views, order_key
 from vitline.data_prep.config import CorpusRecipe, TfdsDirectory
 from vitline.data_prep.labels.classes import ClassInfo, number_label
-from vitline.data_prep.sources.raw import Part, RawExample, WorkFolder
+from vitline.data_prep.sources.raw import RawExample, SourcePart, WorkFolder
 from vitline.data_prep.sources.tfds import LabelRefused, TfdsCorpus
 from vitline.infra.storage import open_store
 
@@ -76,7 +76,7 @@ class OfficialTfdsCorpus(TfdsCorpus):
         if self._task in _RULES:
             self.label_features = frozenset(_RULES[self._task][0])
 
-    def parts(self, work: WorkFolder) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[SourcePart]:
         there = self.num_examples()
         for split, expected in self._official_splits.sizes.items():
             if there.get(split, 0) != expected:
@@ -86,7 +86,7 @@ class OfficialTfdsCorpus(TfdsCorpus):
                 )
         yield from super().parts(work)
 
-    def examples(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
+    def examples(self, part: SourcePart, work: WorkFolder) -> Iterator[RawExample]:
         for example in super().examples(part, work):
             if example.refused:
                 yield example

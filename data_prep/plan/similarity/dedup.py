@@ -89,13 +89,13 @@ def exact_duplicates(rows: pa.Table, policy: Literal["drop", "keep"], *, several
     """The examples to drop among `rows` (PIXELS_SCHEMA, complete for their pixel hashes), as DROPS_SCHEMA.
 
     With "keep", only examples in another split than the one that stays are dropped. With `several_labels`, the example that
-    stays gets the labels of the dropped ones: see `gained_labels`.
+    stays gets the labels of the dropped ones: see `merged_labels`.
     """
     dropped, kept = _equal_pairs(rows, policy)
     return _drops(rows.take(pa.array(dropped)), rows.take(pa.array(kept)), several_labels)
 
 
-def gained_labels(rows: pa.Table, policy: Literal["drop", "keep"]) -> pa.Table:
+def merged_labels(rows: pa.Table, policy: Literal["drop", "keep"]) -> pa.Table:
     """Examples that stay in `exact_duplicates` and gain labels or larger weights from their dropped copies, as GAINS_SCHEMA:
     first their own labels in order, then the new ones sorted, each with the largest weight.
 

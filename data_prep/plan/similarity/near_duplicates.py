@@ -77,8 +77,8 @@ class HashIndex:
         found = [_near(halves, query, self._table, word) for query, word in self._candidates(queries[searched])]
         query, word, distance = (_joined([part[i] for part in found]) for i in range(3))
         # Near pairs share several bands.
-        _, once = np.unique(query * self._num_distinct + word, return_index=True)
-        query, word, distance = query[once], word[once], distance[once]
+        _, unique_pairs = np.unique(query * self._num_distinct + word, return_index=True)
+        query, word, distance = query[unique_pairs], word[unique_pairs], distance[unique_pairs]
         parts = list(_expanded(np.arange(len(word)), self._owner_starts[word], self._owner_starts[word + 1]))
         pair, row = (_joined([part[i] for part in parts]) for i in range(2))
         row = self._owners[row]

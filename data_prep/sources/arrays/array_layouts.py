@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from vitline.data_prep.sources.raw import Part
+from vitline.data_prep.sources.raw import SourcePart
 from vitline.infra.storage import Listed, Store, StoreFailed, open_store
 
 READ_BYTES = 4 * 1024 * 1024
@@ -43,11 +43,11 @@ class Arrays(ABC):
         """Every file of the source. Raises ValueError if there is none."""
 
     @abstractmethod
-    def parts(self, max_pixels: int) -> Iterator[Part]:
+    def parts(self, max_pixels: int) -> Iterator[SourcePart]:
         """Every array or archive. Raises ValueError if it does not match the layout."""
 
     @abstractmethod
-    def pictures(self, part: Part) -> Iterator[Picture]:
+    def pictures(self, part: SourcePart) -> Iterator[Picture]:
         """All images of a part. Raises ValueError if the array is damaged."""
 
     def class_names(self) -> list[str]:
@@ -70,7 +70,7 @@ class OneFile(Arrays):
         return found
 
 
-class ArrayDamaged(ValueError):
+class CorruptArray(ValueError):
     """An array is truncated or cannot be decompressed."""
 
 
@@ -81,14 +81,14 @@ def buffered(store: Store, key: str) -> BinaryIO:
 
 @contextlib.contextmanager
 def damage_of(uri: str) -> Iterator[None]:
-    """Converts whatever libraries raise for a damaged or hostile file to ArrayDamaged, but not what the store raises."""
+    """Converts whatever libraries raise for a damaged or hostile file to CorruptArray, but not what the store raises."""
     try:
         yield
-    except (ArrayDamaged, gzip.BadGzipFile, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ArrayDamaged(f"{uri} is damaged: {error}. Copy it again.") from error
+    except (CorruptArray, gzip.BadGzipFile, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise CorruptArray(f"{uri} is damaged: {error}. Copy it again.") from error
     except (OSError, StoreFailed) as error:
         if isinstance(error, OSError) and error.errno == errno.EINVAL:  # seek to an impossible position
-            raise ArrayDamaged(f"{uri} is damaged: it points outside itself. Copy it again.") from error
+            raise CorruptArray(f"{uri} is damaged: it points outside itself. Copy it again.") from error
         raise
     except Exception as error:
-        raise ArrayDamaged(f"{uri} is damaged: {type(error).__name__}: {error}. Copy it again.") from error
+        raise CorruptArray(f"{uri} is damaged: {type(error).__name__}: {error}. Copy it again.") from error

@@ -13,7 +13,7 @@ from pydantic import JsonValue
 from vitline.data_prep.archives.archive_members import Member
 from vitline.data_prep.archives.archives import archive_kind, index, read_members
 from vitline.data_prep.sources.arrays.array_layouts import READ_BYTES, OneFile, Picture, buffered, damage_of
-from vitline.data_prep.sources.raw import Part
+from vitline.data_prep.sources.raw import SourcePart
 
 _MAX_MEMBER_BYTES = 256 * 1024 * 1024
 
@@ -53,7 +53,7 @@ class Cifar(OneFile):
         self._record_bytes = self._cifar.num_labels + math.prod(_CIFAR_SHAPE)
         self._names: list[str] | None = None
 
-    def parts(self, max_pixels: int) -> Iterator[Part]:
+    def parts(self, max_pixels: int) -> Iterator[SourcePart]:
         (file,), counts = self.files(), dict[str, int]()
         self._check_gzip()
         for member in index(self.store, self.key):
@@ -73,9 +73,9 @@ class Cifar(OneFile):
                 f"cifar-{10 if self.layout == 'cifar10' else 100}-binary.tar.gz; the Python archive consists of pickles."
             )
         where: dict[str, JsonValue] = {"counts": dict(counts), "present": ["test", "train"]}
-        yield Part(name=self.key, num_bytes=file.size, num_examples=sum(counts.values()), where=where)
+        yield SourcePart(name=self.key, num_bytes=file.size, num_examples=sum(counts.values()), where=where)
 
-    def pictures(self, part: Part) -> Iterator[Picture]:
+    def pictures(self, part: SourcePart) -> Iterator[Picture]:
         counts: Any = part.where["counts"]
         firsts = self._firsts(counts)
         for member, data in read_members(self.store, self.key, _MAX_MEMBER_BYTES, wanted=self._wanted):
@@ -85,7 +85,7 @@ class Cifar(OneFile):
         if firsts:
             raise ValueError(f"{self.uri}: {', '.join(firsts)} changed since it was listed. Start again.")
 
-    def num_pictures(self, part: Part) -> dict[str, int]:
+    def num_pictures(self, part: SourcePart) -> dict[str, int]:
         """Number of images of each split."""
         counts: Any = part.where["counts"]
         totals: dict[str, int] = {}

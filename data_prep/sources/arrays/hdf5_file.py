@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from vitline.data_prep.sources.arrays.array_layouts import READ_BYTES, ArrayDamaged
+from vitline.data_prep.sources.arrays.array_layouts import READ_BYTES, CorruptArray
 
 _MAX_BLOCK_BYTES = 512 << 20
 _BLOCK_BYTES = 16 << 20
@@ -69,7 +69,7 @@ class Hdf5Array:
     _file: _Watched
 
     def blocks(self, start: int, stop: int) -> Iterator[np.ndarray]:
-        """Rows [start, stop), some at a time. Raises ArrayDamaged, and what the store raises."""
+        """Rows [start, stop), some at a time. Raises CorruptArray, and what the store raises."""
         row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
         step = max(1, _BLOCK_BYTES // max(1, self.rows_together * row_bytes)) * self.rows_together
         while start < stop:
@@ -93,9 +93,9 @@ class Hdf5File:
         with _damage_of(self._uri, self._file):
             found = self._linked(name)
             if found is None:
-                raise ArrayDamaged(f"it does not contain the array {name} itself")
+                raise CorruptArray(f"it does not contain the array {name} itself")
             if not isinstance(found, h5py.Dataset) or found.is_virtual or found.external:
-                raise ArrayDamaged(f"{name} is not an array, or is stored in other files")
+                raise CorruptArray(f"{name} is not an array, or is stored in other files")
             shape, dtype, chunks = found.shape, found.dtype, found.chunks or (1,)
         uri = f"{self._uri}!{name}"
         if not shape or dtype.kind not in "ui":
@@ -123,7 +123,7 @@ class Hdf5File:
 def open_hdf5(file: BinaryIO, uri: str) -> Iterator[Hdf5File]:
     """Open an HDF5 file with a large read buffer: each read is a request to an object store. `uri` is for messages.
 
-    Raises ArrayDamaged, and ValueError if h5py is missing.
+    Raises CorruptArray, and ValueError if h5py is missing.
     """
     try:
         import h5py
@@ -149,4 +149,4 @@ def _damage_of(uri: str, file: _Watched) -> Iterator[None]:
     if failed := file.failure():
         raise failed
     if damage is not None:
-        raise ArrayDamaged(f"{uri} is damaged: {damage}. Copy it again.")
+        raise CorruptArray(f"{uri} is damaged: {damage}. Copy it again.")

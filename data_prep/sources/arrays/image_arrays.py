@@ -16,7 +16,15 @@ from vitline.data_prep.labels.label_texts import numbered_class
 from vitline.data_prep.sources.arrays.array_layouts import Arrays, Picture
 from vitline.data_prep.sources.arrays.cifar_archive import Cifar
 from vitline.data_prep.sources.arrays.paired_arrays import Idx, Npz
-from vitline.data_prep.sources.raw import Part, RawCorpus, RawExample, Spill, SplitRule, WorkFolder, files_digest
+from vitline.data_prep.sources.raw import (
+    ImageSource,
+    RawExample,
+    SourcePart,
+    Spill,
+    SplitRule,
+    WorkFolder,
+    files_digest,
+)
 from vitline.infra.storage import open_store
 
 _LAYOUTS: Mapping[str, type[Arrays]] = {
@@ -28,7 +36,7 @@ _LAYOUTS: Mapping[str, type[Arrays]] = {
 }
 
 
-class ImageArraysCorpus(RawCorpus):
+class ImageArraysCorpus(ImageSource):
     """Arrays of one layout. An example id is the split of the array and the position in it, such as train/00001."""
 
     def __init__(self, source: ImageArrays, recipe: CorpusRecipe) -> None:
@@ -38,10 +46,10 @@ class ImageArraysCorpus(RawCorpus):
     def fingerprint(self) -> str:
         return files_digest(self._arrays.files())
 
-    def parts(self, work: WorkFolder) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[SourcePart]:
         yield from self._arrays.parts(self._recipe.decode.max_pixels)
 
-    def examples(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
+    def examples(self, part: SourcePart, work: WorkFolder) -> Iterator[RawExample]:
         present: Any = part.where["present"]
         rule = SplitRule(self._recipe, frozenset(present))
         with Spill(work, part) as spill:

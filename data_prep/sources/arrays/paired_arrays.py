@@ -14,8 +14,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from pydantic import JsonValue
 
-from vitline.data_prep.sources.arrays.array_layouts import ArrayDamaged, Arrays, OneFile, Picture, buffered, damage_of
-from vitline.data_prep.sources.raw import Part, SplitRule
+from vitline.data_prep.sources.arrays.array_layouts import Arrays, CorruptArray, OneFile, Picture, buffered, damage_of
+from vitline.data_prep.sources.raw import SourcePart, SplitRule
 from vitline.infra.storage import Listed, open_store
 
 _MAX_EXPANSION = 1032  # largest expansion by deflate
@@ -30,18 +30,18 @@ class StreamedArray:
     file: BinaryIO
 
     def rows(self, uri: str) -> Iterator[np.ndarray]:
-        """Rows of shape[1:], then a check that the file ends. Raises ArrayDamaged."""
+        """Rows of shape[1:], then a check that the file ends. Raises CorruptArray."""
         shape = self.shape[1:]
         num_bytes = math.prod(shape) * self.dtype.itemsize
         for row in range(self.shape[0]):
             with damage_of(uri):
                 data = self.file.read(num_bytes)
             if len(data) < num_bytes:
-                raise ArrayDamaged(f"{uri} is truncated in row {row:,} of {self.shape[0]:,}. Copy it again.")
+                raise CorruptArray(f"{uri} is truncated in row {row:,} of {self.shape[0]:,}. Copy it again.")
             yield np.frombuffer(data, self.dtype).reshape(shape)
         with damage_of(uri):
             if self.file.read(1):  # reading to the end verifies the checksum
-                raise ArrayDamaged(f"there is data after its {self.shape[0]:,} rows")
+                raise CorruptArray(f"there is data after its {self.shape[0]:,} rows")
 
 
 class _Paired(Arrays):
@@ -58,7 +58,7 @@ class _Paired(Arrays):
     @abstractmethod
     def uri_of(self, name: str) -> str: ...
 
-    def parts(self, max_pixels: int) -> Iterator[Part]:
+    def parts(self, max_pixels: int) -> Iterator[SourcePart]:
         pairs = self.pairs()
         present: list[JsonValue] = [split for split in sorted({split for split, _, _ in pairs if split})]
         for split, pictures, labels in pairs:
@@ -67,9 +67,9 @@ class _Paired(Arrays):
                 self._check_labels(labels, numbers, images.shape[0])
                 where: dict[str, JsonValue] = {"split": split, "labels": labels, "present": present}
                 num_bytes = math.prod(images.shape)
-                yield Part(name=pictures, num_bytes=num_bytes, num_examples=images.shape[0], where=where)
+                yield SourcePart(name=pictures, num_bytes=num_bytes, num_examples=images.shape[0], where=where)
 
-    def pictures(self, part: Part) -> Iterator[Picture]:
+    def pictures(self, part: SourcePart) -> Iterator[Picture]:
         labels, split = str(part.where["labels"]), part.where["split"]
         named = None if split is None else str(split)
         with self.open(part.name) as images, self.open(labels) as numbers:
@@ -191,7 +191,7 @@ class Idx(_Paired):
             with damage_of(uri):
                 zeros, kind, num_axes = struct.unpack(">HBB", _exactly(file, 4))
                 if zeros or kind not in _IDX_TYPES or not num_axes:
-                    raise ArrayDamaged(
+                    raise CorruptArray(
                         f"it begins with {zeros:04x} {kind:02x} {num_axes:02x}, which is not valid for idx"
                     )
                 shape = struct.unpack(f">{num_axes}I", _exactly(file, 4 * num_axes))
@@ -212,7 +212,7 @@ def _idx_split(stem: str) -> str | None:
 def _exactly(file: BinaryIO, count: int) -> bytes:
     data = file.read(count)
     if len(data) < count:
-        raise ArrayDamaged("it is truncated within its header")
+        raise CorruptArray("it is truncated within its header")
     return data
 
 
@@ -272,7 +272,7 @@ class Npz(OneFile, _Paired):
                 raise ValueError(f"{uri} is in Fortran order, which is not supported. Save np.ascontiguousarray of it.")
             if info.file_size > _MAX_EXPANSION * info.compress_size + 1024:
                 raise ValueError(
-                    f"{uri} claims {info.file_size:,} bytes in {info.compress_size:,}. It is damaged. Copy it again."
+                    f"{uri} leases {info.file_size:,} bytes in {info.compress_size:,}. It is damaged. Copy it again."
                 )
             held = info.file_size - file.tell()
             _checked_size(uri, shape, dtype, held, held)

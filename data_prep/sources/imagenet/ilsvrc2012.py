@@ -14,7 +14,7 @@ from vitline.data_prep.labels.classes import ClassInfo
 from vitline.data_prep.sources.folder_layout import is_picture, readable_id, refusal_by_name
 from vitline.data_prep.sources.imagenet.ilsvrc2012_kit import KIT, Kit, read_kit
 from vitline.data_prep.sources.imagenet.imagenet21k import SynsetTars, refused_tars, synset_examples, synset_part
-from vitline.data_prep.sources.raw import Part, RawCorpus, RawExample, SplitRule, WorkFolder, files_digest
+from vitline.data_prep.sources.raw import ImageSource, RawExample, SourcePart, SplitRule, WorkFolder, files_digest
 from vitline.infra.storage import open_store
 
 TRAIN, VAL = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
@@ -22,7 +22,7 @@ _VAL_IMAGE = re.compile(r"ILSVRC2012_val_([0-9]{8})\.JPEG", re.IGNORECASE)
 _OTHERS = "train-others"
 
 
-class Ilsvrc2012Corpus(RawCorpus):
+class Ilsvrc2012Corpus(ImageSource):
     """1,000 classes by WNID, one label per image. Parts: the tar of each synset, and pieces of the validation archive.
 
     Ids are `ILSVRC2012_img_train.tar!n01440764.tar!n01440764_18.JPEG` and
@@ -43,13 +43,13 @@ class Ilsvrc2012Corpus(RawCorpus):
             )
         return files_digest(found)
 
-    def parts(self, work: WorkFolder) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[SourcePart]:
         self.fingerprint()  # raises if a file is missing
         _ = self.kit  # raises if it is damaged, before the archives are read
         yield from self.training_parts()
         yield from self.validation_parts(work)
 
-    def training_parts(self) -> Iterator[Part]:
+    def training_parts(self) -> Iterator[SourcePart]:
         """The tar of each synset, as `synset_part`, then one part for all other members. Raises ValueError if there is no
         synset."""
         tars, others = SynsetTars(), False
@@ -60,17 +60,17 @@ class Ilsvrc2012Corpus(RawCorpus):
         if not tars.synsets:
             raise ValueError(f"{self._store.uri_of(TRAIN)} holds no n########.tar. Download it again.")
         if others:
-            yield Part(name=_OTHERS)
+            yield SourcePart(name=_OTHERS)
 
-    def validation_parts(self, work: WorkFolder) -> Iterator[Part]:
+    def validation_parts(self, work: WorkFolder) -> Iterator[SourcePart]:
         """Pieces of the validation archive."""
         for number, stretch in enumerate(stretches(index(self._store, VAL), work.examples_per_part)):
             where: dict[str, Any] = {"start": stretch.start, "end": stretch.end, "whole": stretch.whole}
-            yield Part(
+            yield SourcePart(
                 name=f"val-{number:06d}", num_bytes=stretch.num_bytes, num_examples=stretch.num_members, where=where
             )
 
-    def examples(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
+    def examples(self, part: SourcePart, work: WorkFolder) -> Iterator[RawExample]:
         if part.name.startswith("val-"):
             stretch: Any = part.where
             for member, data in read_members(self._store, VAL, self._max_bytes, **stretch, wanted=is_picture):

@@ -12,14 +12,22 @@ from vitline.data_prep.archives.archive_members import Member, checked_path
 from vitline.data_prep.archives.archives import archive_kind, index, read_members, read_tars_inside
 from vitline.data_prep.config import CorpusRecipe, ImageNet21k
 from vitline.data_prep.sources.folder_layout import is_picture, readable_id, refusal_by_name
-from vitline.data_prep.sources.raw import Part, RawCorpus, RawExample, Spill, SplitRule, WorkFolder, files_digest
+from vitline.data_prep.sources.raw import (
+    ImageSource,
+    RawExample,
+    SourcePart,
+    Spill,
+    SplitRule,
+    WorkFolder,
+    files_digest,
+)
 from vitline.infra.storage import Store, open_store
 
 _SYNSET_TAR = re.compile(r"(?:.*/)?(n[0-9]{8})\.tar", re.DOTALL)
 _OTHERS, _STREAM = "others", "stream"
 
 
-class ImageNet21kCorpus(RawCorpus):
+class ImageNet21kCorpus(ImageSource):
     """The tar of every synset is one part and one class. The id of an image is `n01440764.tar!n01440764_10026.JPEG`.
 
     A compressed archive of tars has no random access, so it is one part, and its images are spilled.
@@ -45,10 +53,10 @@ class ImageNet21kCorpus(RawCorpus):
             )
         return files_digest(found)
 
-    def parts(self, work: WorkFolder) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[SourcePart]:
         self.fingerprint()  # raises if the source does not exist
         if self._kind == "tar.gz":
-            yield Part(name=_STREAM, num_bytes=self._store.size(self._archive))
+            yield SourcePart(name=_STREAM, num_bytes=self._store.size(self._archive))
             return
         tars, others = SynsetTars(), False
         for member in self._members():
@@ -60,9 +68,9 @@ class ImageNet21kCorpus(RawCorpus):
                 f"{self.origin} holds no n########.tar. Give ImageNet-21k's archive, or a folder of such files."
             )
         if others:
-            yield Part(name=_OTHERS)
+            yield SourcePart(name=_OTHERS)
 
-    def examples(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
+    def examples(self, part: SourcePart, work: WorkFolder) -> Iterator[RawExample]:
         if part.name == _STREAM:
             found = self._streamed(part, work)
         elif part.name == _OTHERS:
@@ -80,7 +88,7 @@ class ImageNet21kCorpus(RawCorpus):
             for listed in self._store.scan():
                 yield Member(listed.key, listed.size, refused=checked_path(listed.key)[1])
 
-    def _streamed(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
+    def _streamed(self, part: SourcePart, work: WorkFolder) -> Iterator[RawExample]:
         tars, name, num_inside = SynsetTars(), "", 0
         found = read_tars_inside(self._store, self._archive, self._max_bytes, lambda _: bool(tars.opened), is_picture)
         with Spill(work, part) as spill:
@@ -138,14 +146,14 @@ class SynsetTars:
         return _example(store, archive or member.path, prefix + readable_id(member.path), refused=refused)
 
 
-def synset_part(name: str, synset: str, key: str, member: Member) -> Part:
+def synset_part(name: str, synset: str, key: str, member: Member) -> SourcePart:
     """The part of the tar of a synset: a member of the archive `key`, or the whole file `key`."""
     start = member.offset or 0
     where: dict[str, Any] = {"key": key, "start": start, "end": start + member.size, "synset": synset}
-    return Part(name=name, num_bytes=member.size, where=where)
+    return SourcePart(name=name, num_bytes=member.size, where=where)
 
 
-def synset_examples(store: Store, part: Part, max_bytes: int, prefix: str = "") -> Iterator[RawExample]:
+def synset_examples(store: Store, part: SourcePart, max_bytes: int, prefix: str = "") -> Iterator[RawExample]:
     """The images of the tar of a synset, without splits. Ids: `prefix`, name of the tar, `!`, path of the member."""
     where: Any = part.where
     found = False

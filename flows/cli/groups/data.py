@@ -74,9 +74,9 @@ def data_ls(root: Root = None, json: Json = False) -> None:
     where = settings(root).root
     columns = ["name", "version", "images", "refused", "classes", "splits", "made_of", "digest"]
     empty = f"No corpus below {where} yet; `vitline data prepare --source DIR --name NAME` prepares one."
-    odd = list[Exception]()
-    rows = list_corpora(where, odd.append)
-    show_rows("corpora", rows, columns, json, empty, odd)
+    unreadable = list[Exception]()
+    rows = list_corpora(where, unreadable.append)
+    show_rows("corpora", rows, columns, json, empty, unreadable)
 
 
 @app.command("show")

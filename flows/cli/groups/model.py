@@ -43,9 +43,9 @@ def model_ls(root: Root = None, json: Json = False) -> None:
     where = settings(root).root
     columns = ["name", "version", "classes", "image_size_px", "run", "created_at", "digest"]
     empty = f"No model below {where} yet; a finished `vitline pretrain run` publishes one."
-    odd = list[Exception]()
-    rows = list_models(where, odd.append)
-    show_rows("models", rows, columns, json, empty, odd)
+    unreadable = list[Exception]()
+    rows = list_models(where, unreadable.append)
+    show_rows("models", rows, columns, json, empty, unreadable)
 
 
 @app.command("variants")
@@ -185,13 +185,13 @@ def model_predict_corpus(fields: dict[str, Any], root: Root = None, json: Json =
     Example: `vitline model predict-corpus icons new-icons --top-k 3`
     """
     from vitline.flows.forms.evaluation_plan import resolve_predict
-    from vitline.flows.runs.engines import open_engines
     from vitline.flows.runs.predict_classes import folder_of, predict_classes, prediction_rows
+    from vitline.flows.runs.services import open_services
 
     where = settings(root)
     spec = resolve_predict(where.root, PredictRequest.model_validate(fields))
-    with open_engines(where) as engines:
-        result = predict_classes(spec, engines)
+    with open_services(where) as services:
+        result = predict_classes(spec, services)
     if json:
         counts = result.state["predicted"]
         console.emit({"run": spec.run_key, "reused": result.reused, "files": folder_of(spec), **counts})

@@ -31,9 +31,11 @@ def nights_ls(
     from vitline.infra.records import UnreadableRecord
     from vitline.infra.storage import open_store
 
-    odd: list[UnreadableRecord] = []
+    unreadable: list[UnreadableRecord] = []
     chosen = settings(root).root
-    rows = [night_row(night) for night in known_nights(open_store(chosen), odd.append) if name in (None, night.name)]
+    rows = [
+        night_row(night) for night in known_nights(open_store(chosen), unreadable.append) if name in (None, night.name)
+    ]
     empty = f"No night below {chosen} yet; the schedule of pretrain-then-transfer/nightly starts one."
     if html is not None and rows:
         from vitline.flows.nights.trend.page import render_trend
@@ -41,7 +43,7 @@ def nights_ls(
 
         html.write_text(render_trend(chosen, all_series(open_store(chosen), name, lambda seen: None)))
         console.say(f"written to {html.absolute()}")
-    show_rows("nights", rows, list(NIGHT_COLUMNS), json, empty, odd)
+    show_rows("nights", rows, list(NIGHT_COLUMNS), json, empty, unreadable)
 
 
 @app.command("show")

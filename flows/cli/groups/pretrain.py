@@ -97,16 +97,16 @@ def pretrain_self_train(
     from vitline.flows.cli.training import train_on, with_recipe
     from vitline.flows.forms.self_training_plan import resolve_self_train
     from vitline.flows.plans.training_plan import self_training_cost
-    from vitline.flows.runs.engines import open_engines
     from vitline.flows.runs.self_train import self_train
+    from vitline.flows.runs.services import open_services
 
     chosen = settings(root)
     stages = resolve_self_train(chosen.root, SelfTrainRequest.model_validate(with_recipe(fields, recipe)))
     if plan:
         show_one(self_training_cost(chosen.root, stages), json)
         return
-    with open_engines(chosen) as engines:
-        self_train(stages, engines, lambda student: train_on(engines, student, as_json=json))
+    with open_services(chosen) as services:
+        self_train(stages, services, lambda student: train_on(services, student, as_json=json))
 
 
 @form_command(app, "branch", BranchRequest, arguments=("parent",))

@@ -18,13 +18,13 @@ def runs_ls(root: Root = None, json: Json = False) -> None:
 
     Example: `vitline runs ls`
     """
-    from vitline.flows.catalog.lists import list_work
-    from vitline.flows.catalog.run_standing import progress_text
+    from vitline.flows.catalog.lists import list_runs_and_pipelines
+    from vitline.flows.catalog.run_status import progress_text
 
     where = settings(root).root
     columns = ["run", "stage", "state", "progress", "val_top1", "updated_at", "reason"]
     empty = f"No run below {where} yet; `vitline demo` or `vitline pretrain run --help` shows how to start one."
-    rows = list_work(where)
+    rows = list_runs_and_pipelines(where)
     show_rows("runs", rows if json else [{**row, "progress": progress_text(row)} for row in rows], columns, json, empty)
 
 
@@ -36,10 +36,10 @@ def runs_show(
 ) -> None:
     """Show the state, last metrics and config of a run or pipeline. Example: `vitline runs show icons-0a1b2c3d4e5f`"""
     from vitline.flows.catalog.lists import show_work
-    from vitline.flows.catalog.run_standing import for_people
+    from vitline.flows.catalog.run_status import flattened
 
     shown = show_work(settings(root).root, key)
-    show_one(shown if json else for_people(shown), json)
+    show_one(shown if json else flattened(shown), json)
 
 
 @app.command("compare")

@@ -72,7 +72,7 @@ def interrupted_by_the_end(directory: Path) -> list[str]:
         console.say(f"The running work cannot be listed, and is interrupted: {'; '.join(away)}")
         return []
     join(directory)
-    from vitline.flows.catalog.run_standing import progress_text
+    from vitline.flows.catalog.run_status import progress_text
     from vitline.flows.cli.interrupted import note_interrupted
 
     try:

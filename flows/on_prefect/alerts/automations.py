@@ -20,7 +20,7 @@ from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from vitline.flows.on_prefect.alerts.problems import Problem
 from vitline.flows.on_prefect.prefect_observer import client
 from vitline.flows.ops.prefect_http import flow_run_page
-from vitline.infra.names import there_are
+from vitline.infra.names import known_names_text
 from vitline.infra.settings import Settings
 
 RUN_TEXT = "{{ flow_run.name }} ({{ flow.name }}): {{ flow_run.state.message }}"
@@ -163,7 +163,7 @@ def block_id(api: SyncPrefectClient, notify: str) -> UUID:
         return api.read_block_document_by_name(name, kind).id
     except ObjectNotFound as error:
         raise ValueError(
-            f"Prefect has no block {notify!r}; {there_are(notify, known)} Its page Blocks creates one; a name is TYPE/NAME, "
+            f"Prefect has no block {notify!r}; {known_names_text(notify, known)} Its page Blocks creates one; a name is TYPE/NAME, "
             "as in slack-webhook/vision-team."
         ) from error
 

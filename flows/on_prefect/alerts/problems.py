@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field, ValidationError
 
-from vitline.flows.catalog.run_standing import progress_of
+from vitline.flows.catalog.run_status import progress_of
 from vitline.flows.ops.schedule_checks import schedule_problems
 from vitline.infra.config import FrozenConfig
 from vitline.infra.local.paths import local_dir
@@ -45,7 +45,7 @@ class SeenProgress(FrozenConfig):
     since: float
 
 
-class Seen(FrozenConfig):
+class AlertState(FrozenConfig):
     """`ops/alerts.json`: what the looks so far have seen. One that is lost costs one repeated alert."""
 
     schema_version: int = 1
@@ -55,15 +55,15 @@ class Seen(FrozenConfig):
     """By run key."""
 
 
-def read_seen(root: Store) -> Seen:
+def read_alert_state(root: Store) -> AlertState:
     try:
-        return Seen.model_validate(root.read_json_or_none(SEEN) or {})
+        return AlertState.model_validate(root.read_json_or_none(SEEN) or {})
     except (ValueError, ValidationError):
         log.warning("%s cannot be read; what it held is told again", root.uri_of(SEEN))
-        return Seen()
+        return AlertState()
 
 
-def tell_new(
+def notify_new(
     settings: Settings,
     root: Store,
     jobs: Iterable[Job],
@@ -74,7 +74,7 @@ def tell_new(
 ) -> list[Problem]:
     """The problems of this moment. Those that no earlier look has told are told, and remembered until they are gone; what
     `tell` raises is raised here, and the next look tells them again."""
-    seen, now = read_seen(root), time.time()
+    seen, now = read_alert_state(root), time.time()
     progress = dict(progress_now(root, jobs, seen, now))
     found = [
         *stalled(progress, stalled_minutes, now),
@@ -85,11 +85,11 @@ def tell_new(
         if problem.name not in seen.told:
             tell(problem)
     told = tuple(sorted({problem.name for problem in found}))
-    root.write_json(SEEN, Seen(told=told, progress=progress).model_dump(mode="json"))
+    root.write_json(SEEN, AlertState(told=told, progress=progress).model_dump(mode="json"))
     return found
 
 
-def progress_now(root: Store, jobs: Iterable[Job], seen: Seen, now: float) -> Iterator[tuple[str, SeenProgress]]:
+def progress_now(root: Store, jobs: Iterable[Job], seen: AlertState, now: float) -> Iterator[tuple[str, SeenProgress]]:
     """The progress of every training and preparation at work, by run key."""
     for job in jobs:
         if job.terminal or "run_key" not in job.metadata:

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from vitline.flows.catalog.lists import list_work, without_parts
-from vitline.flows.catalog.run_standing import progress_text
+from vitline.flows.catalog.lists import list_runs_and_pipelines, without_parts
+from vitline.flows.catalog.run_status import progress_text
 from vitline.flows.nights.from_records import known_nights
 from vitline.flows.nights.night_record import NightRecord, last_told, read_champion
 from vitline.flows.nights.trend.trend import night_point
@@ -50,7 +50,7 @@ def home_markdown(root: Store, problems: Iterable[str], upcoming: Sequence[Upcom
 
 
 def last_nights(root: Store) -> Iterable[SeriesOfNights]:
-    every = known_nights(root, lambda odd: None, NIGHTS_SHOWN)  # `vitline nights ls` says what cannot be read
+    every = known_nights(root, lambda unreadable: None, NIGHTS_SHOWN)  # `vitline nights ls` says what cannot be read
     for name in sorted({night.name for night in every}):
         yield SeriesOfNights(name, [night for night in every if night.name == name][:NIGHTS_SHOWN])
 
@@ -72,8 +72,8 @@ def series_markdown(root: Store, series: SeriesOfNights) -> str:
     try:
         if (record := read_champion(root, series.name)) is not None:
             champion = f"champion `{record.pipeline}` ({record.reason})"
-    except UnreadableRecord as odd:
-        champion = str(odd)
+    except UnreadableRecord as unreadable:
+        champion = str(unreadable)
     newest = last_told(series.nights) or series.nights[0]
     rows = []
     for night in series.nights:
@@ -94,7 +94,7 @@ def series_markdown(root: Store, series: SeriesOfNights) -> str:
 def at_work(root: Store) -> str:
     rows = [
         [f"`{row['run']}`", row["stage"], row["state"], progress_text(row)]
-        for row in without_parts(list_work(root.uri))
+        for row in without_parts(list_runs_and_pipelines(root.uri))
     ]
     return markdown_table(("run", "stage", "state", "progress"), rows) if rows else "Nothing."
 

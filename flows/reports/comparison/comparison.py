@@ -11,9 +11,9 @@ import numpy as np
 
 from vitline.data_prep.shard_format import Manifest, load_class_names
 from vitline.flows.catalog.records import PipelineRecord
-from vitline.flows.nights.compare import MEAN, Compared, Difference, compare
+from vitline.flows.nights.compare import MEAN, Difference, Differences, compare
 from vitline.flows.nights.from_records import earlier_nights, read_predictions, scores_of, scores_of_models
-from vitline.flows.nights.judge import FALSE_ALARMS, changes, short_name
+from vitline.flows.nights.judge import FALSE_POSITIVE_RATE, changes, short_name
 from vitline.flows.nights.night_scores import NightScores
 from vitline.flows.reports.comparison.corpora import Corpora
 from vitline.infra.storage import Store
@@ -31,7 +31,7 @@ class Other:
     """A pipeline beside the reference."""
 
     key: str
-    compared: Compared | None
+    compared: Differences | None
     """None where one of the two has no scores."""
     changed: Mapping[str, tuple[Any, Any]]
     """What the scores may depend on and what differs, by dotted name: reference, this one."""
@@ -78,7 +78,7 @@ def compare_with_first(root: Store, records: Sequence[PipelineRecord]) -> tuple[
             others.append(Other(record.key, None, {}))
             continue
         earlier = noise_of(root, record)
-        compared = compare(ours, first, earlier, level=FALSE_ALARMS / (len(records) - 1), wanted=0.0)
+        compared = compare(ours, first, earlier, level=FALSE_POSITIVE_RATE / (len(records) - 1), wanted=0.0)
         others.append(Other(record.key, compared, changes(first.facts, ours.facts)))
     return scores, others
 

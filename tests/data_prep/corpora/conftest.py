@@ -13,7 +13,7 @@ import scipy.io
 from vitline.data_prep.config import CorpusConfig, CorpusRecipe, ShardingConfig
 from vitline.data_prep.prepare.job import prepare
 from vitline.data_prep.shard_format import ShardReader
-from vitline.data_prep.sources.raw import Part, WorkFolder
+from vitline.data_prep.sources.raw import SourcePart, WorkFolder
 from vitline.infra.storage import open_store
 
 
@@ -28,7 +28,7 @@ def read():
             work = open_store(f"memory://{uuid.uuid4().hex}")
             work, found = WorkFolder(work, work, examples_per_part), []
             for part in source.parts(work):
-                of_part = [*source.examples(Part.model_validate_json(part.model_dump_json()), work)]
+                of_part = [*source.examples(SourcePart.model_validate_json(part.model_dump_json()), work)]
                 for example in of_part:
                     if not example.refused:
                         end = example.offset + example.length

@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 
 from vitline.data_prep.decode import DecodePolicy, ImageRejected, decode
-from vitline.data_prep.examine.decode_apart import decode_apart
-from vitline.data_prep.examine.decode_child import Examiner
+from vitline.data_prep.examine.decode_sandboxed import decode_sandboxed
 from vitline.data_prep.examine.decode_server import MAX_ANSWER_BYTES, PIXELS, Kind, ServerSettings, decode_answer
 from vitline.data_prep.examine.image_header import read_header
+from vitline.data_prep.examine.sandboxed_decoder import SandboxedDecoder
 from vitline.infra.config import replace
 
 POLICY = DecodePolicy(max_pixels=10_000)
@@ -62,7 +62,7 @@ def liars(tmp_path, monkeypatch):
     ],
 )
 def test_an_answer_that_contradicts_the_bytes_is_a_crash(lie, why):
-    with Examiner(POLICY, timeout_s=60, memory_bytes=2 << 30, function=f"liars.{lie}") as examine:
+    with SandboxedDecoder(POLICY, timeout_s=60, memory_bytes=2 << 30, function=f"liars.{lie}") as examine:
         ((_, verdict),) = examine.run([(0, file_of(30, 20))])
     with pytest.raises(ImageRejected, match=f"decoder_crash: the decoder sent .*({why})"):
         raise verdict
@@ -73,11 +73,11 @@ def test_pixels_of_another_process_equal_those_of_this_one(file_format):
     exif = Image.Exif()
     exif[0x0112] = 6  # stored turned: the sizes of header and pixels are exchanged
     data = file_of(90, 70, file_format, exif=exif)
-    pixels = decode_apart(data, POLICY)
+    pixels = decode_sandboxed(data, POLICY)
     assert pixels.shape == (90, 70, 3)
     assert np.array_equal(pixels, decode(data, POLICY))
     with pytest.raises(ImageRejected, match="too_many_pixels"):
-        decode_apart(file_of(200, 100), POLICY)
+        decode_sandboxed(file_of(200, 100), POLICY)
 
 
 def test_only_pixels_may_be_long_and_only_as_long_as_the_policy_allows():

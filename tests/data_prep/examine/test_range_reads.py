@@ -40,7 +40,7 @@ def distant(monkeypatch):
         requests.append((key, start, start + len(buffer)))
         return read_into(self, key, start, buffer)
 
-    monkeypatch.setattr(FileStore, "reads_wait", True)
+    monkeypatch.setattr(FileStore, "high_latency", True)
     monkeypatch.setattr(FileStore, "read", counted)
     monkeypatch.setattr(FileStore, "read_into", counted_into)
     return requests
@@ -102,7 +102,7 @@ def test_packed_images_need_few_requests_and_give_the_same_corpus(tmp_path, dist
     num_reads = sum(key.startswith("spill/") for key, _, _ in distant)
     assert manifest.counts.num_accepted == 1797
     assert 0 < num_reads < 100  # most of them of pictures in the report
-    monkeypatch.setattr(FileStore, "reads_wait", False)
+    monkeypatch.setattr(FileStore, "high_latency", False)
     (local,) = job.prepare([request], roots[1].uri)
     assert local.digest == manifest.digest
     shards = [{key: corpus_store(root, request).read(key) for key in files(root, request)} for root in roots]

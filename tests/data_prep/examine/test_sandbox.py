@@ -122,10 +122,10 @@ plan = sys.argv[1] + "/plan.json"
 json.dump(json.load(open(plan)) | {"address": ctypes.addressof(held)}, open(plan + ".new", "w"))
 os.replace(plan + ".new", plan)
 from vitline.data_prep.decode import DecodePolicy
-from vitline.data_prep.examine.decode_child import Examiner
-with Examiner(DecodePolicy(), timeout_s=60, memory_bytes=2 << 30, function="attacker.examine") as examiner:
-    for _, verdict in examiner.run([(0, b"attack")]):
-        print(json.dumps([verdict.reason, verdict.detail, examiner.lacking]))
+from vitline.data_prep.examine.sandboxed_decoder import SandboxedDecoder
+with SandboxedDecoder(DecodePolicy(), timeout_s=60, memory_bytes=2 << 30, function="attacker.examine") as decoder:
+    for _, verdict in decoder.run([(0, b"attack")]):
+        print(json.dumps([verdict.reason, verdict.detail, decoder.lacking]))
 """
 
 
@@ -230,14 +230,14 @@ except OSError as error:
 
 def test_a_process_that_has_used_its_time_is_replaced_before_its_limit(monkeypatch):
     from vitline.data_prep.decode import DecodePolicy
-    from vitline.data_prep.examine import decode_child
+    from vitline.data_prep.examine import sandboxed_decoder
 
-    with decode_child.Examiner(DecodePolicy(), timeout_s=59, memory_bytes=2 << 30) as examine:
+    with sandboxed_decoder.SandboxedDecoder(DecodePolicy(), timeout_s=59, memory_bytes=2 << 30) as examine:
         list(examine.run([(0, b"")]))
         first = examine._child
         list(examine.run([(0, b"")]))
         assert examine._child is first
-        monkeypatch.setattr(decode_child, "_CPU_S", 0)
+        monkeypatch.setattr(sandboxed_decoder, "_CPU_S", 0)
         assert [tag for tag, _ in examine.run((i, b"") for i in range(3))] == [0, 1, 2]
         assert examine._child is not first
         assert first._process.poll() is not None

@@ -8,14 +8,14 @@ import pytest
 from vitline.data_prep.find_corpus import corpus_store
 from vitline.data_prep.pages import dry_run as module
 from vitline.data_prep.pages.dry_run import dry_run
-from vitline.data_prep.pages.dry_run_report import Cores, Number
+from vitline.data_prep.pages.dry_run_report import Cores, Estimate
 from vitline.data_prep.pages.expected_rows import shares
 from vitline.data_prep.pages.sample_source import Budget
 from vitline.data_prep.plan.plan_shards import Base
 from vitline.data_prep.prepare.job import prepare
 from vitline.data_prep.shard_format import load_manifest
 from vitline.data_prep.sources.open_source import open_source
-from vitline.data_prep.sources.raw import Part, RawCorpus
+from vitline.data_prep.sources.raw import ImageSource, SourcePart
 from vitline.infra.config import replace
 from vitline.infra.storage import open_store
 
@@ -37,10 +37,10 @@ def test_a_dry_run_of_a_folder_matches_its_preparation(folder, request_for, memo
     request = request_for(folder, duplicates="keep")
     found, page = dry_run(request, CORES)
     (made,) = prepare([request], memory_root)
-    assert found.found == Number(made.counts.num_found, True)
+    assert found.found == Estimate(made.counts.num_found, True)
     assert found.classes_exact
     assert found.classes == {"cat": 40, "dog": 40, "bird/owl": 40}
-    assert found.refused == {"ignored_file": Number(2, True), "not_an_image": Number(6, True)}
+    assert found.refused == {"ignored_file": Estimate(2, True), "not_an_image": Estimate(6, True)}
     assert found.structure == "<class> (3 classes, 126 files); no folder is a split"
     assert ("read as", found.structure) in found.rows()
     assert found.complete
@@ -60,7 +60,7 @@ def test_a_small_sample_is_spread_over_the_parts(folder, request_for):
     assert found.num_parts == 16
     assert 32 <= found.num_sampled <= 40
     assert {info.source_id for info in found.class_map.classes} == {"cat", "dog", "bird/owl"}
-    assert found.found == Number(128, True)
+    assert found.found == Estimate(128, True)
     assert not found.complete
     assert found.classes == {"cat": 46, "dog": 40, "bird/owl": 40}
     assert sum(found.splits.values()) == pytest.approx(120, abs=8)
@@ -149,7 +149,7 @@ def test_dry_run_of_a_new_segment_uses_the_row_group_size_of_its_corpus(
     assert found.rows_per_row_group["train"] == manifest.splits["train"].rows_per_row_group
 
 
-class HalfStuck(RawCorpus):
+class HalfStuck(ImageSource):
     """A source with an additional first part that returns nothing, like an archive that is read to its end for its first image."""
 
     def __init__(self, source):
@@ -159,7 +159,7 @@ class HalfStuck(RawCorpus):
         return self._source.fingerprint()
 
     def parts(self, place):
-        yield Part(name="stuck", num_bytes=1000)
+        yield SourcePart(name="stuck", num_bytes=1000)
         yield from self._source.parts(place)
 
     def examples(self, part, place):

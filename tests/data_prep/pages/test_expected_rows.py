@@ -5,10 +5,10 @@ import pytest
 
 from vitline.data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe
 from vitline.data_prep.pages.expected_rows import kept_rows
-from vitline.data_prep.sources.raw import RawCorpus
+from vitline.data_prep.sources.raw import ImageSource
 
 
-class Source(RawCorpus):
+class Source(ImageSource):
     def fingerprint(self):
         return ""
 

@@ -187,7 +187,7 @@ def test_missing_images_show_the_reason():
 
 def test_an_image_that_was_never_decoded_cannot_break_the_report(monkeypatch):
     # takes no arguments: the process fails at every image
-    monkeypatch.setattr("vitline.data_prep.examine.decode_apart.PIXELS", "os.abort")
+    monkeypatch.setattr("vitline.data_prep.examine.decode_sandboxed.PIXELS", "os.abort")
     refused = {"aspect_ratio": Findings(1, 1, (Finding(row("long"), "900 x 3 pixels"),))}
     page = render(stats_of(2, refused=refused))
     assert re.search(r'<div class="pic none" title="long">decoder crash</div>', page)

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from vitline.data_prep.examine import examine
-from vitline.data_prep.examine.decode_child import Examiner
+from vitline.data_prep.examine.sandboxed_decoder import SandboxedDecoder
 from vitline.data_prep.executors import Threads
 from vitline.data_prep.shard_format import load_manifest, segment_keys
 from vitline.data_prep.shards.subsets import take
@@ -158,7 +158,9 @@ def with_corrupt_picture(fill_folder, prepared, tmp_path, memory_root, monkeypat
         holed = data[:hole] + bytes(20) + data[hole + 20 :]
         (folder / "cat" / f"noise{seed}.png").write_bytes(holed if seed == 1 else data)
     with monkeypatch.context() as older:
-        older.setattr(examine, "Examiner", functools.partial(Examiner, function="taken_for_black.examine"))
+        older.setattr(
+            examine, "SandboxedDecoder", functools.partial(SandboxedDecoder, function="taken_for_black.examine")
+        )
         return prepared(folder, memory_root)
 
 

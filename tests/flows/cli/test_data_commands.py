@@ -379,9 +379,9 @@ def test_a_preparation_shows_report_and_counts_in_mlflow_and_links_in_prefect(co
     assert snapshot.tags["vitline.corpus_digest"] == manifest["digest"]
     prepared = PreparedCorpus(corpus.uri, load_manifest(corpus), reused=True)
     urls = {preparation_key(["birds"], [corpus], root): "http://mlflow/#/experiments/1/runs/ab?workflow=x"}
-    engines = SimpleNamespace(root=root, sender=SimpleNamespace(run_url=urls.get))
-    links = corpus_links(prepared, engines)
+    services = SimpleNamespace(root=root, sender=SimpleNamespace(run_url=urls.get))
+    links = corpus_links(prepared, services)
     assert links["report page"] == "[in MLflow](http://mlflow/#/experiments/1/runs/ab/artifacts/report.html)"
     assert links["report"] == f"`{corpus.uri}/report.html`"
     urls.clear()
-    assert corpus_links(prepared, engines).keys() == {"corpus", "report"}
+    assert corpus_links(prepared, services).keys() == {"corpus", "report"}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vitline.infra.local.stack_config import ALL, settle
+from vitline.infra.local.stack_config import ALL, prepare_stack_config
 
 from ...servers.stack import eventually
 
@@ -70,7 +70,7 @@ def run_folder(run):
 
 @pytest.mark.slow
 def test_commands_that_would_use_a_stopped_stack_mention_it(run, tmp_path):
-    settle(tmp_path / ".vitline" / "stack", {})
+    prepare_stack_config(tmp_path / ".vitline" / "stack", {})
     expected = f"the local stack in {tmp_path}/.vitline/stack is down, so its store cannot be read; `vitline stack up` starts it\n"
     assert run("data", "ls", "--json") == (0, '{\n "corpora": []\n}\n', expected)
     for quiet in (("data", "ls", "--root", "elsewhere"), ("data", "--help"), ("stack", "status")):

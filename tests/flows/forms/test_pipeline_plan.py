@@ -21,7 +21,7 @@ def key(root, night=None, **changes):
 
 def test_equal_pipelines_have_equal_keys_and_different_ones_different_keys(digits_root):
     same = [{}, {"num_workers": 1}, {"deadline_hours": 2}, {"overrides": {"execution.log_every_steps": 1}},
-            {"overrides": {"nights.num_seeds": 1, "nights.wanted_difference": 0.02}}]  # fmt: skip
+            {"overrides": {"nights.num_seeds": 1, "nights.smallest_effect": 0.02}}]  # fmt: skip
     assert len({key(digits_root, **changes) for changes in same}) == 1
     others = [
         {},

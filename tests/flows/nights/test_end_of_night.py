@@ -1,4 +1,4 @@
-"""How a pipeline ends its night: the verdict is written first, under its claim, and changes nothing in how it ends."""
+"""How a pipeline ends its night: the verdict is written first, under its lease, and changes nothing in how it ends."""
 
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,7 +15,7 @@ from vitline.flows.nights.from_records import scores_of
 from vitline.flows.nights.night_record import THE_GATE, read_champion, read_night
 from vitline.flows.runs import end_to_end
 from vitline.flows.runs.end_to_end import PipelineRecorder
-from vitline.flows.runs.engines import open_engines
+from vitline.flows.runs.services import open_services
 from vitline.flows.runs.stage import StageFailed, StageResult, exclusively
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
@@ -35,13 +35,13 @@ def store(root):
 def recorder(root, store):
     """recorder(): that of a night with scores, as its pipeline has it before the end."""
     with ExitStack() as contexts:
-        engines = contexts.enter_context(open_engines(Settings(root=root)))
+        services = contexts.enter_context(open_services(Settings(root=root)))
 
         def begin():
             request = PipelineRequest(name="nightly", corpus="digits-0-to-4", recipe="digits", tasks=("digits-5-to-9",))
             plan = resolve_pipeline(root, request, NIGHT)
             stages = store_night(store, replace(Nights(0).night(), key=plan.key, night=NIGHT)).stages
-            begun = PipelineRecorder(plan, engines, contexts.enter_context(exclusively(engines, plan.key)))
+            begun = PipelineRecorder(plan, services, contexts.enter_context(exclusively(services, plan.key)))
             begun.__enter__()
             begun.note(stages=tuple(stage.model_dump() for stage in stages))
             return begun
@@ -87,7 +87,7 @@ def test_a_night_of_several_seeds_trains_and_evaluates_each_and_records_means(ro
     evaluated = [stage.run_key for stage in record.stages if stage.stage == "evaluate"]
     seeds = []
 
-    def train_model(training, engines, night):
+    def train_model(training, services, night):
         nth = training.config.recipe.seed - 5
         seeds.append((training.config.recipe.seed, night))
         state = {
@@ -98,7 +98,7 @@ def test_a_night_of_several_seeds_trains_and_evaluates_each_and_records_means(ro
         }
         return SimpleNamespace(run_key=trained[nth]), StageResult(state, False, 1.0)
 
-    def evaluate_tasks(name, plan, engines):
+    def evaluate_tasks(name, plan, services):
         nth = plan.seed - 5
         assert plan.models == (f"{root}/models/{scores.models[nth]}",)
         found = store.read_json(f"runs/{evaluated[nth]}/state.json")["scores"]
@@ -116,8 +116,8 @@ def test_a_night_of_several_seeds_trains_and_evaluates_each_and_records_means(ro
         name="nightly", corpus=digits.uri, recipe="digits", tasks=(digits.uri,), seed=5, from_scratch=False,
         overrides={"nights.num_seeds": 3},
     )  # fmt: skip
-    with open_engines(Settings(root=root)) as engines:
-        done = end_to_end.pretrain_then_transfer(resolve_pipeline(root, request, NIGHT), engines)
+    with open_services(Settings(root=root)) as services:
+        done = end_to_end.pretrain_then_transfer(resolve_pipeline(root, request, NIGHT), services)
     assert seeds == [(5, NIGHT), (6, NIGHT), (7, NIGHT)]
     assert [stage.stage for stage in done.record.stages] == ["prepare", *3 * ["pretrain", "evaluate"]]
     assert done.record.model_digest == scores.models[0]

@@ -151,14 +151,14 @@ def test_where_predictions_are_gone_the_test_is_not_paired(store):
 
 def test_the_plan_says_which_difference_can_be_seen_and_which_number_of_seeds_it_takes(store):
     nights, next_night = Nights(6, seeds_sd=0.05, noise=0.3), datetime(2026, 3, 1, 2, tzinfo=UTC)
-    settings = NightSettings(num_seeds=3, wanted_difference=0.03)
+    settings = NightSettings(num_seeds=3, smallest_effect=0.03)
     assert plan_text(store, "nightly", next_night, settings).endswith("is not known from earlier nights yet")
     for _ in range(8):
         store_night(store, nights.night())
     text = plan_text(store, "nightly", next_night, settings)
     assert "by the noise of earlier nights, a difference of " in text
     assert "the wanted 3.0 take nights.num_seeds=" in text
-    assert plan_text(store, "nightly", next_night, config.replace(settings, wanted_difference=0.5)).endswith(
+    assert plan_text(store, "nightly", next_night, config.replace(settings, smallest_effect=0.5)).endswith(
         "four times in five"
     )
 

@@ -12,8 +12,8 @@ from vitline.flows.catalog.lists import find_corpus
 from vitline.flows.forms.forms import PipelineRequest
 from vitline.flows.forms.pipeline_plan import resolve_pipeline
 from vitline.flows.runs.end_to_end import prepare_stage
-from vitline.flows.runs.engines import open_engines
 from vitline.flows.runs.prepare_corpus import prepare_corpora, source_request
+from vitline.flows.runs.services import open_services
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
 
@@ -42,14 +42,14 @@ def folder(tmp_path):
 
 @pytest.mark.slow
 def test_a_night_trains_on_the_images_that_came_since(root, folder):
-    with open_engines(Settings(root=root)) as engines:
-        (base,), _, _ = prepare_corpora([source_request(root, str(folder.path), "birds")], engines)
+    with open_services(Settings(root=root)) as services:
+        (base,), _, _ = prepare_corpora([source_request(root, str(folder.path), "birds")], services)
 
         def night(number):
             """What the stage recorded, and the manifest of the corpus to train on."""
             rows, plan = [], plan_of(root, datetime(2026, 11, number, 2, tzinfo=UTC), **GROWING)
             recorder = SimpleNamespace(stage=lambda *row: rows.append(row), note=lambda **_: None)
-            corpora = prepare_stage(plan, engines, recorder)
+            corpora = prepare_stage(plan, services, recorder)
             return rows[0], corpora[0].manifest
 
         row, first = night(23)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vitline.flows.nights.compare import MEAN, compare, image_variance, noise_source, seed_variance
-from vitline.flows.nights.judge import FALSE_ALARMS, judge, not_whole
+from vitline.flows.nights.judge import FALSE_POSITIVE_RATE, incomplete, judge
 from vitline.flows.nights.night_scores import NightScores
 from vitline.flows.nights.student_t import quantile, two_sided_p
 
@@ -33,7 +33,7 @@ def test_of_fifty_nights_of_noise_no_more_are_called_better_or_worse_than_stated
     histories = [called(Nights(seed, seeds_sd=seeds_sd, noise=noise), 50, num_seeds=num_seeds) for seed in range(6)]
     rates = [np.mean([word in ("better", "worse") for word in words]) for words in histories]
     # What stays of the rate when the chance of these few histories is taken off: they share a champion, so they count as units.
-    assert np.mean(rates) - 2 * np.std(rates, ddof=1) / np.sqrt(len(rates)) <= FALSE_ALARMS
+    assert np.mean(rates) - 2 * np.std(rates, ddof=1) / np.sqrt(len(rates)) <= FALSE_POSITIVE_RATE
 
 
 def long_run(seed, num, progress=0.0, **given):
@@ -67,7 +67,7 @@ def test_of_fifty_nights_of_a_long_run_without_progress_no_more_are_called_than_
         made = long_run(seed, 51, seeds_sd=0.3)
         words = [judge(made[i], made[0], made[i - 1], made[max(i - 30, 0) : i], wanted=0.0).word for i in range(2, 51)]
         rates.append(np.mean([word in ("better", "worse") for word in words]))
-    assert np.mean(rates) - 2 * np.std(rates, ddof=1) / np.sqrt(len(rates)) <= FALSE_ALARMS
+    assert np.mean(rates) - 2 * np.std(rates, ddof=1) / np.sqrt(len(rates)) <= FALSE_POSITIVE_RATE
 
 
 def test_a_real_difference_is_seen_and_a_smaller_one_than_wanted_is_not_called():
@@ -111,7 +111,7 @@ def test_what_noise_may_hide_is_not_called_the_same_in_words():
     )
     assert small.sentence.startswith("The same as last night")
     assert hidden.sentence.startswith("Within noise of last night (night of 2026-01-04 02:00 UTC): ")
-    assert abs(hidden.against[0].whole.value) < 0.9 < hidden.against[0].visible
+    assert abs(hidden.against[0].whole.value) < 0.9 < hidden.against[0].detectable_difference
 
 
 def test_the_same_models_are_the_same_whatever_the_noise():
@@ -141,8 +141,8 @@ def test_a_task_at_its_majority_class_is_broken_even_where_noise_is_not_known():
 
 
 def test_cut_nights_are_said_so_and_failed_ones_are_broken():
-    assert not_whole("out_of_time", "").sentence == "Not compared: the night was cut, because it reached its deadline."
-    assert not_whole("diverged", "loss nan").word == "broken"
+    assert incomplete("out_of_time", "").sentence == "Not compared: the night was cut, because it reached its deadline."
+    assert incomplete("diverged", "loss nan").word == "broken"
 
 
 def test_one_seed_each_on_equal_images_is_mcnemars_test():

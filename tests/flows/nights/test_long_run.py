@@ -10,9 +10,9 @@ from vitline.flows.catalog.records import PipelineRecord, read_pipeline, write_p
 from vitline.flows.forms.forms import PipelineRequest
 from vitline.flows.forms.pipeline_plan import resolve_pipeline
 from vitline.flows.plans.budget import check_deadline
-from vitline.flows.runs.end_to_end import PipelineRecorder, go_on, in_time
-from vitline.flows.runs.engines import open_engines
+from vitline.flows.runs.end_to_end import PipelineRecorder, advance_long_run, train_until_cooldown
 from vitline.flows.runs.long_run import next_step
+from vitline.flows.runs.services import open_services
 from vitline.flows.runs.stage import StageFailed, exclusively
 from vitline.infra.config import replace
 from vitline.infra.runs.journal import read_journal
@@ -113,8 +113,8 @@ def test_a_pipeline_that_is_started_again_goes_to_the_same_step_unless_a_person_
         key=plan.key, name="long", request={}, state=state, started_at=1.0, updated_at=1.0, long_run_step=7
     )
     write_pipeline(store, before)
-    with open_engines(Settings(root=root)) as engines, exclusively(engines, plan.key) as claim:
-        PipelineRecorder(plan, engines, claim).note()
+    with open_services(Settings(root=root)) as services, exclusively(services, plan.key) as lease:
+        PipelineRecorder(plan, services, lease).note()
     assert read_pipeline(store, plan.key).long_run_step == goes_to
 
 
@@ -125,7 +125,7 @@ def test_nights_train_one_run_and_score_a_cooldown_from_where_it_stands(root, tm
     """That a run which pauses equals one that does not is tested in tests/vit/test_run.py."""
     training, nights = resolve(train_config("long"), root), plan_of(root).nights
     nights = nights.model_copy(update={"advance_images": 13 * 16, "cooldown_images": 4 * 16})
-    with open_engines(Settings(root=root, home=tmp_path)) as engines:
+    with open_services(Settings(root=root, home=tmp_path)) as services:
 
         def night(step=None):
             """The rows that a night adds to its record, the run whose model is scored, and the step that the long run went to."""
@@ -133,7 +133,7 @@ def test_nights_train_one_run_and_score_a_cooldown_from_where_it_stands(root, tm
             recorder = SimpleNamespace(
                 stage=lambda *row: rows.append(row), note=said.update, record=SimpleNamespace(long_run_step=step)
             )
-            spec, trained = go_on(nights, training, engines, recorder)
+            spec, trained = advance_long_run(nights, training, services, recorder)
             return rows, spec, trained, said["long_run_step"]
 
         long_run = open_store(root).child(f"runs/{training.spec().run_key}")
@@ -159,14 +159,14 @@ def test_a_training_that_is_out_of_time_is_cooled_down_from_where_it_stands(root
         update={"advance_images": None, "cooldown_at_hours": 1.0, "cooldown_images": 4 * 16}
     )
     plan = SimpleNamespace(nights=nights, night=None)
-    with open_engines(Settings(root=root, home=tmp_path)) as engines:
+    with open_services(Settings(root=root, home=tmp_path)) as services:
 
         def night(config, step=None):
             """As if it had begun an hour ago."""
             rows, said = [], {}
             record = SimpleNamespace(long_run_step=step, started_at=0.0)
             recorder = SimpleNamespace(stage=lambda *row: rows.append(row), note=said.update, record=record)
-            return rows, said, *in_time(plan, resolve(config, root), engines, recorder)
+            return rows, said, *train_until_cooldown(plan, resolve(config, root), services, recorder)
 
         ((stage, key, _, _, what, _),), said, spec, trained = night(config)
         assert (stage, said["long_run_step"], what) == ("advance", 1, "16 of 16,000,000 images, then out of time")

@@ -37,7 +37,7 @@ def store(root):
 
 
 def test_points_band_and_rows_are_those_of_the_records(store):
-    (series,) = all_series(store, None, lambda odd: pytest.fail(str(odd)))
+    (series,) = all_series(store, None, lambda unreadable: pytest.fail(str(unreadable)))
     assert [point.word for point in series.points].count("worse") == 1
     assert [point.mean is not None for point in series.points] == [True] * 6 + [False] * 2
     plot = trend_plot(series)

@@ -9,7 +9,7 @@ from prefect.client.schemas.objects import State, StateDetails, StateType
 
 from vitline.flows.on_prefect import prefect_observer
 from vitline.flows.on_prefect.prefect_observer import PrefectObserver
-from vitline.flows.runs.engines import Suspended
+from vitline.flows.runs.services import Suspended
 
 RUN, PART = uuid4(), uuid4()
 LIMIT = datetime(2026, 3, 1, 15, 10, tzinfo=UTC)

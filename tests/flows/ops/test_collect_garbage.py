@@ -18,12 +18,12 @@ from vitline.flows.forms.forms import CollectGarbageRequest
 from vitline.flows.ops import collect_garbage as collecting
 from vitline.flows.ops import garbage
 from vitline.flows.ops.collect_garbage import DAY_S, FOLDERS, collect_garbage
-from vitline.flows.runs.engines import Engines, Terminal
+from vitline.flows.runs.services import ConsoleObserver, Services
 from vitline.flows.to_mlflow import outbox
 from vitline.flows.to_mlflow.child import SenderChild
 from vitline.infra.config import replace
-from vitline.infra.runs.claims import take_claim
 from vitline.infra.runs.journal import read_journal
+from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.runs.run_state import write_state
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
@@ -38,8 +38,8 @@ def collect(root):
 
     def call(root=root, **request):
         settings = Settings(root=root, mlflow_tracking_uri=None)
-        engines = Engines(settings, None, Terminal(), SenderChild(settings, Path()))
-        return collect_garbage(CollectGarbageRequest.model_validate({"dry_run": False, **request}), engines)
+        services = Services(settings, None, ConsoleObserver(), SenderChild(settings, Path()))
+        return collect_garbage(CollectGarbageRequest.model_validate({"dry_run": False, **request}), services)
 
     return call
 
@@ -48,10 +48,10 @@ def checkpointed(root, key, state="finished", ago=WEEKS, attempts=1):
     """A run with four checkpoints and an interrupted save, whose last heartbeat was `ago` seconds ago."""
     run = open_store(root).child(f"runs/{key}")
     for attempt in range(attempts):
-        claim = take_claim(run, key, job_state=lambda job: "failed", owner="someone")
+        lease = acquire_lease(run, key, job_state=lambda job: "failed", owner="someone")
         if attempt == 0:
             write_state(run, state, 1, step=30)
-    run.write_json("claim.json", replace(claim, heartbeat=time.time() - ago).model_dump())
+    run.write_json("lease.json", replace(lease, heartbeat=time.time() - ago).model_dump())
     run.write_json("state.json", {**run.read_json("state.json"), "updated_at": time.time() - ago})
     for name in ("step-000000010-a1", "step-000000020-a1", "step-000000020-a10", "step-000000020-a2"):
         run.write_json(f"checkpoints/{name}/manifest.json", {})
@@ -60,13 +60,13 @@ def checkpointed(root, key, state="finished", ago=WEEKS, attempts=1):
     return run
 
 
-@pytest.mark.parametrize("odd", [b"{}", b"[]", b"{"])
-def test_what_cannot_be_read_is_kept_and_named_and_stops_no_other(root, collect, odd):
+@pytest.mark.parametrize("unreadable", [b"{}", b"[]", b"{"])
+def test_what_cannot_be_read_is_kept_and_named_and_stops_no_other(root, collect, unreadable):
     store = open_store(root)
     checkpointed(root, "birds-0123456789ab")
-    checkpointed(root, "odd-0123456789ab").write("state.json", odd)
+    checkpointed(root, "odd-0123456789ab").write("state.json", unreadable)
     for key in ("corpora/birds/0123/manifest.json", "features/0123456789ab/test.json", "flow-runs/0198.json"):
-        store.write(key, odd)
+        store.write(key, unreadable)
     store.write("corpora/birds/0123/_work/listing.json", b"{}")
     kept = store.list("corpora/") + store.list("features/") + store.list("flow-runs/") + store.list("runs/odd")
     findings = {finding.subject: finding.action for finding in collect()}
@@ -238,11 +238,11 @@ def test_old_test_objects_and_heartbeats_of_killed_processes_are_deleted(root, c
         at = time.time() - ago
         store.write(f"doctor/{int(at * 1e9)}-0f3a", b"vitline")
         store.write_json(f"flow-runs/{ago:.0f}.json", {"heartbeat": at})
-    store.write_json("claims/nightly-0123456789ab/claim.json", {"heartbeat": 0.0})
+    store.write_json("leases/nightly-0123456789ab/lease.json", {"heartbeat": 0.0})
     assert [finding.subject for finding in collect()] == ["doctor/", "flow-runs/"]
     left = store.list()
     assert len(left) == 3
-    assert left[0] == "claims/nightly-0123456789ab/claim.json"
+    assert left[0] == "leases/nightly-0123456789ab/lease.json"
     assert left[2] == "flow-runs/60.json"
 
 
@@ -306,9 +306,9 @@ def test_what_shows_life_after_it_was_listed_is_kept(root, collect, monkeypatch)
     run, daily = checkpointed(root, "birds-0123456789ab", "failed", MONTHS), {"notice_days": 6.5}
     assert actions(collect(**daily)) == {"run birds-0123456789ab": "listed; deleted"}
     moved(monkeypatch, 7)
-    claim = take_claim(run, "birds-0123456789ab", job_state=lambda job: "failed", owner="someone")
-    # A heartbeat whose clock is wrong by years does not look alive, but the counter of the claim has moved.
-    run.write_json("claim.json", replace(claim, heartbeat=1.0).model_dump())
+    lease = acquire_lease(run, "birds-0123456789ab", job_state=lambda job: "failed", owner="someone")
+    # A heartbeat whose clock is wrong by years does not look alive, but the counter of the lease has moved.
+    run.write_json("lease.json", replace(lease, heartbeat=1.0).model_dump())
     assert actions(collect(**daily)) == {"run birds-0123456789ab": "listed; deleted"}
     real = StoredRun.life
     monkeypatch.setattr(StoredRun, "life", lambda run: [real(run), uuid.uuid4().hex])  # a heart that beats
@@ -335,9 +335,9 @@ def test_checkpoints_of_unfinished_runs_go_after_months_of_silence(root, collect
     kept, deleted = collect()
     assert (kept.action, deleted.action) == ("kept: nothing says that it is garbage", "deleted, 9 objects")
     assert run.list("checkpoints/") == ["checkpoints/step-000000040-a10-of-a-newer-version/manifest.json"]
-    assert {"claim.json", "state.json"} <= {*run.list()}
+    assert {"lease.json", "state.json"} <= {*run.list()}
     assert younger.list() == before
-    run.write_json("claim.json", {**run.read_json("claim.json"), "heartbeat": time.time()})
+    run.write_json("lease.json", {**run.read_json("lease.json"), "heartbeat": time.time()})
     run.write_json("checkpoints/step-000000010-a1/manifest.json", {})
     assert collect() == []  # it lives again
     assert run.exists("checkpoints/step-000000010-a1/manifest.json")
@@ -399,9 +399,9 @@ def test_trials_on_validation_go_once_their_evaluation_has_long_finished(root, c
     evaluated(root, "evaluate-2123456789ab", "birds", ["birds-select-1"], state="preempted")
     evaluated(root, "evaluate-3123456789ab", "birds", ["birds-select-1", "birds-select-2"], ["birds-final-1"])
     evaluated(root, "evaluate-4123456789ab", "flowers", ["flowers-select-1"], ["flowers-final-1"])
-    begun = store.child("runs/evaluate-5123456789ab")  # its attempt gave its claim back before it had written a state
-    claim = take_claim(begun, "evaluate-5123456789ab", job_state=lambda job: None, owner="someone")
-    begun.write_json("claim.json", replace(claim, heartbeat=0.0).model_dump())
+    begun = store.child("runs/evaluate-5123456789ab")  # its attempt gave its lease back before it had written a state
+    lease = acquire_lease(begun, "evaluate-5123456789ab", job_state=lambda job: None, owner="someone")
+    begun.write_json("lease.json", replace(lease, heartbeat=0.0).model_dump())
     begun.write_json("config.json", {"tasks": [{"name": "flowers"}]})
     before = {*store.list("trials/")}
     (finding,) = collect()
@@ -480,7 +480,7 @@ def test_published_weights_and_those_of_a_run_that_lives_stay(root, collect):
     assert actions(collect()) == {"model birds/1/0123456789ab": "deleted"}
     assert model.list() == ["0123456789ab/classes.json", "0123456789ab/model.safetensors", "config.json"]
     assert len(living.list()) == 3
-    run.write("claim.json", b"{")
+    run.write("lease.json", b"{")
     assert set(actions(collect()).values()) == {"kept: nothing says that it is garbage"}
     assert len(living.list()) == 3
 
@@ -498,13 +498,13 @@ def test_publication_that_goes_on_after_it_was_listed_stays(root, collect, monke
     assert len(model.list()) == 3
 
 
-@pytest.mark.parametrize("odd", [{"marked": False}, b"{}", b"[]", b'{"at": "soon"}', "config"])
-def test_weights_that_nothing_calls_garbage_are_named_and_stay(root, collect, odd):
+@pytest.mark.parametrize("unreadable", [{"marked": False}, b"{}", b"[]", b'{"at": "soon"}', "config"])
+def test_weights_that_nothing_calls_garbage_are_named_and_stay(root, collect, unreadable):
     """As those that an older version of vitline left, which wrote no marker."""
-    model = publication(root, "1", **(odd if isinstance(odd, dict) else {}))
-    if isinstance(odd, bytes):
-        model.write("0123456789ab/publishing.json", odd)
-    if odd == "config":  # of a newer version: it may name its weights otherwise
+    model = publication(root, "1", **(unreadable if isinstance(unreadable, dict) else {}))
+    if isinstance(unreadable, bytes):
+        model.write("0123456789ab/publishing.json", unreadable)
+    if unreadable == "config":  # of a newer version: it may name its weights otherwise
         model.write_json("config.json", {"schema_version": 9})
     before = model.list()
     (finding,) = collect()
@@ -580,7 +580,7 @@ def test_a_checkpoint_stays_while_a_branch_may_begin_from_it(root, collect, days
 def test_a_branch_at_work_keeps_its_parents_checkpoint_as_long_as_its_mark_is_there(root, collect, finished):
     run, pinned = branched(root, BRANCH, days=100)
     branch = open_store(root).child(f"runs/{BRANCH}")
-    take_claim(branch, BRANCH, job_state=lambda job: None, owner="someone")
+    acquire_lease(branch, BRANCH, job_state=lambda job: None, owner="someone")
     branch.write_json(
         "checkpoints/step-000000011-a1/manifest.json", {}
     )  # it may go back to its parent's, by the spike guard

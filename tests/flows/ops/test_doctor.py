@@ -375,9 +375,9 @@ def test_a_weed_that_does_not_run_is_named(tmp_path, monkeypatch):
     program = tmp_path / "weed"
     program.write_text("#!/bin/sh\necho cannot execute binary >&2\nexit 126\n")
     program.chmod(0o755)
-    monkeypatch.setattr(doctor, "weed", lambda: program)
+    monkeypatch.setattr(doctor, "seaweed_program", lambda: program)
     failure(doctor.check_seaweedfs(), "cannot execute binary", "make install")
-    monkeypatch.setattr(doctor, "weed", lambda: None)
+    monkeypatch.setattr(doctor, "seaweed_program", lambda: None)
     assert doctor.check_seaweedfs().ok
 
 
@@ -447,12 +447,12 @@ def test_sockets_need_a_folder_with_a_short_path_and_the_fallback_will_do(settin
 
 
 def test_what_the_decoding_process_lacks_is_said(monkeypatch):
-    class Lacking(doctor.Examiner):
+    class Lacking(doctor.SandboxedDecoder):
         def run(self, images):
             self.lacking = without
             return iter(())
 
-    monkeypatch.setattr(doctor, "Examiner", Lacking)
+    monkeypatch.setattr(doctor, "SandboxedDecoder", Lacking)
     without = ("Landlock: Function not implemented",)
     assert "Landlock: Function not implemented" in doctor.check_decoder().found
     assert doctor.check_decoder().ok  # the filter alone is enough

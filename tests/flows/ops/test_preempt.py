@@ -7,7 +7,7 @@ import pytest
 from vitline.flows.ops.preempt import preempt
 from vitline.infra.config import replace
 from vitline.infra.runs import liveness
-from vitline.infra.runs.claims import ClaimHolder, job_id_of, read_claim, take_claim
+from vitline.infra.runs.lease import LeaseHolder, acquire_lease, job_id_of, read_lease
 from vitline.infra.runs.run_state import read_stop, write_state
 from vitline.infra.storage import open_store
 
@@ -21,9 +21,9 @@ def run(root):
     return store
 
 
-def claim(run, silent_s=0.0):
-    held = take_claim(run, KEY, job_state=lambda job: "failed", owner="someone")
-    run.write_json("claim.json", replace(held, heartbeat=time.time() - silent_s).model_dump())
+def lease(run, silent_s=0.0):
+    held = acquire_lease(run, KEY, job_state=lambda job: "failed", owner="someone")
+    run.write_json("lease.json", replace(held, heartbeat=time.time() - silent_s).model_dump())
 
 
 def test_a_run_that_is_not_active_is_refused(run, root):
@@ -31,7 +31,7 @@ def test_a_run_that_is_not_active_is_refused(run, root):
         preempt(root, "nope")
     with pytest.raises(ValueError, match="has had no attempt"):
         preempt(root, KEY)
-    claim(run)
+    lease(run)
     write_state(run, "finished", 1)
     with pytest.raises(ValueError, match="is finished"):
         preempt(root, KEY)
@@ -44,11 +44,11 @@ def _quick(monkeypatch):
 
 
 def test_an_attempt_without_a_heartbeat_is_left_to_reconcile(run, root):
-    claim(run, silent_s=3600)
+    lease(run, silent_s=3600)
     write_state(run, "running", 1)
     with pytest.raises(RuntimeError, match=r"no heartbeat for 3600 s; `vitline ops reconcile`"):
         preempt(root, KEY)
-    run.write_json("claim.json", {**read_claim(run).model_dump(), "heartbeat": time.time() + 3600})
+    run.write_json("lease.json", {**read_lease(run).model_dump(), "heartbeat": time.time() + 3600})
     with pytest.raises(RuntimeError, match=r"no heartbeat while it was watched for 0.3 s; `vitline ops reconcile`"):
         preempt(root, KEY)
     assert read_stop(run) is None
@@ -57,18 +57,18 @@ def test_an_attempt_without_a_heartbeat_is_left_to_reconcile(run, root):
 @pytest.mark.slow
 def test_an_attempt_whose_heartbeat_is_old_by_the_clock_but_moves_is_asked_to_stop(run, root, monkeypatch):
     """The clock of its machine is an hour behind."""
-    claim(run, silent_s=3600)
+    lease(run, silent_s=3600)
     write_state(run, "running", 1)
     monkeypatch.setattr(liveness, "WATCH_S", 60.0)
-    with ClaimHolder(run, 1, every_s=0.05):
-        claim_file = {**read_claim(run).model_dump(), "heartbeat": time.time() - 3600}
-        run.write_json("claim.json", claim_file)
+    with LeaseHolder(run, 1, every_s=0.05):
+        lease_file = {**read_lease(run).model_dump(), "heartbeat": time.time() - 3600}
+        run.write_json("lease.json", lease_file)
         assert preempt(root, KEY)["attempt"] == 1
 
 
 def test_the_active_attempt_is_asked_to_stop(run, root):
-    claim(run)
+    lease(run)
     write_state(run, "preempted", 1)
-    claim(run)  # the next attempt, which has not written its state yet
+    lease(run)  # the next attempt, which has not written its state yet
     assert preempt(root, "birds") == {"run": KEY, "attempt": 2, "job": job_id_of(run, KEY, 2), "asked": "preempted"}
     assert (read_stop(run)["reason"], read_stop(run)["attempt"]) == ("preempted", 2)

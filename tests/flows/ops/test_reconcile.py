@@ -14,12 +14,12 @@ from vitline.flows.ops import reconcile as module
 from vitline.flows.ops.flow_runs import SeenFlowRun
 from vitline.flows.ops.reconcile import reconcile
 from vitline.flows.runs import stage
-from vitline.flows.runs.engines import Engines, Terminal
+from vitline.flows.runs.services import ConsoleObserver, Services
 from vitline.flows.to_mlflow import outbox
 from vitline.flows.to_mlflow.child import SenderChild, SyncReport
 from vitline.infra.ray_jobs import Job, JobServerAway
 from vitline.infra.runs import liveness
-from vitline.infra.runs.claims import ClaimHolder, read_claim, take_claim
+from vitline.infra.runs.lease import LeaseHolder, acquire_lease, read_lease
 from vitline.infra.runs.liveness import read_heartbeats, sending_heartbeats
 from vitline.infra.runs.run_state import read_state, request_stop, write_state
 from vitline.infra.settings import Settings
@@ -93,30 +93,30 @@ class Place:
 
     def reconcile(self, mlflow=None, patient=False, dead_before=0.0, **request):
         settings = Settings(root=self.uri, ray_address="http://cluster", mlflow_tracking_uri=mlflow)
-        engines = Engines(settings, self.ray, Terminal(), SenderChild(settings, Path()))
+        services = Services(settings, self.ray, ConsoleObserver(), SenderChild(settings, Path()))
         options = {"patient": patient, "dead_before": dead_before}
-        return reconcile(ReconcileRequest.model_validate(request), engines, self.prefect, **options)
+        return reconcile(ReconcileRequest.model_validate(request), services, self.prefect, **options)
 
     def attempt(self, silent_s=HOUR, state="running", flow_run=None, page=None):
         """An attempt that has claimed the run and whose last heartbeat was `silent_s` seconds ago."""
         self.run.write_json("config.json", {"run_key": KEY})
-        claim = take_claim(self.run, KEY, job_state=lambda job: "failed", owner="someone", page=page)
+        lease = acquire_lease(self.run, KEY, job_state=lambda job: "failed", owner="someone", page=page)
         if flow_run:
-            self.record_attempt(claim, flow_run)
+            self.record_attempt(lease, flow_run)
         self.silence(self.run, silent_s)
         if state:
-            write_state(self.run, state, claim.attempt)
-        return claim
+            write_state(self.run, state, lease.attempt)
+        return lease
 
-    def record_attempt(self, claim, flow_run):
+    def record_attempt(self, lease, flow_run):
         origin = Origin(flow_run_id=flow_run, flow_run_url=f"http://pages/runs/flow-run/{flow_run}")
-        at = time.time() - HOUR + claim.attempt
-        names = {"run_key": KEY, "attempt": claim.attempt, "job_id": claim.job_id}
+        at = time.time() - HOUR + lease.attempt
+        names = {"run_key": KEY, "attempt": lease.attempt, "job_id": lease.job_id}
         record = AttemptRecord(**names, ray_address="", owner="", started_at=at, origin=origin)
-        self.run.write_json(f"attempts/a{claim.attempt}.json", record.model_dump(mode="json"))
+        self.run.write_json(f"attempts/a{lease.attempt}.json", record.model_dump(mode="json"))
 
     def silence(self, store, silent_s):
-        store.write_json("claim.json", {**read_claim(store).model_dump(), "heartbeat": time.time() - silent_s})
+        store.write_json("lease.json", {**read_lease(store).model_dump(), "heartbeat": time.time() - silent_s})
 
     def pipeline(self, silent_s=HOUR, flow_run_id=FLOW, **record):
         at = {"started_at": time.time() - silent_s, "updated_at": time.time() - silent_s}
@@ -124,23 +124,23 @@ class Place:
         write_pipeline(
             self.root, PipelineRecord(key=PIPELINE, name="nightly", request={}, origin=origin, **(at | record))
         )
-        store = self.root.child(f"claims/{PIPELINE}")
-        take_claim(store, PIPELINE, job_state=lambda job: "failed", owner="someone")
+        store = self.root.child(f"leases/{PIPELINE}")
+        acquire_lease(store, PIPELINE, job_state=lambda job: "failed", owner="someone")
         self.silence(store, silent_s)
 
     def beat(self, ago, id=FLOW):
         self.root.write_json(f"flow-runs/{id}.json", {"heartbeat": time.time() - ago})
 
     def content(self):
-        kept = [key for key in self.root.list() if not key.startswith("claims/reconcile/")]
+        kept = [key for key in self.root.list() if not key.startswith("leases/reconcile/")]
         return {key: self.root.read(key) for key in kept}
 
 
 @pytest.fixture
 def place(root, monkeypatch):
-    monkeypatch.setattr("vitline.infra.runs.claims.job_id_of", lambda run, key, attempt: f"{key}-a{attempt}")
+    monkeypatch.setattr("vitline.infra.runs.lease.job_id_of", lambda run, key, attempt: f"{key}-a{attempt}")
     monkeypatch.setattr(stage, "CANCEL_PATIENCE_S", 0.0)  # no real job would stop by itself
-    monkeypatch.setattr(liveness, "FLOW_CLAIM_S", 0.05)
+    monkeypatch.setattr(liveness, "FLOW_LEASE_S", 0.05)
     monkeypatch.setattr(stage, "POLL_S", 0.01)
     monkeypatch.setattr(liveness, "WATCH_S", 0.05)
     monkeypatch.setattr(liveness, "FROZEN_WATCH_S", 0.1)
@@ -208,7 +208,7 @@ def test_what_was_killed_a_moment_ago_is_reported_and_ended_once_it_was_silent_f
 
     waited = []
 
-    def sleep(engines, seconds):
+    def sleep(services, seconds):
         if seconds > liveness.WATCH_S:
             waited.append(seconds)
             place.attempt(silent_s=301)
@@ -250,10 +250,10 @@ def test_a_job_that_does_not_end_is_stopped_again(place, monkeypatch):
 
 DRIVER = """
 import sys
-from vitline.infra.runs.claims import ClaimHolder
+from vitline.infra.runs.lease import LeaseHolder
 from vitline.infra.storage import open_store
 
-with ClaimHolder(open_store(sys.argv[1]), 1, every_s=0.05):
+with LeaseHolder(open_store(sys.argv[1]), 1, every_s=0.05):
     print("working", flush=True)
     sys.stdin.read()
 """
@@ -291,8 +291,8 @@ def test_a_driver_that_stands_still_is_ended_and_the_next_attempt_can_start(plac
     assert finding.subject == f"job {JOB}"
     assert place.ray.process.returncode == -signal.SIGKILL
     assert read_state(place.run)["reason"] == stage.DRIVER_FROZEN
-    claim = take_claim(place.run, KEY, job_state=lambda job: place.ray.find(job).state, owner="the next night")
-    assert claim.attempt == 2
+    lease = acquire_lease(place.run, KEY, job_state=lambda job: place.ray.find(job).state, owner="the next night")
+    assert lease.attempt == 2
 
 
 def test_a_heartbeat_within_a_minute_counts_whatever_quiet_minutes_is(place):
@@ -320,15 +320,15 @@ def test_the_end_of_one_attempt_does_not_end_the_next(place):
 
 def test_a_heartbeat_in_the_last_moment_keeps_the_state(place, monkeypatch):
     place.attempt()
-    judge = module.judge
+    write_reconciled = module.write_reconciled
 
     def late(run, *rest):
         place.silence(run, 0)
-        judge(run, *rest)
+        write_reconciled(run, *rest)
 
-    monkeypatch.setattr(module, "judge", late)
+    monkeypatch.setattr(module, "write_reconciled", late)
     (finding,) = place.reconcile()
-    assert "not done: the claim or state of this run changed meanwhile" in finding.action
+    assert "not done: the lease or state of this run changed meanwhile" in finding.action
     assert read_state(place.run)["state"] == "running"
 
 
@@ -555,8 +555,8 @@ def test_heartbeats_that_are_old_by_the_clock_but_move_keep_everything_at_work(p
     silent_s = iter(range(3600, 0, -1))
 
     def everything_beats():
-        for store in (place.run, place.root.child(f"claims/{PIPELINE}")):
-            ClaimHolder(store, 1).beat()
+        for store in (place.run, place.root.child(f"leases/{PIPELINE}")):
+            LeaseHolder(store, 1).beat()
             place.silence(store, next(silent_s))
         place.beat(next(silent_s))
 
@@ -564,7 +564,7 @@ def test_heartbeats_that_are_old_by_the_clock_but_move_keep_everything_at_work(p
     place.pipeline()
     place.prefect.put("RUNNING")
     place.beat(HOUR)
-    monkeypatch.setattr(Terminal, "check", lambda self: everything_beats())
+    monkeypatch.setattr(ConsoleObserver, "check", lambda self: everything_beats())
     assert place.reconcile(dry_run=dry_run) == []
     assert read_state(place.run)["state"] == read_pipeline(place.root, PIPELINE).state == "running"
     assert place.prefect.ended == {}
@@ -582,12 +582,12 @@ def test_a_dry_run_reports_everything_and_changes_nothing(place):
     assert (place.content(), place.prefect.ended, place.ray.find("other-a1").state) == (before, {}, "running")
 
 
-@pytest.mark.parametrize("record", ["state.json", "verdict.json", "stop.json", "claim.json"])
+@pytest.mark.parametrize("record", ["state.json", "verdict.json", "stop.json", "lease.json"])
 def test_a_record_that_cannot_be_read_is_reported_and_stops_no_other(place, record):
     place.attempt()
     other = place.root.child("runs/odd-0123456789ab")
     other.write_json("config.json", {"run_key": "odd-0123456789ab"})
-    take_claim(other, "odd-0123456789ab", job_state=lambda job: "failed", owner="someone")
+    acquire_lease(other, "odd-0123456789ab", job_state=lambda job: "failed", owner="someone")
     other.write(record, b"{}")
     findings = {finding.subject: finding for finding in place.reconcile()}
     found = findings.pop("run odd-0123456789ab")
@@ -612,9 +612,9 @@ def test_a_record_that_cannot_be_opened_is_reported_and_stops_no_other(place):
 @pytest.mark.parametrize(
     ("key", "subject", "others"),
     [
-        (f"runs/{KEY}/claim.json", f"run {KEY}", {"pipeline", "flow"}),
+        (f"runs/{KEY}/lease.json", f"run {KEY}", {"pipeline", "flow"}),
         (f"runs/{KEY}/stop.json", f"run {KEY}", {"pipeline", "flow"}),
-        (f"claims/{PIPELINE}/claim.json", f"pipeline {PIPELINE}", {"run"}),
+        (f"leases/{PIPELINE}/lease.json", f"pipeline {PIPELINE}", {"run"}),
         (f"pipelines/{PIPELINE}.json", f"pipeline {PIPELINE}", {"run"}),
         (f"flow-runs/{FLOW}.json", f"flow run {FLOW}", {"run"}),
     ],
@@ -624,11 +624,14 @@ def test_a_record_that_becomes_unreadable_during_the_watch_stops_no_other(place,
     place.pipeline()
     place.prefect.put("RUNNING")
     place.beat(HOUR)
-    monkeypatch.setattr(Terminal, "check", lambda self: place.root.write(key, b"{}"))
+    monkeypatch.setattr(ConsoleObserver, "check", lambda self: place.root.write(key, b"{}"))
     findings = place.reconcile()
-    (odd,) = [finding for finding in findings if finding.subject == subject]
-    assert f"{place.root.uri_of(key)} is not a record that this version of vitline reads" in odd.problem + odd.action
-    assert {finding.subject.split()[0] for finding in findings if finding != odd} == others
+    (unreadable,) = [finding for finding in findings if finding.subject == subject]
+    assert (
+        f"{place.root.uri_of(key)} is not a record that this version of vitline reads"
+        in unreadable.problem + unreadable.action
+    )
+    assert {finding.subject.split()[0] for finding in findings if finding != unreadable} == others
     assert place.root.read(key) == b"{}"
     assert (read_state(place.run)["state"] == "preempted") == ("run" in others)
     assert bool(place.prefect.ended) == ("flow" in others)

@@ -15,7 +15,7 @@ from vitline.flows.runs.stage import run_store
 from vitline.infra.mlflow.tracking_ids import RUN, TrackingIds
 from vitline.infra.ray_jobs import RayJobs
 from vitline.infra.runs import liveness
-from vitline.infra.runs.claims import read_claim
+from vitline.infra.runs.lease import read_lease
 from vitline.infra.runs.liveness import BEAT_S, delete_heartbeat, read_heartbeats
 from vitline.infra.runs.run_state import read_state
 from vitline.infra.storage import open_store
@@ -97,8 +97,8 @@ class Servers:
         process.kill()
         beat = f"flow-runs/{process.flow_run}.json"
         owner = self.root.read_json(beat)["owner"]
-        claims = [key for key in self.root.list("claims/") if key.endswith("/claim.json")]
-        for key in [beat, *(key for key in claims if self.root.read_json(key)["owner"] == owner)]:
+        leases = [key for key in self.root.list("leases/") if key.endswith("/lease.json")]
+        for key in [beat, *(key for key in leases if self.root.read_json(key)["owner"] == owner)]:
             self.root.write_json(key, {**self.root.read_json(key), "heartbeat": time.time() - 3600})
 
     def no_flow_process(self):
@@ -158,7 +158,7 @@ def test_reconcile_leaves_living_training_and_ends_its_dead_flow_run(servers):
     assert servers.state(flow.flow_run)["type"] == "RUNNING"
     eventually(lambda: read_progress(run)["step"] > step)
 
-    assert servers.vitline("ops", "preempt", read_claim(run).run_key)["job"] == job
+    assert servers.vitline("ops", "preempt", read_lease(run).run_key)["job"] == job
     eventually(lambda: servers.jobs.find(job).terminal)
     assert servers.jobs.find(job).exit_code == 75
     assert list_checkpoints(run) != []

@@ -18,17 +18,17 @@ from vitline.vit.run.resolved import resolve
 def test_loading_names_each_setting_and_its_origin(train_config, monkeypatch):
     monkeypatch.setattr(which_decoder, "native_is_installed", lambda: False)
     config = train_config("plan", decode_threads=3)
-    assert loading_text(config, reads_wait=True, open_bytes=10**9) == (
+    assert loading_text(config, high_latency=True, open_bytes=10**9) == (
         "a worker reads 2.15 GB ahead at most (execution.read_ahead_bytes, its default; a steady stream needs 1 GB), in as many "
         "threads as it needs up to 32 (a remote store), and decodes in 3 (execution.decode_threads, as the recipe or --set has it) of "
         "its own process (execution.decode_processes, its default); the native decoder is not installed on this machine"
     )
     monkeypatch.setattr(which_decoder, "native_is_installed", lambda: True)
-    assert loading_text(config, reads_wait=True, open_bytes=1).endswith(
+    assert loading_text(config, high_latency=True, open_bytes=1).endswith(
         "the native decoder is installed on this machine"
     )
     little = replace(config, **{"execution.read_ahead_bytes": 10**6})
-    text = loading_text(little, reads_wait=False, open_bytes=10**9)
+    text = loading_text(little, high_latency=False, open_bytes=10**9)
     assert (
         "1 MB ahead at most (execution.read_ahead_bytes, as the recipe or --set has it; less than the 1 GB of a" in text
     )
@@ -39,7 +39,7 @@ def test_auto_means_a_process_for_every_four_threads_and_a_number_itself(train_c
     def text(lanes=4, **execution):
         config = train_config("plan", **execution)
         config = replace(config, **{"recipe.input.num_lanes": lanes})
-        return loading_text(config, reads_wait=False, open_bytes=10**9)
+        return loading_text(config, high_latency=False, open_bytes=10**9)
 
     auto = {"decode_processes": "auto"}
     assert "of its own process (" in text(decode_threads=4, **auto)

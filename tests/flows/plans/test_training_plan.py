@@ -18,8 +18,8 @@ from vitline.flows.plans.training_plan import (
     training_plan,
 )
 from vitline.infra.config import replace
-from vitline.infra.runs.claims import take_claim
 from vitline.infra.runs.journal import Journal
+from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.runs.run_state import write_state
 from vitline.infra.runs.segments import list_segments
 from vitline.infra.storage import open_store
@@ -116,7 +116,7 @@ def test_a_speed_is_put_beside_the_plan_of_a_gpu_with_a_known_peak(b16):
 
 def test_the_speed_of_a_run_is_that_of_its_journal_and_a_damaged_one_has_none(b16, root, caplog):
     run = open_store(root).child("runs/birds-0a1b")
-    take_claim(run, "birds-0a1b", job_state=lambda job: "running", owner="test")
+    acquire_lease(run, "birds-0a1b", job_state=lambda job: "running", owner="test")
     journal = Journal(run, 1)
     for step, rate in enumerate((10.0, 100.0, 120.0), 1):
         journal.record({"throughput/images_per_s": rate}, step)

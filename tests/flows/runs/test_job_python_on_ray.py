@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from vitline.data_prep.examples import presets
-from vitline.flows.runs.engines import open_engines
 from vitline.flows.runs.prepare_corpus import prepare_corpora
 from vitline.flows.runs.pretrain import train_model
+from vitline.flows.runs.services import open_services
 from vitline.flows.runs.stage import StageFailed, run_store
 from vitline.infra.config import replace
 from vitline.infra.local.ray_node import LocalRay
-from vitline.infra.runs.claims import read_claim
+from vitline.infra.runs.lease import read_lease
 from vitline.infra.settings import Settings
 from vitline.vit.run.resolved import resolve
 
@@ -43,40 +43,40 @@ def foreign(elsewhere, tmp_path_factory):
 
 
 @pytest.fixture
-def engines(foreign, root, tmp_path, monkeypatch):
+def services(foreign, root, tmp_path, monkeypatch):
     """engines(python): the engines of a command that uses the foreign cluster; `python` is VITLINE_JOB_PYTHON."""
     for name, value in foreign.items():
         monkeypatch.setenv(name, value)
 
     def use(python=None):
-        return open_engines(Settings(root=root, home=tmp_path, job_python=python))
+        return open_services(Settings(root=root, home=tmp_path, job_python=python))
 
     return use
 
 
-def test_the_python_of_the_cluster_runs_the_job(engines, elsewhere):
+def test_the_python_of_the_cluster_runs_the_job(services, elsewhere):
     """A preparation, which needs fewer processes than a training. Ray runs the work of both in the Python of its node."""
     on_workers = replace(presets.digits(), **{"execution.small_images": 0})
-    with engines() as used:
+    with services() as used:
         _, key, result = prepare_corpora([on_workers], used)
-        log = used.cluster.jobs.logs(read_claim(run_store(used.root, key)).job_id)
+        log = used.cluster.jobs.logs(read_lease(run_store(used.root, key)).job_id)
     assert result.state["state"] == "finished"
     assert f"python={elsewhere[0] / 'bin' / 'python'}" in log
 
 
-def test_a_job_python_without_vitline_fails_with_the_variable_to_set(engines, train_config, tmp_path):
+def test_a_job_python_without_vitline_fails_with_the_variable_to_set(services, train_config, tmp_path):
     for python in (str(tmp_path / "nowhere" / "python"), str(Path(sys.base_prefix) / "bin" / "python3")):
-        with pytest.raises(StageFailed, match="VITLINE_JOB_PYTHON") as refused, engines(python) as used:
+        with pytest.raises(StageFailed, match="VITLINE_JOB_PYTHON") as refused, services(python) as used:
             train_model(resolve(train_config(f"named-{len(python)}", steps=3), used.root), used)
         assert python in str(refused.value)
 
 
-def test_other_versions_are_named_before_the_training_starts(engines, train_config, elsewhere):
+def test_other_versions_are_named_before_the_training_starts(services, train_config, elsewhere):
     other = elsewhere[1] / "torch-99.0.dist-info"  # not vitline's: the metadata of a checkout would take precedence
     other.mkdir()
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 99.0\n")
     try:
-        with pytest.raises(StageFailed, match=r"torch 99\.0 \(submitted from torch ") as refused, engines() as used:
+        with pytest.raises(StageFailed, match=r"torch 99\.0 \(submitted from torch ") as refused, services() as used:
             train_model(resolve(train_config("other-versions", steps=3), used.root), used)
     finally:
         (other / "METADATA").unlink()

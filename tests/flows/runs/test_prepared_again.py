@@ -28,9 +28,9 @@ def test_uncounted_losses_are_reported_each_time_and_refused_without_the_option(
     accepting = replace(request, **{"execution.uncounted_losses": "accept"})
     prepare([accepting], root)
     messages: list[str] = []
-    engines = SimpleNamespace(root=root, observer=SimpleNamespace(say=messages.append))
-    (corpus,), key, _ = prepare_corpora([accepting], engines)
+    services = SimpleNamespace(root=root, observer=SimpleNamespace(say=messages.append))
+    (corpus,), key, _ = prepare_corpora([accepting], services)
     assert (corpus.reused, key) == (True, None)
     assert "warning: cut: 1 file could not be read to its end" in messages[0]
     with pytest.raises(ValueError, match=r"is prepared already.*with --set execution\.uncounted_losses=accept"):
-        prepare_corpora([request], engines)
+        prepare_corpora([request], services)

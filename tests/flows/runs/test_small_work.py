@@ -11,9 +11,9 @@ import pytest
 from vitline.data_prep.config import ClassFolders, CorpusConfig
 from vitline.data_prep.prepare import small_work
 from vitline.data_prep.prepare.job import prepare
-from vitline.data_prep.prepare.small_work import is_small
+from vitline.data_prep.prepare.small_work import fits_here
 from vitline.flows.catalog.lists import find_corpus
-from vitline.flows.runs import engines
+from vitline.flows.runs import services
 from vitline.infra.config import replace
 from vitline.infra.storage import open_store
 
@@ -32,7 +32,7 @@ def folder(tmp_path):
 @pytest.fixture
 def no_ray(monkeypatch, tmp_path):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(engines, "LocalRay", lambda *_: pytest.fail("a Ray was started"))
+    monkeypatch.setattr(services, "LocalRay", lambda *_: pytest.fail("a Ray was started"))
     monkeypatch.chdir(tmp_path)
 
 
@@ -62,17 +62,17 @@ def test_an_error_of_a_small_source_is_one_sentence(vitline, folder, no_ray, tmp
 
 def test_preparation_without_a_cluster_is_limited_in_images_and_bytes(folder, tmp_path, monkeypatch):
     request, root = request_for(folder), open_store(str(tmp_path / "store"))
-    assert is_small([request], root, one_machine=False)
+    assert fits_here([request], root, one_machine=False)
     few = [replace(request, **{"execution.small_images": 39})]
-    assert not is_small(few, root, one_machine=False)
-    assert is_small(few, root, one_machine=True)
-    assert not is_small([replace(request, **{"execution.small_images": 0})], root, one_machine=True)
+    assert not fits_here(few, root, one_machine=False)
+    assert fits_here(few, root, one_machine=True)
+    assert not fits_here([replace(request, **{"execution.small_images": 0})], root, one_machine=True)
     both = [replace(request, **{"execution.small_images": 60, "name": name}) for name in ("birds", "more")]
-    assert not is_small(both, root, one_machine=False)
-    assert is_small(both[:1], root, one_machine=False)
+    assert not fits_here(both, root, one_machine=False)
+    assert fits_here(both[:1], root, one_machine=False)
     monkeypatch.setattr(small_work, "MAX_BYTES", 39 * 1000)
-    assert not is_small([request], root, one_machine=False)
-    assert is_small([request], root, one_machine=True)
+    assert not fits_here([request], root, one_machine=False)
+    assert fits_here([request], root, one_machine=True)
     assert open_store(str(tmp_path / "store")).list() == []
 
 

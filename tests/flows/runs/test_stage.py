@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from vitline.flows.catalog.records import AttemptRecord, Origin, attempt_records
-from vitline.flows.runs import engines, stage, worker_errors
-from vitline.flows.runs.engines import Cluster, Engines, StopRequested, Terminal
+from vitline.flows.runs import services, stage, worker_errors
+from vitline.flows.runs.services import Cluster, ConsoleObserver, Services, StopRequested
 from vitline.flows.runs.stage import StageFailed, run_stage
 from vitline.flows.to_mlflow.child import SenderChild
 from vitline.infra.config import replace
@@ -19,7 +19,7 @@ from vitline.infra.provenance import compared_versions
 from vitline.infra.ray_jobs import Job, JobLost, JobServerAway
 from vitline.infra.runs import liveness
 from vitline.infra.runs.attempt import DEADLINE_PASSED
-from vitline.infra.runs.claims import ClaimHolder, job_id_of, read_claim, take_claim
+from vitline.infra.runs.lease import LeaseHolder, acquire_lease, job_id_of, read_lease
 from vitline.infra.runs.run_state import OUTCOMES, read_state, read_stop, request_stop, write_state
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
@@ -73,7 +73,7 @@ class ScriptedCluster:
         return "".join(f"line {n}\n" for n in range(40))
 
 
-class FakeObserver(Terminal):
+class FakeObserver(ConsoleObserver):
     """An observer that keeps its messages; `check` is what a test puts there."""
 
     def __init__(self, messages, check=lambda: None):
@@ -98,7 +98,7 @@ def run_with_script(
     run,
     cluster,
     check=lambda: None,
-    claim_timeout_s=0.05,
+    lease_timeout_s=0.05,
     grace_s=0.05,
     output=lambda state: True,
     progress=lambda: None,
@@ -107,7 +107,7 @@ def run_with_script(
     settings = Settings(root=run.uri, mlflow_tracking_uri=None)
     messages = cluster.messages if cluster else []
     return run_stage(
-        Engines(settings, cluster, FakeObserver(messages, check), SenderChild(settings, Path())),
+        Services(settings, cluster, FakeObserver(messages, check), SenderChild(settings, Path())),
         run,
         KEY,
         "vitline.vit.ray_jobs.train_driver",
@@ -117,13 +117,13 @@ def run_with_script(
         output=output,
         kept=kept,
         grace_s=grace_s,
-        claim_timeout_s=claim_timeout_s,
+        lease_timeout_s=lease_timeout_s,
         env={"RAY_TRAIN_X": "1"},
     )
 
 
-def claim(run):
-    return take_claim(run, KEY, job_state=lambda job: "failed", owner="someone else")
+def lease(run):
+    return acquire_lease(run, KEY, job_state=lambda job: "failed", owner="someone else")
 
 
 def test_a_finished_run_is_returned_without_a_cluster(run):
@@ -131,7 +131,7 @@ def test_a_finished_run_is_returned_without_a_cluster(run):
     result = run_with_script(run, cluster=None)
     assert result.reused
     assert result.state["val_top1"] == 0.5
-    assert read_claim(run) is None
+    assert read_lease(run) is None
 
 
 def test_a_job_names_its_run_and_attempt_and_has_a_stop_timeout(run):
@@ -153,7 +153,7 @@ def test_a_job_names_its_run_and_attempt_and_has_a_stop_timeout(run):
     ]
     assert json.loads(job.env.pop("VITLINE_SUBMITTED_FROM")) == compared_versions()
     assert job.env == {"RAY_JOB_STOP_WAIT_TIME_S": "11", "RAY_TRAIN_X": "1"}
-    ours = {"run_key": KEY, "claim": job.metadata["claim"], "root": run.uri, "trigger": "command"}
+    ours = {"run_key": KEY, "lease": job.metadata["lease"], "root": run.uri, "trigger": "command"}
     assert job.metadata == ours
     (attempt,) = attempt_records(run)
     assert (attempt.job_id, attempt.attempt, attempt.ray_address) == (job.id, 1, "http://cluster")
@@ -168,7 +168,7 @@ def test_a_preempted_attempt_is_followed_by_the_next(run):
 def test_a_lost_cluster_is_followed_by_the_next_attempt_once_the_heartbeat_is_old(run):
     cluster = ScriptedCluster(run, JobLost("the cluster was replaced"), "finished")
     began = time.time()
-    assert run_with_script(run, cluster, claim_timeout_s=0.2).state["attempt"] == 2
+    assert run_with_script(run, cluster, lease_timeout_s=0.2).state["attempt"] == 2
     assert time.time() - began >= 0.2
 
 
@@ -253,23 +253,23 @@ def test_a_one_node_ray_that_has_ended_is_lost_at_once(tmp_path, monkeypatch):
     (tmp_path / "token").write_text("token")
     env = {"RAY_ADDRESS": "http://127.0.0.1:9", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
     ended = SimpleNamespace(env=env, has_ended=lambda: True, __enter__=lambda: None)
-    monkeypatch.setattr(engines, "LocalRay", lambda log_dir, announce: ended)
+    monkeypatch.setattr(services, "LocalRay", lambda log_dir, announce: ended)
     with pytest.raises(JobLost, match="the one-node Ray of this command has ended"):
         Cluster(Settings(ray_address=None), tmp_path).jobs.find("a")
 
 
-def test_an_attempt_with_a_moving_heartbeat_is_skipped_long_before_the_claim_timeout(run):
-    attempt = claim(run).attempt
+def test_an_attempt_with_a_moving_heartbeat_is_skipped_long_before_the_lease_timeout(run):
+    attempt = lease(run).attempt
     cluster = ScriptedCluster(run)
     began = time.monotonic()
     with (
-        ClaimHolder(run, attempt, every_s=0.02),
+        LeaseHolder(run, attempt, every_s=0.02),
         pytest.raises(
             stage.Skipped,
             match=r"^attempt 1 of birds-\w+ that began at \d\d:\d\d is still running: someone else$",
         ),
     ):
-        run_with_script(run, cluster, claim_timeout_s=60)
+        run_with_script(run, cluster, lease_timeout_s=60)
     assert time.monotonic() - began < 20
     assert cluster.submitted == []
     assert len(cluster.messages) == 1
@@ -277,48 +277,48 @@ def test_an_attempt_with_a_moving_heartbeat_is_skipped_long_before_the_claim_tim
 
 def test_work_whose_heartbeat_is_old_by_the_clock_but_moves_is_not_taken_over(run, monkeypatch):
     """This machine's clock is an hour ahead, or all its processes were suspended for an hour and go on now."""
-    monkeypatch.setattr(liveness, "FLOW_CLAIM_S", 0.6)  # a heartbeat every 0.1 s
-    engines = Engines(Settings(root=run.uri), ScriptedCluster(run), FakeObserver([]), None)
-    with stage.exclusively(engines, "night") as holder:
-        claim_file = open_store(run.uri).child("claims/night")
-        claim_file.write_json("claim.json", {**holder.check().model_dump(), "heartbeat": time.time() - 3600})
-        with pytest.raises(stage.Skipped, match="is still running"), stage.exclusively(engines, "night"):
+    monkeypatch.setattr(liveness, "FLOW_LEASE_S", 0.6)  # a heartbeat every 0.1 s
+    services = Services(Settings(root=run.uri), ScriptedCluster(run), FakeObserver([]), None)
+    with stage.exclusively(services, "night") as holder:
+        lease_file = open_store(run.uri).child("leases/night")
+        lease_file.write_json("lease.json", {**holder.check().model_dump(), "heartbeat": time.time() - 3600})
+        with pytest.raises(stage.Skipped, match="is still running"), stage.exclusively(services, "night"):
             pass
         assert holder.check().attempt == 1
 
 
 def test_an_attempt_that_ray_lists_as_running_is_skipped(run):
-    held = claim(run)
+    held = lease(run)
     cluster = ScriptedCluster(run)
     cluster.ended[held.job_id] = Job(id=held.job_id, state="running", exit_code=None, message="")
     with pytest.raises(stage.Skipped, match=r"attempt 1 of birds-0123456789ab .* is still running"):
-        run_with_script(run, cluster, claim_timeout_s=60)
-    assert read_claim(run).attempt == 1
+        run_with_script(run, cluster, lease_timeout_s=60)
+    assert read_lease(run).attempt == 1
 
 
 def test_a_resumed_flow_run_waits_for_its_process_from_before_the_suspension(run, monkeypatch):
     """That process is still writing its checkpoint and renews its heartbeat. No other flow run is active."""
     cluster, page = ScriptedCluster(run), "http://prefect/runs/1"
-    engines = Engines(
+    services = Services(
         Settings(root=run.uri), cluster, FakeObserver([]), None, Origin(flow_run_id="1", flow_run_url=page)
     )  # fmt: skip
-    monkeypatch.setattr(liveness, "FLOW_CLAIM_S", 0.6)  # a heartbeat every 0.1 s
+    monkeypatch.setattr(liveness, "FLOW_LEASE_S", 0.6)  # a heartbeat every 0.1 s
     before = contextlib.ExitStack()
-    before.enter_context(stage.exclusively(engines, "night"))
+    before.enter_context(stage.exclusively(services, "night"))
     threading.Timer(1.5, before.close).start()
-    with stage.exclusively(engines, "night") as claim:
-        assert claim.check().attempt == 2
-    stranger = replace(engines.origin, flow_run_id="2", flow_run_url="http://prefect/runs/2")
+    with stage.exclusively(services, "night") as lease:
+        assert lease.check().attempt == 2
+    stranger = replace(services.origin, flow_run_id="2", flow_run_url="http://prefect/runs/2")
     with (
-        stage.exclusively(engines, "night"),
+        stage.exclusively(services, "night"),
         pytest.raises(stage.Skipped),
-        stage.exclusively(Engines(engines.settings, cluster, FakeObserver([]), None, stranger), "night"),
+        stage.exclusively(Services(services.settings, cluster, FakeObserver([]), None, stranger), "night"),
     ):
         pass
 
 
 def test_a_run_that_another_process_finished_meanwhile_is_not_run_again(run):
-    held = claim(run)
+    held = lease(run)
     cluster = ScriptedCluster(run)
     cluster.ended[held.job_id] = Job(id=held.job_id, state="running", exit_code=None, message="")
 
@@ -327,7 +327,7 @@ def test_a_run_that_another_process_finished_meanwhile_is_not_run_again(run):
         cluster.ended[held.job_id] = Job(id=held.job_id, state="succeeded", exit_code=0, message="")
 
     cluster.messages = SimpleNamespace(append=finish)
-    result = run_with_script(run, cluster, claim_timeout_s=60)
+    result = run_with_script(run, cluster, lease_timeout_s=60)
     assert (result.reused, result.state["step"], cluster.submitted) == (True, 9, [])
 
 
@@ -353,7 +353,7 @@ def test_running_jobs_are_named_with_the_command_that_makes_room(run, root, monk
     assert "also starting or waiting: cats-0123456789ab-a1" in shown[0]["waits"]
     write_state(run, "failed", 2, reason="no room for 1 workers", no_room=True)
     error = stage.failure(
-        Engines(Settings(root=run.uri), cluster, FakeObserver([]), None), run, replace(read_claim(run), attempt=2),
+        Services(Settings(root=run.uri), cluster, FakeObserver([]), None), run, replace(read_lease(run), attempt=2),
         Job(id="x", state="failed", exit_code=1, message=""),
     )  # fmt: skip
     assert f"no room for 1 workers; {text}" in str(error)
@@ -454,7 +454,7 @@ def test_an_error_that_is_no_stop_request_leaves_the_job_running(run):
 
 def held_by(run, flow_run_id):
     """A living attempt that a flow run has submitted."""
-    attempt = claim(run)
+    attempt = lease(run)
     record = AttemptRecord(
         run_key=KEY, attempt=1, job_id=attempt.job_id, ray_address="", owner="", started_at=0.0,
         origin=Origin(trigger="manual", flow_run_id=flow_run_id),
@@ -546,4 +546,4 @@ def test_a_living_job_that_a_living_flow_follows_is_skipped(run, root, monkeypat
     cluster.ended[attempt.job_id] = Job(id=attempt.job_id, state="running", exit_code=None, message="")
     with liveness.sending_heartbeats(run, "alive"), pytest.raises(stage.Skipped, match="is still running"):
         run_with_script(run, cluster)
-    assert read_claim(run).attempt == 1
+    assert read_lease(run).attempt == 1

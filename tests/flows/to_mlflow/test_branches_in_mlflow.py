@@ -5,7 +5,7 @@ from mlflow import MlflowClient
 
 from vitline.flows.to_mlflow.child import sync_runs
 from vitline.infra.config import replace
-from vitline.infra.runs.claims import take_claim
+from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.runs.run_state import write_state
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
@@ -25,7 +25,7 @@ def test_a_branch_and_its_parent_link_to_each_other(stack, root, begin_run, trai
     spec = resolve(config, root).spec()
     pin_parent(config.parent, spec.run_key)
     run = open_store(root).child(f"runs/{spec.run_key}")
-    take_claim(run, spec.run_key, job_state=lambda job: "failed", owner="test")
+    acquire_lease(run, spec.run_key, job_state=lambda job: "failed", owner="test")
     run.write_json("config.json", spec.model_dump(mode="json"))
     write_state(run, "running", 1)
     sync_runs(settings, [spec.run_key])

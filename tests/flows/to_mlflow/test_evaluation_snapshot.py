@@ -8,7 +8,7 @@ from mlflow import MlflowClient
 from vitline.flows.to_mlflow.evaluation_snapshot import by_init, child_name, chosen_params, score_values, settings_table
 from vitline.flows.to_mlflow.stage_snapshots import stage_snapshot
 from vitline.infra.config import replace
-from vitline.infra.runs.claims import take_claim
+from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.runs.run_state import write_state
 from vitline.infra.storage import open_store
 from vitline.vit.evaluation.evaluate import EvaluationSpec, Score, TaskRef
@@ -145,7 +145,7 @@ def evaluated(root, digits):
             )  # fmt: skip
             store.write(f"trials/{trial}.json", result.model_dump_json().encode())
         run = store.child(f"runs/{key}")
-        take_claim(run, key, job_state=lambda job: "failed", owner="test")
+        acquire_lease(run, key, job_state=lambda job: "failed", owner="test")
         run.write_json("config.json", spec.model_dump(mode="json"))
         write_state(run, "finished", 1, scores=[one.model_dump(mode="json") for one in scores])
         return key

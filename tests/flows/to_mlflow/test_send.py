@@ -26,8 +26,8 @@ from vitline.flows.to_mlflow.child import SenderChild, sync_runs
 from vitline.flows.to_mlflow.outbox import OutboxEntry
 from vitline.infra.config import replace
 from vitline.infra.local.stack import find_stack
-from vitline.infra.runs.claims import held, job_id_of, take_claim
 from vitline.infra.runs.journal import Journal, read_journal
+from vitline.infra.runs.lease import acquire_lease, held, job_id_of
 from vitline.infra.runs.run_state import read_state, write_state
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
@@ -274,7 +274,7 @@ def test_the_child_sends_the_rest_and_ends_when_its_parent_is_killed(settings, b
     assert "Traceback" not in (tmp_path / "sender.log").read_text()
 
 
-TWIN = """
+GRPC_PORT_OFFSET = """
 import os, signal, sys
 from mlflow import MlflowClient
 from vitline.flows.to_mlflow import send
@@ -297,10 +297,10 @@ def test_a_sender_that_is_suspended_while_it_creates_a_run_leaves_no_twin(settin
     root = open_store(settings.root)
     outbox.put(root, OutboxEntry("run", key))
     environment = {**os.environ, "VITLINE_ROOT": root.uri, "MLFLOW_TRACKING_URI": settings.mlflow_tracking_uri}
-    first = subprocess.Popen([sys.executable, "-c", TWIN, stopped], env=environment)
+    first = subprocess.Popen([sys.executable, "-c", GRPC_PORT_OFFSET, stopped], env=environment)
     try:
         until(lambda: psutil.Process(first.pid).status() == "stopped")
-        second = subprocess.run([sys.executable, "-c", TWIN, ""], env=environment, check=False)
+        second = subprocess.run([sys.executable, "-c", GRPC_PORT_OFFSET, ""], env=environment, check=False)
         assert second.returncode == 0
         assert outbox.listed(root) == {}
         kept = tracked(run).info
@@ -321,9 +321,9 @@ def test_entries_that_another_sender_works_on_are_awaited_and_those_of_other_ver
     outbox.put(root, other)
     mark = root.read_json("tracking/outbox/run/other-0123456789ab.json")
     root.write_json("tracking/outbox/run/other-0123456789ab.json", {**mark, "version": "99"})
-    lease = root.child(f"claims/{send.lease_key(settings.mlflow_tracking_uri)}")
-    claim = take_claim(lease, "lease", job_state=lambda job: None, owner="another sender")
-    with held(lease, claim, every_s=0.2), ThreadPoolExecutor(1) as pool:
+    lease = root.child(f"leases/{send.lease_key(settings.mlflow_tracking_uri)}")
+    lease = acquire_lease(lease, "lease", job_state=lambda job: None, owner="another sender")
+    with held(lease, lease, every_s=0.2), ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(sync_runs, settings, [key])
         entry = OutboxEntry("run", key)
         until(lambda: outbox.read(root, entry))

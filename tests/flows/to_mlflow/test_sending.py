@@ -4,7 +4,7 @@ import pytest
 
 from vitline.flows.to_mlflow import outbox, send
 from vitline.flows.to_mlflow.outbox import OutboxEntry
-from vitline.infra.runs.claims import ClaimHolder, ClaimLost, take_claim
+from vitline.infra.runs.lease import LeaseHolder, LeaseLost, acquire_lease
 from vitline.infra.runs.run_state import write_state
 from vitline.infra.storage import open_store
 
@@ -40,8 +40,8 @@ def mlflow(monkeypatch):
 
 @pytest.fixture
 def lease(root):
-    store = open_store(root).child("claims/lease")
-    return ClaimHolder(store, take_claim(store, "lease", job_state=lambda job: None, owner="test").attempt)
+    store = open_store(root).child("leases/lease")
+    return LeaseHolder(store, acquire_lease(store, "lease", job_state=lambda job: None, owner="test").attempt)
 
 
 @pytest.fixture
@@ -126,8 +126,8 @@ def test_nothing_is_sent_of_another_version_or_without_the_lease(root, sending, 
     assert (mlflow.sent, whys(root)) == ([], {"a": None})
     put("a", "finished")
     lease.release()
-    other = open_store(root).child("claims/lease")
-    take_claim(other, "lease", job_state=lambda job: None, owner="another")
-    with pytest.raises(ClaimLost):
+    other = open_store(root).child("leases/lease")
+    acquire_lease(other, "lease", job_state=lambda job: None, owner="another")
+    with pytest.raises(LeaseLost):
         sending.once()
     assert mlflow.sent == []

@@ -23,7 +23,7 @@ from vitline.infra.local.databases import (
     prepared_database,
 )
 from vitline.infra.local.stack import find_stack, restart_service, start_stack, stop_stack
-from vitline.infra.local.stack_config import load_stack_config, settle
+from vitline.infra.local.stack_config import load_stack_config, prepare_stack_config
 from vitline.infra.local.supervisor import Supervisor
 from vitline.infra.settings import NO_TELEMETRY
 
@@ -220,7 +220,7 @@ def test_a_database_in_use_is_not_migrated(stack_folder, package):
 
 def test_a_restarted_service_neither_migrates_nor_uses_an_older_database(stack_folder, package):
     """The packages were upgraded below a running stack: Prefect would migrate its database without a copy."""
-    config, _ = settle(stack_folder, {}, str(stack_folder.parent / "root"))
+    config, _ = prepare_stack_config(stack_folder, {}, str(stack_folder.parent / "root"))
     before = revision(database_file(stack_folder, package))
     supervisor = Supervisor(config, stack_folder, [package], None)
     for running in supervisor.running.values():

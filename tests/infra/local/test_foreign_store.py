@@ -6,7 +6,7 @@ import pytest
 
 from vitline.infra.local.processes import free_ports
 from vitline.infra.local.stack import check_services, find_stack, stack_environment, start_stack, stop_stack
-from vitline.infra.local.stack_config import load_stack_config, settle
+from vitline.infra.local.stack_config import load_stack_config, prepare_stack_config
 from vitline.infra.storage import open_store
 
 pytestmark = pytest.mark.servers
@@ -52,30 +52,32 @@ def test_mlflow_stores_its_artifacts_in_the_existing_store(start, s3_uri):
 
 def test_stack_can_use_an_existing_folder_and_refuses_another_store(tmp_path, monkeypatch):
     directory, root = tmp_path / "stack", tmp_path / "data" / "store"
-    config, notes = settle(directory, {}, f"file://{root}/")
+    config, notes = prepare_stack_config(directory, {}, f"file://{root}/")
     assert (config.root, config.artifacts, config.object_store) == (str(root), f"{root}/mlflow-artifacts", False)
     assert f"using the store {root} with the credentials of this environment" in notes
     assert not (directory / "credentials.json").exists()
     monkeypatch.chdir(tmp_path)
     for again in (None, "data/store", str(root)):
-        assert settle(directory, {}, again)[0].root == str(root)
+        assert prepare_stack_config(directory, {}, again)[0].root == str(root)
     with pytest.raises(
         ValueError, match=r"VITLINE_ROOT is s3://other, but the stack in .* uses .*/data/store.*VITLINE_HOME"
     ):
-        settle(directory, {}, "s3://other")
+        prepare_stack_config(directory, {}, "s3://other")
     with pytest.raises(
         ValueError, match=r"--s3-port=4000: this stack uses .*/data/store and has no S3 service of its own"
     ):
-        settle(directory, {"s3": 4000}, None)
+        prepare_stack_config(directory, {"s3": 4000}, None)
 
 
 def test_stack_with_a_store_of_its_own_refuses_another_root(tmp_path, monkeypatch):
-    own, _ = settle(tmp_path / "own", {})
+    own, _ = prepare_stack_config(tmp_path / "own", {})
     with pytest.raises(
         ValueError, match=r"uses .*, a store of its own, and its runs are stored there. Unset VITLINE_ROOT"
     ):
-        settle(tmp_path / "own", {}, str(tmp_path / "other"))
+        prepare_stack_config(tmp_path / "own", {}, str(tmp_path / "other"))
     for name, value in own.environment().items():
         monkeypatch.setenv(name, value)
-    assert settle(tmp_path / "own", {}, own.store_root)[0].root is None  # in a shell with this stack's own environment
+    assert (
+        prepare_stack_config(tmp_path / "own", {}, own.store_root)[0].root is None
+    )  # in a shell with this stack's own environment
     assert load_stack_config(tmp_path / "own").object_store == own.object_store

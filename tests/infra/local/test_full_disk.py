@@ -8,7 +8,7 @@ import pytest
 from vitline.infra.local import seaweed
 from vitline.infra.local.mutual_tls import make_certificates
 from vitline.infra.local.ray_node import make_token
-from vitline.infra.local.stack_config import keep_secret
+from vitline.infra.local.stack_config import ensure_secret
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ from vitline.infra.local.stack_config import keep_secret
     [
         lambda folder: make_token(folder / "ray-token"),
         lambda folder: make_certificates(folder),
-        lambda folder: keep_secret(folder / "login", f"vitline:{'5' * 32}"),
+        lambda folder: ensure_secret(folder / "login", f"vitline:{'5' * 32}"),
     ],
 )
 def test_secret_that_does_not_fit_on_the_disk_is_not_used_in_part(tmp_path, full_disk, make):

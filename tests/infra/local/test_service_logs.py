@@ -9,7 +9,7 @@ import pytest
 
 from vitline.infra.local import service_logs
 from vitline.infra.local.service_logs import logged_errors, open_private, repeated_errors, shorten
-from vitline.infra.local.stack_config import settle
+from vitline.infra.local.stack_config import prepare_stack_config
 from vitline.infra.local.supervisor import Supervisor
 
 # What Prefect 3.8.8 wrote once a minute with SQLAlchemy 2.1.9, while its pages showed an active schedule.
@@ -176,7 +176,7 @@ def test_a_full_disk_leaves_a_log_as_it_is(tmp_path, full_disk):
 
 
 def test_the_supervisor_keeps_the_logs_of_a_service_within_a_bound(tmp_path):
-    config, _ = settle(tmp_path / "stack", {})
+    config, _ = prepare_stack_config(tmp_path / "stack", {})
     supervisor = Supervisor(config, tmp_path, ["prefect"], num_cpus=None)
     (tmp_path / "stack.log").write_bytes(b"ending\n")
     for round_ in range(6):

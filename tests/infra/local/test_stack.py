@@ -30,7 +30,7 @@ from vitline.infra.local.stack import (
     start_stack,
     stop_stack,
 )
-from vitline.infra.local.stack_config import ALL, MARK, load_stack_config, settle
+from vitline.infra.local.stack_config import ALL, OWNER_VARIABLE, load_stack_config, prepare_stack_config
 from vitline.infra.settings import basic_authorization
 
 pytestmark = pytest.mark.servers
@@ -48,7 +48,7 @@ def service(directory, name):
 
 
 def processes_of(directory):
-    return processes_with(MARK, f"{load_stack_config(directory).id}/")
+    return processes_with(OWNER_VARIABLE, f"{load_stack_config(directory).id}/")
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_all_services_are_up_and_none_listens_beyond_loopback(stack):
     there = {listener.port for listener in found}
     assert all(set(service.ports) <= there for service in state.services)
     assert all(size > 10_000_000 for size in memory_bytes(stack.directory).values())
-    assert len(processes_with(MARK, f"{load_stack_config(stack.directory).id}/mlflow")) == 1
+    assert len(processes_with(OWNER_VARIABLE, f"{load_stack_config(stack.directory).id}/mlflow")) == 1
 
 
 def test_no_port_of_ray_serves_a_call_without_its_certificate(stack):
@@ -252,7 +252,7 @@ def test_interrupted_start_leaves_nothing_running(tmp_path, number):
 
 
 def test_error_of_a_service_that_does_not_start_quotes_its_log(tmp_path):
-    config, _ = settle(tmp_path / "stack", {})
+    config, _ = prepare_stack_config(tmp_path / "stack", {})
     (config.directory / "mlflow").mkdir()
     (config.directory / "mlflow" / "mlflow.db").write_bytes(b"no database" * 1000)
     with pytest.raises(
@@ -265,10 +265,10 @@ def test_error_of_a_service_that_does_not_start_quotes_its_log(tmp_path):
 HELD_PORT = """
 import pathlib, socket, sys, time
 from vitline.infra.local import supervisor
-from vitline.infra.local.stack_config import settle
+from vitline.infra.local.stack_config import prepare_stack_config
 from vitline.infra.local.services import Program
 
-place, _ = settle(pathlib.Path(sys.argv[1]), {})
+place, _ = prepare_stack_config(pathlib.Path(sys.argv[1]), {})
 place.folder.mkdir()  # as the start of a supervisor does
 keeper = supervisor.Supervisor(place, place.directory, ["mlflow"], None)
 listen = "import socket, time; held = socket.create_server(('127.0.0.1', %d)); time.sleep(1000)" % place.ports["mlflow"]
@@ -305,11 +305,11 @@ def test_service_is_up_only_if_its_own_process_answers(tmp_path):
 ALWAYS_FAILING = """
 import sys, pathlib
 from vitline.infra.local import supervisor
-from vitline.infra.local.stack_config import settle
+from vitline.infra.local.stack_config import prepare_stack_config
 from vitline.infra.local.services import Program
 
 supervisor._FIRST_WAIT_S = 0.01
-place, _ = settle(pathlib.Path(sys.argv[1]), {})
+place, _ = prepare_stack_config(pathlib.Path(sys.argv[1]), {})
 place.folder.mkdir()  # as the start of a supervisor does
 keeper = supervisor.Supervisor(place, place.directory, ["s3"], None)
 command = [sys.executable, "-c", "print('out of space'); raise SystemExit(3)"]
@@ -332,18 +332,20 @@ def test_service_that_keeps_failing_is_not_restarted_any_more(tmp_path):
 
 def test_port_in_use_is_replaced_or_refused_if_requested(tmp_path):
     # Not the well-known ports, which another stack on this machine may take in the meantime.
-    settle(tmp_path, dict(zip(("s3", "mlflow", "prefect", "ray"), free_ports(4, twin=10_000), strict=True)))
+    prepare_stack_config(
+        tmp_path, dict(zip(("s3", "mlflow", "prefect", "ray"), free_ports(4, twin=10_000), strict=True))
+    )
     before = load_stack_config(tmp_path)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", before.ports["mlflow"]))
         taken.listen()
-        after, notes = settle(tmp_path, {})
+        after, notes = prepare_stack_config(tmp_path, {})
         assert {k for k in after.ports if after.ports[k] != before.ports[k]} == {"mlflow"}
         assert f"mlflow: port {before.ports['mlflow']} is in use, so it listens on {after.ports['mlflow']}" in notes
         with pytest.raises(ValueError, match=r"--ray-port=\d+: that port is in use\. Choose another one"):
-            settle(tmp_path, {"ray": before.ports["mlflow"]})
+            prepare_stack_config(tmp_path, {"ray": before.ports["mlflow"]})
     with pytest.raises(ValueError, match="--s3-port=60000: must be from 1024 to 55535"):
-        settle(tmp_path, {"s3": 60_000})
+        prepare_stack_config(tmp_path, {"s3": 60_000})
 
 
 def test_folder_without_a_stack_is_reported_and_left_unchanged(tmp_path):
@@ -352,6 +354,6 @@ def test_folder_without_a_stack_is_reported_and_left_unchanged(tmp_path):
     assert not (tmp_path / "none").exists()
     with pytest.raises(RuntimeError, match=r"there is no stack in .*none.*`vitline stack up`"):
         stack_environment(tmp_path / "none")
-    Path(tmp_path / "place.json").write_text("{}")
+    Path(tmp_path / "stack-config.json").write_text("{}")
     with pytest.raises(RuntimeError, match=r"place\.json does not fit this version"):
         stack_environment(tmp_path)

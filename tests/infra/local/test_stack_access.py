@@ -12,7 +12,7 @@ import pytest
 import websockets.sync.client
 
 from vitline.infra.local.stack import find_stack
-from vitline.infra.local.stack_config import TWIN, load_stack_config
+from vitline.infra.local.stack_config import GRPC_PORT_OFFSET, load_stack_config
 from vitline.infra.settings import basic_authorization
 from vitline.infra.storage import open_store
 
@@ -117,7 +117,7 @@ def inner_ports(stack):
 def grpc_ports(stack, inner_ports):
     """The ports for gRPC of all parts, and that of S3 itself, with which its configuration can be changed."""
     ports = {"s3": load_stack_config(stack.directory).ports["s3"], **inner_ports}
-    return {name: port + TWIN for name, port in ports.items()}
+    return {name: port + GRPC_PORT_OFFSET for name, port in ports.items()}
 
 
 REQUESTS = [

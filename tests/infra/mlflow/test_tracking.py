@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mlflow import MlflowClient
 
 from vitline.infra.mlflow.entities import DatasetUse, Model, Point
-from vitline.infra.mlflow.tracking import CANDIDATE, CANDIDATE_BY, MAX_POINTS_PER_KEY, Tracking, thinned
+from vitline.infra.mlflow.tracking import CANDIDATE, CANDIDATE_BY, MAX_POINTS_PER_KEY, Tracking, downsampled
 from vitline.infra.mlflow.tracking_ids import IdsChanged, TrackingIds
 from vitline.infra.storage import open_store
 
@@ -104,7 +104,7 @@ def test_sending_points_again_changes_nothing_even_for_nan(start, tracking, rows
     values = [0.5, math.nan, math.inf, -math.inf]
     points = [Point("train/loss", value, step, 1_700_000_000_000 + step) for step, value in enumerate(values * 600)]
     for _ in range(2):
-        tracking.put_points(run, points)
+        tracking.log_points(run, points)
     tracking.put_points_once(run, [Point("train/loss", 9.0, 3, 5), Point("train/loss", 9.0, 5_000, 5)])
     found = rows("select step, timestamp, value, is_nan from metrics where run_uuid = ? order by step", run.run_id)
     assert len(found) == len(points) + 1
@@ -217,10 +217,10 @@ def test_thinned_curves_are_bounded_keep_both_ends_and_do_not_depend_on_batches(
     every = max(every, total // 20_000 + 1)
     steps = sorted({*range(0, total, every), total})
     points = [Point("a", 0.0, step, 0) for step in steps]
-    kept = thinned(points, {}, total)
+    kept = downsampled(points, {}, total)
     assert len(kept) <= MAX_POINTS_PER_KEY
     assert {kept[0].step, kept[-1].step} == {0, total}
     assert max(b.step - a.step for a, b in pairwise(kept)) <= every + 2 * (total // 1_000 + 1)
     assert len(kept) == len(points) or total > MAX_POINTS_PER_KEY - 2
     seen, parts = {}, [0, *sorted(cut * len(points) // 400 for cut in cuts), len(points)]
-    assert kept == [p for a, b in pairwise(parts) for p in thinned(points[a:b], seen, total)]
+    assert kept == [p for a, b in pairwise(parts) for p in downsampled(points[a:b], seen, total)]

@@ -1,4 +1,4 @@
-"""The frame of every job driver: real claims and states in a folder; what ends a process is tested with real processes."""
+"""The frame of every job driver: real leases and states in a folder; what ends a process is tested with real processes."""
 
 import json
 import subprocess
@@ -10,9 +10,9 @@ import pytest
 
 from vitline.infra.runs import attempt as module
 from vitline.infra.runs.attempt import guarded, run_attempt
-from vitline.infra.runs.claims import take_claim
 from vitline.infra.runs.handle import Run
-from vitline.infra.runs.run_state import CLAIM_LOST_EXIT_CODE, read_state, request_stop, write_state
+from vitline.infra.runs.lease import acquire_lease
+from vitline.infra.runs.run_state import LEASE_LOST_EXIT_CODE, read_state, request_stop, write_state
 from vitline.infra.runs.stopping import joining_ray
 from vitline.infra.storage import open_store
 
@@ -21,7 +21,7 @@ import atexit, functools, os, sys, time
 from vitline.infra.runs import attempt as driver, handle
 from vitline.infra.runs.run_state import write_state
 
-handle.ClaimHolder = functools.partial(handle.ClaimHolder, every_s={every_s})
+handle.LeaseHolder = functools.partial(handle.LeaseHolder, every_s={every_s})
 atexit.register(os._exit, 9)  # a handler that would change the exit code
 
 def drive(run, attempt):
@@ -41,7 +41,7 @@ def run(tmp_path):
 
 
 def take(run):
-    return take_claim(run, "job-abc", job_state=lambda job: "failed", owner="test").attempt
+    return acquire_lease(run, "job-abc", job_state=lambda job: "failed", owner="test").attempt
 
 
 @pytest.fixture
@@ -126,16 +126,16 @@ def test_work_that_follows_a_stop_request_itself_chooses_the_state(run, attempte
     assert (code, state["state"], state["reason"]) == (1, "out_of_time", "the deadline")
 
 
-def test_an_attempt_that_never_had_the_claim_writes_nothing(run, caplog):
+def test_an_attempt_that_never_had_the_lease_writes_nothing(run, caplog):
     take(run)
     with joining_ray():
         assert run_attempt(run, 2, lambda held: pytest.fail("it worked")) == 3
-    assert run.list() == ["claim.json"]
-    assert "attempt 2 lost the claim" in caplog.text
+    assert run.list() == ["lease.json"]
+    assert "attempt 2 lost the lease" in caplog.text
 
 
 @pytest.mark.parametrize("error", [None, ValueError("late")])
-def test_an_attempt_that_loses_its_claim_during_its_work_writes_nothing_more(run, attempted, error):
+def test_an_attempt_that_loses_its_lease_during_its_work_writes_nothing_more(run, attempted, error):
     def work(held):
         write_state(run, "running", take(run))
         if error:
@@ -252,15 +252,15 @@ def test_a_job_that_finishes_in_the_moment_of_its_deadline_has_finished(run, mon
     assert (codes, read_state(run)["state"], read_state(run)["step"]) == ([0], "finished", 20)
 
 
-def test_a_job_that_has_lost_its_claim_at_its_deadline_ends_with_the_code_and_one_line(run, monkeypatch, caplog):
+def test_a_job_that_has_lost_its_lease_at_its_deadline_ends_with_the_code_and_one_line(run, monkeypatch, caplog):
     attempt, codes, left = take(run), [], threading.Event()
     monkeypatch.setattr(module, "_MARGIN_S", 0.0)
     take(run)
     leave = lambda code: (codes.append(code), left.set())  # noqa: E731
     with guarded(Run(run, attempt), lambda: False, left_s=0.0, grace_s=0.0, leave=leave):
         assert left.wait(30)
-    assert codes == [CLAIM_LOST_EXIT_CODE]
-    assert "attempt 1 lost the claim" in caplog.text
+    assert codes == [LEASE_LOST_EXIT_CODE]
+    assert "attempt 1 lost the lease" in caplog.text
     assert "Traceback" not in caplog.text
     assert not run.exists("state.json")
 
@@ -287,7 +287,7 @@ def test_a_job_that_ends_in_time_never_hears_of_its_deadline(run, attempted, mon
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_a_process_whose_claim_was_taken_ends_and_writes_nothing(run, started, stopped):
+def test_a_process_whose_lease_was_taken_ends_and_writes_nothing(run, started, stopped):
     """Its next heartbeat finds the loss, or the check before it writes the state that a stop request asks for."""
     job = started(every_s=120 if stopped else 0.2)
     before = read_state(run)
@@ -299,7 +299,7 @@ def test_a_process_whose_claim_was_taken_ends_and_writes_nothing(run, started, s
 
 
 @pytest.mark.parametrize(("taken", "ended"), [(False, ("cancelled", 1)), (True, ("running", 2))])
-def test_a_cancelled_process_that_gets_sigterm_writes_its_state_unless_its_claim_was_taken(run, started, taken, ended):
+def test_a_cancelled_process_that_gets_sigterm_writes_its_state_unless_its_lease_was_taken(run, started, taken, ended):
     job = started(options=", ends_when_stopped=False", every_s=120)
     if taken:
         write_state(run, "running", take(run))

@@ -1,17 +1,17 @@
-"""What a process of a job does with its run: nothing is written without the claim, and starts and errors are told apart."""
+"""What a process of a job does with its run: nothing is written without the lease, and starts and errors are told apart."""
 
 import uuid
 
 import pytest
 
-from vitline.infra.runs.claims import ClaimLost, take_claim
 from vitline.infra.runs.handle import Run
+from vitline.infra.runs.lease import LeaseLost, acquire_lease
 from vitline.infra.runs.run_state import read_state, request_stop
 from vitline.infra.storage import open_store
 
 
 def taken(store):
-    return take_claim(store, "owls-0a", job_state=lambda job: "failed", owner="test").attempt
+    return acquire_lease(store, "owls-0a", job_state=lambda job: "failed", owner="test").attempt
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def held():
     return Run(store, taken(store))
 
 
-def test_an_attempt_that_has_lost_its_claim_writes_nothing(held):
+def test_an_attempt_that_has_lost_its_lease_writes_nothing(held):
     assert held.holds()
     held.show({"step": 1, "total_steps": 2})
     journal = held.journal()
@@ -30,10 +30,10 @@ def test_an_attempt_that_has_lost_its_claim_writes_nothing(held):
     assert not held.holds()
     assert held.is_lost
     for write in (lambda: held.show({"step": 2, "total_steps": 2}), lambda: held.end("finished", {}), journal.close):
-        with pytest.raises(ClaimLost, match="attempt 1 lost the claim"):
+        with pytest.raises(LeaseLost, match="attempt 1 lost the lease"):
             write()
     assert {key: held.store.read(key) for key in held.store.list()} == before
-    with pytest.raises(ClaimLost), Run(held.store, 1, beats=True):
+    with pytest.raises(LeaseLost), Run(held.store, 1, beats=True):
         pytest.fail("it was opened")
 
 

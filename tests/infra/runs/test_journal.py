@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitline.infra.runs.claims import ClaimHolder, ClaimLost, take_claim
 from vitline.infra.runs.journal import Journal, read_journal
+from vitline.infra.runs.lease import LeaseHolder, LeaseLost, acquire_lease
 from vitline.infra.runs.segments import list_segments
 from vitline.infra.storage import open_store
 from vitline.infra.stores.memory_store import MemoryStore
@@ -159,13 +159,13 @@ def test_writers_have_separate_folders_and_are_read_together(run, tmp_path):
 
 
 def test_attempt_that_wakes_while_it_seals_writes_nothing_after_its_successor_has_begun(run, monkeypatch):
-    """It was suspended after its last look at the claim. Its successor computes the same steps again and seals them first."""
+    """It was suspended after its last look at the lease. Its successor computes the same steps again and seals them first."""
 
     def take():
-        return take_claim(run, "owls-0a", job_state=lambda job: "failed", owner="test").attempt
+        return acquire_lease(run, "owls-0a", job_state=lambda job: "failed", owner="test").attempt
 
     first = take()
-    old = Journal(run, first, seal_every_s=1e6, check_claim=ClaimHolder(run, first).check)
+    old = Journal(run, first, seal_every_s=1e6, check_lease=LeaseHolder(run, first).check)
     old.record({"a": 1.0}, 0)
     old.seal()
     old.record({"a": 1.0}, 1)
@@ -181,7 +181,7 @@ def test_attempt_that_wakes_while_it_seals_writes_nothing_after_its_successor_ha
     def overtaken(key, data):
         monkeypatch.undo()
         attempt.append(take())
-        new = Journal(run, attempt[0], seal_every_s=1e6, check_claim=ClaimHolder(run, attempt[0]).check)
+        new = Journal(run, attempt[0], seal_every_s=1e6, check_lease=LeaseHolder(run, attempt[0]).check)
         new.record({"a": 2.0}, 1)
         new.record({"a": 2.0}, 2)
         new.close()
@@ -189,7 +189,7 @@ def test_attempt_that_wakes_while_it_seals_writes_nothing_after_its_successor_ha
 
     monkeypatch.setattr(run, "create", suspended)
     old.seal()
-    with pytest.raises(ClaimLost):
+    with pytest.raises(LeaseLost):
         old.seal()
     assert [(record.step, record.value) for record in read_journal(run)] == [(0, 1.0), (1, 1.0), (2, 2.0)]
     before = run.list("journal/")
@@ -243,16 +243,16 @@ def test_sealing_thread_retries_after_a_failed_write():
     assert [record.value for record in read_journal(run)] == [1.0]
 
 
-def test_sealing_thread_ends_with_one_line_once_the_claim_is_lost(run, caplog):
+def test_sealing_thread_ends_with_one_line_once_the_lease_is_lost(run, caplog):
     def check():
-        raise ClaimLost("attempt 1 lost the claim")
+        raise LeaseLost("attempt 1 lost the lease")
 
-    journal = Journal(run, 1, seal_every_s=0.01, check_claim=check)
+    journal = Journal(run, 1, seal_every_s=0.01, check_lease=check)
     journal.record({"a": 1.0}, 0)
     journal._thread.join(30)
     assert not journal._thread.is_alive()
     (line,) = caplog.records
-    assert (line.exc_info, line.getMessage()) == (None, "the journal is not sealed any more: attempt 1 lost the claim")
+    assert (line.exc_info, line.getMessage()) == (None, "the journal is not sealed any more: attempt 1 lost the lease")
     assert not run.list("journal/")
 
 

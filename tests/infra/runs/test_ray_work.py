@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from vitline.infra.runs.claims import take_claim
+from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.storage import open_store
 
 pytestmark = [pytest.mark.slow, pytest.mark.servers, pytest.mark.timeout(600)]
@@ -67,7 +67,7 @@ print(json.dumps(found))
 
 
 def test_keyed_work_on_a_real_ray(tmp_path, monkeypatch):
-    take_claim(open_store(tmp_path), "work", job_state=lambda job: "failed", owner="test")
+    acquire_lease(open_store(tmp_path), "work", job_state=lambda job: "failed", owner="test")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     done = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -3,7 +3,7 @@ from typing import get_args
 import pytest
 
 from vitline.infra.records import UnreadableRecord
-from vitline.infra.runs.claims import ClaimLost, take_claim
+from vitline.infra.runs.lease import LeaseLost, acquire_lease
 from vitline.infra.runs.run_state import (
     OUTCOMES,
     RunState,
@@ -48,19 +48,19 @@ def test_read_state_returns_the_state_written_last(run):
 
 def test_state_of_a_later_attempt_is_not_overwritten_by_one_that_wakes(run, monkeypatch):
     def take():
-        return take_claim(run, "owls-0a", job_state=lambda job: "failed", owner="test").attempt
+        return acquire_lease(run, "owls-0a", job_state=lambda job: "failed", owner="test").attempt
 
     write_state(run, "running", take())
     swap = run.compare_and_swap
 
     def overtaken(key, data, tag):
-        """Attempt 1 has read the state and the claim; its successor writes first."""
+        """Attempt 1 has read the state and the lease; its successor writes first."""
         monkeypatch.undo()
         write_state(run, "running", take())
         return swap(key, data, tag)
 
     monkeypatch.setattr(run, "compare_and_swap", overtaken)
-    with pytest.raises(ClaimLost, match="attempt 2 holds it"):
+    with pytest.raises(LeaseLost, match="attempt 2 holds it"):
         write_state(run, "finished", 1)
     assert read_state(run)["attempt"] == 2
 

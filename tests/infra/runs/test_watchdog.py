@@ -7,7 +7,7 @@ import sys
 import psutil
 import pytest
 
-from vitline.infra.runs.claims import take_claim
+from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.runs.run_state import write_state
 from vitline.infra.runs.watchdog import Watchdog, watched
 from vitline.infra.runs.watchdog_process import in_order, place
@@ -53,7 +53,7 @@ with Watchdog(sys.argv[1], 1, float(sys.argv[3]), who="rank3", fields={"rank": 3
 @pytest.fixture
 def run(tmp_path):
     run = open_store(tmp_path / "run")
-    take_claim(run, "job-abc", job_state=lambda job: "failed", owner="test")
+    acquire_lease(run, "job-abc", job_state=lambda job: "failed", owner="test")
     return run
 
 
@@ -143,9 +143,9 @@ def test_the_end_of_a_process_is_noted_where_it_is_asked_for_and_its_attempt_goe
 
 
 @pytest.mark.slow
-def test_an_attempt_that_has_lost_its_claim_is_killed_and_writes_nothing(run, started):
+def test_an_attempt_that_has_lost_its_lease_is_killed_and_writes_nothing(run, started):
     process = started("waits_for_a_lock")
-    take_claim(run, "job-abc", job_state=lambda job: "failed", owner="its successor")
+    acquire_lease(run, "job-abc", job_state=lambda job: "failed", owner="its successor")
     _, log = process.communicate()
     assert process.returncode == -signal.SIGKILL
     assert "waits_for_a_lock" in log

@@ -64,10 +64,10 @@ def test_scan_returns_the_files_among_other_entries(store):
 
 def test_a_lock_that_another_process_keeps_is_named_and_nothing_is_changed(store, tmp_path, monkeypatch):
     monkeypatch.setattr(file_store, "_LOCK_WAIT_S", 0.05)
-    tag = store.create("claim", b"mine")
-    with open(tmp_path / ".lock-claim", "ab") as kept:
+    tag = store.create("lease", b"mine")
+    with open(tmp_path / ".lock-lease", "ab") as kept:
         fcntl.flock(kept, fcntl.LOCK_EX)  # as a process does that was stopped in the middle of a swap
-        with pytest.raises(StoreFailed, match=r"claim cannot be replaced: .*\.lock-claim for 0.05 s.*kill -CONT"):
-            store.compare_and_swap("claim", b"other", tag)
-        assert store.read("claim") == b"mine"
-    store.compare_and_swap("claim", b"other", tag)
+        with pytest.raises(StoreFailed, match=r"lease cannot be replaced: .*\.lock-lease for 0.05 s.*kill -CONT"):
+            store.compare_and_swap("lease", b"other", tag)
+        assert store.read("lease") == b"mine"
+    store.compare_and_swap("lease", b"other", tag)

@@ -216,11 +216,11 @@ def test_error_of_an_unreachable_service_names_object_and_next_step(service, mon
 
 def test_conditional_write_succeeds_if_its_reply_is_lost(store, service):
     service.faults = ["reply lost"]
-    tag = store.create("claim", b"nonce 1")
-    assert store.read_tagged("claim") == (b"nonce 1", tag)
+    tag = store.create("lease", b"nonce 1")
+    assert store.read_tagged("lease") == (b"nonce 1", tag)
     service.faults = ["reply lost"]
-    tag = store.compare_and_swap("claim", b"nonce 2", tag)
-    assert store.read_tagged("claim") == (b"nonce 2", tag)
+    tag = store.compare_and_swap("lease", b"nonce 2", tag)
+    assert store.read_tagged("lease") == (b"nonce 2", tag)
 
 
 @pytest.mark.parametrize("operation", ["create", "compare_and_swap"])
@@ -238,14 +238,14 @@ def test_retried_conditional_write_fails_if_another_writer_was_first(store, serv
 
 
 def test_create_fails_if_another_writer_wrote_equal_bytes(store):
-    store.create("claim", b"same")
+    store.create("lease", b"same")
     with pytest.raises(PreconditionFailed):
-        store.create("claim", b"same")
+        store.create("lease", b"same")
 
 
 def test_conditional_write_is_retried_after_a_conflict(store, service):
     service.faults = [409]
-    store.create("claim", b"1")
+    store.create("lease", b"1")
     assert service.requests == ["PUT", "PUT"]
 
 

@@ -10,17 +10,17 @@ import torch
 import torch.distributed as dist
 
 from vitline.infra.config import digest_of, replace
-from vitline.infra.runs.claims import ClaimLost
+from vitline.infra.runs.lease import LeaseLost
 from vitline.infra.storage import open_store
 from vitline.vit.checkpoints import save
-from vitline.vit.checkpoints.manifest import CannotResume, CheckpointError
-from vitline.vit.checkpoints.names import checkpoint_prefix, lasts, list_checkpoints
+from vitline.vit.checkpoints.manifest import CannotResume, WeightsError
+from vitline.vit.checkpoints.names import checkpoint_prefix, is_permanent, list_checkpoints
 from vitline.vit.checkpoints.resume import resume
 from vitline.vit.checkpoints.save import CheckpointSaver, owners
 from vitline.vit.checkpoints.search import newest_checkpoint
 from vitline.vit.checkpoints.state_tensors import state_tensors
 from vitline.vit.training.loop import initial_state, train_step
-from vitline.vit.training.sharding.slices import own_slice
+from vitline.vit.training.sharding.slices import local_shard
 from vitline.vit.training.world import World
 
 CPU = World()
@@ -49,10 +49,10 @@ def trained(tiny_recipe, make_batch):
     return make
 
 
-def commit(run, state, meta, *, attempt=1, world_size=1, keep=5, lasts=lambda step: False):
+def commit(run, state, meta, *, attempt=1, world_size=1, keep=5, is_permanent=lambda step: False):
     """Saves as `world_size` ranks do, each with a saver of its own."""
     savers = [
-        CheckpointSaver(run, attempt=attempt, rank=rank, world_size=world_size, keep=keep, lasts=lasts)
+        CheckpointSaver(run, attempt=attempt, rank=rank, world_size=world_size, keep=keep, is_permanent=is_permanent)
         for rank in range(world_size)
     ]
     for saver in savers:
@@ -233,20 +233,20 @@ def test_marked_checkpoints_do_not_count_as_kept_and_go_once_enough_newer_ones_a
     assert not run.list(f"{damaged}/")
 
 
-def test_an_attempt_that_lost_its_claim_marks_nothing(run, meta, trained):
+def test_an_attempt_that_lost_its_lease_marks_nothing(run, meta, trained):
     def lost():
-        raise ClaimLost("attempt 2 holds it")
+        raise LeaseLost("attempt 2 holds it")
 
     commit(run, trained(2), meta)
     run.delete(weights(run, 2))
     before = run.list()
-    with pytest.raises(ClaimLost):
-        resume(run, trained(1), meta, CPU, check_claim=lost)
+    with pytest.raises(LeaseLost):
+        resume(run, trained(1), meta, CPU, check_lease=lost)
     assert run.list() == before
 
 
-def resume_as_rank(rank, run_uri, recipe, meta, meet, answers):
-    dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=2)
+def resume_as_rank(rank, run_uri, recipe, meta, sync, answers):
+    dist.init_process_group("gloo", init_method=f"file://{sync}", rank=rank, world_size=2)
     try:
         resume(open_store(run_uri), initial_state(recipe, 5, CPU.device), meta, World(rank, 2))
         answers.put((rank, "resumed"))
@@ -285,23 +285,23 @@ def test_another_recipe_or_corpus_is_refused_with_the_difference(run, meta, trai
         resume(run, trained(1), {**meta, "recipe": changed}, CPU)
     assert not [key for key in run.list() if key.endswith("rejected.json")]
     run.write(key, data)
-    with pytest.raises(CheckpointError, match="corpus_digest"):
+    with pytest.raises(WeightsError, match="corpus_digest"):
         resume(run, trained(1), {**meta, "corpus_digest": "d" * 64}, CPU)
 
 
-def test_attempt_that_lost_its_claim_commits_nothing_and_raises(run, meta, trained):
+def test_attempt_that_lost_its_lease_commits_nothing_and_raises(run, meta, trained):
     def lost():
-        raise ClaimLost("attempt 2 holds it")
+        raise LeaseLost("attempt 2 holds it")
 
-    saver = CheckpointSaver(run, attempt=1, check_claim=lost)
+    saver = CheckpointSaver(run, attempt=1, check_lease=lost)
     saver.save(trained(2), {**meta, "save_id": "s"})
-    with pytest.raises(ClaimLost):
+    with pytest.raises(LeaseLost):
         saver.wait()
     assert list_checkpoints(run) == []
 
 
 def test_worker_that_wakes_after_its_replacement_has_committed_changes_nothing(run, meta, trained, monkeypatch):
-    """Both are of one attempt, so neither has lost a claim; the old one is suspended before it writes its tensors."""
+    """Both are of one attempt, so neither has lost a lease; the old one is suspended before it writes its tensors."""
     old, state = trained(1), trained(2)
     old.step = state.step
     saver, write = CheckpointSaver(run, attempt=1), save.write_tensors
@@ -339,7 +339,7 @@ def test_rank_0_does_not_wait_for_ranks_that_found_the_checkpoint_committed(run,
     assert_equal_states(restored, state)
 
 
-def test_attempt_that_loses_its_claim_while_it_commits_deletes_no_file_of_its_successor(
+def test_attempt_that_loses_its_lease_while_it_commits_deletes_no_file_of_its_successor(
     run, meta, trained, monkeypatch
 ):
     commit(run, trained(1), meta)
@@ -353,18 +353,18 @@ def test_attempt_that_loses_its_claim_while_it_commits_deletes_no_file_of_its_su
 
     def check():
         if not held:
-            raise ClaimLost("attempt 2 holds it")
+            raise LeaseLost("attempt 2 holds it")
 
     monkeypatch.setattr(save, "commit", suspended)
-    saver = CheckpointSaver(run, attempt=1, check_claim=check)
+    saver = CheckpointSaver(run, attempt=1, check_lease=check)
     saver.save(trained(3), {**meta, "save_id": "old"})
-    with pytest.raises(ClaimLost):
+    with pytest.raises(LeaseLost):
         saver.wait()
     assert run.exists(theirs)
 
 
 def test_an_attempt_that_wakes_while_it_deletes_leaves_the_unfinished_save_of_its_successor(run, meta, trained):
-    """It was suspended after its last look at the claim; attempt 2 has resumed before its checkpoint and is saving."""
+    """It was suspended after its last look at the lease; attempt 2 has resumed before its checkpoint and is saving."""
     commit(run, trained(3), meta)
     theirs = f"{checkpoint_prefix(2, 2)}/rank-00000-of-00001-new.safetensors"
     run.write(theirs, b"being written by attempt 2, which resumed at step 1")
@@ -391,7 +391,7 @@ def test_workers_restarted_within_an_attempt_do_not_commit_older_files(run, meta
     """Rank 1 of an earlier start has left its files; the new rank 0 waits for the new rank 1."""
     old = trained(2)
     CheckpointSaver(run, attempt=1, rank=1, world_size=2)._write(
-        {"model/old": own_slice(torch.zeros(1))}, {"step": 2, "save_id": "before"}
+        {"model/old": local_shard(torch.zeros(1))}, {"step": 2, "save_id": "before"}
     )
     commit(run, old, meta, world_size=2)
     other = trained(1)
@@ -414,7 +414,7 @@ def test_the_first_regular_checkpoint_after_each_number_of_images_lasts(keep_eve
     found = [
         step
         for step in range(1, 64)  # preempted runs save at any step
-        if lasts(step, save_every_steps=10, global_batch_size=8, keep_every_images=keep_every_images)
+        if is_permanent(step, save_every_steps=10, global_batch_size=8, keep_every_images=keep_every_images)
     ]
     assert found == expected
 
@@ -422,7 +422,7 @@ def test_the_first_regular_checkpoint_after_each_number_of_images_lasts(keep_eve
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_lasting_checkpoints_stay_beside_the_newest_unless_they_are_damaged(run, meta, trained, world_size):
     def save(step):
-        commit(run, trained(step), meta, world_size=world_size, keep=1, lasts=lambda step: step in (1, 3))
+        commit(run, trained(step), meta, world_size=world_size, keep=1, is_permanent=lambda step: step in (1, 3))
 
     for step in (1, 2, 3, 4):
         save(step)

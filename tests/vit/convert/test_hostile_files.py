@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from vitline.data_prep.decode import DecodePolicy
 from vitline.infra.config import digest_of
 from vitline.infra.storage import open_store
-from vitline.vit.checkpoints.manifest import CheckpointError
+from vitline.vit.checkpoints.manifest import WeightsError
 from vitline.vit.convert.folder import MAX_CONFIG_BYTES
 from vitline.vit.convert.npz import read_npz
 from vitline.vit.convert.report import ConversionError
@@ -222,12 +222,12 @@ def rewritten(store, change):
 def test_published_model_that_asks_for_more_than_it_holds_is_refused(tmp_path):
     store = published(tmp_path / "deep", build_network(TINY, 3))
     rewritten(store, lambda config: config["model"].update(depth=100_000_000))
-    with pytest.raises(CheckpointError, match="depth=100000000, expected at most 1,000"):
+    with pytest.raises(WeightsError, match="depth=100000000, expected at most 1,000"):
         load_model(store.uri)
 
     store = published(tmp_path / "repeated", build_network(TINY, 3))
     rewritten(store, lambda config: config["tensors"].extend(config["tensors"] * 3))
-    with pytest.raises(CheckpointError, match=r"lists .* bytes of tensors, but the file has"):
+    with pytest.raises(WeightsError, match=r"lists .* bytes of tensors, but the file has"):
         load_model(store.uri)
 
     def backwards(config):
@@ -236,12 +236,12 @@ def test_published_model_that_asks_for_more_than_it_holds_is_refused(tmp_path):
 
     store = published(tmp_path / "backwards", build_network(TINY, 3))
     rewritten(store, backwards)
-    with pytest.raises(CheckpointError, match=r"lists .* bytes of tensors, but the file has"):
+    with pytest.raises(WeightsError, match=r"lists .* bytes of tensors, but the file has"):
         load_model(store.uri)
 
     store = published(tmp_path / "renamed", build_network(TINY, 3))
     rewritten(store, lambda config: config["tensors"][0].update(name="other"))
-    with pytest.raises(CheckpointError, match="the tensors do not fit"):
+    with pytest.raises(WeightsError, match="the tensors do not fit"):
         load_model(store.uri)
 
 

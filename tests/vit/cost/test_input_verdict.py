@@ -6,7 +6,7 @@ import pytest
 
 from vitline.vit.cost.input_speed import ReadSpeed, WorkerSpeed
 from vitline.vit.cost.input_verdict import InputVerdict, Setting
-from vitline.vit.input.prefetch import Waits
+from vitline.vit.input.prefetch import WaitTimes
 
 # A worker that decodes with 4 threads at 1.25 ms an image; its store answers after 20 ms, and sends 6.4 MB in 60 ms more.
 WORKER = WorkerSpeed(
@@ -16,7 +16,7 @@ WORKER = WorkerSpeed(
     decode_s_per_image=1.5e-3,
     decode_cpu_s_per_image=1.25e-3,
     hand_over_cpu_s_per_image=0.1e-3,
-    waits=Waits(store_s=1.0, decode_s=8.0, hand_over_s=1.0),
+    waits=WaitTimes(store_s=1.0, decode_s=8.0, hand_over_s=1.0),
     read=ReadSpeed(answer_s=0.02, load_s=0.08, images_per_s=8000, bytes_per_image=100_000),
 )
 NODE = Setting(
@@ -97,7 +97,7 @@ def test_more_cores_where_all_are_used():
 
 
 def test_more_requests_or_bandwidth_where_the_store_is_slow():
-    slow = {"waits": Waits(9.0, 1.0, 0.0), "read": replace(WORKER.read, images_per_s=1000)}
+    slow = {"waits": WaitTimes(9.0, 1.0, 0.0), "read": replace(WORKER.read, images_per_s=1000)}
     found = verdict(2000, **slow)
     assert found.limit == "network"
     assert found.loads_needed == 3  # 2,000 / 64 row groups a second x 0.08 s = 2.5

@@ -5,8 +5,8 @@ from concurrent.futures import Future
 
 import pytest
 
-from vitline.infra.runs.claims import take_claim
 from vitline.infra.runs.journal import read_journal
+from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.storage import open_store
 from vitline.vit.corpora.probed_corpora import is_due
 from vitline.vit.features import checkpoint_follow
@@ -27,7 +27,7 @@ def run(tmp_path):
     store = open_store(tmp_path)
 
     def claimed():
-        return take_claim(store, "owls", job_state=lambda job: "failed", owner="test").attempt
+        return acquire_lease(store, "owls", job_state=lambda job: "failed", owner="test").attempt
 
     def follower(every_steps):
         begun = []
@@ -134,12 +134,12 @@ def test_a_store_that_is_away_for_a_while_is_one_warning(run, monkeypatch, caplo
     assert caplog.text.count("the store or Ray did not answer") == 2  # for looks 1 and 2, and for look 4
 
 
-def test_an_attempt_that_has_lost_its_claim_records_nothing(run, caplog):
+def test_an_attempt_that_has_lost_its_lease_records_nothing(run, caplog):
     follower = run.follower(100)
     run.save(100)
     follower.look()
     follower.begun[0].set_result({"probe/owls/knn_top1": 0.5})
-    run.follower(100)  # takes the claim
+    run.follower(100)  # takes the lease
     follower.finish(lambda: False)
     follower.close()
     assert run.points() == {}

@@ -5,7 +5,7 @@ import torch
 
 from vitline.data_prep.shard_format import load_manifest
 from vitline.infra.config import replace
-from vitline.vit.checkpoints.manifest import CheckpointError
+from vitline.vit.checkpoints.manifest import WeightsError
 from vitline.vit.checkpoints.names import list_checkpoints
 from vitline.vit.config import CheckpointProbeConfig, MaskedPatchConfig
 from vitline.vit.corpora.probed_corpora import probed_corpora
@@ -66,7 +66,7 @@ def test_the_last_checkpoint_scores_as_the_published_model_does(trained, train_c
 def test_a_checkpoint_that_is_gone_is_named(trained, train_config):
     run, _ = trained(train_config("probed", probes=CheckpointProbeConfig(every_steps=10)))
     spec = RunSpec.model_validate(run.read_json("config.json"))
-    with pytest.raises(CheckpointError, match="step-000000005-a1"):
+    with pytest.raises(WeightsError, match="step-000000005-a1"):
         checkpoint_network(run, "checkpoints/step-000000005-a1", spec, num_classes=10)
 
 

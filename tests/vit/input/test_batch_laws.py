@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vitline.vit.input.batches import Loading, Source, source_batches
+from vitline.vit.input.batches import LoaderResources, Source, source_batches
 from vitline.vit.input.config import AugmentConfig, InputConfig
 
 from .conftest import make_corpus
@@ -31,7 +31,12 @@ def steps_of(sources, config, first=0, num=None, micro=64, **loading):
     world = loading.get("world_size", 1)
     ranks = [
         source_batches(
-            sources, config, seed=3, micro_batch_size=micro, start_step=first, loading=Loading(rank=r, **loading)
+            sources,
+            config,
+            seed=3,
+            micro_batch_size=micro,
+            start_step=first,
+            loading=LoaderResources(rank=r, **loading),
         )
         for r in range(world)
     ]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from vitline.vit.input.augment import evaluation_pixels, train_draws, train_pixels
-from vitline.vit.input.batches import Loading, Source, eval_batches, source_batches, train_batches
+from vitline.vit.input.batches import LoaderResources, Source, eval_batches, source_batches, train_batches
 from vitline.vit.input.config import AugmentConfig, InputConfig
 from vitline.vit.input.decoded_cache import DecodedCache
 from vitline.vit.input.mapped_labels import MappedLabels
@@ -25,8 +25,8 @@ SEED = 11
 
 
 def start(corpus, **changes):
-    """Training batches with SEED; `changes` are arguments of `train_batches` or fields of `Loading`."""
-    loading = Loading(**{f.name: changes.pop(f.name) for f in fields(Loading) if f.name in changes})
+    """Training batches with SEED; `changes` are arguments of `train_batches` or fields of `LoaderResources`."""
+    loading = LoaderResources(**{f.name: changes.pop(f.name) for f in fields(LoaderResources) if f.name in changes})
     given = {"seed": SEED, "num_steps": 9, "micro_batch_size": 5, "loading": loading} | changes
     return train_batches(corpus.store, corpus.manifest, "train", given.pop("config", CONFIG), **given)
 
@@ -160,11 +160,11 @@ def test_a_mixture_has_exact_shares_and_one_class_map(corpus_maker, tmp_path):
         steps = source_batches(sources, CONFIG, **given, loading=loading)
         return [step[0].labels.dense(10)[step[0].valid].argmax(dim=1).tolist() for step in steps]
 
-    whole = labels(Loading())
+    whole = labels(LoaderResources())
     assert all(sum(label < 5 for label in step) == 9 for step in whole)
     assert sorted(label for step in whole for label in step if label >= 5) == sorted([9, 8, 7, 6, 5] * 6)
-    assert labels(Loading(decoded_cache_bytes=10**6)) == whole
-    halves = [labels(Loading(r, 2, decoded_cache_bytes=10**6)) for r in range(2)]
+    assert labels(LoaderResources(decoded_cache_bytes=10**6)) == whole
+    halves = [labels(LoaderResources(r, 2, decoded_cache_bytes=10**6)) for r in range(2)]
     assert [sorted(a + b) for a, b in zip(*halves, strict=True)] == [sorted(step) for step in whole]
     bad = [Source(first.store, first.manifest, "train", 1.0, MappedLabels((0, 1), 10, False))]
     with pytest.raises(ValueError, match="has 2 entries, but the corpus has 5 classes"):
@@ -175,7 +175,7 @@ def test_a_mixture_has_exact_shares_and_one_class_map(corpus_maker, tmp_path):
 def test_evaluation_counts_every_example_once(tiny, world_size):
     def of_rank(rank):
         split = (tiny.store, tiny.manifest, "train", CONFIG.augment)
-        return list(eval_batches(*split, batch_size=6, loading=Loading(rank, world_size, threads=2)))
+        return list(eval_batches(*split, batch_size=6, loading=LoaderResources(rank, world_size, threads=2)))
 
     ranks = [of_rank(rank) for rank in range(world_size)]
     assert len({len(batches) for batches in ranks}) == 1

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitline.vit.input.batches import Loading, Source, eval_batches, source_batches
+from vitline.vit.input.batches import LoaderResources, Source, eval_batches, source_batches
 from vitline.vit.input.config import AugmentConfig, InputConfig
 from vitline.vit.input.decoded_cache import DecodedCache
 from vitline.vit.input.mapped_labels import MappedLabels, find_kept_rows, keeps
@@ -43,10 +43,10 @@ def sources(corpora):
 
 def steps_of(sources, world_size=1, num_steps=12, **changes):
     """For every step, what each valid example shows and its label, sorted; the order inside a step is that of the ranks."""
-    loading = {f.name: changes.pop(f.name) for f in fields(Loading) if f.name in changes}
+    loading = {f.name: changes.pop(f.name) for f in fields(LoaderResources) if f.name in changes}
     given = {"seed": SEED, "num_steps": num_steps, "micro_batch_size": 5} | changes
     ranks = [
-        source_batches(sources, CONFIG, **given, loading=Loading(rank, world_size, **loading))
+        source_batches(sources, CONFIG, **given, loading=LoaderResources(rank, world_size, **loading))
         for rank in range(world_size)
     ]
     found = []
@@ -116,7 +116,13 @@ def test_dropped_classes_are_never_read_and_evaluation_counts_the_others(sources
         int(batch.labels[i])
         for rank in range(3)
         for batch in eval_batches(
-            small.store, small.manifest, "train", CONFIG.augment, batch_size=4, loading=Loading(rank, 3), labels=labels
+            small.store,
+            small.manifest,
+            "train",
+            CONFIG.augment,
+            batch_size=4,
+            loading=LoaderResources(rank, 3),
+            labels=labels,
         )
         for i in range(batch.num_valid)
     ]

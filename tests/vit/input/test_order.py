@@ -8,8 +8,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from vitline.data_prep.shard_format import SegmentInfo, SplitInfo
-from vitline.vit.input.keyed import KeyedPermutation, derive_key, hash64
 from vitline.vit.input.order import Order, RowGroups
+from vitline.vit.input.permutation import KeyedPermutation, derive_key, hash64
 from vitline.vit.input.plan import check_world_size, plan_order, propose_num_lanes
 
 

@@ -14,7 +14,7 @@ from vitline.infra.storage import Store
 from vitline.infra.stores.disk_cache import DiskCache, disk_cache
 from vitline.infra.stores.file_store import FileStore
 from vitline.vit.input import read_shards
-from vitline.vit.input.batches import Loading, eval_batches, train_batches
+from vitline.vit.input.batches import LoaderResources, eval_batches, train_batches
 from vitline.vit.input.config import AugmentConfig, InputConfig
 from vitline.vit.input.decoded_cache import DecodedCache
 
@@ -27,7 +27,7 @@ EPOCH = 4  # steps, of 48 examples
 class DistantStore(FileStore):
     """Files that count as objects of a remote store. Counts the reads, also those of sizes."""
 
-    reads_wait = True
+    high_latency = True
     open = Store.open  # by ranges
     reads = 0
 
@@ -54,7 +54,7 @@ def corpus(tiny):
 
 @pytest.fixture
 def cached(tmp_path):
-    return Loading(shard_cache_dir=str(tmp_path / "nvme"), shard_cache_bytes=10**8)
+    return LoaderResources(shard_cache_dir=str(tmp_path / "nvme"), shard_cache_bytes=10**8)
 
 
 def train(tiny, corpus, loading, steps=2 * EPOCH, start=0):
@@ -66,7 +66,7 @@ def train(tiny, corpus, loading, steps=2 * EPOCH, start=0):
 
 @pytest.fixture(scope="module")
 def expected(tiny, corpus):
-    return train(tiny, corpus, Loading())
+    return train(tiny, corpus, LoaderResources())
 
 
 def assert_same(found, expected):
@@ -112,10 +112,10 @@ def evaluated(tiny, corpus, loading):
 
 def test_rows_in_order_are_read_with_one_request_per_shard(tiny, corpus, cached, monkeypatch):
     """13 row groups in 5 shards. From files each is read alone; two threads may read the same footer."""
-    expected = evaluated(tiny, tiny.store, Loading())
-    num_reads = reads_of(lambda: assert_same(evaluated(tiny, corpus, Loading()), expected))
+    expected = evaluated(tiny, tiny.store, LoaderResources())
+    num_reads = reads_of(lambda: assert_same(evaluated(tiny, corpus, LoaderResources()), expected))
     monkeypatch.setattr(read_shards, "_LOAD_BYTES", 1)
-    assert reads_of(lambda: assert_same(evaluated(tiny, corpus, Loading()), expected)) >= num_reads + 13 - 5
+    assert reads_of(lambda: assert_same(evaluated(tiny, corpus, LoaderResources()), expected)) >= num_reads + 13 - 5
     monkeypatch.undo()
     for loading in (cached, of_rank(cached, 0)):
         assert reads_of(lambda loading=loading: evaluated(tiny, corpus, loading)) <= num_reads
@@ -124,11 +124,11 @@ def test_rows_in_order_are_read_with_one_request_per_shard(tiny, corpus, cached,
 
 
 def test_small_split_is_read_once_and_held(tiny, corpus, expected, monkeypatch):
-    assert_same(train(tiny, tiny.store, Loading()), expected)
-    once = reads_of(lambda: assert_same(train(tiny, corpus, Loading(), steps=EPOCH), expected[:EPOCH]))
-    assert reads_of(lambda: assert_same(train(tiny, corpus, Loading()), expected)) == once
+    assert_same(train(tiny, tiny.store, LoaderResources()), expected)
+    once = reads_of(lambda: assert_same(train(tiny, corpus, LoaderResources(), steps=EPOCH), expected[:EPOCH]))
+    assert reads_of(lambda: assert_same(train(tiny, corpus, LoaderResources()), expected)) == once
     monkeypatch.setattr(read_shards, "_HELD_BYTES", 0)
-    assert reads_of(lambda: assert_same(train(tiny, corpus, Loading()), expected)) >= once + 13 - 5
+    assert reads_of(lambda: assert_same(train(tiny, corpus, LoaderResources()), expected)) >= once + 13 - 5
 
 
 def test_failed_read_of_a_held_split_is_tried_again(tiny, corpus, monkeypatch):
@@ -198,7 +198,7 @@ def test_folder_that_vanishes_during_training_changes_no_batch(tiny, corpus, cac
 
 
 def test_cache_smaller_than_the_corpus_keeps_its_part(tiny, corpus, cached, expected):
-    part = Loading(shard_cache_dir=cached.shard_cache_dir, shard_cache_bytes=40_000)
+    part = LoaderResources(shard_cache_dir=cached.shard_cache_dir, shard_cache_bytes=40_000)
     train(tiny, corpus, part)
     assert_same(train(tiny, corpus, part), expected)
     folder = DiskCache(cached.shard_cache_dir, 1).folder
@@ -237,7 +237,7 @@ def test_a_damaged_shard_is_an_error_with_a_cache_too(corpus_maker, tmp_path, ca
 
 
 def test_training_uses_the_cache_of_its_config(digits, train_config, root, tmp_path, monkeypatch):
-    from vitline.infra.runs.claims import take_claim
+    from vitline.infra.runs.lease import acquire_lease
     from vitline.infra.storage import open_store
     from vitline.vit.run.resolved import resolve
     from vitline.vit.run.training_run import TrainingRun
@@ -248,9 +248,9 @@ def test_training_uses_the_cache_of_its_config(digits, train_config, root, tmp_p
     assert spec.run_key == resolve(train_config("cached", steps=3), root).spec().run_key
     run = open_store(root).child(f"runs/{spec.run_key}")
     run.write_json("config.json", spec.model_dump(mode="json"))
-    claim = take_claim(run, spec.run_key, job_state=lambda job: "failed", owner="test")
-    monkeypatch.setattr(FileStore, "reads_wait", True)
-    assert TrainingRun(run, claim.attempt, World()).execute() == "finished"
+    lease = acquire_lease(run, spec.run_key, job_state=lambda job: "failed", owner="test")
+    monkeypatch.setattr(FileStore, "high_latency", True)
+    assert TrainingRun(run, lease.attempt, World()).execute() == "finished"
     assert [*(tmp_path / "nvme").glob("vitline-*/*/*")]
     with pytest.raises(ValueError, match="shard_cache_dir='nvme' is not an absolute path"):
         replace(config.execution, shard_cache_dir="nvme")

@@ -31,7 +31,7 @@ def alone(corpus):
 
 
 def test_pairs_and_views_are_those_of_the_batches(corpus, recipe, monkeypatch):
-    monkeypatch.setattr(module, "decode_apart", module_decode)
+    monkeypatch.setattr(module, "decode_sandboxed", module_decode)
     found = collect_views(alone(corpus), "train", recipe, examples=8, views=2, mixed=6)
     given = {"seed": recipe.seed, "micro_batch_size": 8}
     steps = list(train_batches(corpus.store, corpus.manifest, "train", recipe.input, num_steps=6, **given))
@@ -39,8 +39,8 @@ def test_pairs_and_views_are_those_of_the_batches(corpus, recipe, monkeypatch):
         image, partner, mixed = shown.views
         assert (mixed.pixels == batch.images[step].numpy()).all()
         assert image.lines[0] == f"<b>{int(batch.labels[step])}"
-        assert partner.lines[0] == f"<b>{int(batch.partner_labels[step])}"
-        assert f"lambda {float(batch.own_share[step]):.3f}" in mixed.lines[0]
+        assert partner.lines[0] == f"<b>{int(batch.mixed_labels[step])}"
+        assert f"lambda {float(batch.lam[step]):.3f}" in mixed.lines[0]
 
     plain = replace(recipe, **{"input.augment.mixup_alpha": None, "input.augment.cutmix_alpha": None})
     [[batch]] = train_batches(corpus.store, corpus.manifest, "train", plain.input, num_steps=1, **given)

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from vitline.vit.config import ExecutionConfig
-from vitline.vit.models.own_code import check_package
+from vitline.vit.models.user_code import check_package
 from vitline.vit.recipes import recipe_named
 
 MODULE = """

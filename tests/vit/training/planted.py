@@ -28,7 +28,7 @@ def plant(steps, on_step=lambda step: None):
     return planted
 
 
-def train_together(rank, world_size, meet, uri, killed_at, left_out):
+def train_together(rank, world_size, sync, uri, killed_at, left_out):
     """One rank of a training, as a process of its own, whose step 25 is planted. With `left_out` the updates of these steps are left
     out beforehand, as in a training that never saw them. The last rank kills itself at step `killed_at`. Exits with 0 if the
     run has finished."""
@@ -40,10 +40,10 @@ def train_together(rank, world_size, meet, uri, killed_at, left_out):
     torch.set_num_threads(1)
     loop.batch_targets = plant({25}, kill)
     if left_out:
-        SpikeGuard.leaves_out = lambda self, step: step in left_out
+        SpikeGuard.skips = lambda self, step: step in left_out
     ended = "failed"
     try:
-        dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=world_size)
+        dist.init_process_group("gloo", init_method=f"file://{sync}", rank=rank, world_size=world_size)
         ended = TrainingRun(open_store(uri), 1, World(rank, world_size)).execute()
     except BaseException:
         traceback.print_exc()

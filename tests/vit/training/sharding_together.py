@@ -21,7 +21,7 @@ from vitline.vit.config import ExecutionConfig, TrainRecipe
 from vitline.vit.published.models import content_digest
 from vitline.vit.training.loop import TrainState, initial_state, train
 from vitline.vit.training.sharding.fsdp import shard
-from vitline.vit.training.sharding.slices import own_slice
+from vitline.vit.training.sharding.slices import local_shard
 from vitline.vit.training.world import World
 
 AVERAGED = replace(RECIPE, average_decay=0.9)
@@ -70,7 +70,7 @@ def changing(world: World, folder: str) -> tuple[list[float], dict[int, str]]:
         saver = CheckpointSaver(run, attempt=1, rank=world.rank, world_size=world.size, keep=9)
         saver.save(state, {**META, "save_id": f"{stop}", "images_seen": 0})
         saver.wait()
-        world.agree(0)
+        world.broadcast_int(0)
         digests[stop] = digest(state)
     return found, digests
 
@@ -99,7 +99,7 @@ if __name__ == "__main__":
     told, held = {}, {}
     for each in SPLITS:
         told[each], state = losses(group, each)
-        held[each] = sum(own_slice(value)[0].numel() for value in state.model.state_dict().values())
+        held[each] = sum(local_shard(value)[0].numel() for value in state.model.state_dict().values())
     changed = changing(group, sys.argv[4])
     back = going_back(group, sys.argv[4])
     masked = [losses(group, each, recipe=MASKED)[0] for each in ("none", "fsdp")]

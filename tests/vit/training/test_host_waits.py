@@ -17,16 +17,16 @@ from torch.utils._pytree import tree_leaves
 from vitline.infra.config import replace
 from vitline.vit.config import ExecutionConfig, MaskedPatchConfig
 from vitline.vit.models.build import meta_network
-from vitline.vit.training import agreement
-from vitline.vit.training.agreement import Meetings
+from vitline.vit.training import sync_points
 from vitline.vit.training.guard.nonfinite_steps import NonfiniteSteps
 from vitline.vit.training.loop import Hook, train, with_optimizer
+from vitline.vit.training.sync_points import SyncPoints
 from vitline.vit.training.world import World
 
 META, aten = torch.device("meta"), torch.ops.aten
 
 
-class Waits(TorchDispatchMode):
+class WaitTimes(TorchDispatchMode):
     """Notes the step at which somebody asks for values of the device, who gets ones, or copies there from memory that is not pinned.
     Counts the operators on the device."""
 
@@ -73,7 +73,7 @@ def fake_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
     monkeypatch.setattr(torch.Tensor, "pin_memory", pinned)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
-    monkeypatch.setattr(agreement, "EVERY_S", 1e6)
+    monkeypatch.setattr(sync_points, "EVERY_S", 1e6)
 
 
 @pytest.mark.usefixtures("fake_gpu")
@@ -90,7 +90,7 @@ def test_the_host_waits_for_a_gpu_at_logged_steps_and_hooks_only(tiny_recipe, ma
     recipe = replace(tiny_recipe, **{"total_steps": 20, **change})
     state = with_optimizer(meta_network(recipe.model, 5), recipe)
     reports, saved = [], []
-    with Waits(lambda: state.step) as waits:
+    with WaitTimes(lambda: state.step) as waits:
         outcome = train(
             state,
             ([make_batch(step, 4), make_batch(step, 4, start=4)] for step in range(20)),
@@ -109,12 +109,12 @@ def test_the_host_waits_for_a_gpu_at_logged_steps_and_hooks_only(tiny_recipe, ma
 
 def test_ranks_on_gpus_meet_about_once_a_second(monkeypatch):
     clock, met = 100.0, []
-    monkeypatch.setattr(agreement.time, "monotonic", lambda: clock)
-    meetings = Meetings(7, World(), every_step=False, stop_requested=lambda: "paused" if clock > 103 else None)
+    monkeypatch.setattr(sync_points.time, "monotonic", lambda: clock)
+    meetings = SyncPoints(7, World(), every_step=False, stop_requested=lambda: "paused" if clock > 103 else None)
     for step in range(8, 48):
         clock += 0.125
         if meetings.due(step):
-            met.append((step, *meetings.meet(step, num_bad=step)))
+            met.append((step, *meetings.sync(step, num_bad=step)))
     assert met == [(8, None, 8, 1), (16, None, 16, 8), (24, None, 24, 8), (32, "paused", 32, 8), (40, "paused", 40, 8)]
 
 

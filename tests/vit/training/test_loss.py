@@ -6,7 +6,7 @@ import jaxtyping
 import pytest
 import torch
 
-from vitline.vit.input.batches import SeveralLabels
+from vitline.vit.input.batches import MultiLabels
 from vitline.vit.training.loss import LOSSES, mixed_targets, sigmoid_cross_entropy, targets_of
 
 
@@ -30,7 +30,7 @@ def test_losses_of_mixed_targets_by_hand():
 
 def test_several_labels_and_smoothing_are_mixed_alike():
     """Labels {0, 2} with share 1/4 and {2} with 3/4; smoothing by 0.3 spreads 0.1 over each of three classes."""
-    own, partner = SeveralLabels.of([([2, 0], None)], 1), SeveralLabels.of([([2], None)], 1)
+    own, partner = MultiLabels.of([([2, 0], None)], 1), MultiLabels.of([([2], None)], 1)
     share = torch.tensor([0.25])
     assert mixed_targets(own.dense(3), partner.dense(3), share).tolist() == [[0.25, 0.0, 1.0]]
     smooth = mixed_targets(*(targets_of(each, 3, 0.3) for each in (own, partner)), share)

@@ -28,9 +28,9 @@ from vitline.vit.evaluation.confusion import (
 )
 from vitline.vit.evaluation.run_trial import ensure_trial
 from vitline.vit.evaluation.top_losses import MAX_SHOWN, Shown, load_shown, suspicious, top_losses, top_losses_page
-from vitline.vit.evaluation.trial_files import shown_files
+from vitline.vit.evaluation.trial_files import trial_figures
 from vitline.vit.evaluation.trials import Trial, finished_result
-from vitline.vit.input.batches import Batch, Loading, SeveralLabels, eval_batches
+from vitline.vit.input.batches import Batch, LoaderResources, MultiLabels, eval_batches
 from vitline.vit.input.config import AugmentConfig, InputConfig
 from vitline.vit.models.config import ViTConfig
 from vitline.vit.models.network import normalised
@@ -85,7 +85,7 @@ def batch(logits, labels, first_slot=0, padding=0) -> Batch:
     if isinstance(labels[0], int):
         labels = torch.tensor(labels + [0] * padding)
     else:
-        labels = SeveralLabels.of([(list(of_image), list(of_image.values())) for of_image in labels], n + padding)
+        labels = MultiLabels.of([(list(of_image), list(of_image.values())) for of_image in labels], n + padding)
     return Batch(images, labels, torch.arange(n + padding) < n, first_slot, n)
 
 
@@ -201,7 +201,7 @@ def test_ranks_together_predict_every_row_once(digits, world_size):
     manifest, parts = load_manifest(digits), []
     for rank in range(world_size):
         share = 797 * (rank + 1) // world_size - 797 * rank // world_size
-        loading = Loading(rank, world_size)
+        loading = LoaderResources(rank, world_size)
         view = AugmentConfig(image_size_px=8)
         with eval_batches(digits, manifest, "test", view, batch_size=50, loading=loading) as batches:
             network = BytesNetwork()
@@ -244,7 +244,7 @@ def test_most_confused_pairs_are_listed_for_many_classes(digits, monkeypatch):
         ["c8", "c2", "1", "0.3333"],
     ]
     monkeypatch.setattr(trial_files, "load_class_names", lambda corpus: names)
-    files = shown_files(found, digits, load_manifest(digits), "test", "x")
+    files = trial_figures(found, digits, load_manifest(digits), "test", "x")
     assert list(files) == ["per_class.csv", "top_losses.html", "confused_pairs.csv"]
 
 

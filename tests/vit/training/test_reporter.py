@@ -5,9 +5,9 @@ import uuid
 
 import pytest
 
-from vitline.infra.runs.claims import ClaimLost, take_claim
 from vitline.infra.runs.handle import Run
 from vitline.infra.runs.journal import read_journal
+from vitline.infra.runs.lease import LeaseLost, acquire_lease
 from vitline.infra.storage import open_store
 from vitline.vit.training.reporter import Reporter, close_quietly
 from vitline.vit.training.timing.input_waits import wait_fractions, wait_reason
@@ -15,9 +15,9 @@ from vitline.vit.training.timing.input_waits import wait_fractions, wait_reason
 
 @pytest.fixture
 def held():
-    """The first attempt of a run, which holds its claim."""
+    """The first attempt of a run, which holds its lease."""
     run = open_store(f"memory://{uuid.uuid4().hex}")
-    return Run(run, take_claim(run, "owls-0a", job_state=lambda job: None, owner="test").attempt)
+    return Run(run, acquire_lease(run, "owls-0a", job_state=lambda job: None, owner="test").attempt)
 
 
 def test_full_local_disk_stops_no_training_and_loses_no_metric(tmp_path, monkeypatch, full_disk, held):
@@ -33,9 +33,9 @@ def test_full_local_disk_stops_no_training_and_loses_no_metric(tmp_path, monkeyp
     assert [(record.step, record.value) for record in read_journal(run)] == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)]
 
 
-def test_what_an_attempt_without_its_claim_does_not_write_is_said_once_in_plain_lines(caplog, monkeypatch, held):
+def test_what_an_attempt_without_its_lease_does_not_write_is_said_once_in_plain_lines(caplog, monkeypatch, held):
     def check(*_):
-        raise ClaimLost("attempt 1 lost the claim")
+        raise LeaseLost("attempt 1 lost the lease")
 
     monkeypatch.setattr(Run, "check", check)
     monkeypatch.setattr("vitline.vit.training.reporter.PROGRESS_EVERY_S", -1.0)
@@ -43,16 +43,16 @@ def test_what_an_attempt_without_its_claim_does_not_write_is_said_once_in_plain_
     for step in range(1, 5):
         reporter.record(step, {"train/loss": 0.1, "throughput/images_per_s": 1.0})
         reporter.writing.result()
-    with pytest.raises(ClaimLost):
+    with pytest.raises(LeaseLost):
         reporter.__exit__()
     beside = held.journal("node-1")
     beside.record({"system/node1/cpu_fraction": 0.5}, 1)
     close_quietly(beside)
     assert [(line.exc_info, line.getMessage()) for line in caplog.records] == [
-        (None, "progress.json is not written any more, because another attempt holds the claim"),
-        (None, "the last system metrics of this machine are not written: attempt 1 lost the claim"),
+        (None, "progress.json is not written any more, because another attempt holds the lease"),
+        (None, "the last system metrics of this machine are not written: attempt 1 lost the lease"),
     ]
-    assert held.store.list() == ["claim.json"]
+    assert held.store.list() == ["lease.json"]
 
 
 def test_a_step_that_is_not_recorded_is_shown_too(monkeypatch, held):

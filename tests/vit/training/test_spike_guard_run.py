@@ -10,8 +10,8 @@ import torch
 
 import vitline.vit.training.loop
 from vitline.infra.config import replace
-from vitline.infra.runs.claims import take_claim
 from vitline.infra.runs.journal import read_journal
+from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.runs.run_state import read_state
 from vitline.infra.storage import open_store
 from vitline.vit.checkpoints.manifest import open_checkpoint
@@ -44,7 +44,7 @@ def begin(tmp_path, train_config):
         spec = resolve(config, str(tmp_path / "store")).spec()
         run = open_store(str(tmp_path / "store")).child(f"runs/{name}")
         run.write_json("config.json", spec.model_dump(mode="json"))
-        take_claim(run, spec.run_key, job_state=lambda job: "failed", owner="test")
+        acquire_lease(run, spec.run_key, job_state=lambda job: "failed", owner="test")
         return run
 
     return make
@@ -75,7 +75,7 @@ def never_saw(begin, monkeypatch):
     def make(action):
         run, left_out = begin(f"never-{action}", action), ACTIONS[action][1]
         with monkeypatch.context() as patch:
-            patch.setattr(SpikeGuard, "leaves_out", lambda self, step: step in left_out)
+            patch.setattr(SpikeGuard, "skips", lambda self, step: step in left_out)
             assert execute(run) == "finished"
         return run
 

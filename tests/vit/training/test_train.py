@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from vitline.infra.config import replace
 from vitline.vit.checkpoints.state_tensors import load_state_tensors, state_tensors
 from vitline.vit.config import ExecutionConfig
-from vitline.vit.input.prefetch import Waits
+from vitline.vit.input.prefetch import WaitTimes
 from vitline.vit.models.network import normalised
 from vitline.vit.training.loop import Hook, forward, initial_state, train, train_step
 from vitline.vit.training.world import World
@@ -68,7 +68,7 @@ def test_mixed_batches_train_on_shares_of_both_labels_and_log_no_top1(tiny_recip
     partner, share = torch.tensor([1, 2, 3, 4, 0, 1, 2, 3]), torch.linspace(0.5, 1, 8)
 
     def part(start, size):
-        mixed = {"partner_labels": partner[start : start + size], "own_share": share[start : start + size]}
+        mixed = {"mixed_labels": partner[start : start + size], "lam": share[start : start + size]}
         return dataclasses.replace(make_batch(0, size, start=start), **mixed)
 
     state, batch = initial_state(recipe, NUM_CLASSES, CPU.device), part(0, 8)
@@ -225,7 +225,7 @@ def test_waits_for_data_are_reported_by_what_is_waited_for(tiny_recipe, make_bat
         ExecutionConfig(log_every_steps=2),
         CPU,
         report=lambda step, metrics: reports.append(metrics),
-        input_waits=lambda: Waits(store_s=0.001 * len(asked), decode_s=0.003 * len(asked)),
+        input_waits=lambda: WaitTimes(store_s=0.001 * len(asked), decode_s=0.003 * len(asked)),
     )
     assert len(reports) == 2
     for metrics in reports:

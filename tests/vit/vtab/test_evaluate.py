@@ -13,14 +13,14 @@ from vitline.data_prep.decode import DecodePolicy
 from vitline.data_prep.shard_format import load_manifest
 from vitline.flows.reports.report import setting_row
 from vitline.infra.config import replace
-from vitline.infra.runs.claims import take_claim
+from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.runs.run_state import read_state, request_stop
 from vitline.infra.storage import open_store
 from vitline.vit.evaluation import evaluate
 from vitline.vit.evaluation import run_trial as running
 from vitline.vit.evaluation.evaluate import (
+    AllSettingsFailed,
     EvaluationSpec,
-    NoSettingLeft,
     Score,
     TaskRef,
     next_trials,
@@ -202,7 +202,7 @@ with Watchdog(run, 1, 15.0, who="trial-x"):
 def test_a_hung_trial_is_killed_with_its_stacks_and_runs_again(spec_of, root):
     trial = plan_task_sweeps(spec_of())[0].select_trials()[0]
     trials, run = open_store(root).child("trials"), open_store(root).child("runs/evaluation")
-    take_claim(run, "evaluation", job_state=lambda job: "failed", owner="test")
+    acquire_lease(run, "evaluation", job_state=lambda job: "failed", owner="test")
     ended = subprocess.run([sys.executable, "-c", HUNG_TRIAL, run.uri, trials.uri, trial.model_dump_json()])
     assert ended.returncode == -signal.SIGKILL
     (error,) = [run.read_json(key) for key in run.list("errors/")]
@@ -222,7 +222,7 @@ def test_diverged_setting_is_never_chosen(spec_of):
     (task_sweep,) = plan_task_sweeps(spec_of())
     assert chosen_lr(task_sweep, (0.99, True), (0.1,), (0.05,)) == 0.3
     with pytest.raises(
-        NoSettingLeft, match=r"digits has no score for the network trained from scratch with seed 0, because"
+        AllSettingsFailed, match=r"digits has no score for the network trained from scratch with seed 0, because"
     ):
         chosen_lr(task_sweep, (0.2, True), (0.3, True), (0.1, True))
 
@@ -394,10 +394,10 @@ def drive(root):
     def go(spec, stop=False):
         run = open_store(root).child(f"runs/{spec.run_key}")
         run.write_json("config.json", spec.model_dump(mode="json"))
-        claim = take_claim(run, spec.run_key, job_state=lambda job: "failed", owner="test")
+        lease = acquire_lease(run, spec.run_key, job_state=lambda job: "failed", owner="test")
         if stop:
-            request_stop(run, "cancelled", by="test", attempt=claim.attempt)
-        code = task_driver.drive(run, claim.attempt)
+            request_stop(run, "cancelled", by="test", attempt=lease.attempt)
+        code = task_driver.drive(run, lease.attempt)
         return code, read_state(run), run.read_json("progress.json")
 
     return go

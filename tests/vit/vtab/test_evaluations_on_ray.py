@@ -7,7 +7,7 @@ import torch
 
 from vitline.data_prep.shard_format import load_class_names
 from vitline.infra.config import replace
-from vitline.infra.runs.claims import take_claim
+from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.runs.run_state import read_state
 from vitline.infra.storage import open_store
 from vitline.vit.evaluation.evaluate import EvaluationSpec, TaskRef
@@ -58,10 +58,10 @@ def submit(jobs, spec, program=("-m", "vitline.vit.ray_jobs.task_driver")):
         job = jobs.find(job_id)
         return job and job.state
 
-    claim = take_claim(run, spec.run_key, job_state=state, owner="test")
-    command = ["python", *program, "--run", run.uri, "--attempt", str(claim.attempt)]
-    jobs.submit(claim.job_id, command, {}, {})
-    return run, claim.job_id
+    lease = acquire_lease(run, spec.run_key, job_state=state, owner="test")
+    command = ["python", *program, "--run", run.uri, "--attempt", str(lease.attempt)]
+    jobs.submit(lease.job_id, command, {}, {})
+    return run, lease.job_id
 
 
 @pytest.mark.long

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitline.vit.input.augmentations.box import Box
 from vitline.vit.input.config import AugmentConfig
-from vitline.vit.input.keyed import derive_key, uniforms
+from vitline.vit.input.permutation import derive_key, uniforms
 
 _LEVELS = 256
 

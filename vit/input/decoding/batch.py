@@ -7,8 +7,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from vitline.vit.input.decoding.several_labels import Labels, SeveralLabels
-from vitline.vit.input.schedule import Share
+from vitline.vit.input.decoding.several_labels import Labels, MultiLabels
+from vitline.vit.input.schedule import RankBatch
 
 _ALIGNMENT = 64
 """Bytes. Every tensor of a batch in shared memory begins at a multiple, as memory of torch does."""
@@ -24,7 +24,7 @@ class Batch:
     images: Tensor
     """uint8 (n, size, size, 3), RGB; the network normalises them to [-1, 1] on the device."""
     labels: Labels
-    """int64 (n,) class ids, or `SeveralLabels` where an image may have several. Padding has class 0, or none."""
+    """int64 (n,) class ids, or `MultiLabels` where an image may have several. Padding has class 0, or none."""
     valid: Tensor
     """bool (n,)."""
     first_slot: int
@@ -33,11 +33,11 @@ class Batch:
     bad: list[tuple[int, str]] = field(default_factory=list)
     """(index, text) of the bad examples of a training, in any order; the text names shard, row and reason. Their images are
     black, and `valid` masks them."""
-    partner_labels: Labels | None = None
+    mixed_labels: Labels | None = None
     """Labels, like `labels`, of the examples that MixUp or CutMix has mixed in; None where the recipe mixes none."""
-    own_share: Tensor | None = None
-    """float32 (n,), with `partner_labels`: share of `labels` in the target, 1 where an image was not mixed. The rest is of
-    `partner_labels`."""
+    lam: Tensor | None = None
+    """float32 (n,), with `mixed_labels`: share of `labels` in the target, 1 where an image was not mixed. The rest is of
+    `mixed_labels`."""
 
     @property
     def num_valid(self) -> int:
@@ -45,28 +45,28 @@ class Batch:
         return self.num_examples - len(self.bad)
 
     @property
-    def several_labels(self) -> dict[str, SeveralLabels]:
-        """`labels` and `partner_labels` by name, where an image may have several."""
-        named = {"labels": self.labels, "partner_labels": self.partner_labels}
-        return {name: labels for name, labels in named.items() if isinstance(labels, SeveralLabels)}
+    def several_labels(self) -> dict[str, MultiLabels]:
+        """`labels` and `mixed_labels` by name, where an image may have several."""
+        named = {"labels": self.labels, "mixed_labels": self.mixed_labels}
+        return {name: labels for name, labels in named.items() if isinstance(labels, MultiLabels)}
 
     def pad(self) -> None:
         """Fills what is behind the examples."""
         end = self.num_examples
         self.images[end:] = 0
         self.valid[end:] = False
-        for labels in (self.labels, self.partner_labels):
+        for labels in (self.labels, self.mixed_labels):
             if isinstance(labels, Tensor):
                 labels[end:] = 0
-        if self.own_share is not None:
-            self.own_share[end:] = 1
+        if self.lam is not None:
+            self.lam[end:] = 1
 
 
 @dataclass(frozen=True)
 class BatchShape:
     """The tensors of the micro-batches of one iteration, all of which have `size` images of `side_px`.
 
-    `SeveralLabels` are not among them, because their size is known only with the examples.
+    `MultiLabels` are not among them, because their size is known only with the examples.
     """
 
     size: int
@@ -104,27 +104,27 @@ class BatchShape:
             "valid": (torch.bool, (n,)),
         }
         if self.mixes:
-            found["own_share"] = (torch.float32, (n,))
+            found["lam"] = (torch.float32, (n,))
         if self.single_label:
-            found |= {name: (torch.int64, (n,)) for name in ["labels", "partner_labels"][: 1 + self.mixes]}
+            found |= {name: (torch.int64, (n,)) for name in ["labels", "mixed_labels"][: 1 + self.mixes]}
         return found
 
 
 def blank_batch(tensors: Mapping[str, Tensor], first_slot: int, num_examples: int) -> Batch:
     """A micro-batch in these tensors. Examples and padding are still to be filled in."""
-    no_labels, own_share = SeveralLabels.of([], len(tensors["valid"])), tensors.get("own_share")
+    no_labels, lam = MultiLabels.of([], len(tensors["valid"])), tensors.get("lam")
     return Batch(
         tensors["images"],
         tensors.get("labels", no_labels),
         tensors["valid"],
         first_slot,
         num_examples,
-        partner_labels=None if own_share is None else tensors.get("partner_labels", no_labels),
-        own_share=own_share,
+        mixed_labels=None if lam is None else tensors.get("mixed_labels", no_labels),
+        lam=lam,
     )
 
 
-def blank_batches(share: Share, tensors: Sequence[Mapping[str, Tensor]], global_batch_size: int) -> list[Batch]:
+def blank_batches(share: RankBatch, tensors: Sequence[Mapping[str, Tensor]], global_batch_size: int) -> list[Batch]:
     """The micro-batches of a share, in these tensors."""
     size, first = len(tensors[0]["valid"]), share.step * global_batch_size
     batches = []

@@ -9,7 +9,7 @@ import numpy as np
 from vitline.vit.input.augmentations.mixing import Mix, mix_lane
 from vitline.vit.input.decoding.batch import Batch
 from vitline.vit.input.decoding.native_view import TrainingView
-from vitline.vit.input.decoding.several_labels import Labels, SeveralLabels
+from vitline.vit.input.decoding.several_labels import Labels, MultiLabels
 from vitline.vit.input.order import Ints
 from vitline.vit.input.read_shards import Example
 
@@ -46,23 +46,23 @@ def place_examples(
     for number, batch in enumerate(batches):
         here = slice(bounds[number], bounds[number + 1])
         indices = at[here] - number * size
-        labels, partner_labels = _filled(batch.labels, indices, examples[here]), batch.partner_labels
+        labels, mixed_labels = _filled(batch.labels, indices, examples[here]), batch.mixed_labels
         batch.valid.numpy()[indices] = True
-        if mixed_in is not None and partner_labels is not None and batch.own_share is not None:
-            partner_labels = _filled(partner_labels, indices, mixed_in[here])
-            batch.own_share.numpy()[indices] = 1
-        batch = batches[number] = replace(batch, labels=labels, partner_labels=partner_labels)
+        if mixed_in is not None and mixed_labels is not None and batch.lam is not None:
+            mixed_labels = _filled(mixed_labels, indices, mixed_in[here])
+            batch.lam.numpy()[indices] = 1
+        batch = batches[number] = replace(batch, labels=labels, mixed_labels=mixed_labels)
         places += map(partial(Place, batch), indices.tolist(), examples[here], views[here])
     return places
 
 
-def filling_tasks(places: Sequence[Place], *, mask_bad: bool) -> list[Callable[[], None]]:
-    """The tasks that fill the images of the places. With `mask_bad`, an example that cannot be decoded is masked instead of raising."""
+def filling_tasks(places: Sequence[Place], *, mask_corrupt: bool) -> list[Callable[[], None]]:
+    """The tasks that fill the images of the places. With `mask_corrupt`, an example that cannot be decoded is masked instead of raising."""
     chunks = range(0, len(places), _EXAMPLES_PER_TASK)
-    return [partial(_fill, places[i : i + _EXAMPLES_PER_TASK], mask_bad) for i in chunks]
+    return [partial(_fill, places[i : i + _EXAMPLES_PER_TASK], mask_corrupt) for i in chunks]
 
 
-def mixing_tasks(places: Sequence[Place], lane: Ints, mix: Mix, *, mask_bad: bool) -> list[Callable[[], None]]:
+def mixing_tasks(places: Sequence[Place], lane: Ints, mix: Mix, *, mask_corrupt: bool) -> list[Callable[[], None]]:
     """The tasks that fill the images and mix them. A task has whole lanes, so none waits for another."""
     by_lane = np.argsort(lane, kind="stable")
     lanes = np.split(by_lane, np.flatnonzero(np.diff(lane[by_lane])) + 1) if len(lane) else []
@@ -71,7 +71,7 @@ def mixing_tasks(places: Sequence[Place], lane: Ints, mix: Mix, *, mask_bad: boo
     for number, of_lane in enumerate(lanes, start=1):
         waiting.append([places[i] for i in of_lane.tolist()])
         if number == len(lanes) or sum(map(len, waiting)) >= _EXAMPLES_PER_TASK:
-            tasks.append(partial(_fill_and_mix, waiting, mix, mask_bad))
+            tasks.append(partial(_fill_and_mix, waiting, mix, mask_corrupt))
             waiting = []
     return tasks
 
@@ -79,13 +79,13 @@ def mixing_tasks(places: Sequence[Place], lane: Ints, mix: Mix, *, mask_bad: boo
 def _filled(labels: Labels, indices: Ints, examples: Sequence[Example]) -> Labels:
     """Labels of class ids are filled in where they are, several labels are new ones."""
     found = [e.split.mapped(e.label) for e in examples]
-    if isinstance(labels, SeveralLabels):
-        return SeveralLabels.of(found, len(labels.ids), indices)
+    if isinstance(labels, MultiLabels):
+        return MultiLabels.of(found, len(labels.ids), indices)
     labels.numpy()[indices] = found
     return labels
 
 
-def _fill(places: Sequence[Place], mask_bad: bool) -> None:
+def _fill(places: Sequence[Place], mask_corrupt: bool) -> None:
     for place in places:
         if _written_natively(place):
             continue
@@ -93,7 +93,7 @@ def _fill(places: Sequence[Place], mask_bad: bool) -> None:
         try:
             pixels = place.example.decoded()
         except ValueError as error:
-            if not mask_bad:
+            if not mask_corrupt:
                 raise
             batch.images[i] = 0
             batch.valid[i] = False
@@ -109,10 +109,10 @@ def _written_natively(place: Place) -> bool:
     return view.write_natively(example.encoded, example.split.policy, place.batch.images[place.index])
 
 
-def _fill_and_mix(lanes: Sequence[Sequence[Place]], mix: Mix, mask_bad: bool) -> None:
+def _fill_and_mix(lanes: Sequence[Sequence[Place]], mix: Mix, mask_corrupt: bool) -> None:
     for places in lanes:
-        _fill(places, mask_bad)
+        _fill(places, mask_corrupt)
         images, usable = [p.batch.images[p.index] for p in places], [bool(p.batch.valid[p.index]) for p in places]
         for place, mixed in zip(places, mix_lane(images, usable, mix), strict=True):
-            if mixed and place.batch.own_share is not None:
-                place.batch.own_share[place.index] = mix.share
+            if mixed and place.batch.lam is not None:
+                place.batch.lam[place.index] = mix.share

@@ -26,8 +26,8 @@ from torch import Tensor
 from vitline.infra.children import end_with_parent
 from vitline.vit.input.decoding.several_labels import Arrays
 from vitline.vit.input.decoding.shared_memory import Link, mapped
-from vitline.vit.input.decoding.training import TrainingInput, TrainingRequest
-from vitline.vit.input.prefetch import Effort, Prefetcher, Waits
+from vitline.vit.input.decoding.training import LoaderRequest, TrainLoader
+from vitline.vit.input.prefetch import Prefetcher, WaitTimes, WorkTimes
 from vitline.vit.input.schedule import Part
 
 
@@ -35,7 +35,7 @@ from vitline.vit.input.schedule import Part
 class Task:
     """What an input process is to do. The resources of `asked` are its own."""
 
-    asked: TrainingRequest
+    asked: LoaderRequest
     part: Part
     """Its number, and the number of all; also its place in the counters."""
 
@@ -52,7 +52,7 @@ class Filled(NamedTuple):
 class Counters:
     """What all input processes have waited for and spent, in shared memory of float64 (processes, columns)."""
 
-    COLUMNS = len(Waits._fields) + len(Effort._fields) + 1
+    COLUMNS = len(WaitTimes._fields) + len(WorkTimes._fields) + 1
 
     def __init__(self, descriptor: int, num_processes: int) -> None:
         """Closes the descriptor."""
@@ -67,12 +67,12 @@ class Counters:
         self._table[number] = (*batches.waits, *batches.effort, time.process_time())
 
     @property
-    def waits(self) -> Waits:
-        return Waits(*self._totals()[: len(Waits._fields)])
+    def waits(self) -> WaitTimes:
+        return WaitTimes(*self._totals()[: len(WaitTimes._fields)])
 
     @property
-    def effort(self) -> Effort:
-        return Effort(*self._totals()[len(Waits._fields) : -1])
+    def effort(self) -> WorkTimes:
+        return WorkTimes(*self._totals()[len(WaitTimes._fields) : -1])
 
     @property
     def cpu_s(self) -> float:
@@ -90,7 +90,7 @@ def serve(link: Link, parent_is_gone: Callable[[], None]) -> None:
     number, num_processes = task.part
     counters = Counters(descriptor, num_processes)
     try:
-        inputs = TrainingInput(task.asked)
+        inputs = TrainLoader(task.asked)
         slots = _Slots(link, inputs, parent_is_gone)
         with inputs.prefetched(task.part, slots.next_step) as batches:
             for step in batches:
@@ -108,7 +108,7 @@ def serve(link: Link, parent_is_gone: Callable[[], None]) -> None:
 class _Slots:
     """The slots that come over the link, as tensors. Its thread notices the end of the parent at any time."""
 
-    def __init__(self, link: Link, inputs: TrainingInput, parent_is_gone: Callable[[], None]) -> None:
+    def __init__(self, link: Link, inputs: TrainLoader, parent_is_gone: Callable[[], None]) -> None:
         self._shape, self._link, self._parent_is_gone = inputs.shape, link, parent_is_gone
         self._known: dict[int, dict[str, Tensor]] = {}
         self._steps: queue.Queue[list[int] | None] = queue.Queue()

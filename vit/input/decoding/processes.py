@@ -19,26 +19,26 @@ from vitline.infra.children import how_it_ended, start_python
 from vitline.infra.settings import inherited_environment
 from vitline.vit.input.decoding.batch import Batch
 from vitline.vit.input.decoding.process import Counters, Filled, Task
-from vitline.vit.input.decoding.several_labels import SeveralLabels
-from vitline.vit.input.decoding.shared_memory import Link, Slots, new_memory
-from vitline.vit.input.decoding.training import PREFETCH, TrainingInput, TrainingRequest
-from vitline.vit.input.prefetch import Effort, Prefetcher, Waits, Work
+from vitline.vit.input.decoding.several_labels import MultiLabels
+from vitline.vit.input.decoding.shared_memory import BatchBuffers, Link, new_memory
+from vitline.vit.input.decoding.training import PREFETCH, LoaderRequest, TrainLoader
+from vitline.vit.input.prefetch import Prefetcher, WaitTimes, Work, WorkTimes
 
 _END_S = 10.0
 
 
-def decoded_in_processes(asked: TrainingRequest) -> Prefetcher[list[Batch]]:
-    """Iterates the micro-batches of each step like `TrainingInput.prefetched`, which it runs in `loading.processes` processes.
+def decoded_in_processes(asked: LoaderRequest) -> Prefetcher[list[Batch]]:
+    """Iterates the micro-batches of each step like `TrainLoader.prefetched`, which it runs in `loading.processes` processes.
 
     Iteration also raises RuntimeError naming a process that has ended. All have ended when the iterator is closed.
     """
     _check_parts(asked)
-    inputs, processes = TrainingInput(asked), InputProcesses(asked)
+    inputs, processes = TrainLoader(asked), InputProcesses(asked)
 
     def work() -> Iterator[Work[list[Batch]]]:
         # In this thread, because to the kernel it is the parent of the processes, and they are killed when it ends.
         processes.start()
-        slots = Slots(inputs.shape.num_bytes)
+        slots = BatchBuffers(inputs.shape.num_bytes)
         for share in inputs.shares(part=None):
             taken = [slots.take() for _ in range(share.num_micro_batches)]
             batches = inputs.batches(share, [inputs.shape.inside(memory) for _, memory, _ in taken])
@@ -51,7 +51,7 @@ def decoded_in_processes(asked: TrainingRequest) -> Prefetcher[list[Batch]]:
     return Prefetcher(work(), threads=1, depth=PREFETCH, on_close=processes.end, processes=processes)
 
 
-def _check_parts(asked: TrainingRequest) -> None:
+def _check_parts(asked: LoaderRequest) -> None:
     """Raises ValueError where the input cannot be divided among `loading.processes` processes, or they could not read it."""
     loading, lanes = asked.loading, asked.config.num_lanes
     least = lanes // max(1, loading.world_size)
@@ -78,7 +78,7 @@ class Running(Protocol):
 class InputProcesses:
     """The input processes of one iterator."""
 
-    def __init__(self, asked: TrainingRequest) -> None:
+    def __init__(self, asked: LoaderRequest) -> None:
         self._asked = asked
         self._counters: Counters | None = None
         self._links: list[Link] = []
@@ -87,12 +87,12 @@ class InputProcesses:
         self._killed, self._lock = False, threading.RLock()
 
     @property
-    def waits(self) -> Waits:
-        return self._counters.waits if self._counters else Waits()
+    def waits(self) -> WaitTimes:
+        return self._counters.waits if self._counters else WaitTimes()
 
     @property
-    def effort(self) -> Effort:
-        return self._counters.effort if self._counters else Effort()
+    def effort(self) -> WorkTimes:
+        return self._counters.effort if self._counters else WorkTimes()
 
     @property
     def cpu_s(self) -> float:
@@ -144,7 +144,7 @@ class InputProcesses:
             for answer in answers:
                 batch.bad.extend(answer.bad[i])
             several: dict[str, Any] = {
-                name: SeveralLabels.joined([a.several[i][name] for a in answers]) for name in batch.several_labels
+                name: MultiLabels.joined([a.several[i][name] for a in answers]) for name in batch.several_labels
             }
             batches[i] = replace(batch, **several)
 

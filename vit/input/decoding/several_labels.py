@@ -10,11 +10,11 @@ from torch import Tensor
 from vitline.vit.input.decoded_cache import Label
 
 Arrays = tuple[np.ndarray, np.ndarray]
-"""Ids and weights of `SeveralLabels`, as they are sent to another process."""
+"""Ids and weights of `MultiLabels`, as they are sent to another process."""
 
 
 @dataclass(frozen=True)
-class SeveralLabels:
+class MultiLabels:
     """Labels of n images that may have any number each, as class ids with weights, in m columns. Padding has weight 0. Rows of all
     classes are made of them where they are needed, on the device."""
 
@@ -26,7 +26,7 @@ class SeveralLabels:
     @classmethod
     def of(
         cls, labels: Sequence[Label], num_rows: int, rows: Sequence[int] | np.ndarray | None = None
-    ) -> "SeveralLabels":
+    ) -> "MultiLabels":
         """The labels of these rows, by default the first; all others are padding. A class without a weight has weight 1."""
         several = [([label], None) if isinstance(label, int) else label for label in labels]
         sizes = np.array([len(ids) for ids, _ in several], dtype=np.int64)
@@ -39,7 +39,7 @@ class SeveralLabels:
         return cls(torch.from_numpy(ids), torch.from_numpy(weights))
 
     @classmethod
-    def joined(cls, parts: Sequence[Arrays]) -> "SeveralLabels":
+    def joined(cls, parts: Sequence[Arrays]) -> "MultiLabels":
         """Labels of the same n images in parts, of which each has labels of rows that are padding in the others."""
         columns = max(ids.shape[1] for ids, _ in parts)
         ids = np.zeros((len(parts[0][0]), columns), dtype=np.int64)
@@ -59,5 +59,5 @@ class SeveralLabels:
         return rows.scatter_reduce_(1, self.ids, self.weights, "amax")
 
 
-Labels = Tensor | SeveralLabels
+Labels = Tensor | MultiLabels
 """int64 (n,) class ids where every image has one label."""

@@ -93,7 +93,7 @@ def mapped(descriptor: int, num_bytes: int) -> mmap.mmap:
         os.close(descriptor)
 
 
-class Slots:
+class BatchBuffers:
     """Numbered pieces of shared memory, each for one micro-batch. A piece is free again once no tensor of it is left.
 
     There are as many as were in use at a time. Thread-safe but for `take`, which one thread calls.

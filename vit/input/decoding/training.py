@@ -18,20 +18,20 @@ from vitline.vit.input.decoded_cache import DecodedCache
 from vitline.vit.input.decoding.batch import Batch, BatchShape, blank_batches
 from vitline.vit.input.decoding.fill import filling_tasks, mixing_tasks, place_examples
 from vitline.vit.input.decoding.native_view import TrainingView
-from vitline.vit.input.load_queue import LoadQueue, most_loads
+from vitline.vit.input.load_queue import LoadQueue, max_concurrent_loads
 from vitline.vit.input.mapped_labels import MappedLabels
 from vitline.vit.input.mixture import Mixture
 from vitline.vit.input.order import Order
 from vitline.vit.input.prefetch import Prefetcher, Work
 from vitline.vit.input.read_shards import Example, LaneReader, SplitReader
-from vitline.vit.input.schedule import ALL, Part, Schedule, Share
+from vitline.vit.input.schedule import ALL, Part, RankBatch, Schedule
 
 PREFETCH = 2
 """Steps (training) or batches (evaluation) that are finished ahead of the consumer."""
 
 
 @dataclass(frozen=True)
-class Loading:
+class LoaderResources:
     """Which share of the batches this process loads, and with what resources. It never changes an example or a pixel."""
 
     rank: int = 0
@@ -57,7 +57,7 @@ class Loading:
     def shard_cache(self) -> DiskCache | None:
         return disk_cache(self.shard_cache_dir, self.shard_cache_bytes) if self.shard_cache_dir else None
 
-    def of_process(self, number: int) -> "Loading":
+    def of_process(self, number: int) -> "LoaderResources":
         """The resources of one of the input processes."""
         more = number < self.threads % self.processes
         return replace(
@@ -69,7 +69,7 @@ class Loading:
         )
 
 
-ONE_PROCESS = Loading()
+ONE_PROCESS = LoaderResources()
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class TrainingRequest:
+class LoaderRequest:
     """The batches that are asked for."""
 
     sources: tuple[Source, ...]
@@ -94,12 +94,12 @@ class TrainingRequest:
     micro_batch_size: int
     start_step: int
     num_steps: int | None
-    mask_bad: bool
-    loading: Loading
+    mask_corrupt: bool
+    loading: LoaderResources
 
 
 def loads_from(*corpora: Store) -> LoadQueue:
-    return LoadQueue(most_loads(any(corpus.reads_wait for corpus in corpora)))
+    return LoadQueue(max_concurrent_loads(any(corpus.high_latency for corpus in corpora)))
 
 
 def order_of_training(
@@ -122,10 +122,10 @@ def order_of_training(
     return Schedule(orders, mixture, rank=rank, world_size=world_size, most_examples=most_examples)
 
 
-class TrainingInput:
+class TrainLoader:
     """What the batches of a training are made from. Raises ValueError if lanes, batch, ranks or class maps do not fit together."""
 
-    def __init__(self, asked: TrainingRequest) -> None:
+    def __init__(self, asked: LoaderRequest) -> None:
         self._asked, config, loading = asked, asked.config, asked.loading
         cache, shard_cache = loading.cache(), loading.shard_cache()
         self._readers = [
@@ -147,11 +147,11 @@ class TrainingInput:
             config.augment.mixes,
         )
 
-    def shares(self, part: Part | None) -> Iterator[Share]:
+    def shares(self, part: Part | None) -> Iterator[RankBatch]:
         """The shares of all steps that are asked for."""
         return self._schedule.shares(self._asked.start_step, self._asked.num_steps, part)
 
-    def batches(self, share: Share, tensors: Sequence[Mapping[str, Tensor]]) -> list[Batch]:
+    def batches(self, share: RankBatch, tensors: Sequence[Mapping[str, Tensor]]) -> list[Batch]:
         """The micro-batches of a share, in these tensors, still to be filled in."""
         return blank_batches(share, tensors, self._asked.config.global_batch_size)
 
@@ -193,19 +193,19 @@ class TrainingInput:
     def _new(self, count: int) -> list[dict[str, Tensor]]:
         return [self.shape.new() for _ in range(count)]
 
-    def _tasks(self, share: Share, examples: list[Example], batches: list[Batch]) -> list[Callable[[], None]]:
+    def _tasks(self, share: RankBatch, examples: list[Example], batches: list[Batch]) -> list[Callable[[], None]]:
         """The tasks that fill in the examples of a share; their labels are filled in at once."""
-        augment, seed, mask_bad = self._asked.config.augment, self._asked.seed, self._asked.mask_bad
+        augment, seed, mask_corrupt = self._asked.config.augment, self._asked.seed, self._asked.mask_corrupt
         draws = train_draws(seed, share.rows.epoch, share.rows.row, augment.randaugment_layers).tolist()
         views = [TrainingView(d, augment) for d in draws]
         if not augment.mixes:
-            return filling_tasks(place_examples(batches, share.at, examples, views), mask_bad=mask_bad)
+            return filling_tasks(place_examples(batches, share.at, examples, views), mask_corrupt=mask_corrupt)
         mixed_in = [examples[i] for i in partners(share.rows.lane).tolist()]
         places = place_examples(batches, share.at, examples, views, mixed_in)
-        return mixing_tasks(places, share.rows.lane, draw_mix(seed, share.step, augment), mask_bad=mask_bad)
+        return mixing_tasks(places, share.rows.lane, draw_mix(seed, share.step, augment), mask_corrupt=mask_corrupt)
 
 
-def _gather(lanes: Sequence[LaneReader], share: Share) -> list[Example]:
+def _gather(lanes: Sequence[LaneReader], share: RankBatch) -> list[Example]:
     if len(lanes) == 1:
         return lanes[0].gather(share.rows)
     found: dict[int, Example] = {}

@@ -84,7 +84,7 @@ class SpikeGuard:
             return math.inf, math.inf
         return _limit(self.losses, self.config.threshold), _limit(self.grad_norms, self.config.threshold)
 
-    def leaves_out(self, step: int) -> bool:
+    def skips(self, step: int) -> bool:
         """Whether the update of a step is left out because of a spike that is known already."""
         return any(spike["first"] <= step <= spike["last"] for spike in self.spikes)
 

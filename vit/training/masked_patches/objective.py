@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitline.vit.config import MaskedPatchConfig, TrainRecipe
 from vitline.vit.input.batches import Batch
-from vitline.vit.input.keyed import derive_key, uniforms
+from vitline.vit.input.permutation import derive_key, uniforms
 from vitline.vit.models.config import ViTConfig
 from vitline.vit.models.masked_patches import (
     Corruption,

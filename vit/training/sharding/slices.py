@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-class Place(NamedTuple):
+class ShardPlace(NamedTuple):
     """The place of a piece in a whole tensor."""
 
     shape: tuple[int, ...]
@@ -17,22 +17,22 @@ class Place(NamedTuple):
     offsets: tuple[int, ...]
 
 
-def is_sliced(tensor: Tensor) -> bool:
+def is_dtensor(tensor: Tensor) -> bool:
     """Whether each rank holds a slice of the tensor. Imports nothing: DTensor takes seconds to import."""
     return hasattr(tensor, "device_mesh")
 
 
-def own_slice(tensor: Tensor) -> tuple[Tensor, Place]:
+def local_shard(tensor: Tensor) -> tuple[Tensor, ShardPlace]:
     """The values that this rank holds, without a copy, and their place. A whole tensor is its own slice."""
     shape = tuple(tensor.shape)
-    if not is_sliced(tensor):
-        return tensor, Place(shape, (0,) * len(shape))
+    if not is_dtensor(tensor):
+        return tensor, ShardPlace(shape, (0,) * len(shape))
     local: Tensor = tensor.to_local()  # type: ignore[attr-defined]
     mesh = tensor.device_mesh  # type: ignore[attr-defined]
     rows = -(-shape[0] // mesh.size(mesh.ndim - 1))  # as torch.chunk splits; the last ranks may have less or nothing
     first = min(rows * mesh.get_coordinate()[-1], shape[0])
     assert local.shape[0] == min(rows, shape[0] - first), f"{tuple(local.shape)} is no slice of {shape} at row {first}"
-    return local, Place(shape, (first, *(0 for _ in shape[1:])))
+    return local, ShardPlace(shape, (first, *(0 for _ in shape[1:])))
 
 
 def is_first_copy(tensor: Tensor) -> bool:
@@ -44,7 +44,7 @@ def is_first_copy(tensor: Tensor) -> bool:
 
 def whole(tensor: Tensor) -> Tensor:
     """The whole tensor. Every rank must call it for a sliced one."""
-    if not is_sliced(tensor):
+    if not is_dtensor(tensor):
         return tensor
     gathered: Tensor = tensor.full_tensor()  # type: ignore[attr-defined]
     return gathered
@@ -52,9 +52,9 @@ def whole(tensor: Tensor) -> Tensor:
 
 def slice_of(values: Tensor, like: Tensor) -> Tensor:
     """The part of a whole tensor that this rank holds of `like`; of a sliced one, or of the rows that this rank holds, all of it."""
-    if is_sliced(values) or not is_sliced(like):
-        return own_slice(values)[0]
-    local, place = own_slice(like)
+    if is_dtensor(values) or not is_dtensor(like):
+        return local_shard(values)[0]
+    local, place = local_shard(like)
     if values.shape == local.shape:
         return values
     return values[place.offsets[0] : place.offsets[0] + local.shape[0]]
@@ -63,12 +63,12 @@ def slice_of(values: Tensor, like: Tensor) -> Tensor:
 @torch.no_grad()
 def fill(target: Tensor, values: Tensor) -> None:
     """Copies values of the whole tensor, or of another one sliced alike, or the rows that this rank holds, into `target`."""
-    own_slice(target)[0].copy_(slice_of(values, target))
+    local_shard(target)[0].copy_(slice_of(values, target))
 
 
 def sliced_like(parameter: Tensor, values: Tensor) -> Tensor:
     """A copy of `values` on the device of a parameter; sliced like it where it has the shape of the parameter or of its own slice."""
-    if not is_sliced(parameter) or values.shape not in (parameter.shape, own_slice(parameter)[0].shape):
+    if not is_dtensor(parameter) or values.shape not in (parameter.shape, local_shard(parameter)[0].shape):
         return values.to(parameter.device, copy=True)
     from torch.distributed.tensor import DTensor
 

@@ -3,7 +3,7 @@
 import re
 from typing import Literal
 
-from vitline.infra.names import there_are
+from vitline.infra.names import known_names_text
 
 Precision = Literal["float32", "bfloat16"]
 GPU_PEAKS: dict[str, tuple[float, float]] = {
@@ -22,7 +22,7 @@ def named_peak(gpu: str, precision: Precision) -> float:
     """FLOP/s of a GPU by its name. Raises ValueError listing the known ones."""
     peak = peak_of(gpu, precision)
     if peak is None:
-        raise ValueError(f"The peak of the GPU {gpu!r} is not known; {there_are(gpu, GPU_PEAKS)}")
+        raise ValueError(f"The peak of the GPU {gpu!r} is not known; {known_names_text(gpu, GPU_PEAKS)}")
     return peak
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vitline.data_prep.archives.archive_members import ArchiveDamaged, Member, link_target
+from vitline.data_prep.archives.archive_members import CorruptArchive, Member, link_target
 from vitline.data_prep.archives.archives import (
     index,
     member_pieces,
@@ -184,7 +184,7 @@ def test_streamed_member_is_checked_against_size_and_checksum_of_the_directory(m
     for damaged in (size, crc, flipped):
         pieces = member_pieces(stored(bytes(damaged), "a.zip"), "a.zip", "large")
         found: list[bytes] = []
-        with pytest.raises(ArchiveDamaged, match=r"a.zip at byte 0: large: (size or checksum|deflated data)"):
+        with pytest.raises(CorruptArchive, match=r"a.zip at byte 0: large: (size or checksum|deflated data)"):
             found.extend(pieces)
         assert sum(map(len, found)) <= (4001 if damaged is size else len(data))
 
@@ -196,11 +196,11 @@ def test_members_of_a_tar_are_opened_and_unread_bytes_are_skipped(name):
     )
     found = []
     for member, source in open_members(stored(data, name), name, lambda member: member.path != "two"):
-        found.append((member.path, source.take(5), source.bytes_after(source.position)))
+        found.append((member.path, source.take(5), source.remaining(source.position)))
         if member.path == "three":
             assert source.take(10_000) == b"3" * 1495
     assert found == [("one", b"11111", 695), ("three", b"33333", 1495)]
-    with pytest.raises(ArchiveDamaged, match=r"truncated|are left"):
+    with pytest.raises(CorruptArchive, match=r"truncated|are left"):
         list(open_members(stored(data[:100] if "gz" in name else data[:1000], name), name, lambda member: True))
 
 
@@ -317,7 +317,7 @@ def test_a_truncated_archive_gives_its_readable_members_and_one_refusal(name):
 def test_false_sizes_in_headers_are_damage_and_cause_no_extra_reads():
     data, long_size = b"x" * 512, b"%011o\0" % (5 << 30)
     end = bytes(1024)
-    for claim in (
+    for lease in (
         header(size=long_size) + data + end,
         header(size=b"\xff" * 12) + data + end,  # -1 in base 256
         header(size=b"\x80" + b"\xff" * 11) + data + end,
@@ -330,7 +330,7 @@ def test_false_sizes_in_headers_are_damage_and_cause_no_extra_reads():
         header(kind=b"g", size=b"%011o\0" % 12) + b"12 path=../\n".ljust(512, b"\0") + header() + data + end,
         header(kind=b"L") + b"name\0".ljust(512, b"\0") + end,
     ):
-        store = stored(header() + b"first".ljust(512, b"\0") + claim)
+        store = stored(header() + b"first".ljust(512, b"\0") + lease)
         first, bad = read_members(store, "a.tar", MAX_BYTES)
         assert first[1] == b"first"
         assert bad[0].kind == "damage"
@@ -439,7 +439,7 @@ SEEDS = [
     ("a.zip", zip_of(SMALL)),
     ("a.zip", zip_of(SMALL, zipfile.ZIP_DEFLATED)),
 ]
-CLAIMS = st.builds(
+LEASES = st.builds(
     header,
     name=st.sampled_from([b"../x", b"/x", b"a\\b", b"cat/1.jpg", b"\xff\xfe", b"", b"cat/", b"."]),
     size=st.sampled_from(
@@ -452,8 +452,8 @@ DAMAGE = st.one_of(
     st.tuples(st.just("cut"), st.floats(0, 1), st.just(b"")),
     st.tuples(st.just("flip"), st.floats(0, 1), st.binary(min_size=1, max_size=1)),
     st.tuples(st.just("over"), st.floats(0, 1), st.binary(min_size=1, max_size=64)),
-    st.tuples(st.just("block"), st.floats(0, 1), CLAIMS),
-    st.tuples(st.just("in"), st.floats(0, 1), CLAIMS),
+    st.tuples(st.just("block"), st.floats(0, 1), LEASES),
+    st.tuples(st.just("in"), st.floats(0, 1), LEASES),
 )
 
 

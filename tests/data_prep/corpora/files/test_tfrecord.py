@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitline.data_prep.archives import tfrecord
-from vitline.data_prep.archives.archive_bytes import Gunzipped, Ranges
+from vitline.data_prep.archives.archive_bytes import Gunzipped, RangeReader
 from vitline.data_prep.archives.tfrecord import DamagedFile, crc32c, frames, frames_inside, read_example
 from vitline.infra.storage import open_store
 
@@ -105,11 +105,11 @@ def test_records_inside_an_archive_equal_those_of_a_file(store, monkeypatch, pac
     store.write("plain", data)
     around = b"before" + data + b"behind"
     store.write("f", gzip.compress(around) if packed else around)
-    source = Gunzipped(store, "f") if packed else Ranges(store, "f")
+    source = Gunzipped(store, "f") if packed else RangeReader(store, "f")
     source.skip_to(6)
     assert list(frames_inside(source, "a.tar!f", len(data), window_bytes)) == list(frames(store, "plain", window_bytes))
     assert source.take(6) == b"behind"
-    source = Gunzipped(store, "f") if packed else Ranges(store, "f")
+    source = Gunzipped(store, "f") if packed else RangeReader(store, "f")
     source.skip_to(6)
     with pytest.raises(DamagedFile, match=r"a.tar!f: the record at byte \d+ has 2,304 bytes, but the file ends"):
         list(frames_inside(source, "a.tar!f", len(data) - 1, window_bytes))

@@ -9,7 +9,7 @@ import pytest
 from vitline.data_prep.archives.tfrecord import crc32c
 from vitline.data_prep.benchmarks.tfds_order import tfds_order
 from vitline.data_prep.benchmarks.vtab.dmlab import DmLab
-from vitline.data_prep.sources.raw import Part
+from vitline.data_prep.sources.raw import SourcePart
 from vitline.infra.storage import open_store
 
 NUM_TEST = 20
@@ -132,7 +132,7 @@ def test_a_record_without_class_or_image_is_refused_individually(tmp_path):
     records = [record(b"a.jpg", 6, b"x"), record(b"b.jpg", 5, b"x"), record(b"c.jpg", 0, b"")[:-3], b""]
     name = "dmlab-train.tfrecord"
     (tmp_path / name).write_bytes(b"".join(map(framed, records)) + b"cut")
-    found = list(reader(tmp_path).pictures(Part(name=name, where={"key": name}), None))
+    found = list(reader(tmp_path).pictures(SourcePart(name=name, where={"key": name}), None))
     assert [(one.key, one.refused and one.refused[0]) for one in found[:2]] == [("a.jpg", "no_label"), ("b.jpg", None)]
     assert [one.refused[0] for one in found[2:]] == ["damaged_archive"] * 3
     assert "ends within a record header" in found[-1].refused[1]

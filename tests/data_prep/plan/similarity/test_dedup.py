@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitline.data_prep.plan.similarity.dedup import LOCATOR_SCHEMA, PIXELS_SCHEMA, exact_duplicates, gained_labels
+from vitline.data_prep.plan.similarity.dedup import LOCATOR_SCHEMA, PIXELS_SCHEMA, exact_duplicates, merged_labels
 
 pictures = st.lists(
     st.tuples(
@@ -85,6 +85,6 @@ def test_existing_examples_get_no_labels_of_new_copies():
             | {"labels": [label], "weights": None}
             for example_id, label, here in (("1", "a", known), ("2", "b", False), ("3", "a", False))
         ]
-        found = gained_labels(pa.Table.from_pylist(rows, schema=PIXELS_SCHEMA), "drop").to_pylist()
+        found = merged_labels(pa.Table.from_pylist(rows, schema=PIXELS_SCHEMA), "drop").to_pylist()
         assert [row["gained"] for row in found] == gained
         assert all((row["labels"], row["weights"]) == (["a", "b"], None) for row in found)

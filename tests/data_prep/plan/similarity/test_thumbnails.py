@@ -8,7 +8,7 @@ from PIL import Image, ImageDraw
 from sklearn.datasets import load_digits, load_sample_images
 
 from vitline.data_prep.examine.images import perceptual_hashes
-from vitline.data_prep.examine.thumbnails import same_picture, same_pictures, thumbnail
+from vitline.data_prep.examine.thumbnails import looks_same, same_pictures, thumbnail
 
 
 def pieces():
@@ -60,13 +60,13 @@ def test_changed_photographs_are_near_and_confirmed(photos, change):
     near = [min(distance(plain, other), distance(mirror, other)) <= 31 for (plain, mirror), other in hashes]
     a, b = (np.stack([thumbnail(picture) for picture in pictures]) for pictures in (photos, changed))
     same = same_pictures(a, b)
-    assert same.tolist() == [same_picture(*pair) for pair in zip(a, b, strict=True)]  # whatever else is compared
+    assert same.tolist() == [looks_same(*pair) for pair in zip(a, b, strict=True)]  # whatever else is compared
     assert np.mean(np.logical_and(near, same)) >= (0.8 if change == "crop" else 1)
 
 
 def test_different_photographs_are_not_confirmed(photos):
     thumbnails = [thumbnail(photo) for photo in photos[::2]]
-    wrong = [(i, j) for i in range(len(thumbnails)) for j in range(i) if same_picture(thumbnails[i], thumbnails[j])]
+    wrong = [(i, j) for i in range(len(thumbnails)) for j in range(i) if looks_same(thumbnails[i], thumbnails[j])]
     assert wrong == []
 
 
@@ -78,10 +78,10 @@ def test_different_digits_are_not_confirmed():
         (i, j)
         for i in range(8)
         for j in range(i)
-        if digits.target[i] != digits.target[j] and same_picture(thumbnails[i], thumbnails[j])
+        if digits.target[i] != digits.target[j] and looks_same(thumbnails[i], thumbnails[j])
     ]
     assert wrong == []
-    assert all(same_picture(one, one) for one in thumbnails)
+    assert all(looks_same(one, one) for one in thumbnails)
 
 
 def face(mouth, shift=0):
@@ -96,16 +96,16 @@ def face(mouth, shift=0):
 
 def test_faces_that_differ_in_the_mouth_are_different_images():
     smile, frown = (0, 180), (180, 360)
-    assert same_picture(face(smile), face(smile))
-    assert not same_picture(face(smile), face(frown))
-    assert not same_picture(face(smile), face(frown, shift=3))
+    assert looks_same(face(smile), face(smile))
+    assert not looks_same(face(smile), face(frown))
+    assert not looks_same(face(smile), face(frown, shift=3))
 
 
 def test_colour_distinguishes_equal_shapes():
     red, green = (np.full((64, 64, 3), 255, np.uint8) for _ in range(2))
     red[16:48, 16:48] = (200, 30, 30)
     green[16:48, 16:48] = (30, 120, 30)
-    assert not same_picture(thumbnail(red), thumbnail(green))
+    assert not looks_same(thumbnail(red), thumbnail(green))
 
 
 def test_grey_images_are_judged_as_if_they_had_colour(photos):
@@ -124,10 +124,10 @@ def test_same_picture_is_symmetric_and_flat_images_match_nothing(photos):
     rng = np.random.default_rng(0)
     for i, j in rng.integers(0, len(photos), (15, 2)):
         a, b = thumbnail(photos[i]), thumbnail(np.ascontiguousarray(photos[j][2:94, 4:]))
-        assert same_picture(a, b) == same_picture(b, a) == same_picture(a[:, ::-1], b)
+        assert looks_same(a, b) == looks_same(b, a) == looks_same(a[:, ::-1], b)
     flat = np.full((32, 32, 3), 200, np.uint8)
-    assert not same_picture(flat, flat)
-    assert not same_picture(flat, thumbnail(photos[0]))
+    assert not looks_same(flat, flat)
+    assert not looks_same(flat, thumbnail(photos[0]))
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 700), (31, 33), (900, 40)])

@@ -3,7 +3,7 @@
 import pytest
 
 from vitline.flows.on_prefect.alerts import problems
-from vitline.flows.on_prefect.alerts.problems import SEEN, tell_new
+from vitline.flows.on_prefect.alerts.problems import SEEN, notify_new
 from vitline.infra.ray_jobs import Job
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
@@ -19,7 +19,7 @@ def looks(tmp_path, monkeypatch):
     def look(minutes, min_free_bytes=0.0):
         told = []
         monkeypatch.setattr(problems.time, "time", lambda: 1e9 + 60 * minutes)
-        tell_new(settings, root, jobs, told.append, stalled_minutes=30.0, min_free_bytes=min_free_bytes)
+        notify_new(settings, root, jobs, told.append, stalled_minutes=30.0, min_free_bytes=min_free_bytes)
         return [(problem.kind, problem.subject) for problem in told]
 
     return root, look
@@ -56,7 +56,7 @@ def test_a_full_disk_is_told_once_and_an_alert_that_failed_is_told_again(looks, 
         raise OSError("Prefect is away")
 
     with pytest.raises(OSError, match="away"):
-        tell_new(Settings(root=root.uri), root, [], away, stalled_minutes=30.0, min_free_bytes=1e18)
+        notify_new(Settings(root=root.uri), root, [], away, stalled_minutes=30.0, min_free_bytes=1e18)
     assert len(look(20, min_free_bytes=1e18)) == 1
 
 

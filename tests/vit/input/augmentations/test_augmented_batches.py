@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vitline.vit.input.augment import train_draws, train_pixels
 from vitline.vit.input.augmentations.mixing import draw_mix, mix_lane
-from vitline.vit.input.batches import Loading, Source, source_batches, train_batches
+from vitline.vit.input.batches import LoaderResources, Source, source_batches, train_batches
 from vitline.vit.input.config import AugmentConfig, InputConfig
 from vitline.vit.input.order import Order
 
@@ -56,20 +56,20 @@ def given_batches(corpus, config, workers, expected, first_step=0, **loading):
         mine = [slot for slot in sorted(expected) if expected[slot][4] % workers == rank]
         mine = [slot for slot in mine if slot >= first_step * config.global_batch_size]
         given = {"rank": rank, "world_size": workers} | loading
-        micro, mask = given.pop("micro_batch_size"), given.pop("mask_bad", False)
+        micro, mask = given.pop("micro_batch_size"), given.pop("mask_corrupt", False)
         batches = train_batches(
             corpus.store, corpus.manifest, "train", config, seed=SEED, micro_batch_size=micro, start_step=first_step,
-            num_steps=STEPS, mask_bad=mask, loading=Loading(**given),
+            num_steps=STEPS, mask_corrupt=mask, loading=LoaderResources(**given),
         )  # fmt: skip
         for batch in (batch for step in batches for batch in step):
             for i in range(batch.num_examples):
                 slot = mine.pop(0)
                 image, label, partner, share, _ = expected[slot]
                 assert torch.equal(batch.images[i], image), slot
-                assert (int(batch.labels[i]), int(batch.partner_labels[i])) == (label, partner)
-                assert float(batch.own_share[i]) == pytest.approx(share, abs=1e-7)
+                assert (int(batch.labels[i]), int(batch.mixed_labels[i])) == (label, partner)
+                assert float(batch.lam[i]) == pytest.approx(share, abs=1e-7)
                 seen.add(slot)
-            assert (batch.own_share[batch.num_examples :] == 1).all()
+            assert (batch.lam[batch.num_examples :] == 1).all()
         assert not mine
     assert seen == {slot for slot in expected if slot >= first_step * config.global_batch_size}
 
@@ -109,8 +109,8 @@ def test_a_bad_example_is_mixed_into_no_other(corpus_maker, tmp_path):
     corpus = corpus_maker(tmp_path, undecodable={3, 20})
     config = InputConfig(global_batch_size=12, num_lanes=3, shuffle_window=2, augment=AUGMENT)
     expected = defined(corpus, config, bad={3, 20})
-    given_batches(corpus, config, 3, expected, micro_batch_size=3, mask_bad=True)
-    given_batches(corpus, config, 1, expected, micro_batch_size=12, mask_bad=True, threads=2)
+    given_batches(corpus, config, 3, expected, micro_batch_size=3, mask_corrupt=True)
+    given_batches(corpus, config, 1, expected, micro_batch_size=12, mask_corrupt=True, threads=2)
 
 
 def test_several_labels_and_sources_are_mixed(corpus_maker, tmp_path):
@@ -124,17 +124,17 @@ def test_several_labels_and_sources_are_mixed(corpus_maker, tmp_path):
         of_ranks = [
             source_batches(
                 sources, config, seed=SEED, micro_batch_size=micro, num_steps=4,
-                loading=Loading(rank=rank, world_size=workers),
+                loading=LoaderResources(rank=rank, world_size=workers),
             )
             for rank in range(workers)
         ]  # fmt: skip
         rows = []
         for rank in of_ranks:
             for batch in (batch for step in rank for batch in step):
-                labels, partner_labels = batch.labels.dense(5), batch.partner_labels.dense(5)
-                columns = (batch.images, labels, partner_labels, batch.own_share)
+                labels, mixed_labels = batch.labels.dense(5), batch.mixed_labels.dense(5)
+                columns = (batch.images, labels, mixed_labels, batch.lam)
                 rows += [b"".join(c[i].numpy().tobytes() for c in columns) for i in range(batch.num_examples)]
-                assert (partner_labels[: batch.num_examples].sum(dim=1) == 2).all()
+                assert (mixed_labels[: batch.num_examples].sum(dim=1) == 2).all()
         found.append(sorted(rows))
     assert found[0] == found[1] == found[2]
 
@@ -145,7 +145,7 @@ def test_mixing_draws_nothing_from_global_state_and_is_off_by_default(tiny):
     for config in (plain, changed_augment(plain, AUGMENT)):
         with train_batches(tiny.store, tiny.manifest, "train", config, seed=1, micro_batch_size=12) as batches:
             [[batch]] = islice(batches, 1)
-        assert (batch.partner_labels is None) == (batch.own_share is None) == (config is plain)
+        assert (batch.mixed_labels is None) == (batch.lam is None) == (config is plain)
     assert torch.equal(state[0], torch.get_rng_state())
     assert state[1] == np.random.get_state()[1].tolist()
 

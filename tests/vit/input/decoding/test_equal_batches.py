@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from vitline.data_prep.shard_format import ShardError
 from vitline.infra.storage import open_store
 from vitline.infra.stores.disk_cache import disk_cache
-from vitline.vit.input.batches import Batch, Loading, SeveralLabels, Source, source_batches, train_batches
+from vitline.vit.input.batches import Batch, LoaderResources, MultiLabels, Source, source_batches, train_batches
 from vitline.vit.input.config import AugmentConfig, InputConfig
 from vitline.vit.input.decoded_cache import DecodedCache
-from vitline.vit.input.decoding.shared_memory import Link, Slots, new_memory
+from vitline.vit.input.decoding.shared_memory import BatchBuffers, Link, new_memory
 from vitline.vit.input.mapped_labels import MappedLabels, find_kept_rows
-from vitline.vit.input.prefetch import Waits
+from vitline.vit.input.prefetch import WaitTimes
 
 from ..conftest import make_corpus
 from ..test_shard_cache import DistantStore
@@ -63,8 +63,8 @@ def corpora(tmp_path_factory):
 
 
 def steps_of(sources, config=CONFIG, **changes):
-    loading = Loading(**{f.name: changes.pop(f.name) for f in fields(Loading) if f.name in changes})
-    asked = {"seed": 11, "num_steps": 9, "micro_batch_size": 5, "mask_bad": True} | changes
+    loading = LoaderResources(**{f.name: changes.pop(f.name) for f in fields(LoaderResources) if f.name in changes})
+    asked = {"seed": 11, "num_steps": 9, "micro_batch_size": 5, "mask_corrupt": True} | changes
     with source_batches(sources, config, **asked, loading=loading) as batches:
         return list(batches)  # which keeps them all while later ones are made
 
@@ -74,7 +74,7 @@ def assert_equal(found, expected):
     for one, other in zip(chain(*found), chain(*expected), strict=True):
         for name in (f.name for f in fields(Batch)):
             mine, theirs = getattr(one, name), getattr(other, name)
-            if isinstance(theirs, SeveralLabels):
+            if isinstance(theirs, MultiLabels):
                 assert torch.equal(mine.weights, theirs.weights), name
                 mine, theirs = mine.ids, theirs.ids
             if isinstance(theirs, torch.Tensor):
@@ -128,7 +128,7 @@ def test_processes_share_the_shard_cache(corpora, tmp_path):
 def test_errors_are_those_of_this_process(corpora, corpus_maker, tmp_path):
     for processes in (0, 2):
         with pytest.raises(ValueError, match=r"row (13|30) of split 'train'\) cannot be decoded"):
-            steps_of(corpora["damaged"], mask_bad=False, processes=processes)
+            steps_of(corpora["damaged"], mask_corrupt=False, processes=processes)
     cut = corpus_maker(tmp_path)
     key = "train/s000/part-00001-of-00004.parquet"
     cut.store.write(key, cut.store.read(key)[:1000])
@@ -147,9 +147,9 @@ def test_what_cannot_be_decoded_in_processes_is_refused(corpora):
 
 
 def test_resources_are_divided_among_the_processes():
-    loading = Loading(threads=5, processes=2, decoded_cache_bytes=10, read_ahead_bytes=100)
+    loading = LoaderResources(threads=5, processes=2, decoded_cache_bytes=10, read_ahead_bytes=100)
     assert [loading.of_process(n).threads for n in range(2)] == [3, 2]
-    assert loading.of_process(0) == Loading(threads=3, decoded_cache_bytes=5, read_ahead_bytes=50)
+    assert loading.of_process(0) == LoaderResources(threads=3, decoded_cache_bytes=5, read_ahead_bytes=50)
     assert replace(loading, threads=1).of_process(1).threads == 1
 
 
@@ -171,7 +171,7 @@ def test_a_connection_that_ends_within_a_message_ends_the_process(monkeypatch):
 
 
 def test_memory_is_used_again_once_no_tensor_of_it_is_left():
-    slots = Slots(4096)
+    slots = BatchBuffers(4096)
     first, kept, _ = slots.take()
     part = kept[100:200].view(torch.int32)
     del kept
@@ -188,10 +188,10 @@ def test_memory_is_used_again_once_no_tensor_of_it_is_left():
 
 def test_a_consumer_that_drops_batches_needs_few_slots(corpora, monkeypatch):
     taken = set()
-    real = Slots.take
-    monkeypatch.setattr(Slots, "take", lambda slots: (found := real(slots), taken.add(found[0]))[0])
+    real = BatchBuffers.take
+    monkeypatch.setattr(BatchBuffers, "take", lambda slots: (found := real(slots), taken.add(found[0]))[0])
     [source] = corpora["whole"]
-    asked = {"seed": 1, "micro_batch_size": 12, "num_steps": 60, "loading": Loading(processes=2)}
+    asked = {"seed": 1, "micro_batch_size": 12, "num_steps": 60, "loading": LoaderResources(processes=2)}
     with train_batches(source.corpus, source.manifest, "train", CONFIG, **asked) as batches:
         assert sum(batch.num_examples for step in batches for batch in step) == 60 * 12
         assert batches.effort.tasks_cpu_s > 0
@@ -202,9 +202,9 @@ def test_a_consumer_that_drops_batches_needs_few_slots(corpora, monkeypatch):
 
 
 def test_waits_are_divided_like_those_of_the_processes():
-    assert Waits(3.0, 1.0, 0.0).scaled_to(2.0) == Waits(1.5, 0.5, 0.0)
-    assert Waits().scaled_to(2.0) == Waits(0.0, 2.0, 0.0)
-    assert np.isclose(Waits(1, 2, 3).plus(Waits(1, 1, 1)).total_s, 9)
+    assert WaitTimes(3.0, 1.0, 0.0).scaled_to(2.0) == WaitTimes(1.5, 0.5, 0.0)
+    assert WaitTimes().scaled_to(2.0) == WaitTimes(0.0, 2.0, 0.0)
+    assert np.isclose(WaitTimes(1, 2, 3).plus(WaitTimes(1, 1, 1)).total_s, 9)
 
 
 @pytest.mark.parametrize(("name", "expected"), GOLDEN.items())
@@ -213,7 +213,7 @@ def test_batches_are_the_golden_ones(corpora, name, expected):
     found = hashlib.sha256()
     for rank in (0, 1):
         for batch in chain(*steps_of(corpora[name], input_config(6, AUGMENTED), num_steps=20, rank=rank, world_size=2)):
-            several = batch.labels if isinstance(batch.labels, SeveralLabels) else None
+            several = batch.labels if isinstance(batch.labels, MultiLabels) else None
             for tensor in (batch.images, *((several.ids, several.weights) if several else (batch.labels,))):
                 found.update(tensor.numpy().tobytes())
     assert found.hexdigest()[:16] == expected

@@ -19,7 +19,7 @@ import torch
 from vitline.data_prep.decode import DecodePolicy, ImageRejected, decode, is_common_jpeg
 from vitline.vit.input.augment import resize, train_draws, train_pixels
 from vitline.vit.input.augmentations.box import Box
-from vitline.vit.input.batches import Loading, eval_batches, train_batches
+from vitline.vit.input.batches import LoaderResources, eval_batches, train_batches
 from vitline.vit.input.config import AugmentConfig, InputConfig
 from vitline.vit.input.decoding import native_view
 from vitline.vit.input.decoding.native_view import TrainingView, native_decoder
@@ -181,7 +181,7 @@ def test_batches_are_equal_with_and_without_the_extension(photographs, installed
 
     def images(loading):
         given = (photographs.store, photographs.manifest, "train", recipe)
-        with train_batches(*given, seed=0, micro_batch_size=8, mask_bad=True, loading=loading) as steps:
+        with train_batches(*given, seed=0, micro_batch_size=8, mask_corrupt=True, loading=loading) as steps:
             return [(b.images.clone(), b.valid.clone(), b.bad) for step in islice(steps, 3) for b in step]
 
     def without(loading):
@@ -189,9 +189,9 @@ def test_batches_are_equal_with_and_without_the_extension(photographs, installed
             patch.setattr(native_view, "native_decoder", lambda: None)
             return images(loading)
 
-    wanted = without(Loading())
+    wanted = without(LoaderResources())
     monkeypatch.setattr(TrainingView, "write_natively", counted)
-    found = images(Loading())
+    found = images(LoaderResources())
     assert written.count(True) >= 23
     assert written.count(False) >= 1  # the damaged one
     for (pixels, valid, bad), (others, also_valid, also_bad) in zip(wanted, found, strict=True):
@@ -199,7 +199,7 @@ def test_batches_are_equal_with_and_without_the_extension(photographs, installed
         assert torch.equal(valid, also_valid)
         assert bad == also_bad
     written.clear()
-    images(Loading(decoded_cache_bytes=2**20))  # what fits the cache is decoded whole, for later epochs
+    images(LoaderResources(decoded_cache_bytes=2**20))  # what fits the cache is decoded whole, for later epochs
     assert written == []
 
 

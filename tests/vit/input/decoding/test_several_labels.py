@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitline.vit.input.decoding.several_labels import SeveralLabels
+from vitline.vit.input.decoding.several_labels import MultiLabels
 from vitline.vit.training.loss import num_correct, targets_of
 
 IDS = st.lists(st.integers(0, 4), max_size=4)
@@ -23,7 +23,7 @@ def test_dense_rows_are_those_of_a_loop_and_hits_are_those_of_the_rows(several, 
         ids, weights = ([label], None) if isinstance(label, int) else label
         for i, w in zip(ids, weights or [1.0] * len(ids), strict=True):
             expected[row, i] = max(expected[row, i], torch.tensor(w))
-    found = SeveralLabels.of(labels, len(expected))
+    found = MultiLabels.of(labels, len(expected))
     assert torch.equal(found.dense(5), expected)
     assert torch.equal(targets_of(found, 5), expected)
     top1 = torch.randint(0, 5, (len(expected),), generator=torch.Generator().manual_seed(1))

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from vitline.infra.config import replace
-from vitline.infra.runs.claims import take_claim
 from vitline.infra.runs.journal import read_journal
+from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.runs.run_state import read_state
 from vitline.infra.storage import open_store
 from vitline.vit.checkpoints.state_tensors import load_state_tensors, state_tensors
@@ -119,8 +119,8 @@ def execute(config, root):
     spec = resolve(config, root).spec()
     run = open_store(root).child(f"runs/{spec.run_key}")
     run.write_json("config.json", spec.model_dump(mode="json"))
-    claim = take_claim(run, spec.run_key, job_state=lambda job: "failed", owner="test")
-    assert TrainingRun(run, claim.attempt, World()).execute() == "finished"
+    lease = acquire_lease(run, spec.run_key, job_state=lambda job: "failed", owner="test")
+    assert TrainingRun(run, lease.attempt, World()).execute() == "finished"
     return run
 
 

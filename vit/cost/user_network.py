@@ -1,6 +1,6 @@
 """Counts the width of the features and the FLOPs of a network of others, in a process of its own: its code is imported anew.
 
-python -m vitline.vit.cost.own_network < config.json
+python -m vitline.vit.cost.user_network < config.json
 """
 
 import json
@@ -9,10 +9,10 @@ import sys
 import torch
 
 from vitline.vit.models.build import meta_network
-from vitline.vit.models.config import OwnNetworkConfig
+from vitline.vit.models.config import UserNetworkConfig
 
 
-def measured(config: OwnNetworkConfig) -> dict[str, int]:
+def measured(config: UserNetworkConfig) -> dict[str, int]:
     """The fields of the config that are measured. The network is built and run without memory. Raises ValueError naming what does not
     work."""
     from torch.utils.flop_counter import FlopCounterMode
@@ -36,6 +36,6 @@ def measured(config: OwnNetworkConfig) -> dict[str, int]:
 
 if __name__ == "__main__":
     try:
-        print(json.dumps(measured(OwnNetworkConfig.model_validate(json.load(sys.stdin)))))
+        print(json.dumps(measured(UserNetworkConfig.model_validate(json.load(sys.stdin)))))
     except ValueError as refusal:
         sys.exit(str(refusal))

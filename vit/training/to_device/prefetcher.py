@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitline.vit.input.batches import Batch, SeveralLabels
+from vitline.vit.input.batches import Batch, MultiLabels
 
 MOST_QUEUED = 2
 
 
-class DeviceBatches(Iterator[Sequence[Batch]]):
+class DevicePrefetcher(Iterator[Sequence[Batch]]):
     """The micro-batches of each step, on the device.
 
     `is_ready()` is true where `batches` has the next step and gives it without a wait.
@@ -56,7 +56,7 @@ class DeviceBatches(Iterator[Sequence[Batch]]):
         if self._copies is not None and self._ahead is None and self._is_ready():
             self._ahead = self._copied(self._copies)
 
-    def keep_pace(self) -> None:
+    def limit_queue(self) -> None:
         """To be called when a step is queued whole. Queues the copy of the next one, if that has not been done, and waits until the device
         has at most `MOST_QUEUED` unfinished steps: enough that it never idles, and few enough that their batches fit beside each other."""
         if self._copies is None:
@@ -91,8 +91,8 @@ def _mapped(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
     """The batch with each of its tensors changed."""
 
     def changed(value: Any) -> Any:
-        if isinstance(value, SeveralLabels):
-            return SeveralLabels(change(value.ids), change(value.weights))
+        if isinstance(value, MultiLabels):
+            return MultiLabels(change(value.ids), change(value.weights))
         return change(value) if isinstance(value, Tensor) else value
 
     return replace(batch, **{each.name: changed(getattr(batch, each.name)) for each in fields(batch)})

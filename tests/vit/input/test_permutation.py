@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitline.vit.input.keyed import KeyedPermutation, derive_key, hash64, uniforms
+from vitline.vit.input.permutation import KeyedPermutation, derive_key, hash64, uniforms
 
 KEYS = st.integers(0, 2**64 - 1)
 

@@ -10,7 +10,7 @@ from vitline.infra.ray_jobs import ONE_TRAINING
 
 
 @contextmanager
-def one_training(try_s: float, begin: Callable[[], None], unplaced: Callable[[], None]) -> Iterator[None]:
+def exclusive_training(try_s: float, begin: Callable[[], None], unplaced: Callable[[], None]) -> Iterator[None]:
     """Holds the resource where the cluster has it, whichever node that is on.
 
     `begin()` is called first, and `unplaced()` each time that another training has held it for `try_s` more; what it raises ends the

@@ -17,10 +17,10 @@ import pytest
 from PIL import Image
 
 from vitline.data_prep.decode import DecodePolicy, ImageRejected
-from vitline.data_prep.examine.decode_child import Examiner
 from vitline.data_prep.examine.decode_server import Kind, decode_answer, encode_examined
 from vitline.data_prep.examine.images import examine_image
 from vitline.data_prep.examine.local_range import LocalRange
+from vitline.data_prep.examine.sandboxed_decoder import SandboxedDecoder
 from vitline.infra.storage import open_store
 
 POLICY = DecodePolicy(max_pixels=100_000)
@@ -82,8 +82,8 @@ def hostile(tmp_path, monkeypatch):
     return "hostile_decoder.examine"
 
 
-def examiner(function="vitline.data_prep.examine.images.examine_image", timeout_s=60.0, memory_bytes=MEMORY):
-    return Examiner(POLICY, timeout_s=timeout_s, memory_bytes=memory_bytes, function=function)
+def decoder(function="vitline.data_prep.examine.images.examine_image", timeout_s=60.0, memory_bytes=MEMORY):
+    return SandboxedDecoder(POLICY, timeout_s=timeout_s, memory_bytes=memory_bytes, function=function)
 
 
 def picture(number, file_format="PNG"):
@@ -154,9 +154,9 @@ def test_verdicts_equal_those_of_decoding_in_this_process(sent):
         *odd,
         picture(0),
     ]
-    with Examiner(DecodePolicy(max_pixels=2_000_000), timeout_s=60, memory_bytes=MEMORY) as examiner:
+    with SandboxedDecoder(DecodePolicy(max_pixels=2_000_000), timeout_s=60, memory_bytes=MEMORY) as decoder:
         for _ in range(2):
-            verdicts = list(examiner.run(sent(images)))
+            verdicts = list(decoder.run(sent(images)))
     assert [tag for tag, _ in verdicts] == list(range(len(images)))
     large_policy = DecodePolicy(max_pixels=2_000_000)
     assert verdicts[len(odd)][1] == examine_image(large.getvalue(), large_policy)
@@ -169,7 +169,7 @@ def test_file_that_becomes_shorter_is_an_error_with_its_name(tmp_path):
     (tmp_path / "1.png").write_bytes(picture(1))
     shrinking = LocalRange.of(open_store(tmp_path), "1.png", 0, None)
     (tmp_path / "1.png").write_bytes(picture(1)[:20])
-    with examiner() as examine:
+    with decoder() as examine:
         with pytest.raises(OSError, match=r"missing at its end.*1\.png"):
             list(examine.run([(1, shrinking)]))
         assert plain(dict(examine.run([(2, picture(2))]))[2]) == decoded_here(picture(2))
@@ -187,7 +187,7 @@ def test_a_crash_costs_one_image(hostile, sent):
     }
     images = [deaths[i][0].encode() if i in deaths else picture(i) for i in range(60)]
     images[40] = b"forge:" + struct.pack("<BI", Kind.REJECTED, 2**32 - 1) + b"corrupt\0"
-    with examiner(hostile, timeout_s=1.0) as examine:
+    with decoder(hostile, timeout_s=1.0) as examine:
         verdicts = dict(examine.run(sent(images)))
     assert list(verdicts) == list(range(60))
     assert "an answer of 4,294,967,295 bytes" in crash(verdicts.pop(40))
@@ -201,7 +201,7 @@ def test_a_crash_costs_one_image(hostile, sent):
 
 def test_one_crash_is_retried_and_printed_output_is_ignored(hostile):
     images = [picture(1), b"once:", b"print:", picture(2)]
-    with examiner(hostile) as examine:
+    with decoder(hostile) as examine:
         verdicts = [verdict for _, verdict in examine.run(enumerate(images))]
     assert [plain(v) for v in verdicts] == [
         plain(decoded_here(d)) for d in (picture(1), bytes(3), bytes(3), picture(2))
@@ -213,23 +213,25 @@ def test_an_image_too_large_for_the_memory_limit_is_refused_alone():
     image = io.BytesIO()
     Image.new("CMYK", (6000, 6000)).save(image, "JPEG")
     images = [picture(1), image.getvalue(), picture(2)]
-    with Examiner(DecodePolicy(), timeout_s=60, memory_bytes=450_000_000) as examine:
+    with SandboxedDecoder(DecodePolicy(), timeout_s=60, memory_bytes=450_000_000) as examine:
         verdicts = [verdict for _, verdict in examine.run(enumerate(images))]
     assert "450,000,000 bytes of address space" in crash(verdicts[1])
     assert verdicts[::2] == [decoded_here(data) for data in images[::2]]
 
 
 def test_a_child_that_cannot_start_is_not_blamed_on_images():
-    with examiner("data_prep.no_such_module.examine") as examine, pytest.raises(RuntimeError, match="no_such_module"):
+    with decoder("data_prep.no_such_module.examine") as examine, pytest.raises(RuntimeError, match="no_such_module"):
         list(examine.run([(0, picture(0))]))
-    with examiner(memory_bytes=1 << 20) as examine, pytest.raises(RuntimeError, match="decode_memory_bytes"):
+    with decoder(memory_bytes=1 << 20) as examine, pytest.raises(RuntimeError, match="decode_memory_bytes"):
         list(examine.run([(0, picture(0))]))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="an environment is read from /proc")
 def test_the_child_gets_no_secrets_in_its_environment(monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden-from-decoders")
-    with Examiner(DecodePolicy(max_bytes=99_999), timeout_s=60, memory_bytes=MEMORY) as examine:  # a child of its own
+    with SandboxedDecoder(
+        DecodePolicy(max_bytes=99_999), timeout_s=60, memory_bytes=MEMORY
+    ) as examine:  # a child of its own
         list(examine.run([(0, picture(0))]))
         assert b"hidden" not in Path(f"/proc/{examine._child._process.pid}/environ").read_bytes()
 
@@ -241,9 +243,9 @@ def test_the_child_is_kept_unless_images_are_in_flight(hostile):
         list(examine.run([(0, picture(0))]))
         return examine._child._process.pid
 
-    with examiner(hostile) as examine:
+    with decoder(hostile) as examine:
         first = pid_of(examine)
-    with examiner(hostile) as examine:
+    with decoder(hostile) as examine:
         assert pid_of(examine) == first
         images = [*map(picture, range(4)), b"hang:"]
         for tag, _ in examine.run(enumerate(images)):
@@ -258,15 +260,15 @@ def test_the_child_is_kept_unless_images_are_in_flight(hostile):
         raise OSError("store")
 
     def interrupted():
-        with examiner() as examine:
+        with decoder() as examine:
             for _ in examine.run((i, picture(i)) for i in range(50)):
                 raise KeyboardInterrupt
 
-    with pytest.raises(OSError, match="store"), examiner() as examine:
+    with pytest.raises(OSError, match="store"), decoder() as examine:
         list(examine.run(failing()))
     with pytest.raises(KeyboardInterrupt):
         interrupted()
-    with examiner() as examine:
+    with decoder() as examine:
         assert list(examine.run([("a", picture(9))])) == [("a", decoded_here(picture(9)))]
 
 
@@ -275,7 +277,7 @@ def test_each_thread_has_its_own_child():
     found = {}
 
     def work(name):
-        with examiner() as examine:
+        with decoder() as examine:
             found[name] = list(examine.run((i, picture(i + name)) for i in range(40)))
 
     for _ in range(2):
@@ -299,9 +301,9 @@ def test_no_orphan_survives_a_killed_parent(hostile, tmp_path, busy):
 import sys, time
 sys.path.insert(0, {str(tmp_path)!r})
 from vitline.data_prep.decode import DecodePolicy
-from vitline.data_prep.examine.decode_child import Examiner
+from vitline.data_prep.examine.sandboxed_decoder import SandboxedDecoder
 if __name__ == "__main__":
-    with Examiner(DecodePolicy(), timeout_s=600, memory_bytes={MEMORY}, function={hostile!r}) as examiner:
+    with SandboxedDecoder(DecodePolicy(), timeout_s=600, memory_bytes={MEMORY}, function={hostile!r}) as examiner:
         for _ in examiner.run([(0, {image!r})]):
             open({str(pid_file)!r}, "w").write(str(examiner._child._process.pid))
             time.sleep(600)
@@ -349,7 +351,7 @@ def test_decompression_bomb_is_refused_without_memory_for_its_pixels():
     head = chunk(b"IHDR", struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0))
     rows = zlib.compress(bytes(20_000_000))
     bombs = [b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", body) + chunk(b"IEND", b"") for body in (b"", rows * 50)]
-    with Examiner(DecodePolicy(), timeout_s=60, memory_bytes=MEMORY) as examine:
+    with SandboxedDecoder(DecodePolicy(), timeout_s=60, memory_bytes=MEMORY) as examine:
         list(examine.run([(0, picture(0))]))
         before = peak(examine._child._process.pid)
         verdicts = [verdict for _, verdict in examine.run(enumerate(bombs * 3))]

@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from vitline.infra.runs import liveness
-from vitline.infra.runs.claims import ClaimHeld, read_claim, take_claim
+from vitline.infra.runs.lease import LeaseHeld, acquire_lease, read_lease
 from vitline.infra.runs.liveness import Watch
-from vitline.infra.runs.run_state import CLAIM_LOST_EXIT_CODE
+from vitline.infra.runs.run_state import LEASE_LOST_EXIT_CODE
 
 from ..servers.stack import eventually
 from .bench import Training, holder
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_suspended_machine(bench):
-    """After a suspended machine has woken up, a claimant on it does not take the claim of a living attempt on it."""
+    """After a suspended machine has woken up, a contender on it does not take the lease of a living attempt on it."""
     run, slept_s = bench.training("suspended-machine"), 0.0
     watch = Watch(lambda: time.monotonic() + slept_s)
     with run.child("hold") as child:
@@ -47,8 +47,8 @@ def test_suspended_holder(bench):
         assert child.poll() is None, f"the first attempt failed: {child.poll()}"
         watch = Watch(stepping_clock())
         while holder(run.run) == 1:
-            with contextlib.suppress(ClaimHeld):
-                claimed = take_claim(run.run, run.key, job_state=lambda job: None, owner="chaos", watch=watch)
+            with contextlib.suppress(LeaseHeld):
+                claimed = acquire_lease(run.run, run.key, job_state=lambda job: None, owner="chaos", watch=watch)
                 run.attempt = claimed.attempt
         run.train()
         bench.require_undisturbed(run)
@@ -59,9 +59,9 @@ def test_suspended_holder(bench):
         except subprocess.TimeoutExpired:
             code = None
         changed = {key for key, data in (before.items() ^ run.objects().items())}
-        assert not changed, f"the first attempt wrote {', '.join(sorted(changed))} after it had lost the claim"
+        assert not changed, f"the first attempt wrote {', '.join(sorted(changed))} after it had lost the lease"
         assert bench.place.list("models/") == models, "the first attempt wrote to the published models"
-        assert code == CLAIM_LOST_EXIT_CODE, f"the first attempt ended with {code}, not with {CLAIM_LOST_EXIT_CODE}"
+        assert code == LEASE_LOST_EXIT_CODE, f"the first attempt ended with {code}, not with {LEASE_LOST_EXIT_CODE}"
 
 
 @pytest.mark.s3
@@ -69,26 +69,26 @@ def test_suspended_holder_on_s3(s3_bench):
     test_suspended_holder(s3_bench)
 
 
-def test_a_claimant_that_trusts_a_long_sleep_is_noticed(fresh):
+def test_a_contender_that_trusts_a_long_sleep_is_noticed(fresh):
     with patch.object(liveness, "_LONGEST_LOOK_S", math.inf), pytest.raises(AssertionError, match="living attempt"):
         test_suspended_machine(fresh)
 
 
 def require_refused(training: Training, watch: Watch) -> None:
-    """Looks once as a claimant whose Ray does not know the job of the holder."""
+    """Looks once as a contender whose Ray does not know the job of the holder."""
     try:
-        take_claim(training.run, training.key, job_state=lambda job: None, owner="claimant", watch=watch)
-    except ClaimHeld:
+        acquire_lease(training.run, training.key, job_state=lambda job: None, owner="contender", watch=watch)
+    except LeaseHeld:
         return
-    raise AssertionError(f"a claimant took the claim of the living attempt {training.attempt}")
+    raise AssertionError(f"a contender took the lease of the living attempt {training.attempt}")
 
 
 def after_a_heartbeat(training: Training, child: "subprocess.Popen[str]") -> None:
     """Returns once the child has written a further heartbeat."""
 
     def counter() -> int:
-        claim = read_claim(training.run)
-        return claim.counter if claim else 0
+        lease = read_lease(training.run)
+        return lease.counter if lease else 0
 
     before = counter()
     eventually(lambda: counter() > before or child.poll() is not None, awaited="a heartbeat of the holder")
@@ -102,6 +102,6 @@ def is_stopped(child: "subprocess.Popen[str]") -> bool:
 
 
 def stepping_clock() -> Callable[[], float]:
-    """A clock that advances by 4 s at each reading, so that a claim times out without a wait."""
+    """A clock that advances by 4 s at each reading, so that a lease times out without a wait."""
     now = iter(range(0, 1_000_000, 4))
     return lambda: float(next(now))

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from vitline.infra.runs.claims import ClaimLost
 from vitline.infra.runs.handle import Run
+from vitline.infra.runs.lease import LeaseLost
 from vitline.infra.storage import Store, open_store
 from vitline.vit.checkpoints.names import newest_step
 from vitline.vit.run.run_spec import read_progress
@@ -28,7 +28,7 @@ class StartsFailed(Exception):
 
 
 @dataclass
-class WorkerStarts:
+class StartPolicy:
     """The starts of the worker group in one attempt."""
 
     run_uri: str
@@ -88,13 +88,13 @@ class WorkerStarts:
 
 
 def report_waiting(run: Store, attempt: int, total_steps: int, what: str) -> None:
-    """Writes into `progress.json` what the worker group waits for. Raises ClaimLost where another attempt holds the claim."""
+    """Writes into `progress.json` what the worker group waits for. Raises LeaseLost where another attempt holds the lease."""
     before = read_progress(run) or {"step": 0}
     Run(run, attempt).show({"step": before["step"], "total_steps": total_steps, "waiting_for": what})
 
 
 def clear_waiting(run: Store, attempt: int) -> None:
-    """Takes out of `progress.json` what the worker group waited for. Raises ClaimLost where another attempt holds the claim."""
+    """Takes out of `progress.json` what the worker group waited for. Raises LeaseLost where another attempt holds the lease."""
     progress = read_progress(run)
     if progress and progress.pop("waiting_for", None):
         Run(run, attempt).show(progress)
@@ -108,10 +108,10 @@ def waits(run: Store) -> bool:
 @contextlib.contextmanager
 def _unless_store_is_away() -> Iterator[None]:
     """A store that does not answer must not end a training; what is left out is done the next time. The driver ends an attempt
-    that has lost its claim."""
+    that has lost its lease."""
     try:
         yield
-    except ClaimLost as lost:
+    except LeaseLost as lost:
         log.warning("%s", lost)
     except (OSError, RuntimeError):
         log.warning("the store did not answer", exc_info=True)

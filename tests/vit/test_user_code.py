@@ -5,16 +5,16 @@ import sys
 import pytest
 import torch
 
-from vitline.flows.forms.own_code import with_own_code
+from vitline.flows.forms.user_code import with_user_code
 from vitline.infra.config import replace
 from vitline.infra.runs.journal import read_journal
 from vitline.infra.storage import open_store
 from vitline.vit.cost.memory import activation_bytes
 from vitline.vit.models.build import build_network
-from vitline.vit.models.config import OwnNetworkConfig, network_config
+from vitline.vit.models.config import UserNetworkConfig, network_config
 from vitline.vit.models.flops import forward_flops
-from vitline.vit.models.own_code import check_source, source_digest
 from vitline.vit.models.recompute import blocks_of
+from vitline.vit.models.user_code import check_source, source_digest
 from vitline.vit.published.model_record import CARD, file_key, published_record
 from vitline.vit.published.models import adapt, load_model
 from vitline.vit.run.training_run import TrainingRun
@@ -81,7 +81,7 @@ def package(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-CROW = OwnNetworkConfig(network="own_lab.nets:Crow", image_size_px=16, settings={"width": 24})
+CROW = UserNetworkConfig(network="own_lab.nets:Crow", image_size_px=16, settings={"width": 24})
 
 
 @pytest.fixture
@@ -91,22 +91,22 @@ def config(train_config):
 
 
 def test_a_plan_holds_the_digest_of_the_code_and_what_was_measured_of_the_network(config, package):
-    planned = with_own_code(config)
+    planned = with_user_code(config)
     model = planned.recipe.model
     assert (model.source, planned.recipe.loss_source) == (source_digest("own_lab:x"),) * 2
     assert (model.embed_dim, model.feature_flop) == (24, 2 * (48 * 24 + 24 * 24))
     assert forward_flops(model, 10) == model.feature_flop + 2 * 24 * 10
-    assert with_own_code(planned) == planned
+    assert with_user_code(planned) == planned
     assert network_config(model.model_dump(mode="json")) == model
     assert model.for_transfer(32).feature_flop == 4 * model.feature_flop
     (package / "more.py").write_text("")
-    assert with_own_code(config).config_digest != planned.config_digest
+    assert with_user_code(config).config_digest != planned.config_digest
     with pytest.raises(ValueError, match=r"'own_lab' are others .* Restore that version"):
-        with_own_code(planned)
+        with_user_code(planned)
 
 
 def test_a_run_trains_the_network_with_the_loss_and_publishes_a_model_that_can_be_loaded(config, start):
-    run, attempt = start(with_own_code(config))
+    run, attempt = start(with_user_code(config))
     assert TrainingRun(run, attempt, World()).execute() == "finished"
     assert len([record for record in read_journal(run) if record.key == "train/loss"]) == 6
     model = load_model(run.read_json("state.json")["model"])
@@ -120,7 +120,7 @@ def test_a_run_trains_the_network_with_the_loss_and_publishes_a_model_that_can_b
 
 
 def test_a_run_whose_code_has_changed_fails_with_both_digests(config, start, package):
-    run, attempt = start(with_own_code(config))
+    run, attempt = start(with_user_code(config))
     (package / "nets.py").write_text(NETS.replace("0.5", "0.6"))
     assert TrainingRun(run, attempt, World()).execute() == "failed"
     assert "own_lab" in run.read_json("state.json")["reason"]
@@ -160,21 +160,21 @@ def test_what_is_no_network_is_refused(name, error):
 
 def test_a_plan_refuses_what_is_no_network(config):
     with pytest.raises(ValueError, match=r"returned str\. It must return a subclass"):
-        with_own_code(replace(config, **{"recipe.model.network": "own_lab.nets:text"}))
+        with_user_code(replace(config, **{"recipe.model.network": "own_lab.nets:text"}))
 
 
 def test_code_of_packages_that_are_not_listed_is_never_imported(config, monkeypatch, start):
-    planned = with_own_code(config)
+    planned = with_user_code(config)
     run, attempt = start(planned)
     TrainingRun(run, attempt, World()).execute()
     monkeypatch.setenv("VITLINE_RECIPE_PACKAGES", "other")
     loss_named.cache_clear()
     with pytest.raises(ValueError, match=r"code of 'own_lab', which may not be imported here\. Add the package"):
-        with_own_code(planned)
+        with_user_code(planned)
     with pytest.raises(Exception, match=r"code of 'own_lab', which may not be imported here"):
         load_model(run.read_json("state.json")["model"])
     with pytest.raises(ValueError, match="code of 'os'"):
-        build_network(OwnNetworkConfig(network="os:abort"), 2)
+        build_network(UserNetworkConfig(network="os:abort"), 2)
     with pytest.raises(ValueError, match="code of 'os'"):
         loss_named("os:abort")
 

@@ -1,10 +1,10 @@
-"""Claims: the right to write a run, decided by conditional writes in the store.
+"""Leases: the right to write a run, decided by conditional writes in the store.
 
-`claim.json` names one attempt. It is created if absent, and replaced by compare-and-swap only if the job of that attempt has
-ended in Ray, or if Ray does not know the job and its counter has stood still for the time-out while the claimant watched it.
+`lease.json` names one attempt. It is created if absent, and replaced by compare-and-swap only if the job of that attempt has
+ended in Ray, or if Ray does not know the job and its counter has stood still for the time-out while the contender watched it.
 This one mechanism covers duplicate requests, resuming, zombie processes and overlapping nights. No clocks are compared.
 
-The holder writes a heartbeat every 10 s. It checks the claim before it saves, commits a checkpoint, seals its journal, writes progress,
+The holder writes a heartbeat every 10 s. It checks the lease before it saves, commits a checkpoint, seals its journal, writes progress,
 publishes a model or writes its state. A process may be suspended between the check and the write, so that write is conditional or has
 a name of its own: `config.json` of a model and manifests of checkpoints are created if absent, `state.json` and `verdict.json` are
 swapped, files of a model are named by their content, files of a checkpoint by their save.
@@ -28,12 +28,12 @@ from vitline.infra.storage import PreconditionFailed, Store, json_bytes
 
 log = logging.getLogger(__name__)
 
-_KEY = "claim.json"
+_KEY = "lease.json"
 _TERMINAL = ("succeeded", "failed", "stopped")
 _MAX_RACES = 20
 
 
-class Claim(StoredRecord):
+class Lease(StoredRecord):
     """The attempt that may write a run."""
 
     schema_version: int = 1
@@ -43,17 +43,17 @@ class Claim(StoredRecord):
     job_id: str
     """Ray submission id, as `job_id_of` makes it."""
     owner: str
-    """The flow run or command that took the claim."""
+    """The flow run or command that took the lease."""
     page: str | None = None
     """Web page of the owner."""
     began: float = 0.0
-    """When the attempt took the claim, in Unix seconds by the clock of its holder, for people."""
+    """When the attempt took the lease, in Unix seconds by the clock of its holder, for people."""
     heartbeat: float
-    """Time of the last heartbeat, in Unix seconds by the clock of the holder, for people; 0 once the claim was released."""
+    """Time of the last heartbeat, in Unix seconds by the clock of the holder, for people; 0 once the lease was released."""
     nonce: str
     """Different at every write, because equal bytes may have equal tags on S3."""
     counter: int
-    """Number of writes since the first claim."""
+    """Number of writes since the first lease."""
 
     @property
     def life(self) -> Hashable:
@@ -61,34 +61,34 @@ class Claim(StoredRecord):
         return self.attempt, self.counter
 
 
-class ClaimHeld(RuntimeError):
-    """An attempt that is or may be alive holds the claim; `.claim` names it."""
+class LeaseHeld(RuntimeError):
+    """An attempt that is or may be alive holds the lease; `.lease` names it."""
 
-    def __init__(self, claim: Claim, why: str) -> None:
-        super().__init__(f"{claim.run_key} is held by attempt {claim.attempt} of {claim.owner}: {why}.")
-        self.claim = claim
-
-
-class ClaimLost(RuntimeError):
-    """This attempt does not hold the claim any more. It must stop and write nothing to the run."""
+    def __init__(self, lease: Lease, why: str) -> None:
+        super().__init__(f"{lease.run_key} is held by attempt {lease.attempt} of {lease.owner}: {why}.")
+        self.lease = lease
 
 
-def take_claim(
+class LeaseLost(RuntimeError):
+    """This attempt does not hold the lease any more. It must stop and write nothing to the run."""
+
+
+def acquire_lease(
     run: Store,
     run_key: str,
     *,
     job_state: Callable[[str], str | None],
     owner: str,
     page: str | None = None,
-    claim_timeout_s: float = 60,
+    lease_timeout_s: float = 60,
     watch: Watch | None = None,
-) -> Claim:
-    """Takes the claim on `run`, the folder of a run, for a new attempt.
+) -> Lease:
+    """Takes the lease on `run`, the folder of a run, for a new attempt.
 
     `job_state(job id)` returns "pending", "running", "succeeded", "failed", "stopped", or None if Ray does not know the
     job. Its exceptions are raised here, because a job server that does not answer does not show that a job has ended.
-    Raises ClaimHeld while the current attempt is or may be alive. A caller that wants the claim of an attempt whose job Ray
-    does not know calls again and again with the same `watch`, until the heartbeat has stood still for `claim_timeout_s`.
+    Raises LeaseHeld while the current attempt is or may be alive. A caller that wants the lease of an attempt whose job Ray
+    does not know calls again and again with the same `watch`, until the heartbeat has stood still for `lease_timeout_s`.
     """
     watch = watch or Watch()
     nonce = uuid.uuid4().hex
@@ -97,9 +97,9 @@ def take_claim(
         if held and held.nonce == nonce:  # an earlier try of this write succeeded, but its reply was lost
             return held
         if held:
-            _require_dead(held, job_state(held.job_id), claim_timeout_s, watch)
+            _require_dead(held, job_state(held.job_id), lease_timeout_s, watch)
         attempt = held.attempt + 1 if held else 1
-        claim = Claim(
+        lease = Lease(
             run_key=run_key,
             attempt=attempt,
             job_id=job_id_of(run, run_key, attempt),
@@ -111,18 +111,18 @@ def take_claim(
             counter=held.counter + 1 if held else 0,
         )
         with contextlib.suppress(PreconditionFailed):
-            _ = run.compare_and_swap(_KEY, json_bytes(claim), tag) if tag else run.create(_KEY, json_bytes(claim))
-            return claim
+            _ = run.compare_and_swap(_KEY, json_bytes(lease), tag) if tag else run.create(_KEY, json_bytes(lease))
+            return lease
     raise RuntimeError(
         f"{run.uri_of(_KEY)} changed {_MAX_RACES} times in a row. Check whether an old attempt still writes heartbeats."
     )
 
 
-class ClaimHolder:
-    """The claim of a running attempt. A thread writes heartbeats while the context is open.
+class LeaseHolder:
+    """The lease of a running attempt. A thread writes heartbeats while the context is open.
 
-    Call `check()` before anything is published. Entering the context raises ClaimLost if the attempt has no claim. A
-    heartbeat that cannot be written is tried again after `every_s`. `lost` and the next `check()` show that the claim was
+    Call `check()` before anything is published. Entering the context raises LeaseLost if the attempt has no lease. A
+    heartbeat that cannot be written is tried again after `every_s`. `lost` and the next `check()` show that the lease was
     lost.
     """
 
@@ -132,21 +132,21 @@ class ClaimHolder:
         self._thread: threading.Thread | None = None
         self.lost = False
 
-    def check(self) -> Claim:
-        """The current claim. Raises ClaimLost if another attempt holds it."""
+    def check(self) -> Lease:
+        """The current lease. Raises LeaseLost if another attempt holds it."""
         return self._read_own()[0]
 
-    def beat(self) -> Claim:
-        """Writes a heartbeat. Raises ClaimLost if another attempt holds the claim."""
+    def beat(self) -> Lease:
+        """Writes a heartbeat. Raises LeaseLost if another attempt holds the lease."""
         nonce = uuid.uuid4().hex
         for _ in range(_MAX_RACES):
-            claim, tag = self._read_own()
-            if claim.nonce == nonce:
-                return claim
-            beaten = replace(claim, heartbeat=time.time(), nonce=nonce, counter=claim.counter + 1)
+            lease, tag = self._read_own()
+            if lease.nonce == nonce:
+                return lease
+            beaten = replace(lease, heartbeat=time.time(), nonce=nonce, counter=lease.counter + 1)
             with contextlib.suppress(
                 PreconditionFailed
-            ):  # another thread of this attempt, or the next attempt, wrote first: read the claim again
+            ):  # another thread of this attempt, or the next attempt, wrote first: read the lease again
                 self.run.compare_and_swap(_KEY, json_bytes(beaten), tag)
                 return beaten
         raise RuntimeError(
@@ -154,18 +154,18 @@ class ClaimHolder:
         )
 
     def release(self) -> None:
-        """Sets the heartbeat to 0, so that the next attempt can take the claim at once."""
+        """Sets the heartbeat to 0, so that the next attempt can take the lease at once."""
         self._stop.set()
         for _ in range(_MAX_RACES):
-            claim, tag = self._read_own()
+            lease, tag = self._read_own()
             with contextlib.suppress(PreconditionFailed):
-                released = replace(claim, heartbeat=0.0, nonce=uuid.uuid4().hex, counter=claim.counter + 1)
+                released = replace(lease, heartbeat=0.0, nonce=uuid.uuid4().hex, counter=lease.counter + 1)
                 self.run.compare_and_swap(_KEY, json_bytes(released), tag)
                 return
 
     def __enter__(self) -> Self:
         self.beat()
-        self._thread = threading.Thread(target=self._beat_on, name="claim-heartbeat", daemon=True)
+        self._thread = threading.Thread(target=self._beat_on, name="lease-heartbeat", daemon=True)
         self._thread.start()
         return self
 
@@ -174,22 +174,22 @@ class ClaimHolder:
         if self._thread:
             self._thread.join()
 
-    def _read_own(self) -> tuple[Claim, str]:
-        claim, tag = _read(self.run)
-        if claim is None or tag is None or claim.attempt != self.attempt:
+    def _read_own(self) -> tuple[Lease, str]:
+        lease, tag = _read(self.run)
+        if lease is None or tag is None or lease.attempt != self.attempt:
             self.lost = True
-            now = f"attempt {claim.attempt} of {claim.owner}" if claim else "nobody"
-            raise ClaimLost(
-                f"attempt {self.attempt} lost the claim {self.run.uri_of(_KEY)}: {now} holds it. "
+            now = f"attempt {lease.attempt} of {lease.owner}" if lease else "nobody"
+            raise LeaseLost(
+                f"attempt {self.attempt} lost the lease {self.run.uri_of(_KEY)}: {now} holds it. "
                 "This attempt must stop and write nothing more."
             )
-        return claim, tag
+        return lease, tag
 
     def _beat_on(self) -> None:
         while not self._stop.wait(self._every_s):
             try:
                 self.beat()
-            except ClaimLost as error:
+            except LeaseLost as error:
                 log.error("%s", error)
                 return
             except Exception:
@@ -197,13 +197,13 @@ class ClaimHolder:
 
 
 @contextlib.contextmanager
-def held(run: Store, claim: Claim, every_s: float) -> Iterator[ClaimHolder]:
-    """Holds a claim for work of this process, and releases it at the end, whatever that is."""
-    with ClaimHolder(run, claim.attempt, every_s) as holder:
+def held(run: Store, lease: Lease, every_s: float) -> Iterator[LeaseHolder]:
+    """Holds a lease for work of this process, and releases it at the end, whatever that is."""
+    with LeaseHolder(run, lease.attempt, every_s) as holder:
         try:
             yield holder
         finally:
-            with contextlib.suppress(ClaimLost, OSError, RuntimeError):
+            with contextlib.suppress(LeaseLost, OSError, RuntimeError):
                 holder.release()
 
 
@@ -212,35 +212,35 @@ def job_id_of(run: Store, run_key: str, attempt: int) -> str:
     return f"{run_key}-{digest_of(run.uri)[:8]}-a{attempt}"
 
 
-def read_claim(run: Store) -> Claim | None:
-    """The current claim on a run; None if there never was one."""
+def read_lease(run: Store) -> Lease | None:
+    """The current lease on a run; None if there never was one."""
     return _read(run)[0]
 
 
-def life_of(run: Store) -> Hashable:
-    """`Claim.life` of the current claim; None if there never was one."""
-    claim = read_claim(run)
-    return claim and claim.life
+def lease_version(run: Store) -> Hashable:
+    """`Lease.life` of the current lease; None if there never was one."""
+    lease = read_lease(run)
+    return lease and lease.life
 
 
-def _read(run: Store) -> tuple[Claim | None, str | None]:
+def _read(run: Store) -> tuple[Lease | None, str | None]:
     try:
         data, tag = run.read_tagged(_KEY)
     except FileNotFoundError:
         return None, None
     with reading(run.uri_of(_KEY)):
-        return Claim.model_validate(json.loads(data)), tag
+        return Lease.model_validate(json.loads(data)), tag
 
 
-def _require_dead(claim: Claim, state: str | None, claim_timeout_s: float, watch: Watch) -> None:
-    unchanged_s = watch.unchanged_s(claim.life)
-    released = claim.heartbeat == 0.0
-    if state in _TERMINAL or (state is None and (released or unchanged_s > claim_timeout_s)):
+def _require_dead(lease: Lease, state: str | None, lease_timeout_s: float, watch: Watch) -> None:
+    unchanged_s = watch.unchanged_s(lease.life)
+    released = lease.heartbeat == 0.0
+    if state in _TERMINAL or (state is None and (released or unchanged_s > lease_timeout_s)):
         return
-    why = f"Ray says that job {claim.job_id} is {state}"
+    why = f"Ray says that job {lease.job_id} is {state}"
     if state is None:
         why = (
-            f"Ray does not know job {claim.job_id}, and its heartbeat stands still for {unchanged_s:.0f} s, less than the "
-            f"time-out of {claim_timeout_s:g} s"
+            f"Ray does not know job {lease.job_id}, and its heartbeat stands still for {unchanged_s:.0f} s, less than the "
+            f"time-out of {lease_timeout_s:g} s"
         )
-    raise ClaimHeld(claim, why)
+    raise LeaseHeld(lease, why)

@@ -114,7 +114,7 @@ def check_source(reference: str, digest: str, what: str) -> None:
         )
 
 
-def problem_with_source(used: Mapping[str, tuple[str, str]]) -> str:
+def user_code_error(used: Mapping[str, tuple[str, str]]) -> str:
     """Why code of others cannot be used for a run that began with it: `used` has reference and digest by what it is, such as a loss. Names
     of vitline's own are no such code. Empty where all can be used."""
     try:

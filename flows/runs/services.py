@@ -80,7 +80,7 @@ class Observer(Protocol):
         """Runs one part of a pipeline, in Prefect as a subflow."""
 
 
-class Terminal:
+class ConsoleObserver:
     """Observer for a command in a shell: Ctrl-C, SIGTERM and SIGHUP stop the job with a checkpoint."""
 
     def say(self, text: str) -> None:
@@ -175,7 +175,7 @@ class Cluster:
             raise JobLost(f"the one-node Ray of this command has ended; its logs are in {self.log_dir}.")
 
 
-class Here(Cluster):
+class LocalProcesses(Cluster):
     """Runs small jobs as child processes of this one, without a cluster."""
 
     @property
@@ -194,7 +194,7 @@ class Here(Cluster):
 
 
 @dataclass
-class Engines:
+class Services:
     """The services that a command or flow run works with; every stage gets them."""
 
     settings: Settings
@@ -223,16 +223,16 @@ def _logs(settings: Settings) -> Path:
 
 
 @contextlib.contextmanager
-def open_engines(
+def open_services(
     settings: Settings, observer: Observer | None = None, origin: Origin | None = None
-) -> Iterator[Engines]:
+) -> Iterator[Services]:
     """The engines of one command or flow run. At its end, what it started is stopped and MLflow is sent the rest."""
-    observer, logs = observer or Terminal(), _logs(settings)
+    observer, logs = observer or ConsoleObserver(), _logs(settings)
     with (
         Cluster(settings, logs, observer.say, observer.check) as cluster,
         SenderChild(settings, logs) as sender,
     ):
-        yield Engines(settings, cluster, observer, sender, origin or Origin())
+        yield Services(settings, cluster, observer, sender, origin or Origin())
         if unsent := sender.close():
             observer.say(
                 f"MLflow lacks parts of {', '.join(unsent)}; the stack's sender sends the rest, as does `vitline runs send`."

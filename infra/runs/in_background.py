@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 
 @contextlib.contextmanager
-def beside(work: Callable[[threading.Event], None], *, name: str, join_s: float | None = None) -> Iterator[None]:
+def in_background(work: Callable[[threading.Event], None], *, name: str, join_s: float | None = None) -> Iterator[None]:
     """Until the context is closed: `work(over)` in a thread, which has to end once `over` is set. Closing waits for it, for at most
     `join_s`."""
     over = threading.Event()

@@ -7,20 +7,20 @@ from typing import Any
 
 from vitline.infra.config import replace
 from vitline.vit.config import TrainConfig
-from vitline.vit.models.config import OwnNetworkConfig
-from vitline.vit.models.own_code import check_allowed, check_source, is_reference, source_digest
+from vitline.vit.models.config import UserNetworkConfig
+from vitline.vit.models.user_code import check_allowed, check_source, is_reference, source_digest
 
 MEASURE_S = 300
 
 
-def with_own_code(config: TrainConfig) -> TrainConfig:
+def with_user_code(config: TrainConfig) -> TrainConfig:
     """The config with the digest of such code, and with what was measured of the network; other configs as they are.
 
     Raises ValueError for a package that is not in VITLINE_RECIPE_PACKAGES or not found, for a network that cannot be built, and for
     code that has changed since a model or parent was made with it.
     """
     recipe, changes = config.recipe, dict[str, Any]()
-    if isinstance(network := recipe.model, OwnNetworkConfig):
+    if isinstance(network := recipe.model, UserNetworkConfig):
         check_allowed(network.network, "network")
         if network.source:
             check_source(network.network, network.source, "network")
@@ -36,9 +36,9 @@ def with_own_code(config: TrainConfig) -> TrainConfig:
     return replace(config, **changes) if changes else config
 
 
-def _measured(network: OwnNetworkConfig) -> dict[str, int]:
+def _measured(network: UserNetworkConfig) -> dict[str, int]:
     """Its width and FLOPs, from a process that imports its code anew: this one may be a worker that runs for weeks."""
-    command = [sys.executable, "-P", "-m", "vitline.vit.cost.own_network"]
+    command = [sys.executable, "-P", "-m", "vitline.vit.cost.user_network"]
     try:
         done = subprocess.run(
             command, input=network.model_dump_json(), capture_output=True, text=True, timeout=MEASURE_S, check=False

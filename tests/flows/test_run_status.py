@@ -7,7 +7,7 @@ import time
 import pytest
 
 from vitline.data_prep.progress import StageProgress
-from vitline.flows.catalog.lists import list_work
+from vitline.flows.catalog.lists import list_runs_and_pipelines
 from vitline.flows.catalog.records import AttemptRecord, Origin, PipelineRecord, write_pipeline
 from vitline.flows.to_mlflow.stage_snapshots import stage_snapshot
 from vitline.infra.runs.run_state import write_state
@@ -73,7 +73,7 @@ def test_one_word_for_a_state_in_lists_and_in_mlflow(submitted, root):
     """A training that waits, before its first step or for room after the loss of a node, is not a running one."""
 
     def words():
-        (row,) = list_work(root)
+        (row,) = list_runs_and_pipelines(root)
         snapshot = stage_snapshot(open_store(root), row["run"])
         assert snapshot.tags["vitline.state"] == row["state"]
         return row["state"], snapshot.status, snapshot.end_ms is not None

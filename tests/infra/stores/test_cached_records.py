@@ -6,8 +6,8 @@ from uuid import uuid4
 
 import pytest
 
-from vitline.infra.storage import StoreRefused, listed_records, open_store
-from vitline.infra.stores.listed_records import INDEX_KEY
+from vitline.infra.storage import StoreRefused, cached_records, open_store
+from vitline.infra.stores.cached_records import INDEX_KEY
 from vitline.infra.stores.memory_store import MemoryStore
 
 NUM = 150
@@ -16,7 +16,7 @@ NUM = 150
 class FarStore(MemoryStore):
     """A store in memory that is read by requests, and counts them."""
 
-    reads_wait = True
+    high_latency = True
 
     def __init__(self, name):
         super().__init__(name)
@@ -44,7 +44,7 @@ def store():
 
 def steps(store):
     """Steps of all runs, and the number of requests beside the listing."""
-    with listed_records(store, "runs/") as view:
+    with cached_records(store, "runs/") as view:
         found = [view.child(f"runs/r{number}").read_json_or_none("state.json") for number in range(NUM)]
     return [each and each["step"] for each in found], store.requests
 
@@ -58,7 +58,7 @@ def test_a_second_view_reads_only_what_has_changed(store):
 
 
 def test_an_absent_record_costs_no_request_and_keys_are_those_of_the_listing(store):
-    with listed_records(store, "runs/") as view:
+    with cached_records(store, "runs/") as view:
         run = view.child("runs/r0")
         assert (run.read_json_or_none("stop.json"), run.list(), run.exists("state.json")) == (
             None,
@@ -97,7 +97,7 @@ def test_records_that_were_deleted_or_belong_to_other_prefixes(store):
     for number in range(NUM):
         store.delete(f"runs/r{number}/state.json")
         store.write_json(f"pipelines/p{number}.json", {"n": number})
-    with listed_records(store, "pipelines/") as view:  # knows nothing of runs, and leaves them in the index
+    with cached_records(store, "pipelines/") as view:  # knows nothing of runs, and leaves them in the index
         assert view.read_tagged("pipelines/p3.json") == store.read_tagged("pipelines/p3.json")
         for key in view.list("pipelines/"):
             view.read(key)
@@ -108,11 +108,11 @@ def test_records_that_were_deleted_or_belong_to_other_prefixes(store):
     kept = json.loads(gzip.decompress(store.read(INDEX_KEY)))["records"]
     assert len([key for key in kept if key.startswith("pipelines/")]) == NUM + 1
     assert "runs/r5/state.json" in kept
-    with listed_records(store, "runs/") as view:
+    with cached_records(store, "runs/") as view:
         assert view.list("runs/") == ["runs/r0/weights"]
 
 
 def test_on_files_the_store_itself_is_read(tmp_path):
     store = open_store(tmp_path)
-    with listed_records(store, "runs/") as view:
+    with cached_records(store, "runs/") as view:
         assert view is store

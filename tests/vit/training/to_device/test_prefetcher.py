@@ -5,9 +5,9 @@ import contextlib
 import pytest
 import torch
 
-from vitline.vit.input.batches import Batch, SeveralLabels
+from vitline.vit.input.batches import Batch, MultiLabels
 from vitline.vit.training.loop import initial_state, train_step
-from vitline.vit.training.to_device.device_batches import DeviceBatches
+from vitline.vit.training.to_device.prefetcher import DevicePrefetcher
 from vitline.vit.training.world import World
 
 META = torch.device("meta")
@@ -56,12 +56,12 @@ def log(monkeypatch):
 def step_of(number, log):
     log.append(f"step {number} taken")
     images = torch.zeros(2, 4, 4, 3, dtype=torch.uint8)
-    return [Batch(images, SeveralLabels.of([([1], None)], 2), torch.tensor([True, False]), number, 1, [(0, "bad")])]
+    return [Batch(images, MultiLabels.of([([1], None)], 2), torch.tensor([True, False]), number, 1, [(0, "bad")])]
 
 
 def test_a_step_is_copied_ahead_and_the_computation_waits_for_its_copy(log):
     ready = True
-    steps = DeviceBatches((step_of(i, log) for i in range(3)), META, lambda: ready)
+    steps = DevicePrefetcher((step_of(i, log) for i in range(3)), META, lambda: ready)
     parts = [(2, 4, 4, 3), (2, 1), (2, 1), (2,)]
     copied, used = (
         [f"copy {p}" for p in parts],
@@ -70,7 +70,7 @@ def test_a_step_is_copied_ahead_and_the_computation_waits_for_its_copy(log):
     [first] = next(steps)
     assert log == ["step 0 taken", *copied, *used]
     assert (first.images.device, first.labels.weights.device, first.valid.device) == (META,) * 3
-    assert (first.bad, first.num_valid, first.partner_labels) == ([(0, "bad")], 0, None)
+    assert (first.bad, first.num_valid, first.mixed_labels) == ([(0, "bad")], 0, None)
 
     log.clear()
     steps.copy_ahead()
@@ -103,7 +103,7 @@ def test_the_next_step_is_copied_before_the_host_waits_for_the_update(tiny_recip
 
 def test_on_a_cpu_the_batches_pass_through_untouched(make_batch):
     steps = [[make_batch(i)] for i in range(2)]
-    on_device = DeviceBatches(iter(steps), torch.device("cpu"), lambda: True)
+    on_device = DevicePrefetcher(iter(steps), torch.device("cpu"), lambda: True)
     on_device.copy_ahead()
     assert next(on_device) is steps[0]
     assert next(on_device) is steps[1]
@@ -111,7 +111,7 @@ def test_on_a_cpu_the_batches_pass_through_untouched(make_batch):
 
 def test_a_wait_of_the_host_counts_where_the_device_has_no_work_left(log, monkeypatch):
     clock = 0.0
-    monkeypatch.setattr("vitline.vit.training.to_device.device_batches.time.perf_counter", lambda: clock)
+    monkeypatch.setattr("vitline.vit.training.to_device.prefetcher.time.perf_counter", lambda: clock)
 
     class Event:
         """Done 3 s after it was recorded, which is when the device has done a step."""
@@ -138,12 +138,12 @@ def test_a_wait_of_the_host_counts_where_the_device_has_no_work_left(log, monkey
             yield step_of(number, log)
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    steps, waited = DeviceBatches(slow(), META), []
+    steps, waited = DevicePrefetcher(slow(), META), []
     for _ in range(4):
         stepped = False
         next(steps)
         waited.append(steps.waited_s)
         stepped = True
-        steps.keep_pace()
+        steps.limit_queue()
     # Before the first step nothing is timed. The second comes in time; the device was idle for 2 of the 5 s, then for 4 of the 7.
     assert waited == [0, 0, 2, 6]

@@ -14,7 +14,7 @@ EVERY_S = 1.0
 """Seconds between two meetings of ranks that compute on GPUs."""
 
 
-class Meetings:
+class SyncPoints:
     """The steps after which all ranks meet: after each one, or, where the device works on while the host queues more, about once a
     second.
 
@@ -32,7 +32,7 @@ class Meetings:
     def due(self, step: int) -> bool:
         return step >= self._next
 
-    def meet(self, step: int, num_bad: int) -> tuple[RunState | None, int, int]:
+    def sync(self, step: int, num_bad: int) -> tuple[RunState | None, int, int]:
         """Rank 0's stop request, the bad examples of all ranks, and the number of steps, since the last meeting."""
         code, steps = STOP_CODES.index(self._stop_requested()) if self._world.rank == 0 else 0, step - self._last
         own = [code, num_bad, self._steps_to_next(steps) if self._world.rank == 0 else 0]

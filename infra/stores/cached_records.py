@@ -18,14 +18,14 @@ _LARGEST = 64 * 1024
 
 
 @contextlib.contextmanager
-def listed_records(store: Store, *prefixes: str) -> Iterator[Store]:
+def cached_records(store: Store, *prefixes: str) -> Iterator[Store]:
     """A view of a store as it is now below some prefixes, to read many small objects from. It cannot be written.
 
     Where a read is a request (S3), what was read is kept in one object, INDEX_KEY, with the tag of each record. Later views, of
     any process, list the prefixes, read that object, and then only records which the listing shows with another tag. A view that
     had to read many writes the object anew. It can be deleted at any time.
     """
-    if not store.reads_wait:
+    if not store.high_latency:
         yield store
         return
     records = _Records(store, prefixes)
@@ -89,7 +89,7 @@ class _View(Store):
 
     @classmethod
     def at(cls, uri: str) -> Self:
-        raise TypeError(f"A view of listed records of {uri} is made by listed_records.")
+        raise TypeError(f"A view of listed records of {uri} is made by cached_records.")
 
     def child(self, prefix: str) -> Store:
         return _View(self._records, f"{self._prefix}{prefix.rstrip('/')}/")

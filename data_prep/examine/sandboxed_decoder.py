@@ -59,7 +59,7 @@ _START_S, _EXIT_S = 120.0, 10.0
 _CPU_S = 600
 
 
-class Examiner:
+class SandboxedDecoder:
     """Examines images in another process. Use one examiner per thread.
 
     Leaving `with` keeps the process for the next examiner, or kills it if it still has images.

@@ -6,14 +6,14 @@ import uuid
 
 import pytest
 
-from vitline.infra.runs.claims import take_claim
+from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.runs.run_state import read_state, request_stop
 from vitline.infra.storage import open_store
 from vitline.vit.checkpoints.names import checkpoint_prefix, newest_step
-from vitline.vit.ray_jobs.worker_starts import (
+from vitline.vit.ray_jobs.start_policy import (
     NoRoom,
+    StartPolicy,
     StartsFailed,
-    WorkerStarts,
     clear_waiting,
     report_waiting,
     waits,
@@ -33,14 +33,12 @@ class Clock:
 def run():
     """The folder of a run that attempt 1 holds."""
     run = open_store(f"memory://{uuid.uuid4().hex}")
-    take_claim(run, "owls-0a", job_state=lambda job: None, owner="test")
+    acquire_lease(run, "owls-0a", job_state=lambda job: None, owner="test")
     return run
 
 
 def starts_of(run, **options):
-    return WorkerStarts(
-        run.uri, 1, 100, "2 workers", **{"queue_s": 60, "most_failures": 3, "clock": Clock(), **options}
-    )
+    return StartPolicy(run.uri, 1, 100, "2 workers", **{"queue_s": 60, "most_failures": 3, "clock": Clock(), **options})
 
 
 def save_checkpoint(run, step):
@@ -94,13 +92,13 @@ def test_an_attempt_that_wakes_leaves_the_progress_of_its_successor(run, caplog)
     first.begin()
     first.placed()
     save_checkpoint(run, 50)
-    assert take_claim(run, "owls-0a", job_state=lambda job: "failed", owner="test").attempt == 2
+    assert acquire_lease(run, "owls-0a", job_state=lambda job: "failed", owner="test").attempt == 2
     theirs = {"step": 60, "total_steps": 100, "waiting_for": "room for 1 workers"}
     run.write_json("progress.json", theirs)
     wait_for_room(first, 600)
     first.placed()
     assert read_progress(run) == theirs
-    assert "attempt 1 lost the claim" in caplog.text
+    assert "attempt 1 lost the lease" in caplog.text
     assert "Traceback" not in caplog.text
 
 
@@ -161,10 +159,10 @@ def test_a_training_that_lost_its_place_waits_is_stopped_or_goes_on(ray_jobs, un
     spec = resolve(config, root).spec()
     run = open_store(root).child(f"runs/{spec.run_key}")
     run.write_json("config.json", spec.model_dump(mode="json"))
-    claim = take_claim(run, spec.run_key, job_state=lambda job: "failed", owner="test")
+    lease = acquire_lease(run, spec.run_key, job_state=lambda job: "failed", owner="test")
     occupants = [f"occupant-{n}-{uuid.uuid4().hex[:6]}" for n in range(2)]
     occupy = lambda job: ray_jobs.submit(job, [sys.executable, "-c", OCCUPANT], {}, {})  # noqa: E731
-    training = claim.job_id
+    training = lease.job_id
     try:
         occupy(occupants[0])
         until(lambda: "occupied" in ray_jobs.logs(occupants[0]), occupants[0])

@@ -17,7 +17,7 @@ AT_WORK = ("running", WAITING)
 PROGRESS = ("step", "total_steps", "unit", "images_per_s", "bytes_per_s", "remaining_s", "refused", "loss", "running")
 
 
-class Standing(TypedDict):
+class RunStatus(TypedDict):
     """State of a run or pipeline, and its progress as far as it is known."""
 
     state: str
@@ -43,7 +43,7 @@ class Standing(TypedDict):
     """Key of the run of this stage."""
 
 
-class WorkRow(Standing):
+class RunRow(RunStatus):
     """A run or a pipeline as a row of `vitline runs ls`."""
 
     run: str
@@ -59,7 +59,7 @@ class WorkRow(Standing):
     """The pipeline of an active run."""
 
 
-class WorkDetail(WorkRow):
+class WorkDetail(RunRow):
     """A run with its config, or a pipeline, which has the fields of its record in addition."""
 
     config: NotRequired[RunFile]
@@ -75,7 +75,7 @@ class WorkDetail(WorkRow):
     """The branches of a run, each as `<run key> at step <step>`."""
 
 
-def standing(root: Store, run: StoredRun, config: RunFile) -> Standing:
+def run_status_of(root: Store, run: StoredRun, config: RunFile) -> RunStatus:
     """State and attempt, and for a running one its progress: step, total_steps, unit, images_per_s, remaining_s.
 
     `waiting` is an attempt that was submitted and has written no state yet: it is starting or waits for the cluster. So is one whose
@@ -86,12 +86,12 @@ def standing(root: Store, run: StoredRun, config: RunFile) -> Standing:
         return {"state": WAITING, "attempt": run.attempts}
     if state is None:
         return {"state": "not started", "attempt": None, "step": None}
-    found: Standing = {"state": state["state"], "attempt": state["attempt"], "step": state.get("step")}
+    found: RunStatus = {"state": state["state"], "attempt": state["attempt"], "step": state.get("step")}
     progress = progress_of(root, run.records, config) if state["state"] == "running" else None
     known = {name: value for name, value in progress.items() if value is not None} if progress else {}
     if known.get("waiting_for"):
         found["state"] = WAITING
-    return cast(Standing, {**found, **known})
+    return cast(RunStatus, {**found, **known})
 
 
 def progress_of(root: Store, run: Store, config: RunFile) -> RunProgress | None:
@@ -108,7 +108,7 @@ def progress_of(root: Store, run: Store, config: RunFile) -> RunProgress | None:
     return preparation_progress(corpora)
 
 
-def for_people(work: WorkDetail) -> dict[str, Any]:
+def flattened(work: WorkDetail) -> dict[str, Any]:
     """A run or pipeline with its state first and the fields of its config under the names that `--set` takes."""
     head = ("run", "stage", "state", "reason", "attempt")
     shown: Mapping[str, Any] = work
@@ -125,7 +125,7 @@ def for_people(work: WorkDetail) -> dict[str, Any]:
     return {k: shown[k] for k in head if shown.get(k)} | progress | rest | {"metrics": work["metrics"], **config}
 
 
-def progress_text(row: WorkRow) -> str:
+def progress_text(row: RunRow) -> str:
     """`120 of 600 steps, 640 images/s, 1:10 left`; empty if there is no step."""
     step, remaining_s = row.get("step"), row.get("remaining_s")
     if step is None:
