@@ -85,7 +85,7 @@ def train_and_show(settings: Settings, training: ResolvedTraining, *, as_json: b
 
 
 def train_on(services: Services, training: ResolvedTraining, *, as_json: bool) -> None:
-    """Runs a training to its end on open engines, and prints its final state."""
+    """Runs a training to its end with open services, and prints its final state."""
     spec, result = train_model(training, services)
     shown = {"run": spec.run_key, "reused": result.reused, "wall_s": round(result.wall_s, 1), **result.state}
     if as_json:

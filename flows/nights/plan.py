@@ -21,15 +21,15 @@ def plan_text(root: Store, name: str, night: datetime, nights: NightSettings) ->
     found = [
         scores for each in earlier_nights(root, name, night)[-NOISE_NIGHTS:] if (scores := scores_of(root, each, False))
     ]
-    detectable_difference = (
+    detectable = (
         visible_difference(found[-1], found, nights.num_seeds, level=FALSE_POSITIVE_RATE / 2) if found else None
     )
-    if detectable_difference is None:
+    if detectable is None:
         several = "" if nights.num_seeds > 1 else "; nights.num_seeds=3 makes it known from this night on"
         return f"night of {seeds}: the noise between seeds is not known from earlier nights yet{several}"
     wanted = nights.smallest_effect
-    text = f"night of {seeds}: by the noise of earlier nights, a difference of {100 * detectable_difference:.1f} points is seen four times in five"
-    if detectable_difference <= wanted:
+    text = f"night of {seeds}: by the noise of earlier nights, a difference of {100 * detectable:.1f} points is seen four times in five"
+    if detectable <= wanted:
         return text
     for num in range(nights.num_seeds + 1, MOST_SEEDS + 1):
         more = visible_difference(found[-1], found, num, level=FALSE_POSITIVE_RATE / 2)

@@ -87,7 +87,7 @@ def find_garbage(root: Store, keep_checkpoints: int, ages: Ages, kept: Kept) -> 
 
 def checkpoints(runs: Iterable[StoredRun], keep: int, ages: Ages, kept_as: Kept) -> Iterator[Garbage]:
     """Of finished runs all checkpoints but the newest, and those whose save was interrupted; of runs that never finished and
-    have long been silent, all. One that is marked as damaged is kept only where too few others are there, a lasting one always, and
+    have long been silent, all. One that is marked as damaged is kept only where too few others are there, a permanent one always, and
     one that a branch needs while that may still begin."""
     runs = list(runs)
     known = {run.key: run for run in runs}
@@ -103,7 +103,7 @@ def checkpoints(runs: Iterable[StoredRun], keep: int, ages: Ages, kept_as: Kept)
         idle = idle_pins(run, known, ages)
         needed = [key for key in run.checkpoints if key not in idle]
         kept, found = kept_checkpoints(needed, number), find_checkpoints(run.checkpoints)
-        unknown, lasting = found.unknown, {name.prefix for name in found.lasting}
+        unknown, permanent = found.unknown, {name.prefix for name in found.permanent}
         pinned = {name.prefix for names in find_checkpoints(needed).pins.values() for name in names} & kept
         for prefix in unknown:
             why = "has a name that this version of vitline does not give. Use the version that wrote it."
@@ -112,9 +112,9 @@ def checkpoints(runs: Iterable[StoredRun], keep: int, ages: Ages, kept_as: Kept)
         if garbage:
             # Manifests are deleted first, so that no reader ever sees half a checkpoint.
             garbage.sort(key=lambda key: (not key.endswith("/manifest.json"), key))
-            newest = len(kept - lasting - pinned)
+            newest = len(kept - permanent - pinned)
             problem += f"; newest {newest} checkpoints are kept" if run.finished_at is not None else ""
-            problem += f"; {len(lasting)} lasting checkpoints are kept" if lasting else ""
+            problem += f"; {len(permanent)} permanent checkpoints are kept" if permanent else ""
             problem += f"; {len(pinned)} checkpoints are kept for branches" if pinned else ""
             yield Garbage(f"run {run.key}", problem, run.store, garbage, partial(_life_and_pins, run))
 

@@ -99,7 +99,7 @@ def reconcile(
 
 @dataclass
 class Reconciler:
-    """Reads the state of all engines once, then handles the inconsistencies case by case."""
+    """Reads the state of all services once, then handles the inconsistencies case by case."""
 
     request: ReconcileRequest
     services: Services

@@ -245,8 +245,8 @@ def loading_text(config: TrainConfig, *, high_latency: bool, open_bytes: int) ->
     )
     return (
         f"a worker reads {num_bytes(ahead)} ahead at most ({origin('read_ahead_bytes')}; {enough}), in as many threads as it needs up to "
-        f"{max_concurrent_loads(high_latency)} ({'a remote store' if high_latency else 'files'}), and decodes in {execution.decode_threads} "
-        f"({origin('decode_threads')}) of {_processes(processes)} ({origin('decode_processes')}{why}); "
+        f"{max_concurrent_loads(high_latency)} ({'a remote store' if high_latency else 'files'}), and decodes in "
+        f"{execution.decode_threads} ({origin('decode_threads')}) of {_processes(processes)} ({origin('decode_processes')}{why}); "
         f"the native decoder is {'' if native_is_installed() else 'not '}installed on this machine"
     )
 

@@ -210,8 +210,8 @@ def checkpoints_text(config: TrainConfig, weights: int, images_per_s: float | No
     pause = "" if images_per_s is None else f" ({clock(execution.save_every_steps * batch / images_per_s)})"
     kept = f"the newest {execution.keep_checkpoints} are kept"
     if execution.keep_every_images is not None:
-        lasting = steps * batch // execution.keep_every_images
-        kept += f", and one every {execution.keep_every_images:,} images: {num_bytes(size * lasting)} at the end"
+        permanent = steps * batch // execution.keep_every_images
+        kept += f", and one every {execution.keep_every_images:,} images: {num_bytes(size * permanent)} at the end"
     if execution.keep_best:
         kept += ", and the best"
     return (

@@ -309,7 +309,7 @@ class PipelineRecorder:
     """Writes the pipeline's record to the store: at the start, after every stage, and at the end."""
 
     def __init__(self, plan: PipelinePlan, services: Services, lease: LeaseHolder):
-        self._root, self._engines, self._lease = open_store(services.root), services, lease
+        self._root, self._services, self._lease = open_store(services.root), services, lease
         self.night: NightRecord | None = None
         self._promotes = plan.nights.promote
         now, before = time.time(), self._before(plan)
@@ -333,13 +333,13 @@ class PipelineRecorder:
 
     def __enter__(self) -> "PipelineRecorder":
         self.note()
-        self._engines.sender.follow_pipeline(self.record.key)
+        self._services.sender.follow_pipeline(self.record.key)
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
         if error is not None:
             with contextlib.suppress(OSError, RuntimeError):
-                stop = self._engines.observer.stop(error)
+                stop = self._services.observer.stop(error)
                 state = stop.reason if stop else ended_as(error)
                 self.end(state, str(stop or error) or type(error).__name__)
 
@@ -366,15 +366,15 @@ class PipelineRecorder:
             self.night = night_of(self._root, self.record, state, reason)
             self._lease.check()
             write_night(self._root, self.night)
-            self._engines.observer.say(self.night.sentence)
+            self._services.observer.say(self.night.sentence)
             if (gate := self.night.gate) is not None:
-                self._engines.observer.say(gate.reason)
+                self._services.observer.say(gate.reason)
                 if gate.passed and self._promotes:
                     self._lease.check()
                     make_champion(self._root, self.record, why=gate.reason, by=THE_GATE)
         except Exception as error:
             log.exception("no verdict of %s", self.record.key)
-            self._engines.observer.say(f"the verdict of this night could not be made: {cleaned(str(error))}")
+            self._services.observer.say(f"the verdict of this night could not be made: {cleaned(str(error))}")
 
 
 def ended_as(error: BaseException) -> RunState:

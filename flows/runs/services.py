@@ -1,4 +1,4 @@
-"""The engines that every stage works with: cluster, observer, sender to MLflow, settings, and the origin of the request."""
+"""The services that every stage works with: cluster, observer, sender to MLflow, settings, and the origin of the request."""
 
 import contextlib
 import logging
@@ -226,7 +226,7 @@ def _logs(settings: Settings) -> Path:
 def open_services(
     settings: Settings, observer: Observer | None = None, origin: Origin | None = None
 ) -> Iterator[Services]:
-    """The engines of one command or flow run. At its end, what it started is stopped and MLflow is sent the rest."""
+    """The services of one command or flow run. At its end, what it started is stopped and MLflow is sent the rest."""
     observer, logs = observer or ConsoleObserver(), _logs(settings)
     with (
         Cluster(settings, logs, observer.say, observer.check) as cluster,

@@ -181,7 +181,7 @@ class Sending:
         if entry.kind == "pipeline":
             return tagged(self._root, f"pipelines/{entry.key}.json")
         store, now = self._root.child(f"runs/{entry.key}"), time.monotonic()
-        state = (tagged(store, "state.json"), tagged(store, "verdict.json"))
+        state = (tagged(store, "state.json"), tagged(store, "reconciled.json"))
         if followed.content and followed.content[0] == state and now - followed.segments_at < SEGMENTS_S:
             return followed.content
         followed.segments_at = now

@@ -9,7 +9,7 @@ from vitline.infra.runs.lease import LeaseHolder, LeaseLost
 from vitline.infra.runs.progress import RunProgress
 from vitline.infra.runs.run_state import RunState, StateDetail, StopReason, write_state
 from vitline.infra.runs.stopping import StopPoller
-from vitline.infra.runs.watchdog import note_progress
+from vitline.infra.runs.watchdog import Watchdog, note_progress
 from vitline.infra.storage import Store
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class Run:
         *,
         beats: bool = False,
         follows_stops: bool = True,
-        watchdog: contextlib.AbstractContextManager[object] = contextlib.nullcontext(),  # noqa: B008
+        watchdog: Watchdog | None = None,
     ) -> None:
         """`beats`: this process writes the heartbeat of the lease; exactly one process of a job does. `follows_stops`: it polls stop
         requests; otherwise `stopped()` is None. `watchdog` kills this process if `progress()` is not called for too long."""
@@ -51,7 +51,8 @@ class Run:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self._watchdog)
+            if self._watchdog is not None:
+                stack.enter_context(self._watchdog)
             if self._beats:
                 stack.enter_context(self._lease)
             stack.enter_context(self._stop)

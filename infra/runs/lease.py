@@ -6,7 +6,7 @@ This one mechanism covers duplicate requests, resuming, zombie processes and ove
 
 The holder writes a heartbeat every 10 s. It checks the lease before it saves, commits a checkpoint, seals its journal, writes progress,
 publishes a model or writes its state. A process may be suspended between the check and the write, so that write is conditional or has
-a name of its own: `config.json` of a model and manifests of checkpoints are created if absent, `state.json` and `verdict.json` are
+a name of its own: `config.json` of a model and manifests of checkpoints are created if absent, `state.json` and `reconciled.json` are
 swapped, files of a model are named by their content, files of a checkpoint by their save.
 """
 

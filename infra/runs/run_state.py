@@ -1,6 +1,6 @@
 """The state of a run in the store.
 
-The attempt that holds the lease writes `state.json`. Flows and operators write `stop.json`. `verdict.json` is the
+The attempt that holds the lease writes `state.json`. Flows and operators write `stop.json`. `reconciled.json` is the
 reconciled state of an attempt that ended without writing how.
 """
 
@@ -142,7 +142,7 @@ def read_state(run: Store) -> RunStateRecord | None:
     The reconciled state counts if it is for the same or a later attempt than `state.json`, unless that attempt itself has
     written how it ended. Raises UnreadableRecord.
     """
-    state, reconciled = _read_record(run, "state.json"), _read_record(run, "verdict.json")
+    state, reconciled = _read_record(run, "state.json"), _read_record(run, "reconciled.json")
     if reconciled is None or (state is not None and state["attempt"] > reconciled["attempt"]):
         return state
     ended_itself = state is not None and state["attempt"] == reconciled["attempt"] and state["state"] != "running"
@@ -193,7 +193,7 @@ def write_reconciled_state(run: Store, state: RunState, attempt: int, reason: st
         "updated_at": time.time(),
     }
     with contextlib.suppress(LeaseLost):
-        _put(run, "verdict.json", reconciled)
+        _put(run, "reconciled.json", reconciled)
 
 
 def _put(run: Store, key: str, record: RunStateRecord) -> RunState:

@@ -60,7 +60,7 @@ def two_runs(store):
 
 
 @pytest.mark.parametrize("unreadable", [*ODD, b'{"state": "melted", "attempt": 1, "updated_at": 0}'])
-@pytest.mark.parametrize("record", ["state.json", "verdict.json", "stop.json", "lease.json"])
+@pytest.mark.parametrize("record", ["state.json", "reconciled.json", "stop.json", "lease.json"])
 def test_a_snapshot_has_all_runs_but_one_that_cannot_be_read(store, record, unreadable):
     run = two_runs(store)
     run.write(record, unreadable)

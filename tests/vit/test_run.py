@@ -214,7 +214,7 @@ def test_several_labels_per_image_are_scored_by_their_mean_average_precision(sta
 
 def test_a_resumed_run_keeps_the_same_lasting_checkpoints(start, train_config, monkeypatch):
     keeping = {"save_every_steps": 3, "keep_checkpoints": 1, "keep_every_images": 100}  # of 16 a step
-    config, kept = train_config("lasting", **keeping), []
+    config, kept = train_config("permanent", **keeping), []
     for stop_at in (None, 8):  # 8 is the first step after 100 images, but no regular one
         run, attempt = start(config, open_store(f"memory://{uuid.uuid4().hex}/runs/r"))
         if stop_at:

@@ -11,7 +11,7 @@ from vitline.infra.storage import Store
 
 FOLDER = "checkpoints/"
 MANIFEST, DAMAGED = "manifest.json", "rejected.json"
-PERMANENT = "lasting.json"
+PERMANENT = "permanent.json"
 """Marks a checkpoint that is never deleted (`execution.keep_every_images`)."""
 BEST = "best.json"
 """Marks the checkpoint of the best validation score, with the score (`execution.keep_best`)."""
@@ -41,7 +41,7 @@ class Found(NamedTuple):
     """Those that have a manifest."""
     marked: list[CheckpointName]
     """Those that were found to be damaged."""
-    lasting: list[CheckpointName]
+    permanent: list[CheckpointName]
     """Those that are never deleted, while nobody deletes their mark; the best one among them."""
     best: list[CheckpointName]
     """The one of the best validation score; two where a kill came between the marks."""
@@ -80,11 +80,11 @@ def find_checkpoints(keys: Iterable[str]) -> Found:
         elif file == MANIFEST and prefix.startswith(FOLDER):
             unknown.append(prefix)
     committed, marked = (sorted(files[file], reverse=True) for file in (MANIFEST, DAMAGED))
-    best, lasting = (
+    best, permanent = (
         [name for name in sorted({*names}, reverse=True) if name in committed and name not in marked]
         for names in (files[BEST], files[PERMANENT] + files[BEST])
     )
-    return Found(committed, marked, lasting, best, pins, sorted(unknown))
+    return Found(committed, marked, permanent, best, pins, sorted(unknown))
 
 
 def pin_key(name: CheckpointName, branch: str) -> str:
@@ -128,7 +128,7 @@ def is_permanent(step: int, *, save_every_steps: int, global_batch_size: int, ke
 
 def kept_checkpoints(keys: Iterable[str], keep: int, rewind_steps: int = 0) -> set[str]:
     """Prefixes of the checkpoints to keep: the newest `keep` that are not marked as damaged, marked ones that are newer than all
-    but these, lasting ones, and those that a branch needs. Where there are fewer, the newest marked ones make up the number. With
+    but these, permanent ones, and those that a branch needs. Where there are fewer, the newest marked ones make up the number. With
     `rewind_steps` also the newest that is so many steps older than the newest of all: a spike at any later step can go back to it."""
     found = find_checkpoints(keys)
     kept = found.unmarked[:keep]
@@ -139,4 +139,4 @@ def kept_checkpoints(keys: Iterable[str], keep: int, rewind_steps: int = 0) -> s
     if rewind_steps and found.unmarked:
         kept += [name for name in found.unmarked if name.step <= found.unmarked[0].step - rewind_steps][:1]
     pinned = [name for names in found.pins.values() for name in names if name in found.unmarked]
-    return {name.prefix for name in [*kept, *found.lasting, *pinned]}
+    return {name.prefix for name in [*kept, *found.permanent, *pinned]}

@@ -4,7 +4,7 @@
                                   rank-00000-of-00002-<save>.json          name, shape, offsets, sha256 of each piece
                                   manifest.json                            created last, by rank 0
                                   rejected.json                            a mark: a reader found it damaged, and why
-                                  lasting.json                             a mark: it is never deleted
+                                  permanent.json                             a mark: it is never deleted
                                   best.json                                a mark: it has the best validation score
                                   pinned-<run key>.json                    a mark: a branch needs it
 
@@ -226,7 +226,7 @@ def prune(run: Store, keep: int, newest: str, rewind_steps: int = 0) -> None:
     """Deletes all but the newest `keep` checkpoints, and files that killed saves left for steps before `newest`.
 
     Unfinished saves of later attempts stay: an attempt that is suspended here may have a successor when it wakes. Checkpoints
-    that are marked as damaged do not count, and go once `keep` newer ones are there; lasting ones stay (`kept_checkpoints`). The
+    that are marked as damaged do not count, and go once `keep` newer ones are there; permanent ones stay (`kept_checkpoints`). The
     manifest of a checkpoint is deleted first, so that a partly deleted checkpoint is invisible.
     """
     keys = run.list(FOLDER)

@@ -111,7 +111,7 @@ def worker_speed(
         recipe.input,
         seed=recipe.seed,
         micro_batch_size=execution.planned_micro_batch,
-        mask_corrupt=True,
+        mask_bad=True,
         loading=loading,
     ) as batches:
         next(batches)

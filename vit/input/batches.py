@@ -56,7 +56,7 @@ def train_batches(
     micro_batch_size: int,
     start_step: int = 0,
     num_steps: int | None = None,
-    mask_corrupt: bool = False,
+    mask_bad: bool = False,
     loading: LoaderResources = ONE_PROCESS,
 ) -> Prefetcher[list[Batch]]:
     """Iterates the micro-batches of this rank, step by step, from `start_step` up to `num_steps` (None: without end).
@@ -64,7 +64,7 @@ def train_batches(
     All micro-batches of a training have one size, at most `micro_batch_size`, that leaves little padding; all ranks yield
     the same number of them in a step, and a rank may have only padding. Examples and pixels depend on the recipe only, not
     on `loading`, `micro_batch_size` or `start_step`. Raises ValueError if lanes, batch or ranks do not fit together.
-    Iteration raises ShardError or ValueError naming the shard (and row) that cannot be read or decoded. With `mask_corrupt`, an
+    Iteration raises ShardError or ValueError naming the shard (and row) that cannot be read or decoded. With `mask_bad`, an
     example that cannot be decoded is masked instead, in its place, and listed in `Batch.bad`.
     """
     return source_batches(
@@ -74,7 +74,7 @@ def train_batches(
         micro_batch_size=micro_batch_size,
         start_step=start_step,
         num_steps=num_steps,
-        mask_corrupt=mask_corrupt,
+        mask_bad=mask_bad,
         loading=loading,
     )
 
@@ -87,7 +87,7 @@ def source_batches(
     micro_batch_size: int,
     start_step: int = 0,
     num_steps: int | None = None,
-    mask_corrupt: bool = False,
+    mask_bad: bool = False,
     loading: LoaderResources = ONE_PROCESS,
 ) -> Prefetcher[list[Batch]]:
     """Like `train_batches`, but from one corpus or several, by weight and with labels in the classes of the mixture.
@@ -95,7 +95,7 @@ def source_batches(
     Every corpus has its exact share (`Mixture`) and follows its own order, epoch after epoch. Labels are class ids if all
     corpora are single-label. Raises ValueError naming the corpus that does not fit lanes and batch.
     """
-    asked = LoaderRequest(tuple(sources), config, seed, micro_batch_size, start_step, num_steps, mask_corrupt, loading)
+    asked = LoaderRequest(tuple(sources), config, seed, micro_batch_size, start_step, num_steps, mask_bad, loading)
     return decoded_in_processes(asked) if loading.processes else TrainLoader(asked).prefetched()
 
 
@@ -172,7 +172,7 @@ def _evaluation_work(
     batches[0].pad()
     views = [partial(eval_pixels, config=augment)] * len(examples)
     places = place_examples(batches, np.arange(len(examples)), examples, views)
-    return filling_tasks(places, mask_corrupt=False), batches[0]
+    return filling_tasks(places, mask_bad=False), batches[0]
 
 
 def _prefetched(work: Iterator[Work[Batch]], threads: int, loads: LoadQueue, reader: SplitReader) -> Prefetcher[Batch]:

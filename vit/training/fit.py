@@ -11,7 +11,7 @@ no result. "Lease" stands for a check of the lease, which ends an attempt that h
 6. The metrics of a step are recorded in memory; every 30 s a thread seals them (lease). Lease: record and page of a spike.
 7. Then the due hooks run in order. The first one saves in a thread. Lease: each rank writes its tensors, then their index. Rank 0
    waits for the indexes of all ranks. Lease: it seals the journal up to this step and marks the best checkpoint. Lease: it writes
-   the mark of a lasting checkpoint, then the manifest, which completes the checkpoint. Lease: a branch unpins its parent's, and
+   the mark of a permanent checkpoint, then the manifest, which completes the checkpoint. Lease: a branch unpins its parent's, and
    older checkpoints are deleted, each manifest first. The error of a save ends the loop at the next meeting.
 8. Before an early stop the state is saved, unless a cancel discards it. `fit` returns after the last save is complete.
 9. A rewind starts when no save is in flight: the older state is restored. Lease: later checkpoints are deleted, each manifest
@@ -32,7 +32,7 @@ from torch import Tensor
 from vitline.infra.runs.run_state import RunState
 from vitline.vit.config import ExecutionConfig, TrainRecipe
 from vitline.vit.input.batches import Batch, LoaderResources, Source, source_batches
-from vitline.vit.training.corrupt_examples import CorruptExamples
+from vitline.vit.training.bad_examples import BadExamples
 from vitline.vit.training.guard.spike_guard import Spike
 from vitline.vit.training.loop import Hook, TrainState, train
 from vitline.vit.training.metrics import Metrics
@@ -97,7 +97,7 @@ def fit(plan: FitPlan, state: TrainState, world: World, io: RunIO, hooks: Sequen
 
     Raises CannotResume where there is nothing to go back to, LeaseLost, and what reading and saving raise.
     """
-    bad = CorruptExamples(plan.execution.max_bad_fraction, plan.epoch)
+    bad = BadExamples(plan.execution.max_bad_fraction, plan.epoch)
     while (outcome := _train(plan, state, world, io, hooks, bad)) == "rewind":
         io.rewind(state)
     if outcome == "failed":  # without an error, because a restart of the worker group would not help
@@ -107,7 +107,7 @@ def fit(plan: FitPlan, state: TrainState, world: World, io: RunIO, hooks: Sequen
 
 
 def _train(
-    plan: FitPlan, state: TrainState, world: World, io: RunIO, hooks: Sequence[Hook], bad: CorruptExamples
+    plan: FitPlan, state: TrainState, world: World, io: RunIO, hooks: Sequence[Hook], bad: BadExamples
 ) -> RunState | Literal["rewind"]:
     save, saver = io.save_every()
 
@@ -126,7 +126,7 @@ def _train(
         micro_batch_size=plan.micro_batch,
         start_step=state.step,
         num_steps=plan.recipe.total_steps,
-        mask_corrupt=True,
+        mask_bad=True,
         loading=plan.loading,
     ) as loaded:
         for hook in hooks:

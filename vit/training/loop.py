@@ -17,7 +17,7 @@ from vitline.vit.input.permutation import derive_key
 from vitline.vit.input.prefetch import WaitTimes
 from vitline.vit.models.build import build_network, like
 from vitline.vit.models.network import Network
-from vitline.vit.training.corrupt_examples import CorruptExamples
+from vitline.vit.training.bad_examples import BadExamples
 from vitline.vit.training.guard.nonfinite_steps import NonfiniteSteps
 from vitline.vit.training.guard.spike_guard import Spike, SpikeGuard
 from vitline.vit.training.loss import loss_named, mixed_targets, num_correct, targets_of
@@ -237,7 +237,7 @@ def train(
     report: Callable[[int, Metrics], None],
     hooks: Sequence[Hook] = (),
     stop_requested: Callable[[], RunState | None] = lambda: None,
-    bad: CorruptExamples | None = None,
+    bad: BadExamples | None = None,
     input_waits: Callable[[], WaitTimes] = WaitTimes,
     input_ready: Callable[[], bool] = lambda: False,
     seen_spike: Callable[[Spike, Sequence[Batch], Sequence[Tensor]], None] = lambda *_: None,
@@ -258,7 +258,7 @@ def train(
     set_tf32(recipe.precision == "bfloat16")
     network = wrap(state.model, execution, world)
     on_device = DevicePrefetcher(batches, world.device, input_ready)
-    bad, nonfinite, num_bad = bad or CorruptExamples(), NonfiniteSteps(), 0
+    bad, nonfinite, num_bad = bad or BadExamples(), NonfiniteSteps(), 0
     clock, ranks, total, waits = Clock(), SlowRanks(world), recipe.total_steps, input_waits()
     every_step = world.device.type == "cpu" or state.guard.is_on
     meetings = SyncPoints(state.step, world, every_step=every_step, stop_requested=stop_requested)

@@ -582,7 +582,7 @@ def test_a_dry_run_reports_everything_and_changes_nothing(place):
     assert (place.content(), place.prefect.ended, place.ray.find("other-a1").state) == (before, {}, "running")
 
 
-@pytest.mark.parametrize("record", ["state.json", "verdict.json", "stop.json", "lease.json"])
+@pytest.mark.parametrize("record", ["state.json", "reconciled.json", "stop.json", "lease.json"])
 def test_a_record_that_cannot_be_read_is_reported_and_stops_no_other(place, record):
     place.attempt()
     other = place.root.child("runs/odd-0123456789ab")

@@ -69,8 +69,8 @@ def test_matrices_are_decayed_and_checkpoints_hold_weights_moments_and_average(b
     assert checkpoints_text(b16, weights, 40_960.0) == (
         "1.04 GB each, every 2,000 steps (3:20), 156 in all: 162 GB to the store; the newest 2 are kept"
     )
-    lasting = replace(b16, **{"execution.keep_every_images": 100_000_000})
-    assert checkpoints_text(lasting, weights, None).endswith("and one every 100,000,000 images: 12.4 GB at the end")
+    permanent = replace(b16, **{"execution.keep_every_images": 100_000_000})
+    assert checkpoints_text(permanent, weights, None).endswith("and one every 100,000,000 images: 12.4 GB at the end")
 
 
 def test_memory_counts_each_copy_of_the_weights_and_what_a_worker_keeps_of_them(train_config):

@@ -44,7 +44,7 @@ def foreign(elsewhere, tmp_path_factory):
 
 @pytest.fixture
 def services(foreign, root, tmp_path, monkeypatch):
-    """engines(python): the engines of a command that uses the foreign cluster; `python` is VITLINE_JOB_PYTHON."""
+    """services(python): the engines of a command that uses the foreign cluster; `python` is VITLINE_JOB_PYTHON."""
     for name, value in foreign.items():
         monkeypatch.setenv(name, value)
 

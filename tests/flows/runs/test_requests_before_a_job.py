@@ -51,7 +51,7 @@ def asked(monkeypatch):
 
 @pytest.fixture
 def services(monkeypatch):
-    """engines(root): those with which a training ends as Submitted where it would submit a job."""
+    """services(root): those with which a training ends as Submitted where it would submit a job."""
 
     def submitted(*_, **__):
         raise Submitted

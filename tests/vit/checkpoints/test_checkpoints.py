@@ -428,6 +428,6 @@ def test_lasting_checkpoints_stay_beside_the_newest_unless_they_are_damaged(run,
         save(step)
     assert list_checkpoints(run) == [checkpoint_prefix(step, 1) for step in (4, 3, 1)]
     run.write_json(f"{checkpoint_prefix(3, 1)}/rejected.json", {"reason": "a byte differs"})
-    run.delete(f"{checkpoint_prefix(1, 1)}/lasting.json")
+    run.delete(f"{checkpoint_prefix(1, 1)}/permanent.json")
     save(5)
     assert {key.rpartition("/")[0] for key in run.list("checkpoints/")} == {checkpoint_prefix(5, 1)}

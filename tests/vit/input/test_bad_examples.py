@@ -28,7 +28,7 @@ def damaged(corpus_maker, tmp_path):
 
 def start(corpus, **changes):
     loading = LoaderResources(**{f.name: changes.pop(f.name) for f in fields(LoaderResources) if f.name in changes})
-    given = {"seed": 11, "num_steps": 9, "micro_batch_size": 5, "loading": loading, "mask_corrupt": True} | changes
+    given = {"seed": 11, "num_steps": 9, "micro_batch_size": 5, "loading": loading, "mask_bad": True} | changes
     return train_batches(corpus.store, corpus.manifest, "train", CONFIG, **given)
 
 
@@ -100,7 +100,7 @@ def test_a_bad_example_is_never_cached(damaged):
 def test_a_mixture_masks_bad_examples(damaged):
     source = Source(damaged.store, damaged.manifest, "train", 1.0, MappedLabels((4, 3, 2, 1, 0), 5, True))
     given = {"seed": 0, "num_steps": 4, "micro_batch_size": 12}
-    batches = [batch for step in source_batches([source], CONFIG, mask_corrupt=True, **given) for batch in step]
+    batches = [batch for step in source_batches([source], CONFIG, mask_bad=True, **given) for batch in step]
     assert {text.split("(")[1].split(" of")[0] for b in batches for _, text in b.bad} == {"row 13", "row 30"}
     with pytest.raises(ValueError, match="cannot be decoded"):
         list(source_batches([source], CONFIG, **given))
@@ -111,7 +111,7 @@ def test_evaluation_and_training_without_mask_raise_at_a_bad_example(damaged):
     for batches in (
         eval_batches(*split, batch_size=6),
         row_batches(*split, [range(12, 16)], batch_size=2),
-        start(damaged, mask_corrupt=False),
+        start(damaged, mask_bad=False),
     ):
         with pytest.raises(ValueError, match=r"row 13 of split 'train'\) cannot be decoded: not_an_image"):
             list(batches)

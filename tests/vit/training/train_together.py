@@ -16,7 +16,7 @@ from vitline.vit.config import ExecutionConfig, OptimConfig, TrainRecipe
 from vitline.vit.input.batches import Batch
 from vitline.vit.input.config import AugmentConfig, InputConfig
 from vitline.vit.models.config import ViTConfig
-from vitline.vit.training.corrupt_examples import CorruptExamples
+from vitline.vit.training.bad_examples import BadExamples
 from vitline.vit.training.loop import initial_state, train
 from vitline.vit.training.timing import slow_ranks
 from vitline.vit.training.world import World
@@ -77,7 +77,7 @@ def end_by_bad_examples(world: World) -> list[object]:
             text = f"shard, row {step}: corrupt"
             yield [replace(first, bad=[(0, text)] if world.rank == world.size - 1 else []), *others]
 
-    state, bad = initial_state(RECIPE, NUM_CLASSES, world.device), CorruptExamples(0.1, num_rows=1000)
+    state, bad = initial_state(RECIPE, NUM_CLASSES, world.device), BadExamples(0.1, num_rows=1000)
     outcome = train(state, batches(), RECIPE, ExecutionConfig(), world, report=lambda step, metrics: None, bad=bad)
     return [outcome, state.step, bad.reason(world)]
 

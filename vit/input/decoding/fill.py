@@ -56,13 +56,13 @@ def place_examples(
     return places
 
 
-def filling_tasks(places: Sequence[Place], *, mask_corrupt: bool) -> list[Callable[[], None]]:
-    """The tasks that fill the images of the places. With `mask_corrupt`, an example that cannot be decoded is masked instead of raising."""
+def filling_tasks(places: Sequence[Place], *, mask_bad: bool) -> list[Callable[[], None]]:
+    """The tasks that fill the images of the places. With `mask_bad`, an example that cannot be decoded is masked instead of raising."""
     chunks = range(0, len(places), _EXAMPLES_PER_TASK)
-    return [partial(_fill, places[i : i + _EXAMPLES_PER_TASK], mask_corrupt) for i in chunks]
+    return [partial(_fill, places[i : i + _EXAMPLES_PER_TASK], mask_bad) for i in chunks]
 
 
-def mixing_tasks(places: Sequence[Place], lane: Ints, mix: Mix, *, mask_corrupt: bool) -> list[Callable[[], None]]:
+def mixing_tasks(places: Sequence[Place], lane: Ints, mix: Mix, *, mask_bad: bool) -> list[Callable[[], None]]:
     """The tasks that fill the images and mix them. A task has whole lanes, so none waits for another."""
     by_lane = np.argsort(lane, kind="stable")
     lanes = np.split(by_lane, np.flatnonzero(np.diff(lane[by_lane])) + 1) if len(lane) else []
@@ -71,7 +71,7 @@ def mixing_tasks(places: Sequence[Place], lane: Ints, mix: Mix, *, mask_corrupt:
     for number, of_lane in enumerate(lanes, start=1):
         waiting.append([places[i] for i in of_lane.tolist()])
         if number == len(lanes) or sum(map(len, waiting)) >= _EXAMPLES_PER_TASK:
-            tasks.append(partial(_fill_and_mix, waiting, mix, mask_corrupt))
+            tasks.append(partial(_fill_and_mix, waiting, mix, mask_bad))
             waiting = []
     return tasks
 
@@ -85,7 +85,7 @@ def _filled(labels: Labels, indices: Ints, examples: Sequence[Example]) -> Label
     return labels
 
 
-def _fill(places: Sequence[Place], mask_corrupt: bool) -> None:
+def _fill(places: Sequence[Place], mask_bad: bool) -> None:
     for place in places:
         if _written_natively(place):
             continue
@@ -93,7 +93,7 @@ def _fill(places: Sequence[Place], mask_corrupt: bool) -> None:
         try:
             pixels = place.example.decoded()
         except ValueError as error:
-            if not mask_corrupt:
+            if not mask_bad:
                 raise
             batch.images[i] = 0
             batch.valid[i] = False
@@ -109,9 +109,9 @@ def _written_natively(place: Place) -> bool:
     return view.write_natively(example.encoded, example.split.policy, place.batch.images[place.index])
 
 
-def _fill_and_mix(lanes: Sequence[Sequence[Place]], mix: Mix, mask_corrupt: bool) -> None:
+def _fill_and_mix(lanes: Sequence[Sequence[Place]], mix: Mix, mask_bad: bool) -> None:
     for places in lanes:
-        _fill(places, mask_corrupt)
+        _fill(places, mask_bad)
         images, usable = [p.batch.images[p.index] for p in places], [bool(p.batch.valid[p.index]) for p in places]
         for place, mixed in zip(places, mix_lane(images, usable, mix), strict=True):
             if mixed and place.batch.lam is not None:

@@ -94,7 +94,7 @@ class LoaderRequest:
     micro_batch_size: int
     start_step: int
     num_steps: int | None
-    mask_corrupt: bool
+    mask_bad: bool
     loading: LoaderResources
 
 
@@ -195,14 +195,14 @@ class TrainLoader:
 
     def _tasks(self, share: RankBatch, examples: list[Example], batches: list[Batch]) -> list[Callable[[], None]]:
         """The tasks that fill in the examples of a share; their labels are filled in at once."""
-        augment, seed, mask_corrupt = self._asked.config.augment, self._asked.seed, self._asked.mask_corrupt
+        augment, seed, mask_bad = self._asked.config.augment, self._asked.seed, self._asked.mask_bad
         draws = train_draws(seed, share.rows.epoch, share.rows.row, augment.randaugment_layers).tolist()
         views = [TrainingView(d, augment) for d in draws]
         if not augment.mixes:
-            return filling_tasks(place_examples(batches, share.at, examples, views), mask_corrupt=mask_corrupt)
+            return filling_tasks(place_examples(batches, share.at, examples, views), mask_bad=mask_bad)
         mixed_in = [examples[i] for i in partners(share.rows.lane).tolist()]
         places = place_examples(batches, share.at, examples, views, mixed_in)
-        return mixing_tasks(places, share.rows.lane, draw_mix(seed, share.step, augment), mask_corrupt=mask_corrupt)
+        return mixing_tasks(places, share.rows.lane, draw_mix(seed, share.step, augment), mask_bad=mask_bad)
 
 
 def _gather(lanes: Sequence[LaneReader], share: RankBatch) -> list[Example]:

@@ -56,10 +56,10 @@ def given_batches(corpus, config, workers, expected, first_step=0, **loading):
         mine = [slot for slot in sorted(expected) if expected[slot][4] % workers == rank]
         mine = [slot for slot in mine if slot >= first_step * config.global_batch_size]
         given = {"rank": rank, "world_size": workers} | loading
-        micro, mask = given.pop("micro_batch_size"), given.pop("mask_corrupt", False)
+        micro, mask = given.pop("micro_batch_size"), given.pop("mask_bad", False)
         batches = train_batches(
             corpus.store, corpus.manifest, "train", config, seed=SEED, micro_batch_size=micro, start_step=first_step,
-            num_steps=STEPS, mask_corrupt=mask, loading=LoaderResources(**given),
+            num_steps=STEPS, mask_bad=mask, loading=LoaderResources(**given),
         )  # fmt: skip
         for batch in (batch for step in batches for batch in step):
             for i in range(batch.num_examples):
@@ -109,8 +109,8 @@ def test_a_bad_example_is_mixed_into_no_other(corpus_maker, tmp_path):
     corpus = corpus_maker(tmp_path, undecodable={3, 20})
     config = InputConfig(global_batch_size=12, num_lanes=3, shuffle_window=2, augment=AUGMENT)
     expected = defined(corpus, config, bad={3, 20})
-    given_batches(corpus, config, 3, expected, micro_batch_size=3, mask_corrupt=True)
-    given_batches(corpus, config, 1, expected, micro_batch_size=12, mask_corrupt=True, threads=2)
+    given_batches(corpus, config, 3, expected, micro_batch_size=3, mask_bad=True)
+    given_batches(corpus, config, 1, expected, micro_batch_size=12, mask_bad=True, threads=2)
 
 
 def test_several_labels_and_sources_are_mixed(corpus_maker, tmp_path):

@@ -64,7 +64,7 @@ def corpora(tmp_path_factory):
 
 def steps_of(sources, config=CONFIG, **changes):
     loading = LoaderResources(**{f.name: changes.pop(f.name) for f in fields(LoaderResources) if f.name in changes})
-    asked = {"seed": 11, "num_steps": 9, "micro_batch_size": 5, "mask_corrupt": True} | changes
+    asked = {"seed": 11, "num_steps": 9, "micro_batch_size": 5, "mask_bad": True} | changes
     with source_batches(sources, config, **asked, loading=loading) as batches:
         return list(batches)  # which keeps them all while later ones are made
 
@@ -128,7 +128,7 @@ def test_processes_share_the_shard_cache(corpora, tmp_path):
 def test_errors_are_those_of_this_process(corpora, corpus_maker, tmp_path):
     for processes in (0, 2):
         with pytest.raises(ValueError, match=r"row (13|30) of split 'train'\) cannot be decoded"):
-            steps_of(corpora["damaged"], mask_corrupt=False, processes=processes)
+            steps_of(corpora["damaged"], mask_bad=False, processes=processes)
     cut = corpus_maker(tmp_path)
     key = "train/s000/part-00001-of-00004.parquet"
     cut.store.write(key, cut.store.read(key)[:1000])

@@ -181,7 +181,7 @@ def test_batches_are_equal_with_and_without_the_extension(photographs, installed
 
     def images(loading):
         given = (photographs.store, photographs.manifest, "train", recipe)
-        with train_batches(*given, seed=0, micro_batch_size=8, mask_corrupt=True, loading=loading) as steps:
+        with train_batches(*given, seed=0, micro_batch_size=8, mask_bad=True, loading=loading) as steps:
             return [(b.images.clone(), b.valid.clone(), b.bad) for step in islice(steps, 3) for b in step]
 
     def without(loading):

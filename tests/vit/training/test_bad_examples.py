@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from vitline.infra.config import replace
 from vitline.vit.config import ExecutionConfig
-from vitline.vit.training.corrupt_examples import CorruptExamples
+from vitline.vit.training.bad_examples import BadExamples
 from vitline.vit.training.loop import Hook, initial_state, train, train_step
 from vitline.vit.training.optim import set_lr
 from vitline.vit.training.schedule import lr_at
@@ -45,7 +45,7 @@ def test_an_update_is_that_of_the_other_examples_each_with_its_weight_of_one_in_
         execution,
         CPU,
         report=lambda _, m: reports.append(m),
-        bad=CorruptExamples(1e-4),
+        bad=BadExamples(1e-4),
     )
     for step in range(12):
         batch = batches[step % 4]
@@ -83,13 +83,13 @@ def test_a_step_of_bad_examples_only_has_no_loss_and_no_gradient(recipe, make_ba
     state, reports = initial_state(recipe, NUM_CLASSES, CPU.device), []
     batches = iter([[masked(make_batch(step), *range(8))] for step in range(12)])
     execution, report = ExecutionConfig(log_every_steps=1), lambda step, metrics: reports.append(metrics)
-    assert train(state, batches, recipe, execution, CPU, report=report, bad=CorruptExamples(1.0)) == "finished"
+    assert train(state, batches, recipe, execution, CPU, report=report, bad=BadExamples(1.0)) == "finished"
     assert all(math.isnan(m["train/loss"]) and m["optim/grad_norm"] == 0 for m in reports)
 
 
 def test_each_is_named_once_in_the_log(recipe, make_batch, caplog):
     state, batches = initial_state(recipe, NUM_CLASSES, CPU.device), [[masked(make_batch(0), 1, 6)]] * 4
-    bad = CorruptExamples(1e-4)
+    bad = BadExamples(1e-4)
     with caplog.at_level(logging.WARNING):
         train(state, iter(batches), replace(recipe, total_steps=4), ExecutionConfig(), CPU, report=print, bad=bad)
     assert [r.getMessage().rsplit(": shard, ")[1] for r in caplog.records] == ["row 1: corrupt", "row 6: corrupt"]
@@ -100,7 +100,7 @@ def test_each_is_named_once_in_the_log(recipe, make_batch, caplog):
 def test_too_many_end_the_training_before_a_hook_saves_it(recipe, make_batch, max_fraction, fails_at):
     """Two of the 8 examples of each step are bad; ten are allowed in an epoch."""
     state, saved = initial_state(recipe, NUM_CLASSES, CPU.device), []
-    bad = CorruptExamples(max_fraction, num_rows=1000)
+    bad = BadExamples(max_fraction, num_rows=1000)
     outcome = train(
         state,
         iter([[masked(make_batch(step), 0, 1)] for step in range(12)]),
@@ -118,14 +118,14 @@ def test_too_many_end_the_training_before_a_hook_saves_it(recipe, make_batch, ma
 
 @pytest.mark.parametrize(("num_bad", "too_many"), [(1, False), (10, False), (11, True)])
 def test_a_few_bad_images_of_a_small_corpus_never_end_a_training(num_bad, too_many):
-    bad = CorruptExamples(1e-4, num_rows=100)
+    bad = BadExamples(1e-4, num_rows=100)
     for _ in range(1000):
         bad.add(num_bad, 100)
         assert bad.too_many == too_many
 
 
 def test_reason_names_count_limit_first_examples_and_next_step(make_batch):
-    bad = CorruptExamples(1e-4, num_rows=1_000_000)
+    bad = BadExamples(1e-4, num_rows=1_000_000)
     for step in range(40):
         bad.add(bad.name([masked(make_batch(step), 0, 1, 2, 5)]), 4096)
     assert bad.reason(CPU).startswith(

@@ -13,7 +13,7 @@ _FEWEST_ALLOWED = 10
 _NUM_SHOWN = 3
 
 
-class CorruptExamples:
+class BadExamples:
     """Counts the bad examples that all ranks have read since the workers started; the counts are equal on every rank.
 
     `num_rows` is the number of examples in an epoch. With the defaults none is allowed.
