@@ -115,7 +115,7 @@ def end_descendants(
 ) -> None:
     """Ends all descendants of this process, or those that `find` names and theirs, by SIGTERM and then SIGKILL. Leaves no zombie.
 
-    `find` is asked until it names nobody that runs: a process whose parent ends in between has a new place in the tree.
+    `find` is called until it finds no running process: a process whose parent ends in between has a new place in the tree.
     """
     import psutil
 

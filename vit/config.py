@@ -56,7 +56,7 @@ class OptimConfig(FrozenConfig):
     """Steps that the schedule is made for, where the training has another length. None: `total_steps`."""
     cooldown_steps: NonNegativeInt = omitted_at_default(0)
     """Last steps of the training, in which the learning rate falls linearly to zero from where the schedule has it when they begin.
-    0: the schedule goes on to the end."""
+    0: the schedule continues to the end."""
     beta1: float = Field(0.9, ge=0, lt=1)
     """Decay of AdamW's first moment, or the momentum of SGD."""
     beta2: float = Field(0.999, ge=0, lt=1)
@@ -141,7 +141,7 @@ class TrainRecipe(FrozenConfig):
     optim: OptimConfig = OptimConfig()
     """Optimizer and schedule."""
     loss: str = "softmax"
-    """Softmax cross-entropy, sigmoid cross-entropy summed over classes (for several labels per image), or a function of others as
+    """Softmax cross-entropy, sigmoid cross-entropy summed over classes (for several labels per image), or a user-defined function as
     PACKAGE.MODULE:NAME: logits (B, K), targets (B, K) -> losses (B,)."""
     loss_source: str = omitted_at_default("")
     """Digest of the Python files of the package of such a function. It is filled in when a training is planned."""
@@ -165,7 +165,7 @@ class TrainRecipe(FrozenConfig):
     @classmethod
     def _check_loss(cls, loss: str) -> str:
         if loss not in get_args(Loss) and not is_reference(loss):
-            raise ValueError("must be 'softmax', 'sigmoid', or a function of others as PACKAGE.MODULE:NAME")
+            raise ValueError("must be 'softmax', 'sigmoid', or a user-defined function as PACKAGE.MODULE:NAME")
         return loss
 
     @model_validator(mode="after")
@@ -242,7 +242,7 @@ class ExecutionConfig(FrozenConfig):
     num_workers: PositiveInt = 1
     """Number of Ray Train workers, each with one GPU or one CPU."""
     min_workers: PositiveInt | None = None
-    """Fewest workers to train with: the training starts with what the cluster has free, goes on with fewer after the loss of a machine,
+    """Fewest workers to train with: the training starts with what the cluster has free, continues with fewer after the loss of a machine,
     and grows to `num_workers` after a checkpoint, once there is room. None: exactly `num_workers`."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """`cuda` waits until every worker has a GPU (see `queue_timeout_s`); `cpu` uses CPUs only; `auto` uses GPUs if the
@@ -313,7 +313,7 @@ class ExecutionConfig(FrozenConfig):
     """Seconds that a run without a checkpoint waits at most for the resources of the worker group. A run with a checkpoint waits
     until there is room."""
     lease_timeout_s: PositiveFloat = 30.0
-    """Seconds for which the heartbeat of an attempt that Ray does not know must stand still before it counts as dead."""
+    """Seconds for which the heartbeat of an attempt that Ray does not know must be unchanged before it counts as dead."""
 
     @property
     def planned_micro_batch(self) -> int:
@@ -359,7 +359,7 @@ class MixtureConfig(FrozenConfig):
 
 
 class ParentCheckpoint(FrozenConfig):
-    """The checkpoint of another run that a training goes on from: with its network, optimizer, averages and position."""
+    """The checkpoint of another run that a training continues from: with its network, optimizer, averages and position."""
 
     run: str
     """URI of the parent's folder, `<root>/runs/<run key>`."""
@@ -387,7 +387,7 @@ class TrainConfig(FrozenConfig):
     init_model: str | None = None
     """URI of the published model to start from; None starts from random weights."""
     parent: ParentCheckpoint | None = None
-    """The checkpoint of another run to go on from; None starts at step 0."""
+    """The checkpoint of another run to continue from; None starts at step 0."""
     recipe: TrainRecipe
     """Settings that results depend on."""
     execution: ExecutionConfig = ExecutionConfig()

@@ -56,7 +56,7 @@ class RepeatedNames:
         self._firsts = firsts
 
     def add(self, path: str, place: int) -> None:
-        """`place`: what tells names apart that are equal, such as where a member begins."""
+        """`place`: what distinguishes equal names, such as where a member begins."""
         self._hashes.append(name_hash(path))
         self._places.append(place)
 

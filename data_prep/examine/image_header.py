@@ -21,7 +21,7 @@ class Header(NamedTuple):
     """What a file says about itself."""
 
     format: str
-    """As Pillow names it; empty if unknown. TGA has no mark that tells it."""
+    """As Pillow names it; empty if unknown. TGA files have no signature."""
     sizes: frozenset[Size]
     """The sizes that it names; empty if unknown. Some formats may name several."""
 

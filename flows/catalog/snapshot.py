@@ -1,6 +1,6 @@
 """What a root holds at one moment: its runs and pipelines, from one listing and their small records.
 
-A snapshot only nominates. Whoever repairs, ends or deletes something reads it anew from the store first.
+A snapshot only nominates: before something is repaired, ended or deleted, it is read from the store again.
 """
 
 import contextlib
@@ -134,7 +134,7 @@ class RootSnapshot:
     ) -> Iterator[Self]:
         """The snapshot of a root, or of its runs or pipelines alone. What is read of a run within the context is read as the
         snapshot lists it; on a store that is far away, most of it without a request (`cached_records`). `unconfigured`: also
-        what lies below `runs/` without a config, such as a run of which half was deleted."""
+        what is below `runs/` without a config, such as a run of which half was deleted."""
         prefixes = [f"{kind}s/" for kind in kinds] + ["leases/"] * (leases and "pipeline" in kinds)
         with cached_records(root, *prefixes) as records:
             unreadable = list[Unreadable]()

@@ -117,7 +117,7 @@ def _together(manifests: Sequence[Manifest]) -> str:
 
 
 def resolve_branch(root: str, request: BranchRequest) -> ResolvedTraining:
-    """A training that goes on from a kept checkpoint. Its config is that of its parent but for what the request names, which is what
+    """A training that continues from a kept checkpoint. Its config is that of its parent but for what the request names, which is what
     `allow` of the parent lists. A request whose run has begun needs the checkpoint no longer."""
     run = find_run(root, request.parent)
     parent = ParentCheckpoint(run=run.uri, step=request.step)

@@ -13,7 +13,7 @@ MOST_SEEDS = 20
 
 def plan_text(root: Store, name: str, night: datetime, nights: NightSettings) -> str:
     """One line: how many seeds the night has, and which difference two such nights show by the noise of earlier ones; of a
-    long run, how far it goes on."""
+    long run, how far it trains."""
     if nights.advance_images is not None:
         images, cooldown = nights.advance_images, nights.cooldown_images or 0
         return f"night of a long run: {images:,} images more, and a cooldown of {cooldown:,} images that is scored"

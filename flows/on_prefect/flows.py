@@ -66,7 +66,7 @@ outlive_the_worker()
 
 
 def run_name() -> str:
-    """The name that a person chose, else a descriptive one such as `icons-birds-s0-1121-030000`. A run that goes on keeps its name."""
+    """The name that a person chose, else a descriptive one such as `icons-birds-s0-1121-030000`. A resumed run keeps its name."""
     name: str | None = runtime.flow_run.name
     if name and (given_name(name) or runtime.flow_run.run_count):
         return name
@@ -416,7 +416,7 @@ def show_pipeline(result: "PipelineResult", services: Services) -> None:
             if stage.run_key and (url := services.sender.run_url(stage.run_key)):
                 links[f"MLflow, {stage.stage}"] = f"[{stage.run_key}]({url})"
         if home := home_url(services.settings):
-            links["home"] = f"[what needs a person, nights, what is at work]({home})"
+            links["home"] = f"[what needs a person, nights, active runs]({home})"
         services.observer.links("links", f"Links of {record.key}", links)
 
 

@@ -88,7 +88,7 @@ class PrefectObserver:
         self.deadline: float | None = None
         self._cancelled = self._suspended = False
         self.deleted = False
-        """Whether somebody has deleted the flow run in Prefect. Its work goes on, and Prefect shows nothing of it any more."""
+        """Whether somebody has deleted the flow run in Prefect. Its work continues, and Prefect shows it no longer."""
         self._away = False
         self._in_part = False
         self._part_id: UUID | None = None
@@ -374,7 +374,7 @@ class PrefectObserver:
         return state
 
     def _keep_suspended(self, until: datetime | None) -> None:
-        """Prefect's dialog promises that the run goes on by itself after a limit, and its server fails the run then. So the limit becomes
+        """Prefect's dialog promises that the run resumes by itself after a limit, and its server fails the run then. So the limit becomes
         the time at which reconcile resumes it."""
         self._client.set_flow_run_state(self._flow_run_id, suspended_state(until), force=True)
 
@@ -393,6 +393,6 @@ def suspended_state(until: datetime | None = None) -> State:
     """The state that Prefect's UI shows as suspended. After `until`, reconcile resumes the run."""
     message = SUSPENDED
     if until is not None:
-        message += f"; without it the run goes on by itself soon after {until.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+        message += f"; without it the run resumes by itself soon after {until.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
     details = StateDetails(pause_reschedule=True, scheduled_time=until)
     return State(type=StateType.PAUSED, name="Suspended", message=message, state_details=details)

@@ -20,7 +20,7 @@ class SeenFlowRun(NamedTuple):
     awaits_infrastructure: bool = False
     """Whether it is PENDING in a pool where a start may take long without any sign of life."""
     resume_at: float | None = None
-    """Of a suspended flow run: when it goes on by itself, in Unix seconds; None if only a person resumes it."""
+    """Of a suspended flow run: when it resumes by itself, in Unix seconds; None if only a person resumes it."""
 
 
 class FlowRuns(Protocol):

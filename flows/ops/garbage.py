@@ -29,7 +29,7 @@ FOLDERS = (
     "champions", "leases", "corpora", "doctor", "features", "flow-runs", "mlflow-artifacts", "models", "nights",
     "ops", "pipelines", "reports", "runs", "scores", "sources", "tracking", "trials",
 )  # fmt: skip
-"""The folders of vitline below a root (docs/design.md, "Store layout"). What lies beside them belongs to others."""
+"""The folders of vitline below a root (docs/design.md, "Store layout"). Other folders are not vitline's."""
 # The folder of one publication of a model (`vit/published/README.md`).
 _PUBLICATION = re.compile(r"models/([^/]+/[^/]+)/([0-9a-f]{12})/([^/]+)")
 # `vitline ops doctor` names its test objects by Unix time in nanoseconds.
@@ -59,7 +59,7 @@ class Garbage(NamedTuple):
     sign_of_life: Callable[[], object] = lambda: None
     """Changes, before something needs the garbage again: it is compared with that of the listing."""
     listed_first: bool = True
-    """Whether people get to see it before it is deleted; False for what nobody could want to keep."""
+    """Whether it is listed before it is deleted; False for what is of no use to anybody."""
     merge: Callable[[], Keys] | None = None
     """Keeps in another object what the keys hold, and returns those to delete. Raises UnreadableRecord where it cannot."""
 
@@ -269,7 +269,7 @@ def _progress(corpus: Store) -> object:
 
 
 def _restart_first(key: str) -> tuple[int, str]:
-    """First what tells a restart that work was done; last what tells the next collection that this is garbage."""
+    """First the keys by which a restart sees finished work; last those by which the next collection sees garbage."""
     name = key.rpartition("/")[2]
     rank = 0 if name == "listing.json" else 1 if name.startswith("records-") else 3 if key == PROGRESS_KEY else 2
     return rank, key
@@ -337,7 +337,7 @@ def publication(root: Store, model: str, folder: str, names: Sequence[str], ages
     if max(begun, lease.heartbeat if lease else 0.0) >= ages.finished_before:
         return None
     problem = f"its publication was begun {utc(begun)} and never committed"
-    # The marker goes last: it tells the next collection that the rest is garbage.
+    # The marker goes last: by it the next collection knows that the rest is garbage.
     garbage = [f"{folder}/{name}" for name in [*(name for name in names if name != PUBLISHING), PUBLISHING]]
     if committed:
         problem, garbage = "its writer was killed right after the commit", garbage[-1:]

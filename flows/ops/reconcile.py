@@ -426,11 +426,11 @@ class Reconciler:
     def _end_of_attempt(
         self, flow_run: SeenFlowRun, run: StoredRun, record: AttemptRecord
     ) -> tuple[RunState, str] | None:
-        """How a dead flow run ends whose last attempt this is. None while the attempt is at work."""
+        """How a dead flow run ends whose last attempt this is. None while the attempt is active."""
         newest = run.lease.attempt if run.lease else 0
         if newest > record.attempt or record.origin.flow_run_id != flow_run.id:
             where = f": {record.origin.flow_run_url}" if record.origin.flow_run_url and newest == record.attempt else ""
-            return "preempted", f"{run.key} goes on in another flow run or command, in attempt {newest}{where}"
+            return "preempted", f"{run.key} continues in another flow run or command, in attempt {newest}{where}"
         store = run_store(self.services.root, run.key)
         state = read_state(store) or NO_STATE
         if state["state"] != "running" and state["attempt"] >= record.attempt:
@@ -474,7 +474,7 @@ class Reconciler:
     # Reading the store.
 
     def _keep(self, kind: str, key: str, unreadable: UnreadableRecord) -> None:
-        """Nobody knows whether something lives whose records cannot be read: it counts as alive."""
+        """Treat runs with unreadable records as alive."""
         self.alive.add(key)
         self.findings.append(Finding(f"{kind} {key}", str(unreadable), LEFT))
 

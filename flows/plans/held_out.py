@@ -39,7 +39,7 @@ def held_out(config: "TrainConfig", corpora: "TrainingCorpora") -> HeldOut:
         return HeldOut(f"the corrupted patches of {what}", True)
     majority = _majority_fraction(parts, str(config.val_split))
     if majority == 1:
-        return HeldOut(f"{what}, which are all of one class, so that the score tells nothing about the others", False)
+        return HeldOut(f"{what}, which are all of one class, so that the score says nothing about the others", False)
     return HeldOut(what + (f"; the most frequent class alone is {percent(majority)}" if majority else ""), True)
 
 
@@ -61,5 +61,5 @@ def score_text(state: RunStateRecord, *, labelled: bool) -> str:
         return "no score, because there were no held-out images" if labelled else ""
     score = f"val {percent(state['val_top1'])}"
     if state.get("val_majority_fraction") == 1:
-        score += f", which tells nothing: all {state['val_examples']:,} held-out images are of one class"
+        score += f", which says nothing: all {state['val_examples']:,} held-out images are of one class"
     return score

@@ -238,7 +238,7 @@ def advance_long_run(
 def train_until_cooldown(
     plan: PipelinePlan, training: ResolvedTraining, services: Services, recorder: "PipelineRecorder"
 ) -> tuple[RunSpec, StageResult]:
-    """Trains to the end, or until the time for the cooldown has come. Returns the run whose model is scored: the cooldown from there,
+    """Trains to the end, or until the cooldown must begin. Returns the run whose model is scored: the cooldown from there,
     or the training itself. Raises StageFailed where that time came within the warmup."""
     nights, recipe, step = plan.nights, training.config.recipe, recorder.record.long_run_step
     if step is not None:  # a pipeline that was cut has begun the cooldown
@@ -325,7 +325,7 @@ class PipelineRecorder:
         )
 
     def _before(self, plan: PipelinePlan) -> PipelineRecord | None:
-        """The record of the same pipeline, if it was cut, or a night; a finished one that a person starts again is to go on."""
+        """The record of the same pipeline, if it was cut, or a night; a finished one that a person starts again continues."""
         with contextlib.suppress(FileNotFoundError, UnreadableRecord):
             record = read_pipeline(self._root, plan.key)
             return record if plan.night or record.state != "finished" else None

@@ -31,7 +31,7 @@ def evaluate_tasks(
     for task in plan.tasks:
         if load_manifest(open_store(task.corpus)).num_classes == 1:
             services.observer.say(
-                f"warning: {task.name} has one class, so that every score on it is 100 % and tells nothing"
+                f"warning: {task.name} has one class, so that every score on it is 100 % and says nothing"
             )
     result = run_stage(
         services,

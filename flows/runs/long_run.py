@@ -1,5 +1,5 @@
-"""One long pre-training that goes on a part a night. What is scored of it is a branch of where it stands, whose learning rate falls to
-zero, so that scores of a half-done schedule can be compared."""
+"""One long pre-training that continues for a part each night. Each night a branch from its
+newest checkpoint is scored, whose learning rate falls to zero, so that scores of unfinished schedules can be compared."""
 
 import dataclasses
 

@@ -109,7 +109,7 @@ def run_stage(
 
     `config` is written as the run's config.json once the lease is taken: only the holder of the lease writes there.
     `output(state)` says whether the output of a finished run still exists; if not, the run is done again. `paused(state)` says whether
-    a paused run has come as far as it shall for now. `progress()` is
+    a paused run has reached the target step of this call. `progress()` is
     what the observer shows. After a preempted attempt or a lost cluster the next attempt starts, until
     MAX_WITHOUT_PROGRESS in a row have brought no progress (`kept`: see `TriesWithoutProgress`). A living attempt whose
     flow process is gone is adopted and followed from here on. Raises Skipped if another process follows a living attempt,

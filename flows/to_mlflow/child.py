@@ -36,7 +36,7 @@ _STDERR = 2
 
 
 class SyncReport(NamedTuple):
-    """Keys of runs and pipelines that MLflow has now, and by key why it lacks parts of others."""
+    """Keys of runs and pipelines that MLflow has now, and by key why the others are incomplete there."""
 
     done: list[str]
     left: dict[str, str]

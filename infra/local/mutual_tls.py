@@ -20,7 +20,7 @@ _VALID = timedelta(days=36_500)  # they are made anew at each start
 def make_certificates(folder: Path) -> tuple[Path, Path, Path]:
     """Writes an authority's certificate, a certificate that it signed, and its key, as PEM files of mode 0600.
 
-    The key of the authority is not kept, so nobody can sign another certificate.
+    The key of the authority is not kept, so no other certificate can be signed.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     authority, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())

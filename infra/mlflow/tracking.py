@@ -2,7 +2,7 @@
 
 It uses explicit run ids and no active run. Flows and training never import it, because they never wait for MLflow. Every method
 raises MlflowException if the server is unavailable or refuses; the caller tries again later. One sender at a time works on a root
-(`flows/to_mlflow/send.py`). One that was suspended, and goes on after another has taken over, is told so by the ids in the store
+(`flows/to_mlflow/send.py`). One that was suspended, and resumes after another has taken over, learns it from the ids in the store
 and deletes what it has just created.
 """
 

@@ -61,7 +61,7 @@ class Watch:
     """How long a sign of life, such as the counter of a lease, has stood still while this process looked at it.
 
     Time is counted on the monotonic clock of this machine, so neither a clock that is ahead nor a suspended machine makes
-    something old. A process that stands still itself, with all others of its machine, counts next to nothing.
+    something old. Time in which this process itself was stopped counts next to nothing.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -93,7 +93,7 @@ def watch_until_moved(
     """The keys whose sign of life moves while this process watches it; all others stand still for `for_s`, or their own.
 
     `looks` read the signs, side by side, until each has moved or stood still for so long. `wait()` is called between two looks.
-    What both raise is raised here. `watches`: those of the keys, for whoever goes on watching.
+    What both raise is raised here. `watches`: those of the keys, to continue watching later.
     """
     watches, moved = defaultdict(Watch) if watches is None else watches, set[str]()
     long_s = for_s if isinstance(for_s, Mapping) else dict.fromkeys(looks, for_s)

@@ -38,12 +38,12 @@ OUTCOMES: dict[RunState, Outcome] = {
     # A driver that exits in this state has failed.
     "running": Outcome("RUNNING", "Running", "RUNNING", 1),
     "finished": Outcome("COMPLETED", "Completed", "FINISHED", 0),
-    # A long run that is trained a part a night: a later attempt goes on.
+    # A long run that is trained a part a night: a later attempt continues it.
     "paused": Outcome("COMPLETED", "Paused", "SCHEDULED", 0),
     "diverged": Outcome("FAILED", "Diverged", "FAILED", 3),
     # 75 is EX_TEMPFAIL, the only exit code by itself after which a flow starts another attempt.
     "preempted": Outcome("CRASHED", "Preempted", "KILLED", 75),
-    # The flow run that was suspended goes on from the checkpoint once somebody resumes it.
+    # Resuming the suspended flow run continues from the checkpoint.
     "suspended": Outcome("PAUSED", "Suspended", "SCHEDULED", 75),
     "cancelled": Outcome("CANCELLED", "Cancelled", "KILLED", 143),
     "failed": Outcome("FAILED", "Failed", "FAILED", 1),

@@ -4,7 +4,7 @@ journal/a<attempt>/segment-000000.jsonl    a segment: one record per line, never
 journal/merged-000000.jsonl                all segments of the run, as they were
 
 The first line of a merged journal has schema_version and, per segment in reading order, [journal, number, bytes]; the bytes of
-the segments follow. A segment keeps its attempt, writer and number, so a reader cannot tell where it lies, and a sender goes on
+the segments follow. A segment keeps its attempt, writer and number, so a reader need not know where it is stored, and a sender continues
 at the same number. Merged journals never change: a later merge writes one with the next number, which holds all of the earlier.
 """
 
@@ -104,7 +104,7 @@ def merge_journal(run: Store) -> Keys:
 
 
 def _again(read: Callable[[], T]) -> T:
-    """Reads once more where an object was not found: a merge has overtaken this reader, and it lies elsewhere now."""
+    """Reads once more where an object was not found: a merge has overtaken this reader, and it has moved."""
     for _ in range(_TRIES - 1):
         with contextlib.suppress(FileNotFoundError):
             return read()

@@ -1,7 +1,7 @@
 """Inside a job: ends a process in which nothing makes progress any more, with the stacks of all its threads.
 
 The watch is kept by a child process (`watchdog_process.py`), because a thread here could not run where the hung thread holds
-Python's interpreter lock, could not write to a store whose client is what hangs, and stands still in a stopped process.
+Python's interpreter lock, could not write to a store whose client is what hangs, and stops with a stopped process.
 """
 
 import contextlib

@@ -59,7 +59,7 @@ def test_a_pipeline_is_suspended_while_it_trains_and_resumed(work):
     suspend(work, run, limit_s=5)
     work.eventually(lambda: not work.processes_of_flow(run))
     found = work.flows.find(run)
-    assert (found["state_name"], "goes on by itself" in found["state"]["message"]) == ("Suspended", True), found[
+    assert (found["state_name"], "resumes by itself" in found["state"]["message"]) == ("Suspended", True), found[
         "state"
     ]
     findings = reconcile_now(work.settings, {"quiet_minutes": 5})

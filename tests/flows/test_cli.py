@@ -134,7 +134,7 @@ def test_the_error_for_an_unknown_recipe_lists_the_recipes(refused, digits_root)
         ("recipe.optimm.peak_lr=1", r"no group 'recipe\.optimm'"),
         ("recipe.optim.peak_lr=-1", r"recipe\.optim\.peak_lr: .*must be more than 0, not -1\. `--set recipe\.optim\.peak_lr=VALUE`"),
         ("recipe.optim.peak_lr=NaN", r"finite number, not nan"),
-        ("recipe.loss=hinge", r"'softmax', 'sigmoid', or a function of others as PACKAGE.MODULE:NAME, not 'hinge'"),
+        ("recipe.loss=hinge", r"'softmax', 'sigmoid', or a user-defined function as PACKAGE.MODULE:NAME, not 'hinge'"),
         ("recipe.total_steps=10", r"recipe: optim\.warmup_steps=80 must be less than total_steps=10; .*`--set recipe\.FIELD=VALUE`"),
         ("recipe.input.num_lanes=7", r"num_lanes=7 must divide global_batch_size=128\. Set `--set recipe\.input\.num_lanes=4`"),
         ("execution.num_workers=0", r"execution\.num_workers: .*not 0"),

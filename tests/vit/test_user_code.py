@@ -1,4 +1,4 @@
-"""Networks and losses of others: what their code must be, what a run keeps of it, and where it is refused."""
+"""User-defined networks and losses: what their code must be, what a run keeps of it, and where it is refused."""
 
 import sys
 

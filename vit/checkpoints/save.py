@@ -186,7 +186,7 @@ class CheckpointSaver:
 
     def _free_prefix(self, step: int) -> str:
         """Where this attempt saves a step: beside its checkpoints of the step that are marked as damaged. Marks appear only
-        before the training goes on, so every rank finds the same."""
+        before the training continues, so every rank finds the same."""
         prefixes = (checkpoint_prefix(step, self.attempt, repetition) for repetition in itertools.count())
         return next(prefix for prefix in prefixes if not self.run.exists(f"{prefix}/{DAMAGED}"))
 

@@ -1,4 +1,4 @@
-"""Counts the width of the features and the FLOPs of a network of others, in a process of its own: its code is imported anew.
+"""Counts the width of the features and the FLOPs of a user-defined network, in a process of its own: its code is imported anew.
 
 python -m vitline.vit.cost.user_network < config.json
 """

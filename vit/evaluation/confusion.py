@@ -35,7 +35,7 @@ def confusion_csv(counts: Int64[np.ndarray, "K K"], names: Sequence[str]) -> str
 def confused_pairs_csv(predictions: Predictions, names: Sequence[str]) -> str:
     """The most frequent confusions, at most 1,000: class, predicted, examples, share of the examples of the class.
 
-    For so many classes that nobody would read the whole matrix.
+    For more classes than a person can read in a matrix.
     """
     wrong = ~predictions.right
     pairs = Counter(zip(predictions.label[wrong].tolist(), predictions.predicted[wrong].tolist(), strict=True))

@@ -24,7 +24,7 @@ WRITER = "probes"
 
 class ProbeFollower:
     """Follows the checkpoints of one attempt. One is scored at a time, always the newest. Whatever goes wrong with a probe is logged,
-    and the training goes on."""
+    and the training continues."""
 
     def __init__(
         self, run: Store, attempt: int, every_steps: int, begin: Callable[[str], Future[dict[str, float]]]

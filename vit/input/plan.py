@@ -86,7 +86,7 @@ def _propose(groups: RowGroups, batch: int, window: int, world_size: int, group_
     divisors = [n for n in range(world_size, min(batch, groups.num_groups) + 1) if batch % n == 0]
     if not divisors:
         raise ValueError(
-            f"No divisor of global_batch_size={batch} lies between world_size={world_size} and the "
+            f"No divisor of global_batch_size={batch} is between world_size={world_size} and the "
             f"{groups.num_groups} row groups of the split. Use fewer workers or another batch size."
         )
 

@@ -86,7 +86,7 @@ class Prefetcher(Iterator[T], Generic[T]):
 
     `work` runs in its own thread. An exception of `work` or of a task is raised at the item it belongs to and ends the
     iteration. `close`, the end of the iteration and garbage collection stop the threads; then `on_close` is called.
-    `store_waited_s()` tells for how many seconds `work` has waited for the store until now. Where the tasks only wait for
+    `store_waited_s()` returns the seconds that `work` has waited for the store until now. Where the tasks only wait for
     `processes`, these are killed as soon as the iteration stops, and say what waits for the tasks were waits for.
     """
 

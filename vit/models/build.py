@@ -42,7 +42,7 @@ def build_network(config: NetworkConfig, num_classes: int) -> Network:
 
 
 def user_network(config: UserNetworkConfig, num_classes: int) -> Network:
-    """A network of others. Raises ValueError for code that may not be imported, fails, or makes no `Network` with a head of
+    """A user-defined network. Raises ValueError for code that may not be imported, fails, or makes no `Network` with a head of
     `num_classes`. Code that has changed since is a warning; a training compares it before (`vitline.vit.models.user_code.check_source`)."""
     make = imported_where_allowed(config.network, "network")
     if config.source and (found := source_digest(config.network)) != config.source:
@@ -92,7 +92,7 @@ def network_with(config: NetworkConfig, num_classes: int, weights: Mapping[str, 
 
     Raises torch's RuntimeError if names or shapes do not match, and ValueError like `meta_network`.
     """
-    # Code of others may compute buffers that are not among the weights.
+    # User code may compute buffers that are not among the weights.
     own = isinstance(config, UserNetworkConfig)
     network = build_network(config, num_classes) if own else meta_network(config, num_classes)
     network.load_state_dict(dict(weights), strict=True, assign=True)

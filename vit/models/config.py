@@ -215,7 +215,7 @@ class BiTConfig(NetworkConfig):
 
 
 class UserNetworkConfig(NetworkConfig):
-    """A network of others, which their code builds: a subclass of `vitline.vit.models.network.Network`."""
+    """A user-defined network: a subclass of `vitline.vit.models.network.Network`."""
 
     architecture: Literal["own"] = "own"
     """Kind of network."""
@@ -237,7 +237,7 @@ class UserNetworkConfig(NetworkConfig):
 
     @property
     def summary(self) -> str:
-        return f"a network of others, {self.network}, for images of {self.image_size_px} px"
+        return f"a user-defined network, {self.network}, for images of {self.image_size_px} px"
 
     def for_transfer(self: N, image_size_px: int | None = None, head_bias_init: float = 0.0) -> N:
         moved = super().for_transfer(image_size_px, head_bias_init)

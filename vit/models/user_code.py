@@ -1,4 +1,4 @@
-"""Code of others by its import path: recipes, networks and losses (docs/guides/own-recipes.md). Imports no torch."""
+"""User code by its import path: recipes, networks and losses (docs/guides/own-recipes.md). Imports no torch."""
 
 import hashlib
 import importlib
@@ -115,7 +115,7 @@ def check_source(reference: str, digest: str, what: str) -> None:
 
 
 def user_code_error(used: Mapping[str, tuple[str, str]]) -> str:
-    """Why code of others cannot be used for a run that began with it: `used` has reference and digest by what it is, such as a loss. Names
+    """Why user code cannot be used for a run that began with it: `used` has reference and digest by what it is, such as a loss. Names
     of vitline's own are no such code. Empty where all can be used."""
     try:
         for what, (reference, digest) in used.items():

@@ -106,7 +106,7 @@ def read_contract(store: Store, record: ModelRecord) -> dict[str, Any]:
 
 
 def published_record(store: Store) -> ModelRecord:
-    """The record of a published model, for whoever uses what it says. Raises FileNotFoundError if there is none, and
+    """The record of a published model. Raises FileNotFoundError if there is none, and
     UnreadableRecord, with what reads it, for a schema version that this code does not know."""
     record: ModelRecord = store.read_json(CONFIG)
     version = record.get("schema_version") if isinstance(record, dict) else None

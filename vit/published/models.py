@@ -109,7 +109,7 @@ def publish(
     """Publishes `<name>/<version>/` and returns its URI. A version that is published already stays as it is.
 
     All files lie in a folder that is named after their content; `config.json`, which names it, is created last, if it is
-    absent. Until then `publishing.json` lies beside them, so that garbage collection knows what a killed process has left.
+    absent. Until then `publishing.json` is beside them, so that garbage collection knows what a killed process has left.
     A writer that was suspended meanwhile changes no byte that the published model is read from. `check_lease` is called
     before the first write and before the commit, and raises where another attempt may publish instead. Raises ValueError for
     another image contract or other classes than those that are published, and for a network that they do not fit.
@@ -219,7 +219,7 @@ PROBE_TOLERANCE = 1e-4
 
 @torch.inference_mode()
 def probe(network: Network, most: int = 16) -> list[float]:
-    """The first logits of a synthetic image. Whoever loads the weights can compare their own logits with them."""
+    """The first logits of a synthetic image. A loader can compare its own logits with them."""
     # On the CPU, because GPUs may round convolutions to TF32, and the logits are compared across machines.
     weights = {name: value.detach().cpu().float() for name, value in network.state_dict().items()}
     copy = network_with(network.config, network.num_classes, weights)

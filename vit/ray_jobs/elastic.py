@@ -25,7 +25,7 @@ LOOK_S = 10.0
 
 
 class OneNode(FixedScalingPolicy):  # type: ignore[misc]
-    """The number of workers that was asked for. Asks nobody for further nodes: `AutoscalingCoordinator` is a process that stays until
+    """The number of workers that was asked for. Requests no further nodes: `AutoscalingCoordinator` is a process that stays until
     the cluster ends."""
 
     def after_controller_start(self, train_run_context: Any) -> None:

@@ -1,4 +1,4 @@
-"""Whether a training goes on waiting for room, and starts its workers again.
+"""Whether a training keeps waiting for room, and starts its workers again.
 
 Ray Train's controller reports here what becomes of each start of the worker group. Ray itself would count such failures over
 the whole attempt, which may take weeks; here only those without a new checkpoint count.

@@ -120,7 +120,7 @@ RECIPES: dict[str, Recipe] = {
 
 
 def recipe_named(name: str) -> Recipe:
-    """The recipe of this name, or that of others: PACKAGE.MODULE:FUNCTION, or the path or URI of a YAML file, which are read when its
+    """The recipe of this name, or a user-defined one: PACKAGE.MODULE:FUNCTION, or the path or URI of a YAML file, which are read when its
     configs are made. Raises ValueError listing the known names."""
     if name in RECIPES:
         return RECIPES[name]

@@ -1,6 +1,6 @@
-"""Recipes of others: a Python function that returns configs, or a YAML file with their fields.
+"""User-defined recipes: a Python function that returns configs, or a YAML file with their fields.
 
-A recipe is only where a config comes from. Its run key is that of the config, so that equal configs share a run, whoever wrote them.
+A recipe is only where a config comes from. Its run key is that of the config, so equal configs share a run.
 """
 
 from collections.abc import Mapping

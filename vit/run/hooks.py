@@ -236,7 +236,7 @@ class RunHooks:
         )
 
     def _figures_at_end(self, network: Network) -> list[str]:
-        """The paper's figures of a pre-trained network; none of a network of others."""
+        """The paper's figures of a pre-trained network; none of a user-defined network."""
         num_images = self.config.execution.inspect_images
         if self.config.stage != "pretrain" or num_images == 0 or isinstance(self.recipe.model, UserNetworkConfig):
             return []

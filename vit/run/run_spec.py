@@ -32,7 +32,7 @@ class RunSpec(FrozenConfig):
     night: Night | None = None
     """The scheduled start of a nightly run."""
     pause_at_step: PositiveInt | None = None
-    """The step at which this attempt pauses with a checkpoint, from which a later one goes on; None trains to the end."""
+    """The step at which this attempt pauses with a checkpoint, from which a later one continues; None trains to the end."""
     pause_at: PositiveFloat | None = None
     """Unix seconds at which this attempt pauses likewise; None for no such time."""
 

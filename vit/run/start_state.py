@@ -84,7 +84,7 @@ class StartState:
         rewind(self.held.store, state, self.first, self.world, self.held.check)
 
     def _check_user_code(self) -> None:
-        """Raises CannotResume, on every rank, where the code of a network or loss of others is not the one that the run began with on one
+        """Raises CannotResume, on every rank, if the code of a user-defined network or loss is not the one that the run began with on one
         of them."""
         used = {"loss": (self.recipe.loss, self.recipe.loss_source)}
         if isinstance(network := self.recipe.model, UserNetworkConfig):

@@ -1,4 +1,4 @@
-"""Trains a run to its end or to a stop, saves on the way, and goes back where the spike guard wants it.
+"""Trains a run to its end or to a stop, saves on the way, and rewinds where the spike guard requests it.
 
 The order in which an attempt writes. Because of it, a kill at any point loses only the steps since the last checkpoint and repeats
 no result. "Lease" stands for a check of the lease, which ends an attempt that has lost it.

@@ -247,7 +247,7 @@ def train(
     `bad` has counted too many bad examples, at once and without the hooks. `rewind` where the spike guard wants to go back:
     the caller restores a state from before the first update that the last spike leaves out, and calls again.
 
-    `batches` yields this rank's micro-batches of each step after `state.step`, in memory. `input_waits()` tells for what it has waited
+    `batches` yields this rank's micro-batches of each step after `state.step`, in memory. `input_waits()` returns for what it has waited
     so far, and `input_ready()` whether it has the next step. Every rank calls `report(step, metrics)`
     with the same numbers: the training metrics every `log_every_steps`, and each skipped step. Every rank calls `seen_spike` with
     its micro-batches and the losses of their examples. Where the ranks meet (`SyncPoints`: on a CPU after every step, on GPUs about once a

@@ -45,7 +45,7 @@ LOSSES: dict[str, LossFunction] = {"softmax": softmax_cross_entropy, "sigmoid": 
 
 @cache
 def loss_named(name: str) -> LossFunction:
-    """The loss of a recipe: logits (B, K), targets (B, K) -> losses (B,). One of others by its PACKAGE.MODULE:NAME.
+    """The loss of a recipe: logits (B, K), targets (B, K) -> losses (B,). A user-defined one by its PACKAGE.MODULE:NAME.
 
     Raises ValueError for code that may not be imported; that loss does so for a result of another shape.
     """

@@ -30,7 +30,7 @@ class Problem(NamedTuple):
 
     kind: Kind
     subject: str
-    """What it is about: equal in every look, so that one problem is told once."""
+    """What it is about: equal in every look, so that one problem is reported once."""
     text: str
 
     @property
@@ -50,7 +50,7 @@ class AlertState(FrozenConfig):
 
     schema_version: int = 1
     told: tuple[str, ...] = ()
-    """Problems that were told and are still there, as `kind subject`."""
+    """Problems that were reported and are still there, as `kind subject`."""
     progress: dict[str, SeenProgress] = Field(default_factory=dict)
     """By run key."""
 
@@ -59,7 +59,7 @@ def read_alert_state(root: Store) -> AlertState:
     try:
         return AlertState.model_validate(root.read_json_or_none(SEEN) or {})
     except (ValueError, ValidationError):
-        log.warning("%s cannot be read; what it held is told again", root.uri_of(SEEN))
+        log.warning("%s cannot be read; what it held is reported again", root.uri_of(SEEN))
         return AlertState()
 
 
@@ -72,8 +72,8 @@ def notify_new(
     stalled_minutes: float,
     min_free_bytes: float,
 ) -> list[Problem]:
-    """The problems of this moment. Those that no earlier look has told are told, and remembered until they are gone; what
-    `tell` raises is raised here, and the next look tells them again."""
+    """The problems of this moment. New ones are reported, and remembered until they are gone; what
+    `tell` raises is raised here, and the next check reports them again."""
     seen, now = read_alert_state(root), time.time()
     progress = dict(progress_now(root, jobs, seen, now))
     found = [

@@ -1,4 +1,4 @@
-"""The home page: what needs a person, the nights, what is at work, and what starts next. Made from records, in Markdown."""
+"""The home page: what needs a person, the nights, active runs, and what starts next. Made from records, in Markdown."""
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime

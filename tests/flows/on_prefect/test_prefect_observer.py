@@ -45,6 +45,6 @@ def test_a_suspended_run_has_no_limit_after_which_prefect_would_fail_it(monkeypa
     assert (state.type, state.name) == (StateType.PAUSED, "Suspended")
     assert (state.state_details.pause_timeout, state.state_details.scheduled_time) == (None, LIMIT)
     assert state.state_details.pause_reschedule  # else Resume would show it as running, without a process
-    assert "goes on by itself soon after 2026-03-01 15:10 UTC" in state.message
+    assert "resumes by itself soon after 2026-03-01 15:10 UTC" in state.message
     observer._update_state()
     assert server.states[RUN] is state

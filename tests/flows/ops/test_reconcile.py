@@ -397,7 +397,7 @@ def test_a_dead_flow_run_whose_run_goes_on_elsewhere_ends(place, adopted):
     place.beat(0, id=other)
     assert [finding.subject for finding in place.reconcile()] == ["flow run run 1"]
     assert place.prefect.ended == {FLOW: "preempted"}
-    assert "goes on in another flow run" in place.prefect.messages[FLOW]
+    assert "continues in another flow run" in place.prefect.messages[FLOW]
     place.prefect.put("CANCELLED")
     assert place.reconcile() == []
     assert all(job.state != "stopped" for job in place.ray.known.values())

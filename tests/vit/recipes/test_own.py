@@ -1,4 +1,4 @@
-"""Recipes of others: what a function or a file makes, and what is refused in one sentence."""
+"""User-defined recipes: what a function or a file makes, and what is refused in one sentence."""
 
 import os
 import sys

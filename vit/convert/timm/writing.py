@@ -54,7 +54,7 @@ def to_timm(network: Network) -> tuple[dict[str, Any], dict[str, Tensor]]:
     Computed position embeddings become a table. Kernels of a ResNet are rescaled (see `from_timm`). Stochastic depth is
     left out, because timm rescales the remaining branches and vitline does not. Raises ValueError, "not supported: ...",
     for what timm cannot compute: a pre-logits layer, relative or every-layer position embeddings, another epsilon,
-    ResNets without a name in timm, networks of others.
+    ResNets without a name in timm, user-defined networks.
     """
     if isinstance(network, Transformer):
         return _transformer_to_timm(network, network.config)

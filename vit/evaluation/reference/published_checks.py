@@ -93,7 +93,7 @@ def architecture_of(config: NetworkConfig) -> str | None:
 
 
 def data_of_weights(uri: str) -> str | None:
-    """The pre-training data of published weights, if the name of their file or folder tells it."""
+    """The pre-training data of published weights, if the name of their file or folder says so."""
     # Subsets do not count as ImageNet-21k: 21k-P has about half of its classes, and 12k is another subset.
     if re.search(r"miil|in12k|21k[-_]?p(?![a-z0-9])", uri):
         return None

@@ -150,7 +150,7 @@ def group_means(scores: Mapping[str, float]) -> dict[str, float]:
 
 
 def vtab_means(row: ModelScores) -> dict[str, Mean]:
-    """Means by group and `all`, over the scored tasks. `num_tasks` tells whether tasks are missing."""
+    """Means by group and `all`, over the scored tasks. `num_tasks` shows whether tasks are missing."""
     means = {}
     for group in (*GROUPS, "all"):
         wanted = group_corpora(group)

@@ -53,7 +53,7 @@ def draw_mix(seed: int, step: int, config: AugmentConfig) -> Mix:
 
 
 def cutmix_box(share: float, side_px: int, y: float, x: float) -> Box:
-    """The box of sides sqrt(1 - share) around a centre, whose place is given by uniform numbers; without what lies outside."""
+    """The box of sides sqrt(1 - share) around a centre, whose place is given by uniform numbers; clipped to the image."""
     half = int(0.5 * math.sqrt(1 - share) * side_px)
     spans = [(max(0, c - half), min(side_px, c + half)) for c in (int(y * side_px), int(x * side_px))]
     (top, bottom), (left, right) = spans

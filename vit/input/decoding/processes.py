@@ -61,7 +61,9 @@ def _check_parts(asked: LoaderRequest) -> None:
             f"{loading.world_size} workers has: a process decodes whole lanes. Set fewer, or more lanes."
         )
     if loading.shared_cache is not None:
-        raise ValueError("shared_cache lies in this process, so input processes cannot use it. Set processes=0.")
+        raise ValueError(
+            "shared_cache is in the memory of this process, so input processes cannot use it. Set processes=0."
+        )
     if local := [s.corpus.uri for s in asked.sources if s.corpus.uri.startswith("memory://")]:
         raise ValueError(f"{local[0]} exists in this process only, so others cannot decode it. Set decode_processes=0.")
 
@@ -103,7 +105,7 @@ class InputProcesses:
         return [running.pid for running in self._running]
 
     def start(self) -> None:
-        """Starts all and gives them their tasks. The thread that calls it must live as long as they shall."""
+        """Starts all and gives them their tasks. The thread that calls it must outlive them."""
         count, loading = self._asked.loading.processes, self._asked.loading
         table = new_memory(Counters.num_bytes(count))
         try:

@@ -32,8 +32,8 @@ class _Share(NamedTuple):
 class SlowRanks:
     """Measures what each rank does before it has to wait for the others, its forward passes and its wait for data, and names the slowest.
 
-    The time of the backward pass tells nothing: in it the ranks wait for each other's gradients, and so they do in the forward pass where
-    weights are sharded; there only waits for data are told apart.
+    The time of the backward pass shows no slow rank: in it the ranks wait for each other's gradients. With sharded weights they
+    also wait in the forward pass; then only waits for data are compared.
     """
 
     def __init__(self, world: World) -> None:

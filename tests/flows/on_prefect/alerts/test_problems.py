@@ -11,7 +11,7 @@ from vitline.infra.storage import open_store
 
 @pytest.fixture
 def looks(tmp_path, monkeypatch):
-    """look(minutes): what a look tells, `minutes` after the first one."""
+    """look(minutes): what a check reports, `minutes` after the first one."""
     root = open_store(str(tmp_path / "store"))
     settings = Settings(root=root.uri, prefect_api_url=None)
     jobs = [Job(id="pretrain-1", state="running", exit_code=None, message="", metadata={"run_key": "city-0a"})]
