@@ -112,8 +112,6 @@ def test_a_score_that_tells_nothing_or_is_missing_is_said_before_the_training_an
     scored = {**state, "val_top1": 1.0, "val_examples": 12, "val_majority_fraction": 0.25}
     assert score_text(scored, labelled=True) == "val 100.0 %"
     same = {**scored, "val_majority_fraction": 1.0}
-    assert (
-        score_text(same, labelled=True) == "val 100.0 %, which says nothing: all 12 held-out images are of one class"
-    )
+    assert score_text(same, labelled=True) == "val 100.0 %, which says nothing: all 12 held-out images are of one class"
     assert score_text(state, labelled=True) == "no score, because there were no held-out images"
     assert score_text(state, labelled=False) == ""
