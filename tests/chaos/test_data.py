@@ -74,7 +74,7 @@ def test_odd_pictures(bench, tmp_path):
     (manifest,) = prepare([request], bench.place.uri)
     corpus = corpus_store(bench.place, request)
     refused = {row["example_id"]: row["reason"] for row in read_table(corpus, REJECTS_KEY).to_pylist()}
-    missing = {f"odd/{name}" for name in (*unreadable, LOOP)} ^ refused.keys()
+    missing = {f"unreadable/{name}" for name in (*unreadable, LOOP)} ^ refused.keys()
     assert not missing, f"these are refused and should not be, or the other way round: {', '.join(sorted(missing))}"
     assert all(refused.values()), f"a refusal has no reason: {refused}"
     accepted = manifest.counts.num_accepted
