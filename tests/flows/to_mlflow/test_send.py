@@ -321,9 +321,9 @@ def test_entries_that_another_sender_works_on_are_awaited_and_those_of_other_ver
     outbox.put(root, other)
     mark = root.read_json("tracking/outbox/run/other-0123456789ab.json")
     root.write_json("tracking/outbox/run/other-0123456789ab.json", {**mark, "version": "99"})
-    lease = root.child(f"leases/{send.lease_key(settings.mlflow_tracking_uri)}")
-    lease = acquire_lease(lease, "lease", job_state=lambda job: None, owner="another sender")
-    with held(lease, lease, every_s=0.2), ThreadPoolExecutor(1) as pool:
+    store = root.child(f"leases/{send.lease_key(settings.mlflow_tracking_uri)}")
+    lease = acquire_lease(store, "lease", job_state=lambda job: None, owner="another sender")
+    with held(store, lease, every_s=0.2), ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(sync_runs, settings, [key])
         entry = OutboxEntry("run", key)
         until(lambda: outbox.read(root, entry))
