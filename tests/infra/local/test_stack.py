@@ -355,5 +355,5 @@ def test_folder_without_a_stack_is_reported_and_left_unchanged(tmp_path):
     with pytest.raises(RuntimeError, match=r"there is no stack in .*none.*`vitline stack up`"):
         stack_environment(tmp_path / "none")
     Path(tmp_path / "stack-config.json").write_text("{}")
-    with pytest.raises(RuntimeError, match=r"place\.json does not fit this version"):
+    with pytest.raises(RuntimeError, match=r"stack-config\.json does not fit this version"):
         stack_environment(tmp_path)
