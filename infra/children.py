@@ -6,6 +6,7 @@ psutil is imported inside functions, because the sandboxed decoder imports this 
 import contextlib
 import ctypes
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -221,6 +222,15 @@ def _signal(processes: "Collection[psutil.Process]", number: int) -> None:
     for process in processes:
         with contextlib.suppress(psutil.Error):
             process.send_signal(number)
+
+
+def sendable(error: Exception) -> Exception:
+    """The error, or a RuntimeError with its text if it cannot be pickled for another process. Pickling drops its causes."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
 
 
 def _prctl(option: int, value: int) -> None:

@@ -261,7 +261,7 @@ def acquire_or_skip(
     what: str | None = None,
 ) -> Lease:
     """The lease of the next attempt. Of an attempt that Ray does not know, this process watches the heartbeat first: if it
-    stands still for `lease_timeout_s`, the attempt is dead. Raises Skipped for a living attempt: one whose heartbeat moves, or
+    is unchanged for `lease_timeout_s`, the attempt is dead. Raises Skipped for a living attempt: one whose heartbeat moves, or
     that Ray keeps listing as unfinished."""
     started, told, watch = time.monotonic(), False, watch or Watch()
     owner = liveness.this_process()

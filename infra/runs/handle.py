@@ -77,7 +77,7 @@ class Run:
 
     @property
     def stopped_by(self) -> str:
-        """Who requested the stop; empty if nobody did."""
+        """Who requested the stop; empty without a request."""
         return self._stop.by
 
     def progress(self) -> None:

@@ -1,7 +1,7 @@
 """Leases: the right to write a run, decided by conditional writes in the store.
 
 `lease.json` names one attempt. It is created if absent, and replaced by compare-and-swap only if the job of that attempt has
-ended in Ray, or if Ray does not know the job and its counter has stood still for the time-out while the contender watched it.
+ended in Ray, or if Ray does not know the job and its counter was unchanged for the time-out while the contender watched it.
 This one mechanism covers duplicate requests, resuming, zombie processes and overlapping nights. No clocks are compared.
 
 The holder writes a heartbeat every 10 s. It checks the lease before it saves, commits a checkpoint, seals its journal, writes progress,
@@ -88,7 +88,7 @@ def acquire_lease(
     `job_state(job id)` returns "pending", "running", "succeeded", "failed", "stopped", or None if Ray does not know the
     job. Its exceptions are raised here, because a job server that does not answer does not show that a job has ended.
     Raises LeaseHeld while the current attempt is or may be alive. A caller that wants the lease of an attempt whose job Ray
-    does not know calls again and again with the same `watch`, until the heartbeat has stood still for `lease_timeout_s`.
+    does not know calls again and again with the same `watch`, until the heartbeat was unchanged for `lease_timeout_s`.
     """
     watch = watch or Watch()
     nonce = uuid.uuid4().hex
@@ -240,7 +240,7 @@ def _require_dead(lease: Lease, state: str | None, lease_timeout_s: float, watch
     why = f"Ray says that job {lease.job_id} is {state}"
     if state is None:
         why = (
-            f"Ray does not know job {lease.job_id}, and its heartbeat stands still for {unchanged_s:.0f} s, less than the "
+            f"Ray does not know job {lease.job_id}, and its heartbeat has been unchanged for {unchanged_s:.0f} s, less than the "
             f"time-out of {lease_timeout_s:g} s"
         )
     raise LeaseHeld(lease, why)

@@ -31,7 +31,7 @@ FROZEN_S = 900.0
 """The same as LIFE_S for a job that Ray lists as running: its node may not reach the store for some minutes."""
 FROZEN_WATCH_S = 120.0
 FLOW_LEASE_S = 30.0
-"""How long the lease of a flow process stands still before another process takes it."""
+"""A lease of a flow process that was unchanged for so long may be acquired by another process."""
 FLOW_RUNS = "flow-runs/"
 _READERS = 16
 _LONGEST_LOOK_S = 5.0
@@ -58,7 +58,7 @@ class Silence:
 
 
 class Watch:
-    """How long a sign of life, such as the counter of a lease, has stood still while this process looked at it.
+    """How long a sign of life, such as the counter of a lease, was unchanged while this process looked at it.
 
     Time is counted on the monotonic clock of this machine, so neither a clock that is ahead nor a suspended machine makes
     something old. Time in which this process itself was stopped counts next to nothing.
@@ -90,9 +90,9 @@ def watch_until_moved(
     wait: Callable[[], object],
     watches: Mapping[str, Watch] | None = None,
 ) -> set[str]:
-    """The keys whose sign of life moves while this process watches it; all others stand still for `for_s`, or their own.
+    """The keys whose sign of life changes while this process watches it; all others are unchanged for `for_s`, or their own.
 
-    `looks` read the signs, side by side, until each has moved or stood still for so long. `wait()` is called between two looks.
+    `looks` read the signs, side by side, until each has changed or was unchanged for so long. `wait()` is called between two looks.
     What both raise is raised here. `watches`: those of the keys, to continue watching later.
     """
     watches, moved = defaultdict(Watch) if watches is None else watches, set[str]()

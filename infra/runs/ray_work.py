@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from vitline.infra.children import sendable
 from vitline.infra.provenance import require_same_versions
 from vitline.infra.runs.stopping import joining_ray
 from vitline.infra.runs.task_watch import TaskWatch
@@ -152,7 +153,7 @@ def _results(
             for result in made if isinstance(made, Iterator) else [made]:
                 yield result, None
     except (ValueError, RuntimeError, OSError) as error:
-        yield None, _sendable(error)
+        yield None, sendable(error)
 
 
 @functools.lru_cache(maxsize=1)
@@ -160,12 +161,3 @@ def _loaded(work: bytes) -> Callable[[Any], Any]:
     """Once in each process, which then keeps what `work` has loaded."""
     loaded: Callable[[Any], Any] = pickle.loads(work)
     return loaded
-
-
-def _sendable(error: Exception) -> Exception:
-    """The error, or its text if it cannot be pickled."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error

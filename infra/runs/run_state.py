@@ -197,10 +197,10 @@ def write_reconciled_state(run: Store, state: RunState, attempt: int, reason: st
 
 
 def _put(run: Store, key: str, record: RunStateRecord) -> RunState:
-    """Creates or swaps a state and returns it, or returns the end state that stands there for this attempt already.
+    """Creates or swaps a state and returns it, or returns the end state that this attempt has already.
 
-    Raises LeaseLost where a later attempt holds the lease. The lease is read after the state, so whoever takes the lease and
-    writes a state in between makes the swap fail.
+    Raises LeaseLost if a later attempt holds the lease. The lease is read after the state, so the swap fails if another attempt
+    acquires the lease and writes a state in between.
     """
     while True:
         ended, tag = _ended(run, key, record["attempt"])

@@ -73,7 +73,7 @@ class StopPoller:
         self._run, self._attempt, self._active = run, attempt, active
         self._answer: StopReason | None = None
         self.by = ""
-        """Who requested the stop; empty if nobody did."""
+        """Who requested the stop; empty without a request."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="stop-watch", daemon=True)
 

@@ -22,7 +22,7 @@ STACKS_SIGNAL = signal.SIGUSR2
 """Makes the watched process write the stacks of its threads, also while one of them holds the interpreter lock."""
 _LOOK_S = 1.0
 _ANSWER_S = 10.0
-"""For so long the parent may take to write its stacks; they are complete once they have stood still for a twentieth of it."""
+"""For so long the parent may take to write its stacks; they are complete once they were unchanged for a twentieth of it."""
 _STORE_S = 60.0
 """How long a store may take to accept the stacks. A store that is away must not keep a hung process alive."""
 _PEERS_S = 5.0

@@ -1,6 +1,6 @@
 """How many workers Ray Train starts, as a policy of its controller.
 
-Ray's own elastic policy counts what its coordinator has promised, whoever uses it meanwhile, and takes the workers away wherever the
+Ray's own elastic policy counts what its coordinator has promised even if others use it meanwhile, and takes the workers away wherever the
 training is. This one counts what is free, and resizes after a checkpoint.
 """
 
@@ -25,7 +25,7 @@ LOOK_S = 10.0
 
 
 class OneNode(FixedScalingPolicy):  # type: ignore[misc]
-    """The number of workers that was asked for. Requests no further nodes: `AutoscalingCoordinator` is a process that stays until
+    """The requested number of workers. Requests no further nodes: `AutoscalingCoordinator` is a process that stays until
     the cluster ends."""
 
     def after_controller_start(self, train_run_context: Any) -> None:
@@ -36,7 +36,7 @@ class OneNode(FixedScalingPolicy):  # type: ignore[misc]
 
 
 class Elastic(FixedScalingPolicy):  # type: ignore[misc]
-    """Between `fewest` and the number that was asked for, for which an autoscaler is asked all the time."""
+    """Between `fewest` and the requested number of workers, which an autoscaler is always asked for."""
 
     def __init__(self, scaling_config: Any, fewest: int, run_uri: str, total_steps: int) -> None:
         super().__init__(scaling_config)

@@ -12,7 +12,7 @@ no result. "Lease" stands for a check of the lease, which ends an attempt that h
 7. Then the due hooks run in order. The first one saves in a thread. Lease: each rank writes its tensors, then their index. Rank 0
    waits for the indexes of all ranks. Lease: it seals the journal up to this step and marks the best checkpoint. Lease: it writes
    the mark of a permanent checkpoint, then the manifest, which completes the checkpoint. Lease: a branch unpins its parent's, and
-   older checkpoints are deleted, each manifest first. The error of a save ends the loop at the next meeting.
+   older checkpoints are deleted, each manifest first. The error of a save ends the loop at the next sync point.
 8. Before an early stop the state is saved, unless a cancel discards it. `fit` returns after the last save is complete.
 9. A rewind starts when no save is in flight: the older state is restored. Lease: later checkpoints are deleted, each manifest
    first, and the ranks meet before the next step.

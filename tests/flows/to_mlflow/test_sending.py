@@ -19,7 +19,7 @@ class FakeSender:
     def ping(self):
         self.pings += 1
         if self.away:
-            raise ConnectionRefusedError("nobody listens")
+            raise ConnectionRefusedError("connection refused")
 
     def send(self, entry):
         self.sent.append(entry.key)
@@ -92,7 +92,7 @@ def test_a_server_that_is_away_costs_one_request_a_look(root, sending, mlflow, p
     put("b", "running")
     assert sending.once() == send.AWAY_S
     assert (mlflow.pings, mlflow.sent) == (1, [])
-    assert whys(root) == dict.fromkeys("ab", "ConnectionRefusedError: nobody listens")
+    assert whys(root) == dict.fromkeys("ab", "ConnectionRefusedError: connection refused")
     mlflow.away = False
     sending.once()
     assert whys(root) == {"b": ""}

@@ -55,7 +55,9 @@ def test_lease_of_an_ended_job_can_be_taken_at_once(run, state):
 
 def test_lease_without_a_job_can_be_taken_once_its_counter_has_stood_still_for_the_timeout(run):
     take(run)
-    with pytest.raises(LeaseHeld, match=f"Ray does not know job {job(run)}, and its heartbeat stands still for 0 s"):
+    with pytest.raises(
+        LeaseHeld, match=f"Ray does not know job {job(run)}, and its heartbeat has been unchanged for 0 s"
+    ):
         take(run, lease_timeout_s=60)
     watch, began = Watch(), time.monotonic()
     while read_lease(run).attempt == 1:

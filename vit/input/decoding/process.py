@@ -7,7 +7,6 @@ answers with the bad examples and several labels, or with what it raised. It end
 """
 
 import os
-import pickle
 import queue
 import signal
 import socket
@@ -23,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitline.infra.children import end_with_parent
+from vitline.infra.children import end_with_parent, sendable
 from vitline.vit.input.decoding.several_labels import Arrays
 from vitline.vit.input.decoding.shared_memory import Link, mapped
 from vitline.vit.input.decoding.training import LoaderRequest, TrainLoader
@@ -102,7 +101,7 @@ def serve(link: Link, parent_is_gone: Callable[[], None]) -> None:
         return  # the parent has closed the link
     except Exception as error:
         with suppress(EOFError):
-            link.send(_sendable(error))
+            link.send(sendable(error))
 
 
 class _Slots:
@@ -135,15 +134,6 @@ class _Slots:
         finally:
             self._steps.put(None)  # whatever was raised, nobody waits for steps that will not come
         self._parent_is_gone()
-
-
-def _sendable(error: Exception) -> Exception:
-    """The error for another process: its causes are left behind, and a type that cannot be sent becomes a RuntimeError."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
 
 
 def main() -> None:
