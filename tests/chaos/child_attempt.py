@@ -48,6 +48,12 @@ def stand_still() -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def stand_still_when_told() -> None:
+    """A handler would run in the main thread, which may be in the middle of a swap itself."""
+    signal.sigwait({signal.SIGUSR1})
+    stand_still()
+
+
 FAULTS: dict[str, Callable[[], None]] = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stop": stand_still,
@@ -84,7 +90,8 @@ def main() -> int:
     options = parser.parse_args()
     log_to_stderr()
     run = open_store(options.run)
-    signal.signal(signal.SIGUSR1, lambda *_: stand_still())
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # in all threads to come as well
+    threading.Thread(target=stand_still_when_told, daemon=True).start()
     try:
         with patch.object(LeaseHolder, "beat", beat), LeaseHolder(run, options.attempt, every_s=HEARTBEAT_S):
             if options.fault == "hold":
