@@ -452,7 +452,7 @@ def add_stage(snapshot: RunView, root: Store, stage: str, key: str | None) -> No
         snapshot.params |= {
             "transfer.protocol": config["protocol"]["name"],
             "transfer.tasks": ", ".join(task["name"] for task in config["tasks"]),
-            "transfer.steps": config["protocol"].get("total_steps"),
+            "transfer.steps": plain(config["protocol"].get("total_steps")),
         }
 
 

@@ -11,6 +11,7 @@ import struct
 import tarfile
 import tempfile
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,19 @@ from vitline.data_prep.config import CorpusConfig, Vtab
 from vitline.data_prep.decode import DecodePolicy
 from vitline.data_prep.prepare.job import PrepareSpec, prepare
 from vitline.data_prep.shard_format import Manifest, shard_schema
+from vitline.flows.catalog.records import Origin, PipelineRecord, StageRecord, write_pipeline
 from vitline.flows.forms import forms
 from vitline.flows.forms.evaluation_plan import resolve_evaluate, resolve_predict
 from vitline.flows.forms.finetune_config import resolve_finetune
 from vitline.flows.forms.pipeline_plan import resolve_pipeline
 from vitline.flows.forms.training_config import resolve_pretrain
+from vitline.flows.nights.compare import Difference
+from vitline.flows.nights.judge import Comparison, Verdict
+from vitline.flows.nights.night_record import GateResult, NightRecord, write_night
 from vitline.flows.on_prefect.deployments import DEPLOYMENTS
 from vitline.flows.runs.evaluate_tasks import evaluation_spec
 from vitline.flows.runs.prepare_corpus import preparation_key, source_request
-from vitline.flows.to_mlflow.stage_snapshots import stage_snapshot
+from vitline.flows.to_mlflow.stage_snapshots import pipeline_snapshot, stage_snapshot
 from vitline.infra.config import digest_of
 from vitline.infra.runs.run_state import StateDetail, write_state
 from vitline.infra.storage import open_store
@@ -197,7 +202,7 @@ def made_up(key: str, number: int) -> TrialResult:
 
 
 def shown_in_mlflow(root: str, folder: Path, corpora: Mapping[str, Manifest]) -> JSON:
-    """What MLflow gets of a finished run of each stage: tags, params, and the names of metrics and files."""
+    """What MLflow gets of a finished run of each stage, and of a night of two of them: tags, params, names of metrics and files."""
     store = open_store(root)
     score = score_record(root)["record"] | {"model": store.uri + score_record(root)["record"]["model"]}
     evaluation = forms.EvaluateRequest(model="birds", tasks=("vtab-dtd",), protocol="vit-paper")
@@ -216,18 +221,54 @@ def shown_in_mlflow(root: str, folder: Path, corpora: Mapping[str, Manifest]) ->
             {"corpora": made},
         ),
     ]
-    shown = {}
+    views = []
     for spec, detail in runs:
         run = store.child(f"runs/{spec.run_key}")
         run.write_json("config.json", spec.model_dump(mode="json"))
         write_state(run, "finished", 1, **detail)
-        view = stage_snapshot(store, spec.run_key)
+        views.append(stage_snapshot(store, spec.run_key))
+    views.append(pipeline_snapshot(store, judged_night(root, training.run_key, runs[1][0].run_key))[0])
+    shown = {}
+    for view in views:
         assert view is not None
         found = {"tags": view.tags, "params": view.params, "metrics": sorted(view.values), "files": sorted(view.files)}
         found |= {"children": [[child.name, child.params, sorted(child.values)] for child in view.children]}
         found |= {"model": view.model and [view.model.tags, view.model.params, sorted(view.model.files)]}
         shown[view.stage] = json.loads(json.dumps(found, default=str).replace(store.uri, "ROOT"))
     return shown
+
+
+def judged_night(root: str, training: str, evaluation: str) -> str:
+    """The key of a stored night of these runs, which was judged against the one before."""
+    store, request = open_store(root), forms.PipelineRequest(name="nightly", corpus="birds", recipe="digits")
+    night = datetime.fromtimestamp(_THEN, UTC)
+    stages = tuple(
+        StageRecord(stage=stage, run_key=key, reused=False, wall_s=60.0, what="", where="")
+        for stage, key in (("pretrain", training), ("evaluate", evaluation))
+    )
+    record = PipelineRecord(
+        key="nightly-0", name="nightly", request=request.model_dump(mode="json"), night=night, state="finished",
+        origin=Origin(trigger="schedule", pipeline="nightly-0", flow_run_id="0-1"),
+        started_at=_THEN, updated_at=_THEN + 200, stages=stages, corpora={"birds": "a" * 64}, images={"birds": 60},
+        model=store.uri_of("models/birds/1"), model_digest="b" * 64, images_seen=12_800,
+        metrics={"val/top1": 0.5, "vtab/dtd/top1": 0.25},
+    )  # fmt: skip
+    write_pipeline(store, record)
+    difference = Difference(
+        name="vtab/dtd/top1", ours=0.25, theirs=0.5, half_width=0.1, p=0.01, seeds_se=0.01, images_se=0.01, df=4, paired=True,
+        word="worse",
+    )  # fmt: skip
+    before = Comparison(
+        who="last night", key="nightly-1", night=night - timedelta(1), word="worse", differences=(difference,),
+        changes={"corpora.birds": ("a", "b")},
+    )  # fmt: skip
+    verdict = Verdict(word="worse", sentence="Worse than last night: -25.0 points.", against=(before,))
+    gate = GateResult(passed=False, reason="It is worse.")
+    write_night(
+        store,
+        NightRecord(name="nightly", night=night, outcome="finished", pipeline=record.key, verdict=verdict, gate=gate),
+    )
+    return record.key
 
 
 if __name__ == "__main__":
