@@ -121,21 +121,13 @@ class Bench:
         prepare([CORPUS], self.place.uri)
         return corpus_store(self.place, CORPUS)
 
-    def copied_corpus(self, name: str) -> Store:
-        """A copy of the corpus to damage."""
-        copy = self.place.child(f"corpora/chaos-{name}/1")
-        for key in self.corpus.list():
-            if not key.startswith("_work/"):
-                copy.write(key, self.corpus.read(key))
-        return copy
-
-    def config(self, name: str, corpus: Store | None = None, **execution: object) -> TrainConfig:
+    def config(self, name: str) -> TrainConfig:
         """A network that takes milliseconds a step, with dropout and decay, so that resuming has something to get wrong."""
         size = {"image_size_px": 16, "patch_size_px": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "mlp_dim": 64}
         limits = {"num_workers": 1, "micro_batch_size": 8, "save_every_steps": SAVE_EVERY, "inspect_images": 0}
         return TrainConfig(
             name=f"chaos-{name}",
-            corpus=(corpus or self.corpus).uri,
+            corpus=self.corpus.uri,
             val_split="val",
             recipe=TrainRecipe(
                 model=ViTConfig(**size, dropout_rate=0.1),
@@ -143,11 +135,11 @@ class Bench:
                 optim=OptimConfig(warmup_steps=2, weight_decay=0.1),
                 total_steps=STEPS,
             ),
-            execution=ExecutionConfig.model_validate({**limits, "log_every_steps": 1, "device": "cpu", **execution}),
+            execution=ExecutionConfig.model_validate({**limits, "log_every_steps": 1, "device": "cpu"}),
         )
 
-    def training(self, name: str, corpus: Store | None = None, **execution: object) -> Training:
-        return Training(self.place.uri, self.config(name, corpus, **execution))
+    def training(self, name: str) -> Training:
+        return Training(self.place.uri, self.config(name))
 
     @cached_property
     def undisturbed(self) -> Outcome:

@@ -5,7 +5,6 @@ python -m tests.chaos.ray_driver --run URI --attempt N
 
 import itertools
 import os
-import signal
 import time
 from typing import Any
 from unittest.mock import patch
@@ -30,8 +29,6 @@ def train_worker(job: dict[str, Any]) -> None:
 
     def suffering(poller: StopPoller) -> StopReason | None:
         if next(steps) == AT:
-            if fault == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
             if fault == "wait":
                 wait(run, poller)
             else:

@@ -8,11 +8,9 @@ import httpx
 import pytest
 
 from vitline.flows.catalog.records import attempt_records
-from vitline.infra.config import replace
 from vitline.infra.runs.journal import read_journal
 from vitline.infra.runs.run_state import NO_STATE, read_state
-from vitline.infra.settings import Settings
-from vitline.infra.storage import Store, open_store
+from vitline.infra.storage import Store
 from vitline.vit.run.run_spec import RunSpec, read_starts
 
 from ..servers import own_servers as servers_of_a_test
@@ -129,60 +127,3 @@ def test_a_server_whose_database_is_busy_is_asked_again():
     assert servers_of_a_test.answer_of(lambda: answers.pop(0)).status_code == 200
     with pytest.raises(httpx.HTTPStatusError, match="404"):
         servers_of_a_test.answer_of(lambda: httpx.Response(404, request=httpx.Request("GET", "http://server/")))
-
-
-class Servers:
-    """What servers say of a run, with one thing wrong."""
-
-    def __init__(self, run, wrong):
-        self.wrong = wrong
-        self.points = sorted((each.step, each.value) for each in read_journal(run) if each.key == "train/loss")
-
-    def ended(self, flow_run):
-        return "Crashed: it was killed" if self.wrong == "flow" else "Completed: a model"
-
-    def curve(self, key, metric):
-        return [*self.points, *self.points[:1]] if self.wrong == "curve" else self.points
-
-    def has_points(self, key, metric, number):
-        return len(self.points) >= number
-
-    def new_tracebacks(self, explained):
-        return ["mlflow.log: 1 x KeyError: 'step'"] if self.wrong == "log" else []
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A bench with the finished run of a training."""
-    root = str(tmp_path_factory.mktemp("broken"))
-    bench = Bench(Settings(root=root), open_store(root))
-    bench.training("mlflow-locked").train()
-    bench.place.write("runs/chaos-mlflow-locked-at-start-0123456789ab/config.json", b"{}")
-    return bench
-
-
-@pytest.mark.parametrize(
-    ("wrong", "found"),
-    [
-        ("", None),
-        ("flow", "ended as Crashed"),
-        ("curve", "MLflow has 21 points of train/loss, the journal 20"),
-        ("log", "KeyError: 'step'"),
-        ("weights", "differs from a training that nothing disturbed"),
-    ],
-)
-def test_every_end_that_is_not_as_promised_is_found(trained, wrong, found, monkeypatch):
-    run = run_of(trained, "mlflow-locked")
-    servers = Servers(run, wrong)
-    if wrong == "weights":  # of another seed
-        real = Training.__init__
-        monkeypatch.setattr(Training, "__init__", lambda self, root, config: real(self, root, other_seed(config)))
-    if found is None:
-        assert checked(trained, servers, "f", "mlflow-locked", "x").uri == run.uri
-    else:
-        with pytest.raises(AssertionError, match=found):
-            checked(trained, servers, "f", "mlflow-locked", "x")
-
-
-def other_seed(config):
-    return replace(config, **{"recipe.seed": 7})

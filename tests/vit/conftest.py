@@ -1,5 +1,6 @@
 """A network, a recipe and batches small enough to train within a test; timm and transformers as modules."""
 
+import itertools
 import types
 
 import pytest
@@ -62,6 +63,22 @@ def start(root):
         return run, acquire_lease(run, spec.run_key, job_state=lambda job: "failed", owner="test").attempt
 
     return make
+
+
+@pytest.fixture
+def stop_at(monkeypatch):
+    """stop_at(step, run, attempt): trains an attempt that is asked to stop at this step of its own."""
+    from vitline.infra.runs.stopping import StopPoller
+    from vitline.vit.run.training_run import TrainingRun
+    from vitline.vit.training.world import World
+
+    def train(step, run, attempt):
+        steps = itertools.count(1)
+        with monkeypatch.context() as patch:
+            patch.setattr(StopPoller, "asked", lambda poller: "preempted" if next(steps) == step else None)
+            assert TrainingRun(run, attempt, World()).execute() == "preempted"
+
+    return train
 
 
 @pytest.fixture(autouse=True, scope="session")

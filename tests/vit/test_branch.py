@@ -1,6 +1,5 @@
 """Branches: runs from a checkpoint of another run, which goes on, ends, or loses its checkpoints meanwhile."""
 
-import itertools
 import re
 import subprocess
 import sys
@@ -14,7 +13,6 @@ from tests.vit.training.planted import plant
 from vitline.infra.config import replace
 from vitline.infra.runs.journal import read_journal
 from vitline.infra.runs.run_state import read_state
-from vitline.infra.runs.stopping import StopPoller
 from vitline.vit.checkpoints.manifest import open_checkpoint
 from vitline.vit.checkpoints.names import checkpoint_steps, find_checkpoints, list_checkpoints
 from vitline.vit.checkpoints.read import read_checkpoint
@@ -107,14 +105,11 @@ def test_a_cooldown_branch_falls_to_zero_from_where_the_parent_was(train, branch
     assert read_state(run)["images_seen"] == 14 * 16
 
 
-def test_a_branch_that_is_stopped_resumes_from_its_own_checkpoint(train, start, branch, parent_config, monkeypatch):
+def test_a_branch_that_is_stopped_resumes_from_its_own_checkpoint(train, start, branch, parent_config, stop_at):
     parent = train(parent_config)
     config = branch(parent, step=5)
     run, attempt = start(config)
-    asked = itertools.count(1)  # once a step
-    with monkeypatch.context() as patch:
-        patch.setattr(StopPoller, "asked", lambda watch: "preempted" if next(asked) == 3 else None)
-        assert TrainingRun(run, attempt, World()).execute() == "preempted"
+    stop_at(3, run, attempt)
     assert checkpoint_steps(run) == [8]
     for key in parent.list("checkpoints/"):  # nothing of the parent is needed any more
         parent.delete(key)

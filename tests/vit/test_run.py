@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import vitline.vit.input.read_shards
+import vitline.vit.training.loop as loop
 from vitline.data_prep.decode import ImageRejected, decode
 from vitline.flows.catalog.lists import find_corpus
 from vitline.infra.config import replace
@@ -24,8 +25,8 @@ from vitline.infra.runs.segments import list_segments
 from vitline.infra.runs.stopping import StopPoller
 from vitline.infra.storage import open_store
 from vitline.vit.checkpoints.best import best_checkpoint
-from vitline.vit.checkpoints.manifest import WeightsError
 from vitline.vit.checkpoints.names import list_checkpoints
+from vitline.vit.checkpoints.search import newest_checkpoint
 from vitline.vit.config import TrainConfig
 from vitline.vit.corpora.training_corpora import open_corpora
 from vitline.vit.cost.memory import activation_bytes
@@ -133,21 +134,35 @@ def test_one_process_per_node_reports_system_metrics(root):
     }
 
 
-def test_preempted_run_resumes_bit_for_bit_in_another_attempt(start, train_config, monkeypatch):
+def test_preempted_run_resumes_bit_for_bit_in_another_attempt(start, train_config, stop_at):
     whole, attempt = start(train_config("whole"))
     TrainingRun(whole, attempt, World()).execute()
     config = train_config("parts")
     run, attempt = start(config)
-    asked = itertools.count(1)  # once a step
-    with monkeypatch.context() as patch:
-        patch.setattr(StopPoller, "asked", lambda watch: "preempted" if next(asked) == 7 else None)
-        assert TrainingRun(run, attempt, World()).execute() == "preempted"
+    stop_at(7, run, attempt)
     assert read_state(run)["step"] == 7
     run, attempt = start(config, run)
     assert attempt == 2
     assert TrainingRun(run, attempt, World()).execute() == "finished"
     assert losses(run) == losses(whole)
     assert load_model(read_state(run)["model"]).digest == load_model(read_state(whole)["model"]).digest
+
+
+def test_a_damaged_checkpoint_is_marked_and_the_run_goes_on_from_an_older_one_bit_for_bit(start, train_config, stop_at):
+    whole, attempt = start(train_config("whole"))
+    TrainingRun(whole, attempt, World()).execute()
+    config = train_config("parts", save_every_steps=5, keep_checkpoints=3)
+    run, attempt = start(config)
+    stop_at(12, run, attempt)
+    newest = list_checkpoints(run)[0]
+    (weights,) = [key for key in run.list(newest) if key.endswith(".safetensors")]
+    data = run.read(weights)
+    run.write(weights, data[:-1] + bytes([data[-1] ^ 1]))
+    run, attempt = start(config, run)
+    assert TrainingRun(run, attempt, World()).execute() == "finished"
+    assert losses(run) == losses(whole)
+    assert load_model(read_state(run)["model"]).digest == load_model(read_state(whole)["model"]).digest
+    assert {weights, f"{newest}/rejected.json"} < set(run.list(newest))
 
 
 def test_a_run_that_pauses_goes_on_bit_for_bit(start, train_config):
@@ -184,15 +199,12 @@ def test_scores_during_a_training_change_nothing_in_it(start, train_config, pool
     assert scored.read_json("progress.json")["validation"].startswith("val loss ")
 
 
-def test_a_run_that_stops_where_it_would_be_scored_is_scored_on_resuming(start, train_config, monkeypatch):
+def test_a_run_that_stops_where_it_would_be_scored_is_scored_on_resuming(start, train_config, stop_at):
     whole, attempt = start(train_config("whole", evaluate_every_steps=4))
     TrainingRun(whole, attempt, World()).execute()
     config = train_config("parts", evaluate_every_steps=4)
     run, attempt = start(config)
-    asked = itertools.count(1)  # once a step
-    with monkeypatch.context() as patch:
-        patch.setattr(StopPoller, "asked", lambda watch: "preempted" if next(asked) == 8 else None)
-        assert TrainingRun(run, attempt, World()).execute() == "preempted"
+    stop_at(8, run, attempt)
     assert max(step for _, step in validation(run)) == 4
     run, attempt = start(config, run)
     assert TrainingRun(run, attempt, World()).execute() == "finished"
@@ -212,24 +224,23 @@ def test_several_labels_per_image_are_scored_by_their_mean_average_precision(sta
     assert "mAP" in run.read_json("progress.json")["validation"]
 
 
-def test_a_resumed_run_keeps_the_same_lasting_checkpoints(start, train_config, monkeypatch):
+def test_a_resumed_run_keeps_the_same_lasting_checkpoints(start, train_config, stop_at):
     keeping = {"save_every_steps": 3, "keep_checkpoints": 1, "keep_every_images": 100}  # of 16 a step
     config, kept = train_config("permanent", **keeping), []
-    for stop_at in (None, 8):  # 8 is the first step after 100 images, but no regular one
+    for stop in (None, 8):  # 8 is the first step after 100 images, but no regular one
         run, attempt = start(config, open_store(f"memory://{uuid.uuid4().hex}/runs/r"))
-        if stop_at:
-            asked = itertools.count(1)  # once a step
-            with monkeypatch.context() as patch:
-                patch.setattr(StopPoller, "asked", lambda watch, asked=asked: "preempted" if next(asked) == 8 else None)
-                assert TrainingRun(run, attempt, World()).execute() == "preempted"
+        if stop:
+            stop_at(stop, run, attempt)
             run, attempt = start(config, run)
         assert TrainingRun(run, attempt, World()).execute() == "finished"
         kept.append([int(prefix.split("-")[1]) for prefix in list_checkpoints(run)])
     assert kept == [[20, 15, 9]] * 2  # after 100 and 200 images; 300 are reached after the last regular one
 
 
-@pytest.mark.parametrize("stop_at", [None, 14])
-def test_the_checkpoint_with_the_best_score_is_kept_also_by_a_resumed_run(start, train_config, monkeypatch, stop_at):
+@pytest.mark.parametrize("stop", [None, 14])
+def test_the_checkpoint_with_the_best_score_is_kept_also_by_a_resumed_run(
+    start, train_config, stop_at, monkeypatch, stop
+):
     config = train_config("best", save_every_steps=3, evaluate_every_steps=3, keep_checkpoints=1, keep_best=True)
     scores = {3: 0.2, 6: 0.7, 9: 0.4, 12: 0.7, 15: 0.6, 18: 0.1, 20: 0.5}
     run, attempt = start(config, open_store(f"memory://{uuid.uuid4().hex}/runs/r"))
@@ -238,11 +249,8 @@ def test_the_checkpoint_with_the_best_score_is_kept_also_by_a_resumed_run(start,
         hooks.note_score(step, scores[step])
 
     monkeypatch.setattr(RunHooks, "evaluate", scored)
-    if stop_at:
-        asked = itertools.count(1)  # once a step
-        with monkeypatch.context() as patch:
-            patch.setattr(StopPoller, "asked", lambda watch: "preempted" if next(asked) == stop_at else None)
-            assert TrainingRun(run, attempt, World()).execute() == "preempted"
+    if stop:
+        stop_at(stop, run, attempt)
         run, attempt = start(config, run)
     assert TrainingRun(run, attempt, World()).execute() == "finished"
     assert [int(prefix.split("-")[1]) for prefix in list_checkpoints(run)] == [20, 12]
@@ -277,7 +285,7 @@ def refuse(monkeypatch):
     return start
 
 
-def test_a_run_with_bad_examples_finishes_counts_them_and_resumes_bit_for_bit(start, train_config, refuse, monkeypatch):
+def test_a_run_with_bad_examples_finishes_counts_them_and_resumes_bit_for_bit(start, train_config, refuse, stop_at):
     refuse(0.02)
     whole, attempt = start(replace(train_config("whole", decode_threads=2), val_split=None))
     assert TrainingRun(whole, attempt, World()).execute() == "finished"
@@ -286,10 +294,7 @@ def test_a_run_with_bad_examples_finishes_counts_them_and_resumes_bit_for_bit(st
     assert sorted(counts.values()) == [counts[step] for step in range(1, 21)]
     config = replace(train_config("parts", micro_batch_size=8), val_split=None)
     run, attempt = start(config)
-    asked = itertools.count(1)  # once a step
-    with monkeypatch.context() as patch:
-        patch.setattr(StopPoller, "asked", lambda watch: "preempted" if next(asked) == 7 else None)
-        assert TrainingRun(run, attempt, World()).execute() == "preempted"
+    stop_at(7, run, attempt)
     run, attempt = start(config, run)
     assert TrainingRun(run, attempt, World()).execute() == "finished"
     assert losses(run) == losses(whole)
@@ -330,13 +335,11 @@ def test_stop_request_affects_its_own_attempt_only(start, train_config, on_cance
 
 
 def test_run_whose_checkpoints_are_all_damaged_fails_with_the_list_instead_of_starting_anew(
-    start, train_config, monkeypatch
+    start, train_config, stop_at
 ):
     config = train_config("damaged")
     run, attempt = start(config)
-    with monkeypatch.context() as patch:
-        patch.setattr(StopPoller, "asked", lambda watch: "preempted")
-        assert TrainingRun(run, attempt, World()).execute() == "preempted"
+    stop_at(1, run, attempt)
     (prefix,) = list_checkpoints(run)
     (weights,) = [key for key in run.list(prefix) if key.endswith(".safetensors")]
     run.delete(weights)
@@ -379,7 +382,7 @@ def test_attempt_that_loses_its_lease_at_a_save_ends_at_once_and_writes_nothing_
     ]
 
 
-def test_restarts_without_progress_fail_the_run_with_their_first_error(start, train_config, monkeypatch):
+def test_restarts_without_progress_fail_the_run_with_their_first_error(start, train_config):
     """A corpus that was replaced fails every time, before the first step; the driver would restart it for ever."""
     run, attempt = start(train_config("stuck", max_restarts_without_progress=2))
     spec = run.read_json("config.json")
@@ -393,13 +396,11 @@ def test_restarts_without_progress_fail_the_run_with_their_first_error(start, tr
     assert read_state(run)["reason"].endswith("rank 0: The corpus was replaced")
 
 
-def test_an_error_before_the_newest_checkpoint_is_not_the_cause_of_later_failures(start, train_config, monkeypatch):
+def test_an_error_before_the_newest_checkpoint_is_not_the_cause_of_later_failures(start, train_config, stop_at):
     """In weeks an attempt survives many errors. The reason names the first of those that no new checkpoint came after."""
     run, attempt = start(train_config("weeks", max_restarts_without_progress=1))
     run.write_json(f"errors/a{attempt}-1-rank0.json", {"at": 1.0, "rank": 0, "error": "a node was taken away"})
-    with monkeypatch.context() as patch:
-        patch.setattr(StopPoller, "asked", lambda watch: "preempted")
-        assert TrainingRun(run, attempt, World()).execute() == "preempted"
+    stop_at(1, run, attempt)
     run.delete("state.json")  # as if the workers had been killed after the checkpoint, so that the attempt goes on
     spec = run.read_json("config.json")
     run.write_json("config.json", {**spec, "inputs": {**spec["inputs"], "corpus": "0" * 64}})
@@ -412,15 +413,21 @@ def test_an_error_before_the_newest_checkpoint_is_not_the_cause_of_later_failure
     assert read_state(run)["reason"].endswith("rank 0: failure 0")
 
 
-def test_non_finite_loss_ends_the_run_as_diverged_and_is_in_the_journal(start, train_config, monkeypatch):
-    import vitline.vit.training.loop
-
-    run, attempt = start(train_config("diverging", max_nonfinite_steps=2))
-    forward = vitline.vit.training.loop.forward
-    monkeypatch.setattr(vitline.vit.training.loop, "forward", lambda *args: forward(*args) * math.nan)
-    assert TrainingRun(run, attempt, World()).execute() == "diverged"
-    assert read_state(run)["state"] == "diverged"
-    assert math.isnan(losses(run)[1])
+@pytest.mark.parametrize(("poisoned", "state"), [({7}, "finished"), (range(7, 99), "diverged")])
+def test_a_step_without_a_finite_loss_is_left_out_and_many_end_the_run(
+    start, train_config, monkeypatch, poisoned, state
+):
+    config = train_config("diverging", micro_batch_size=16, save_every_steps=5, max_nonfinite_steps=2)
+    run, attempt = start(config)
+    forward, steps = loop.forward, itertools.count(1)  # each step has one micro-batch
+    monkeypatch.setattr(loop, "forward", lambda *args: forward(*args) * (math.nan if next(steps) in poisoned else 1.0))
+    assert TrainingRun(run, attempt, World()).execute() == state
+    assert read_state(run)["state"] == state
+    assert math.isnan(losses(run)[7])
+    skipped = [r.step for r in read_journal(run) if r.key == "guard/nonfinite_steps" and r.value]
+    assert skipped == ([7] if state == "finished" else [7, 8, 9])
+    checkpoint = newest_checkpoint(run, pytest.fail)[1]
+    assert all(tensor.isfinite().all() for tensor in checkpoint.values() if tensor.is_floating_point())
 
 
 def test_run_key_depends_on_decode_policy_and_held_out_split(train_config, root, digits, tmp_path):
@@ -440,26 +447,6 @@ def test_run_key_depends_on_decode_policy_and_held_out_split(train_config, root,
 def test_a_model_is_published_below_the_root_whatever_the_folder_of_the_job(train_config, root, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert resolve(train_config("relative"), "store").spec().models == f"{open_store(root).uri}/models"
-
-
-def test_a_replaced_corpus_is_refused(start, train_config):
-    run, attempt = start(train_config("replaced"))
-    spec = run.read_json("config.json")
-    run.write_json("config.json", {**spec, "inputs": {**spec["inputs"], "corpus": "0" * 64}})
-    with pytest.raises(RuntimeError, match="it was replaced"):
-        TrainingRun(run, attempt, World()).execute()
-
-
-def test_changed_published_model_is_refused_by_name(start, train_config):
-    run, attempt = start(train_config("tampered"))
-    TrainingRun(run, attempt, World()).execute()
-    model = open_store(read_state(run)["model"])
-    key = model.read_json("config.json")["weights"]
-    data = bytearray(model.read(key))
-    data[-1] ^= 1
-    model.write(key, bytes(data))
-    with pytest.raises(WeightsError, match=r"model\.safetensors"):
-        load_model(model.uri)
 
 
 def mixture_of(two_corpora, train_config, **changes):
@@ -503,15 +490,12 @@ def test_a_run_on_a_mixture_records_its_corpora_weights_and_classes(start, train
     assert model.provenance["class_map_digest"] == record["class_map_digest"]
 
 
-def test_a_resumed_mixture_equals_the_uninterrupted_one(start, train_config, two_corpora, monkeypatch):
+def test_a_resumed_mixture_equals_the_uninterrupted_one(start, train_config, two_corpora, stop_at):
     config = mixture_of(two_corpora, train_config)
     whole, attempt = start(config)
     TrainingRun(whole, attempt, World()).execute()
     stopped, attempt = start(config, open_store(whole.uri + "-resumed"))
-    with monkeypatch.context() as patch:
-        asked = itertools.count()
-        patch.setattr(StopPoller, "asked", lambda self: "preempted" if next(asked) >= 6 else None)
-        assert TrainingRun(stopped, attempt, World()).execute() == "preempted"
+    stop_at(7, stopped, attempt)
     _, attempt = start(config, stopped)
     assert TrainingRun(stopped, attempt, World()).execute() == "finished"
     assert losses(stopped) == losses(whole)
