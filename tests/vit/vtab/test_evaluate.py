@@ -302,15 +302,6 @@ def test_a_corpus_or_model_that_was_replaced_since_planning_is_refused(spec_of, 
         run_trial(trial.model_copy(update={"model_digest": "0" * 64}))
 
 
-def test_corpus_without_the_required_splits_is_refused_by_their_names(spec_of, digits, root):
-    manifest = digits.read_json("manifest.json")
-    del manifest["splits"]["train800val200"]
-    copy = open_store(root).child("corpora/lacking/1")
-    copy.write_json("manifest.json", manifest)
-    with pytest.raises(ValueError, match=r"has splits test, train, train800, val, val200, but .* train800val200"):
-        plan_task_sweeps(spec_of(corpora=(copy.uri,)))
-
-
 def test_missing_model_is_refused_before_any_training(spec_of, root):
     with pytest.raises(ValueError, match="not a published model"):
         plan_task_sweeps(spec_of((f"{root}/models/absent/1",)))

@@ -1,6 +1,5 @@
 """Probes on the digits, from spec to score: accuracy, reuse of features and scores, refusals."""
 
-import json
 import subprocess
 import sys
 
@@ -19,7 +18,7 @@ from vitline.infra.config import replace
 from vitline.infra.runs.task_watch import TaskWatch
 from vitline.infra.runs.watchdog import Watchdog
 from vitline.infra.storage import open_store
-from vitline.vit.evaluation.evaluate import TaskRef, list_scores
+from vitline.vit.evaluation.evaluate import TaskRef
 from vitline.vit.features import score_probes as scoring
 from vitline.vit.features.features import FeatureReader
 from vitline.vit.features.probe_trials import ProbeSplits, plan_probe_trials, probe_splits
@@ -112,16 +111,6 @@ def test_one_feature_pass_serves_every_probe(models, probe_spec, score, digits, 
         score(probe_spec(name, models.trained))
     assert images_forwarded == []
     assert score(probe_spec("linear", models.trained)) == first
-
-
-def test_second_request_returns_the_stored_scores_and_computes_nothing(models, probe_spec, score, root, monkeypatch):
-    first = score(probe_spec("fewshot", models.trained))
-    monkeypatch.setattr(scoring, "PROBE_METHODS", {})
-    again = score(replace(probe_spec("fewshot", models.trained), run_key="other-000000000000"))
-    assert again == first
-    assert sorted(s.protocol for s in list_scores(open_store(root))) == ["fewshot-10", "fewshot-25", "fewshot-5"]
-    progress = read_progress(open_store(root).child("runs/other-000000000000"))
-    assert (progress["step"], progress["total_steps"], progress["unit"]) == (3, 3, "scores")
 
 
 def test_score_records_contain_the_choice_and_have_keys_by_protocol(models, probe_spec, score, root):
@@ -261,11 +250,6 @@ def test_classes_with_fewer_examples_than_shots_are_counted(models, probe_spec, 
     assert found.protocol == "fewshot-95"
     assert 0 < found.chosen["classes_with_fewer"] <= 10
     assert found.chosen["num_examples"] < 950
-
-
-def test_probe_spec_survives_a_round_trip_through_json(models, probe_spec):
-    spec = probe_spec("fewshot", models.trained)
-    assert type(spec).model_validate(json.loads(spec.model_dump_json())) == spec
 
 
 def test_planning_does_not_import_torch():
