@@ -4,7 +4,6 @@ import gc
 import threading
 import time
 from dataclasses import fields
-from itertools import islice
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,10 +11,9 @@ import pytest
 import torch
 
 from vitline.vit.input.augment import evaluation_pixels, train_draws, train_pixels
-from vitline.vit.input.batches import LoaderResources, Source, eval_batches, source_batches, train_batches
+from vitline.vit.input.batches import LoaderResources, eval_batches, train_batches
 from vitline.vit.input.config import AugmentConfig, InputConfig
 from vitline.vit.input.decoded_cache import DecodedCache
-from vitline.vit.input.mapped_labels import MappedLabels
 from vitline.vit.input.order import Order
 
 CONFIG = InputConfig(
@@ -147,30 +145,6 @@ def test_several_labels_are_ids_with_weights(corpus_maker, tmp_path):
     assert dense.dtype == torch.float32
 
 
-def test_a_mixture_has_exact_shares_and_one_class_map(corpus_maker, tmp_path):
-    first = corpus_maker(tmp_path / "a", segments=(30,), digest="a")
-    second = corpus_maker(tmp_path / "b", segments=(30,), digest="bb", labels=[[i % 5] for i in range(30)])
-    sources = [
-        Source(first.store, first.manifest, "train", 3.0, MappedLabels((0, 1, 2, 3, 4), 10, False)),
-        Source(second.store, second.manifest, "train", 1.0, MappedLabels((9, 8, 7, 6, 5), 10, False)),
-    ]
-
-    def labels(loading):
-        given = {"seed": 0, "num_steps": 10, "micro_batch_size": 12}
-        steps = source_batches(sources, CONFIG, **given, loading=loading)
-        return [step[0].labels.dense(10)[step[0].valid].argmax(dim=1).tolist() for step in steps]
-
-    whole = labels(LoaderResources())
-    assert all(sum(label < 5 for label in step) == 9 for step in whole)
-    assert sorted(label for step in whole for label in step if label >= 5) == sorted([9, 8, 7, 6, 5] * 6)
-    assert labels(LoaderResources(decoded_cache_bytes=10**6)) == whole
-    halves = [labels(LoaderResources(r, 2, decoded_cache_bytes=10**6)) for r in range(2)]
-    assert [sorted(a + b) for a, b in zip(*halves, strict=True)] == [sorted(step) for step in whole]
-    bad = [Source(first.store, first.manifest, "train", 1.0, MappedLabels((0, 1), 10, False))]
-    with pytest.raises(ValueError, match="has 2 entries, but the corpus has 5 classes"):
-        source_batches(bad, CONFIG, seed=0, micro_batch_size=4)
-
-
 @pytest.mark.parametrize("world_size", [1, 2, 5, 47, 50])
 def test_evaluation_counts_every_example_once(tiny, world_size):
     def of_rank(rank):
@@ -184,22 +158,6 @@ def test_evaluation_counts_every_example_once(tiny, world_size):
     assert all(label == row % 5 for row, label, _ in valid)
     assert all(len(b.valid) == 6 and int(b.valid.sum()) == b.num_valid for r in ranks for b in r)
     assert all((im.numpy() == evaluation_pixels(tiny.pixels[row], CONFIG.augment)).all() for row, _, im in valid)
-
-
-def test_error_names_the_damaged_shard(corpus_maker, tmp_path):
-    corpus = corpus_maker(tmp_path)
-    key = "train/s000/part-00001-of-00004.parquet"
-    corpus.store.write(key, corpus.store.read(key)[:1000])
-    with pytest.raises(RuntimeError, match="part-00001-of-00004"):
-        list(start(corpus))
-
-
-def test_error_names_the_row_that_cannot_be_decoded(corpus_maker, tmp_path):
-    corpus = corpus_maker(tmp_path, undecodable={13})
-    with pytest.raises(ValueError, match=r"part-00001-of-00004.parquet, row 1 \(row 13 of split 'train'\) cannot be"):
-        list(start(corpus))
-    with pytest.raises(ValueError, match=r"row 13 of split 'train'"):
-        list(eval_batches(corpus.store, corpus.manifest, "train", CONFIG.augment, batch_size=6))
 
 
 def input_threads():
@@ -224,12 +182,6 @@ def test_closed_finished_and_dropped_iterators_leave_no_thread(tiny):
     while input_threads() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not input_threads()
-
-
-def test_waiting_is_measured_and_iteration_without_num_steps_is_endless(tiny):
-    with start(tiny, num_steps=None) as batches:
-        assert len(list(islice(batches, 20))) == 20
-        assert batches.waits.total_s > 0
 
 
 def test_invalid_requests_are_refused_before_iteration(tiny):

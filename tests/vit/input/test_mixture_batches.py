@@ -148,6 +148,8 @@ def test_a_map_that_drops_all_or_names_another_class_is_refused(corpora):
         find_kept_rows(small.store, small.manifest, "train", (None,) * 5)
     with pytest.raises(ValueError, match="has classes 0 to 7, but the mixture has classes 0 to 4"):
         MappedLabels((0, 7), 5, True)
+    with pytest.raises(ValueError, match="has 2 entries, but the corpus has 5 classes"):
+        steps_of([Source(small.store, small.manifest, "train", 1.0, MappedLabels((0, 1), 10, False))])
 
 
 def test_an_example_that_cannot_be_decoded_is_named_where_rows_are_dropped(corpus_maker, tmp_path):
