@@ -3,7 +3,6 @@
 import os
 import shutil
 import threading
-import unicodedata
 from collections import Counter
 
 import numpy as np
@@ -229,19 +228,6 @@ def test_a_kill_while_a_shard_is_written_leaves_no_partial_shard(folder, request
     assert len(rows_of(corpus)) == manifest.counts.num_accepted
 
 
-def test_a_damaged_shard_is_repaired_by_preparing_again(folder, request_for, memory_root):
-    request = request_for(folder)
-    (before,) = job.prepare([request], memory_root)
-    corpus = corpus_store(open_store(memory_root), request)
-    key = before.splits["train"].place(0).key
-    good = corpus.read(key)
-    corpus.delete("manifest.json")
-    corpus.delete(key)
-    (after,) = job.prepare([request], memory_root)
-    assert after.digest == before.digest
-    assert corpus.read(key) == good
-
-
 def test_two_concurrent_preparations_give_the_same_corpus(folder, request_for, memory_root):
     request = request_for(folder)
     manifests = []
@@ -269,17 +255,6 @@ def test_preparation_overtaken_by_another_one_gives_the_same_corpus(folder, requ
     monkeypatch.setattr(listed_ids, "find_repeats", overtaken)
     slower = job.prepare([request], memory_root)
     assert [manifest.digest for manifest in slower] == [manifest.digest for manifest in faster]
-
-
-def test_too_many_refused_images_stop_publication_and_the_first_are_listed(folder, picture, request_for, memory_root):
-    add_bad_files(folder, picture)
-    strict = request_for(folder, max_refused_fraction=0.05)
-    with pytest.raises(ValueError, match=r"6 of 81 images are refused.*cat/empty\.jpg: empty"):
-        job.prepare([strict], memory_root)
-    corpus = corpus_store(open_store(memory_root), strict)
-    assert all(key.startswith("_work/") for key in corpus.list())
-    (manifest,) = job.prepare([request_for(folder, max_refused_fraction=0.08)], memory_root)
-    assert manifest.counts.num_accepted == 75  # the limit does not affect the version: examined images are kept
 
 
 def test_small_classes_are_left_out(folder, picture, prepared, memory_root):
@@ -325,13 +300,6 @@ def test_a_source_that_changes_during_the_preparation_is_an_error(folder, pictur
 
     with pytest.raises(RuntimeError, match=r"cat/000.jpg.*changed after it was examined"):
         job.prepare([request_for(folder)], memory_root, Elsewhere(changing))
-
-
-def test_of_two_files_with_one_id_the_second_is_refused(folder, picture, request_for, memory_root):
-    for number, form in enumerate(("NFC", "NFD")):  # one code point, or a letter and a combining accent
-        (folder / "cat" / unicodedata.normalize(form, "\u00e9.jpg")).write_bytes(picture(9000 + number))
-    (manifest,) = job.prepare([request_for(folder)], memory_root)
-    assert manifest.counts.refused == {"repeated_name": 1}
 
 
 def test_a_folder_without_images_is_an_error(tmp_path, request_for, memory_root):
@@ -436,14 +404,6 @@ def test_the_time_of_examining_is_not_extrapolated_from_few_chunks(folder, reque
         corpus.delete(key)
     assert job.prepare([request], memory_root)[0].digest == manifest.digest
     assert (corpus.read_json("_work/progress.json")["examine_s"] is not None) == known
-
-
-def test_a_folder_of_broken_images_is_an_error(tmp_path, request_for, memory_root):
-    (tmp_path / "broken" / "cat").mkdir(parents=True)
-    for i in range(3):
-        (tmp_path / "broken" / "cat" / f"{i}.jpg").write_bytes(b"\xff\xd8\xff broken")
-    with pytest.raises(ValueError, match=r"3 of 3 images are refused.*cat/0\.jpg: "):
-        job.prepare([request_for(tmp_path / "broken")], memory_root)
 
 
 @pytest.fixture

@@ -101,7 +101,7 @@ def test_a_damaged_identity_is_refused_by_name(corpus):
 
 
 def test_a_restart_writes_a_finished_shard_again_if_it_is_not_the_planned_one(corpus, request_of_folder, memory_root):
-    """All of these have the size of the finished shard."""
+    """One is gone; all others have the size of the finished shard."""
     key, manifest = keys_of(corpus)[0], load_manifest(corpus)
     good = corpus.read(key)
     for bad in (
@@ -116,3 +116,7 @@ def test_a_restart_writes_a_finished_shard_again_if_it_is_not_the_planned_one(co
         prepare([request_of_folder], memory_root)
         assert corpus.read(key) == good
         assert load_manifest(corpus).digest == manifest.digest
+    corpus.delete("manifest.json")
+    corpus.delete(key)
+    prepare([request_of_folder], memory_root)
+    assert corpus.read(key) == good

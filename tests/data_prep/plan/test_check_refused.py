@@ -4,11 +4,10 @@ import gzip
 import io
 import tarfile
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from vitline.data_prep.config import CorpusConfig, LabelTable, ParquetImages, WebDataset
+from vitline.data_prep.config import CorpusConfig, LabelTable
 from vitline.data_prep.find_corpus import corpus_store
 from vitline.data_prep.prepare import job
 from vitline.infra.config import replace
@@ -68,41 +67,6 @@ def zip_without_its_last_entries(tar):
     return bytes(data)
 
 
-def test_one_truncated_tar_or_parquet_file_stops_publication(picture, tmp_path, memory_root):
-    (tmp_path / "wds").mkdir()
-    for t, name in enumerate(("a", "b")):
-        out = io.BytesIO()
-        with tarfile.open(fileobj=out, mode="w") as archive:
-            for i in range(20):
-                for ending, data in (("jpg", picture(100 * t + i)), ("cls", b"%d" % (i % 2))):
-                    member = tarfile.TarInfo(f"{i:03d}.{ending}")
-                    member.size = len(data)
-                    archive.addfile(member, io.BytesIO(data))
-        (tmp_path / f"wds/{name}.tar").write_bytes(out.getvalue()[: None if name == "a" else 8000])
-    source = WebDataset(path=str(tmp_path / "wds"))
-    with pytest.raises(ValueError, match=r"unknown number of images is missing.*b\.tar at byte"):
-        job.prepare([CorpusConfig(name="wds", source=source)], memory_root)
-
-    (tmp_path / "pq").mkdir()
-    rows = pa.table({"image": [picture(i) for i in range(40)], "label": [i % 2 for i in range(40)]})
-    pq.write_table(rows, tmp_path / "pq/a.parquet")
-    pq.write_table(rows, tmp_path / "pq/b.parquet")
-    (tmp_path / "pq/b.parquet").write_bytes((tmp_path / "pq/b.parquet").read_bytes()[:3000])
-    with pytest.raises(ValueError, match=r"unknown number of images is missing.*b\.parquet"):
-        job.prepare([CorpusConfig(name="pq", source=ParquetImages(path=str(tmp_path / "pq")))], memory_root)
-
-
-def test_a_damaged_member_is_one_refused_image(tar_of_classes, request_for, tmp_path, memory_root):
-    tar = bytearray(tar_of_classes())
-    with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
-        at = archive.getmember("b/03.jpg").offset_data
-    tar[at : at + 200] = b"\xff" * 200
-    (tmp_path / "a.tar").write_bytes(tar)
-    (manifest,) = job.prepare([request_for(tmp_path / "a.tar")], memory_root)
-    assert sum(manifest.counts.refused.values()) == 1
-    assert "uncounted_loss" not in manifest.counts.refused
-
-
 def test_too_many_refused_images_are_an_error_with_reasons_list_and_option(
     fill_folder, request_for, tmp_path, memory_root
 ):
@@ -118,6 +82,7 @@ def test_too_many_refused_images_are_an_error_with_reasons_list_and_option(
     assert "empty (" in message
     assert "not_an_image (" in message
     assert "--set execution.max_refused_fraction=0.34" in message
+    assert all(key.startswith("_work/") for key in corpus_store(open_store(memory_root), request).list())
     where = message.partition("All are listed in ")[2].partition("/*.parquet")[0]
     listed = [key for key in open_store(where).list() if key.endswith(".parquet")]
     assert sum(len(pq.read_table(open_store(where).open(key))) for key in listed) == 12
@@ -165,17 +130,3 @@ def test_error_names_the_cause_if_no_image_is_left(recipe, cause, fill_folder, r
     folder = fill_folder(tmp_path / "p", per_class=12)
     with pytest.raises(ValueError, match=cause):
         job.prepare([request_for(folder, **given)], memory_root)
-
-
-def test_a_table_with_one_row_per_label_is_an_error_with_the_next_step(picture, tmp_path, memory_root):
-    for i in range(4):
-        (tmp_path / f"{i}.jpg").write_bytes(picture(i))
-    lines = ["image,labels", *(f"{i}.jpg,{label}" for i in range(4) for label in "ab")]
-    (tmp_path / "long.csv").write_text("\n".join(lines))
-    request = CorpusConfig(name="t", source=LabelTable(path=str(tmp_path / "long.csv")))
-    expected = (
-        r"two examples have the id '0\.jpg': \S+/0\.jpg, labelled a; \S+/0\.jpg, labelled b\. 4 ids of \S+long\.csv repeat\. "
-        r"A table has one row per image: .*source\.label_separator.*source\.id_column"
-    )
-    with pytest.raises(ValueError, match=expected):
-        job.prepare([request], memory_root)

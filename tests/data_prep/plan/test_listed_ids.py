@@ -55,7 +55,8 @@ def test_repeated_ids_are_reported_before_an_image_is_read(table, memory_root):
     not_examined(
         table(rows),
         memory_root,
-        r"two examples have the id '4\.jpg': \S+/4\.jpg, labelled a; \S+/4\.jpg, labelled b\. 2 ids of \S+ repeat",
+        r"two examples have the id '4\.jpg': \S+/4\.jpg, labelled a; \S+/4\.jpg, labelled b\. 2 ids of \S+ repeat\. "
+        r"A table has one row per image: .*source\.label_separator.*source\.id_column",
     )
 
 

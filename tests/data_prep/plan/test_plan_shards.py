@@ -76,23 +76,6 @@ def table(tmp_path, picture):
     return make
 
 
-def test_all_labels_of_an_image_are_kept_with_their_weights(table, memory_root):
-    rows = [{"labels": ["animal", "cat"], "w": [1.0, 0.25]} for _ in range(20)]
-    rows += [{"labels": ["rare", "animal"], "w": [0.5, 0.75]}, {"labels": ["rare"], "w": [0.5]}]
-    request = replace(table(rows, weights_column="w"), **{"recipe.min_images_per_class": 3})
-    job.prepare([request], memory_root)
-    corpus = corpus_store(open_store(memory_root), request)
-    manifest = load_manifest(corpus)
-    assert (manifest.single_label, manifest.has_weights, load_class_names(corpus)) == (False, True, ["animal", "cat"])
-    found = rows_of(corpus, "train") + rows_of(corpus, "val")
-    assert Counter((tuple(row["labels"]), tuple(row["weights"])) for row in found) == {
-        ((0, 1), (1.0, 0.25)): 20,
-        ((0,), (0.75,)): 1,  # the label of the small class is left out with its weight, the image stays
-    }
-    (reject,) = pq.read_table(corpus.open("rejects.parquet")).to_pylist()
-    assert (reject["example_id"], reject["reason"]) == ("21.jpg", "small_class")
-
-
 def test_image_with_several_labels_also_gets_the_labels_of_its_copies(table, tmp_path, memory_root):
     rows = [{"labels": ["a", "b"], "w": [1.0, 0.25]} for _ in range(40)]
     rows += [
