@@ -85,19 +85,6 @@ def test_of_names_that_are_equal_as_ids_the_first_stays(tmp_path, kind, each):
     assert repr(composed) in unicodedata.normalize("NFC", twin.refused[1])
 
 
-def test_a_name_that_stands_twice_in_a_tar_is_refused_once_in_parts_of_any_size(tmp_path):
-    files = [("a/1.jpg", b"first"), ("a/2.jpg", b"x"), ("b/3.jpg", b"x"), ("a/1.jpg", b"second"), ("a/1.jpg", b"third")]
-    with tarfile.open(tmp_path / "a.tar", "w") as tar:
-        for name, data in files:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    for each in (1, 2, 100):
-        examples = listed(tmp_path / "a.tar", each=each)
-        assert located(examples["a/1.jpg"]) == b"first"
-        assert [e.refused[0] for e in examples.values() if e.refused] == ["repeated_name"] * 2
-
-
 def test_files_that_are_not_images_are_listed_with_a_reason(tmp_path):
     add_files(
         tmp_path, "cat/1.jpg", "cat/._1.jpg", "cat/.DS_Store", "cat/Thumbs.db", "cat/notes.txt", "readme.md", "top.jpg"
@@ -212,17 +199,6 @@ def splits_of(folder, **recipe):
     return {i: e.split for i, e in listed(folder, **recipe).items()}
 
 
-def test_top_level_split_folders_become_splits(tmp_path):
-    add_files(tmp_path, "train/cat/1.jpg", "Validation/cat/2.jpg", "test/dog/3.jpg", "train/dog/4.jpg")
-    assert splits_of(tmp_path) == {
-        "train/cat/1.jpg": "train",
-        "train/dog/4.jpg": "train",
-        "Validation/cat/2.jpg": "val",
-        "test/dog/3.jpg": "test",
-    }
-    assert {e.labels for e in listed(tmp_path).values()} == {("cat",), ("dog",)}
-
-
 def test_a_missing_split_is_drawn_from_train(tmp_path):
     add_files(tmp_path, *(f"train/cat/{i}.jpg" for i in range(200)), "test/cat/a.jpg")
     splits = splits_of(tmp_path, val_fraction=0.3, test_fraction=0.3)
@@ -233,31 +209,6 @@ def test_a_missing_split_is_drawn_from_train(tmp_path):
     assert all(s == "train" for i, s in splits_of(tmp_path, val_fraction=0.3).items() if i.startswith("train"))
 
 
-def test_a_class_may_be_named_train(tmp_path):
-    add_files(tmp_path, "train/1.jpg", "plane/2.jpg", "ship/3.jpg")
-    assert {e.labels for e in listed(tmp_path).values()} == {("train",), ("plane",), ("ship",)}
-
-
-@pytest.fixture(params=["folder", "tree.tar", "tree.tar.gz", "tree.zip", "wrapped.zip", "store"])
-def stray(request, tmp_path):
-    """Splits next to a folder with an image, as a location to read, and the prefix of every path there."""
-    add_files(
-        tmp_path / "tree",
-        "train/a/0.jpg",
-        "validation/a/1.jpg",
-        "test/a/2.jpg",
-        "docs/figures/fig.jpg",
-        "notes/read.md",
-    )
-    if request.param == "folder":
-        return tmp_path / "tree", ""
-    if request.param == "store":
-        return in_memory(tmp_path / "tree"), ""
-    inside = "pets" if request.param.startswith("wrapped") else ""
-    packed(tmp_path / "tree", tmp_path / request.param, inside=inside)
-    return tmp_path / request.param, f"{inside}/" if inside else ""
-
-
 def in_memory(folder):
     uri = f"memory://{uuid.uuid4().hex}"
     for file in folder.rglob("*"):
@@ -266,14 +217,12 @@ def in_memory(folder):
     return uri
 
 
-def test_images_next_to_split_folders_are_an_error(stray):
-    path, _ = stray
-    with pytest.raises(ValueError, match=r"but also folder 'docs'.*source.top_folders=splits"):
-        listed(path)
-
-
-def test_the_meaning_of_top_level_folders_can_be_set(stray):
-    path, before = stray
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_the_meaning_of_top_level_folders_can_be_set(tmp_path, wrapped):
+    path, before = tmp_path / "tree", "pets/" if wrapped else ""
+    add_files(path, "train/a/0.jpg", "validation/a/1.jpg", "test/a/2.jpg", "docs/figures/fig.jpg", "notes/read.md")
+    if wrapped:
+        packed(path, path := tmp_path / "tree.zip", inside="pets")
     found = listed(path, top_folders="splits")
     assert {i: (e.labels, e.split) for i, e in found.items() if not e.refused} == {
         f"{before}train/a/0.jpg": (("a",), "train"),
@@ -299,14 +248,6 @@ def test_requested_splits_must_exist(tmp_path):
     add_files(tmp_path, "cat/1.jpg", "test/2.jpg")
     with pytest.raises(ValueError, match=r"'splits', but .* holds test; its top level must have train"):
         listed(tmp_path, top_folders="splits")
-
-
-def test_splits_drawn_by_hash_do_not_change_when_images_are_added(tmp_path):
-    add_files(tmp_path, *(f"cat/{i}.jpg" for i in range(100)))
-    before = splits_of(tmp_path)
-    assert set(before.values()) == {"train", "val", "test"}
-    add_files(tmp_path, *(f"dog/{i}.jpg" for i in range(100)))
-    assert before.items() <= splits_of(tmp_path).items()
 
 
 def test_the_fingerprint_changes_with_the_files(tmp_path):
@@ -409,26 +350,6 @@ def test_parts_report_their_examples_and_bytes(tree, tmp_path):
         assert len({part.name for part in parts}) == len(parts) > 2
         assert sum(part.num_bytes for part in parts) == sizes[path.name]
         assert parts == list(opened(path).parts(work_folder(each=4)))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_splits_and_a_wrapping_folder_are_found_in_archives(tmp_path, kind):
-    folder = tmp_path / "tree"
-    add_files(folder, "train/cat/1.jpg", "train/dog/2.jpg", "Val/cat/3.jpg", "readme.txt")
-    packed(folder, tmp_path / kind, inside="pets")
-    found = listed(tmp_path / kind)
-    assert {i: (e.labels, e.split) for i, e in found.items() if not e.refused} == {
-        "pets/train/cat/1.jpg": (("cat",), "train"),
-        "pets/train/dog/2.jpg": (("dog",), "train"),
-        "pets/Val/cat/3.jpg": (("cat",), "val"),
-    }
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_single_top_folder_of_an_archive_is_a_class(tmp_path, kind):
-    add_files(tmp_path / "tree", "cat/1.jpg", "cat/black/2.jpg")
-    packed(tmp_path / "tree", tmp_path / kind)
-    assert [e.labels for e in listed(tmp_path / kind).values()] == [("cat",), ("cat/black",)]
 
 
 @pytest.fixture

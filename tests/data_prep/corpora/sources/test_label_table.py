@@ -296,14 +296,6 @@ def test_a_json_array_is_read_up_to_its_damage(memory):
         assert (found[-1].refused is None) if said is None else said in found[-1].refused[1]
 
 
-def test_absolute_locations_are_read_from_this_disk(tmp_path):
-    assert open_store("file:///").uri_of("data/c.jpg") == "file:///data/c.jpg"
-    (tmp_path / "1.jpg").write_bytes(b"picture")
-    (tmp_path / "t.csv").write_bytes(as_csv([{"image": str(tmp_path / "1.jpg"), "labels": "x"}]))
-    (example,) = read(LabelTableCorpus(LabelTable(path=str(tmp_path / "t.csv")), CorpusRecipe()))
-    assert open_store(example.base).read(example.key) == b"picture"
-
-
 @pytest.mark.parametrize("name", FORMS)
 def test_splits_ids_and_groups_are_read_and_missing_splits_are_drawn(memory, name):
     rows = [
