@@ -1,20 +1,12 @@
 """A published model that is saved as an MLflow model makes the same predictions."""
 
 import base64
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
-import httpx
 import pytest
 import torch
 
 from vitline.data_prep.decode import DecodePolicy
-from vitline.infra.local.processes import free_ports
-from vitline.infra.settings import inherited_environment
 from vitline.infra.storage import open_store
 from vitline.vit.input.config import AugmentConfig
 from vitline.vit.input.image_contract import ImageContract
@@ -86,44 +78,3 @@ def test_non_empty_folder_and_invalid_images_are_refused(model, folder):
         image_bytes("not base64!")
     with pytest.raises(ValueError, match="must be bytes or base64 text, not int"):
         image_bytes(3)
-
-
-@pytest.mark.slow
-def test_mlflow_serves_the_model(model, folder, tmp_path):
-    (port,) = free_ports(1)
-    url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "mlflow", "models", "serve", "-m", str(folder), "--env-manager", "local"]
-    # The commands that MLflow itself starts are in the folder of this Python.
-    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
-    environment = inherited_environment((), PATH=path, PYTHONPATH=str(Path(__file__).parents[3]))
-    with (tmp_path / "log").open("wb") as log:
-        server = subprocess.Popen(
-            [*command, "-h", "127.0.0.1", "-p", str(port)],
-            stdout=log,
-            stderr=log,
-            env=environment,
-            start_new_session=True,
-        )
-    try:
-        deadline = time.monotonic() + 120
-        while True:
-            try:
-                if httpx.get(f"{url}/ping", timeout=5).is_success:
-                    break
-            except httpx.TransportError:
-                pass
-            assert server.poll() is None, (tmp_path / "log").read_text()
-            assert time.monotonic() < deadline, (tmp_path / "log").read_text()
-            time.sleep(0.5)
-        images = [noise(0, (30, 20)), noise(1, (30, 20))]
-        rows = [{"image": base64.b64encode(image).decode()} for image in images]
-        answer = httpx.post(f"{url}/invocations", json={"dataframe_records": rows}, timeout=60).raise_for_status()
-        for served, ours in zip(answer.json()["predictions"], expected(model, images), strict=True):
-            assert served["classes"] == ours["classes"]
-            # The server uses more threads than the tests.
-            assert served["probabilities"] == pytest.approx(ours["probabilities"], rel=1e-5)
-        refused = httpx.post(f"{url}/invocations", json={"dataframe_records": [{"image": "?"}]}, timeout=60)
-        assert refused.status_code == 400
-    finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        server.wait(30)
