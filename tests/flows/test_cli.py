@@ -225,11 +225,6 @@ def test_json_is_one_object_on_stdout(vitline, digits_root, arguments, keys):
     assert table != out
 
 
-def test_recipes_are_listed(vitline):
-    _, out, _ = vitline("pretrain", "recipes", "--json")
-    assert "icons" in [row["recipe"] for row in json.loads(out)["recipes"]]
-
-
 @pytest.fixture
 def two_runs(train_config, root):
     """Keys of two finished runs that differ in their steps."""

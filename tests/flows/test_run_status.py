@@ -145,10 +145,3 @@ def test_a_pipeline_is_found_by_the_first_characters_of_its_key(vitline, refused
     assert re.search(r"request\.seed +3 ", out)
     assert "2026-11-1" in out
     assert "There is no run 'daily'" in refused("runs", "show", "daily", "--root", root)
-
-
-def test_several_nights_are_listed(listed, root):
-    for key in ("nightly-0a", "nightly-0b"):
-        record = PipelineRecord(key=key, name="nightly", request={}, started_at=AT, updated_at=AT)
-        write_pipeline(open_store(root), record)
-    assert sorted(line.split()[0] for line in listed()) == ["nightly-0a", "nightly-0b"]

@@ -116,17 +116,6 @@ def test_checkpoints_marked_as_damaged_do_not_count_as_kept(root, collect):
     assert {key.rpartition("/")[0] for key in run.list("checkpoints/")} == {newest}
 
 
-def test_checkpoints_with_names_of_another_version_are_kept_and_named(root, collect):
-    run = checkpointed(root, "birds-0123456789ab")
-    run.write_json("checkpoints/step-000000040-a10-of-a-newer-version/manifest.json", {})
-    run.write("checkpoints/step-000000040-a10-of-a-newer-version/rank-00000.bin", b"weights")
-    kept, deleted = collect()
-    assert (kept.subject, kept.action) == ("run birds-0123456789ab", "kept: nothing says that it is garbage")
-    assert "step-000000040-a10-of-a-newer-version" in kept.problem
-    assert deleted.action == "deleted, 7 objects"
-    assert len(run.list("checkpoints/step-000000040-a10-of-a-newer-version/")) == 2
-
-
 @pytest.mark.parametrize(
     "run",
     [
@@ -543,16 +532,6 @@ def test_journals_of_runs_that_ended_become_one_object(root, collect):
         assert len(run.list("journal/")) == 3
         assert read_journal(run) == before[key]
     assert not [finding for finding in collect(keep_checkpoints=9) if finding.subject.startswith("journal")]
-
-
-def test_journal_with_an_invalid_segment_is_named_and_stays(root, collect):
-    run = checkpointed(root, "birds-0123456789ab")
-    sealed(run)
-    run.write("journal/a1/segment-000001.jsonl", b"[")
-    before = run.list("journal/")
-    action = actions(collect())["journal of birds-0123456789ab"]
-    assert "journal/a1/segment-000001.jsonl is not a valid journal segment" in action
-    assert run.list("journal/") == before
 
 
 def branched(root, branch, days):

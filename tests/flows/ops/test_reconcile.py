@@ -20,7 +20,7 @@ from vitline.flows.to_mlflow.child import SenderChild, SyncReport
 from vitline.infra.ray_jobs import Job, JobServerAway
 from vitline.infra.runs import liveness
 from vitline.infra.runs.lease import LeaseHolder, acquire_lease, read_lease
-from vitline.infra.runs.liveness import read_heartbeats, sending_heartbeats
+from vitline.infra.runs.liveness import read_heartbeats
 from vitline.infra.runs.run_state import read_state, request_stop, write_state
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
@@ -598,17 +598,6 @@ def test_a_record_that_cannot_be_read_is_reported_and_stops_no_other(place, reco
     assert read_state(place.run)["state"] == "preempted"
 
 
-def test_a_record_that_cannot_be_opened_is_reported_and_stops_no_other(place):
-    place.attempt()
-    folder = Path(place.root.uri.removeprefix("file://")) / "pipelines"
-    folder.mkdir()
-    (folder / f"{PIPELINE}.json").symlink_to("/dev/zero")
-    findings = {finding.subject: finding for finding in place.reconcile()}
-    assert [*findings] == [f"pipeline {PIPELINE}", f"run {KEY}"]
-    assert "is listed, but no file that can be opened" in findings[f"pipeline {PIPELINE}"].problem
-    assert read_state(place.run)["state"] == "preempted"
-
-
 @pytest.mark.parametrize(
     ("key", "subject", "others"),
     [
@@ -711,15 +700,6 @@ def test_mlflow_is_sent_newly_ended_runs_until_it_accepts_them(place, monkeypatc
     place.run.write_json("state.json", {**read_state(place.run), "updated_at": time.time() - 2 * HOUR})
     assert place.reconcile(mlflow="http://mlflow") == []
     assert requested == [[KEY], [KEY], [KEY]]
-
-
-def test_a_flow_process_writes_heartbeats_until_it_ends(place):
-    with sending_heartbeats(place.root, FLOW):
-        deadline = time.monotonic() + 20
-        while FLOW not in read_heartbeats(place.root) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert time.time() - read_heartbeats(place.root)[FLOW] < 20
-    assert read_heartbeats(place.root) == {}
 
 
 def test_only_the_schedules_of_reconcile_and_collect_garbage_are_active_by_default():

@@ -185,13 +185,6 @@ def test_the_progress_of_a_dead_attempt_is_not_shown_for_the_next(run, monkeypat
     assert shown[2:] == [{"step": 8}]
 
 
-def test_repeated_preemption_fails_with_the_next_step(run):
-    cluster = ScriptedCluster(run, *["preempted"] * 9)
-    with pytest.raises(StageFailed, match="3 times in a row; run the same command again"):
-        run_with_script(run, cluster)
-    assert len(cluster.submitted) == 3
-
-
 def test_attempts_that_bring_a_new_checkpoint_do_not_count(run):
     """A run of weeks on machines that are taken away: many preemptions and lost clusters, each after some progress."""
     lost = JobLost("the cluster was replaced")
