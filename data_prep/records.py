@@ -39,16 +39,8 @@ UNCOUNTED = "uncounted_loss"
 and classes is unknown."""
 
 NOT_COUNTED = frozenset(
-    (
-        "ignored_file",
-        "duplicate",
-        "near_duplicate",
-        "leakage",
-        "small_class",
-        "unknown_class",
-        "low_score",
-        "class_full",
-    )
+    {"ignored_file", "duplicate", "near_duplicate", "leakage"}
+    | {"small_class", "unknown_class", "low_score", "class_full"}
 )
 """Reasons that do not indicate a defect of the source and do not count against `max_refused_fraction`."""
 

@@ -12,38 +12,12 @@ from typing import NamedTuple
 from vitline.data_prep.sources.raw import SplitRule
 
 _OTHER_SETS = frozenset(
-    {
-        "pred",
-        "preds",
-        "prediction",
-        "predictions",
-        "unlabeled",
-        "unlabelled",
-        "unsupervised",
-        "extra",
-        "holdout",
-        "query",
-        "gallery",
-    }
+    {"pred", "preds", "prediction", "predictions", "unlabeled", "unlabelled", "unsupervised", "extra"}
+    | {"holdout", "query", "gallery"}
 )
 _FILLERS = frozenset(
-    {
-        "of",
-        "set",
-        "sets",
-        "data",
-        "dataset",
-        "split",
-        "folder",
-        "image",
-        "images",
-        "img",
-        "imgs",
-        "picture",
-        "pictures",
-        "photo",
-    }
-    | {"photos", "jpg", "jpeg", "png"}
+    {"of", "set", "sets", "data", "dataset", "split", "folder", "image", "images", "img", "imgs", "picture"}
+    | {"pictures", "photo", "photos", "jpg", "jpeg", "png"}
 )
 _SETS = "|".join(sorted({*SplitRule.NAMES, *_OTHER_SETS}, key=len, reverse=True))
 _GLUED = re.compile(rf"(?:{'|'.join(_FILLERS)})?({_SETS})(?:{'|'.join(_FILLERS)})?")

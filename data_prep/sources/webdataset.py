@@ -22,44 +22,10 @@ _ENDINGS = (".tar", ".tar.gz", ".tgz")
 # One worker reads a tar of up to this size as a whole. For a larger one, the headers are listed first, to divide it.
 _LARGEST_WHOLE_BYTES = 16 << 30
 _EXTENSIONS = frozenset(
-    {
-        "jpg",
-        "jpeg",
-        "png",
-        "webp",
-        "ppm",
-        "pgm",
-        "pbm",
-        "pnm",
-        "gif",
-        "bmp",
-        "tif",
-        "tiff",
-        "jp2",
-        "j2k",
-        "avif",
-        "heic",
-        "heif",
-    }
-    | {
-        "cls",
-        "cls2",
-        "txt",
-        "json",
-        "jsonl",
-        "xml",
-        "csv",
-        "npy",
-        "npz",
-        "pth",
-        "pt",
-        "pyd",
-        "pickle",
-        "pkl",
-        "mp4",
-        "mp3",
-        "wav",
-    }
+    {"jpg", "jpeg", "png", "webp", "ppm", "pgm", "pbm", "pnm", "gif", "bmp", "tif", "tiff", "jp2", "j2k"}
+    | {"avif", "heic", "heif"}
+    | {"cls", "cls2", "txt", "json", "jsonl", "xml", "csv", "npy", "npz", "pth", "pt", "pyd", "pickle", "pkl"}
+    | {"mp4", "mp3", "wav"}
 )
 """Extensions that end a key besides those of the source. Keys may contain dots: cam.060.png, 2024.01.05.cls."""
 # Files of one key that stand apart wait for each other: so many keys, and so many bytes of a compressed tar, which cannot be read again.
