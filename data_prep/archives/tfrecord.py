@@ -6,18 +6,17 @@ payload. Mask: rotate right by 15, add 0xA282EAD8. (TensorFlow, core/lib/io/reco
 
 import functools
 import struct
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from vitline.data_prep.archives.archive_bytes import Source
+from vitline.data_prep.archives.archive_bytes import RangeReader, Source
 from vitline.infra.storage import Store
 
 MAX_RECORD_BYTES = 128 * 1024 * 1024
 """Larger payloads are skipped without reading them."""
-_WINDOW_BYTES = 8 * 1024 * 1024
 _HEADER_BYTES, _FOOTER_BYTES = 12, 4
 _GZIP = b"\x1f\x8b\x08"
 
@@ -37,84 +36,62 @@ class Frame:
     """Why there is no payload; later records are not affected."""
 
 
-def frames(store: Store, key: str, window_bytes: int = _WINDOW_BYTES) -> Iterator[Frame]:
-    """Every record of a file in order, with both checksums verified; memory holds one window and one record.
+def frames(store: Store, key: str) -> Iterator[Frame]:
+    """Every record of a file in order, with both checksums verified; memory holds a window of the file and one record.
 
     A payload that is too large or does not match its checksum becomes a frame with `damage`. Raises DamagedFile if the file is
     truncated or a length does not match its checksum, ValueError for a compressed file.
     """
-    yield from _frames(_Window(store.uri_of(key), store.size(key), functools.partial(store.read, key), window_bytes))
+    source = RangeReader(store, key)
+    yield from frames_inside(source, source.archive, source.end)
 
 
-def frames_inside(source: Source, name: str, num_bytes: int, window_bytes: int = _WINDOW_BYTES) -> Iterator[Frame]:
+def frames_inside(source: Source, name: str, num_bytes: int) -> Iterator[Frame]:
     """As `frames`, for a file that is the next `num_bytes` of an archive; offsets count from its first byte.
 
     Raises CorruptArchive as well.
     """
-    first = source.position
-
-    def read(start: int, end: int) -> bytes:
-        source.skip_to(first + start)
-        return source.take(end - start)
-
-    yield from _frames(_Window(name, num_bytes, read, window_bytes))
-
-
-def _frames(file: "_Window") -> Iterator[Frame]:
-    position = 0
-    while position < file.size:
-        start, length = position + _HEADER_BYTES, _length(file, position)
-        position = start + length + _FOOTER_BYTES
-        if position > file.size:
+    first, position = source.position, 0
+    while position < num_bytes:
+        source.skip_to(first + position)
+        if position + _HEADER_BYTES > num_bytes:
             raise DamagedFile(
-                f"{file.uri}: the record at byte {start} has {length:,} bytes, but the file ends at byte {file.size}. "
+                f"{name} ends within a record header at byte {position}. The file is truncated. Copy it again."
+            )
+        start, length = position + _HEADER_BYTES, _length(_taken(source, _HEADER_BYTES, name), position, name)
+        position = start + length + _FOOTER_BYTES
+        if position > num_bytes:
+            raise DamagedFile(
+                f"{name}: the record at byte {start} has {length:,} bytes, but the file ends at byte {num_bytes}. "
                 "The file is truncated. Copy it again."
             )
         if length > MAX_RECORD_BYTES:
             yield Frame(start, length, damage=f"{length:,} bytes, limit {MAX_RECORD_BYTES:,}")
             continue
-        payload = file.read(start, length)
-        if _unmasked(file.read(start + length, _FOOTER_BYTES)) == crc32c(payload):
+        payload = _taken(source, length, name)
+        if _unmasked(_taken(source, _FOOTER_BYTES, name)) == crc32c(payload):
             yield Frame(start, length, payload)
         else:
-            yield Frame(start, length, damage=f"{file.uri}: checksum of the record at byte {start} does not match")
+            yield Frame(start, length, damage=f"{name}: checksum of the record at byte {start} does not match")
 
 
-def _length(file: "_Window", position: int) -> int:
-    """Length of the payload after the header at `position`."""
-    if position + _HEADER_BYTES > file.size:
-        raise DamagedFile(
-            f"{file.uri} ends within a record header at byte {position}. The file is truncated. Copy it again."
-        )
-    header = file.read(position, _HEADER_BYTES)
+def _length(header: bytes, position: int, name: str) -> int:
+    """Length of the payload after a header."""
     if _unmasked(header[8:]) != crc32c(header[:8]):
         if position == 0 and header.startswith(_GZIP):
-            raise ValueError(f"{file.uri} is compressed, which is not supported. Decompress it with gunzip.")
+            raise ValueError(f"{name} is compressed, which is not supported. Decompress it with gunzip.")
         raise DamagedFile(
-            f"{file.uri}: the length at byte {position} does not match its checksum. The file is damaged or not a "
+            f"{name}: the length at byte {position} does not match its checksum. The file is damaged or not a "
             "TFRecord file. Copy it again."
         )
     return int(struct.unpack_from("<Q", header)[0])
 
 
-class _Window:
-    """Combines consecutive short reads of a file into few long ones. Reads must move forward."""
-
-    def __init__(self, uri: str, size: int, fetch: Callable[[int, int], bytes], window_bytes: int) -> None:
-        self.uri, self.size = uri, size
-        self._fetch, self._window_bytes = fetch, window_bytes
-        self._start, self._data = 0, b""
-
-    def read(self, offset: int, length: int) -> bytes:
-        end, there = offset + length, self._start + len(self._data)
-        if end > there:
-            kept = self._data[offset - self._start :]
-            begin, last = max(offset, there), min(max(end, offset + self._window_bytes), self.size)
-            more = self._fetch(begin, last)
-            if len(more) < last - begin:
-                raise DamagedFile(f"{self.uri} became shorter while it was read: byte {last} is missing. Start again.")
-            self._start, self._data = offset, kept + more if kept else more
-        return self._data[offset - self._start : end - self._start]
+def _taken(source: Source, count: int, name: str) -> bytes:
+    data = source.take(count)
+    if len(data) < count:
+        raise DamagedFile(f"{name} became shorter while it was read: byte {source.position} is missing. Start again.")
+    return data
 
 
 def _unmasked(masked: bytes) -> int:

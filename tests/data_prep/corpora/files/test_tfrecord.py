@@ -57,12 +57,11 @@ def test_frame_header_equals_the_one_that_tensorflow_writes():
     assert framed(bytes(24))[:12] == b'\x18\0\0\0\0\0\0\0\xa3\x7fK"'
 
 
-@pytest.mark.parametrize("window_bytes", [1, 100, 1 << 20])
-def test_every_record_is_at_the_offset_of_its_frame(store, window_bytes):
+def test_every_record_is_at_the_offset_of_its_frame(store):
     payloads = [b"", b"a", b"b" * 5000, bytes(range(256)) * 9]
     data = framed(*payloads)
     store.write("f", data)
-    found = list(frames(store, "f", window_bytes))
+    found = list(frames(store, "f"))
     assert [frame.payload for frame in found] == payloads
     assert [data[frame.offset : frame.offset + frame.length] for frame in found] == payloads
 
@@ -96,9 +95,8 @@ def test_a_damaged_length_or_a_truncated_file_is_an_error_with_its_name(store):
     assert not isinstance(caught.value, DamagedFile)
 
 
-@pytest.mark.parametrize("window_bytes", [1, 100, 1 << 20])
 @pytest.mark.parametrize("packed", [True, False])
-def test_records_inside_an_archive_equal_those_of_a_file(store, monkeypatch, packed, window_bytes):
+def test_records_inside_an_archive_equal_those_of_a_file(store, monkeypatch, packed):
     payloads = [b"", b"a", b"b" * 5000, b"too large" * 1000, bytes(range(256)) * 9]
     monkeypatch.setattr(tfrecord, "MAX_RECORD_BYTES", 8999)
     data = framed(*payloads)
@@ -107,12 +105,12 @@ def test_records_inside_an_archive_equal_those_of_a_file(store, monkeypatch, pac
     store.write("f", gzip.compress(around) if packed else around)
     source = Gunzipped(store, "f") if packed else RangeReader(store, "f")
     source.skip_to(6)
-    assert list(frames_inside(source, "a.tar!f", len(data), window_bytes)) == list(frames(store, "plain", window_bytes))
+    assert list(frames_inside(source, "a.tar!f", len(data))) == list(frames(store, "plain"))
     assert source.take(6) == b"behind"
     source = Gunzipped(store, "f") if packed else RangeReader(store, "f")
     source.skip_to(6)
     with pytest.raises(DamagedFile, match=r"a.tar!f: the record at byte \d+ has 2,304 bytes, but the file ends"):
-        list(frames_inside(source, "a.tar!f", len(data) - 1, window_bytes))
+        list(frames_inside(source, "a.tar!f", len(data) - 1))
 
 
 def test_a_record_that_is_too_large_is_skipped(store, monkeypatch):
