@@ -1,7 +1,6 @@
 """PatchCamelyon: patches of lymph node slides in HDF5 files, as distributed (.h5.gz) or decompressed (.h5)."""
 
 import contextlib
-import gzip
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
@@ -11,7 +10,7 @@ import numpy as np
 from vitline.data_prep.archives.lossless_png import lossless_png
 from vitline.data_prep.benchmarks.official_files import official_files
 from vitline.data_prep.benchmarks.vtab_data import BenchmarkData, Found, Key
-from vitline.data_prep.sources.arrays.array_layouts import READ_BYTES, buffered, damage_of
+from vitline.data_prep.sources.arrays.array_layouts import READ_BYTES, damage_of, unpacked
 from vitline.data_prep.sources.arrays.hdf5_file import Hdf5Array, open_hdf5
 from vitline.data_prep.sources.raw import SourcePart, WorkFolder
 from vitline.infra.storage import Store
@@ -85,12 +84,10 @@ class PatchCamelyon(BenchmarkData):
     def _labels(self, split: str) -> list[int]:
         key = self._key(split, "y")
         uri = self.store.uri_of(key)
-        with contextlib.ExitStack() as opened:
-            file: Any = opened.enter_context(buffered(self.store, key))
-            if key.endswith(".gz"):
-                with damage_of(uri), gzip.GzipFile(fileobj=file) as plain:
-                    file = io.BytesIO(plain.read(_MAX_LABEL_BYTES))
-            array = opened.enter_context(open_hdf5(file, uri)).array("y")
+        with damage_of(uri), unpacked(self.store, key) as plain:
+            file = io.BytesIO(plain.read(_MAX_LABEL_BYTES))
+        with open_hdf5(file, uri) as opened:
+            array = opened.array("y")
             if array.shape[1:] not in ((), (1,), (1, 1, 1)) or array.shape[0] * array.dtype.itemsize > _MAX_LABEL_BYTES:
                 raise ValueError(f"{uri} is an array of shape {array.shape}; expected (n, 1, 1, 1). Download it again.")
             labels = [label for block in array.blocks(0, array.shape[0]) for label in block.reshape(-1).tolist()]
@@ -108,7 +105,7 @@ def _unpacked(store: Store, key: str, work: Store, max_bytes: int) -> str:
     if work.exists(copy):
         return copy
     uri, num_bytes = store.uri_of(key), 0
-    with buffered(store, key) as packed, gzip.GzipFile(fileobj=packed) as plain, work.writer(copy) as file:
+    with unpacked(store, key) as plain, work.writer(copy) as file:
         while True:
             with damage_of(uri):
                 data = plain.read(READ_BYTES)

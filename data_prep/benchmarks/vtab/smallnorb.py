@@ -2,7 +2,6 @@
 (https://cs.nyu.edu/~ylclab/data/norb-v1.0-small/)."""
 
 import contextlib
-import gzip
 import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from vitline.data_prep.archives.lossless_png import lossless_png
 from vitline.data_prep.benchmarks.label_rules import smallnorb_azimuth
 from vitline.data_prep.benchmarks.official_files import official_files
 from vitline.data_prep.benchmarks.vtab_data import BenchmarkData, Found, Key
-from vitline.data_prep.sources.arrays.array_layouts import CorruptArray, buffered, damage_of
+from vitline.data_prep.sources.arrays.array_layouts import CorruptArray, damage_of, unpacked
 from vitline.data_prep.sources.arrays.paired_arrays import StreamedArray
 from vitline.data_prep.sources.raw import SourcePart, WorkFolder
 
@@ -43,11 +42,11 @@ class SmallNorb(BenchmarkData):
 
     def parts(self, work: WorkFolder) -> Iterator[SourcePart]:
         for split in _STEMS:
-            with self._open(split, "dat") as (pictures, uri):
+            with self._open(split, "dat") as pictures:
                 count = len(self._labels(split))
                 if pictures.dtype != np.uint8 or pictures.shape != (count, 2, 96, 96):
                     raise self.official.damaged(
-                        uri,
+                        pictures.uri,
                         f"an array of shape {pictures.shape} and type {pictures.dtype}; expected {(count, 2, 96, 96)} uint8, a "
                         "pair for every row of its -info file",
                     )
@@ -55,23 +54,23 @@ class SmallNorb(BenchmarkData):
 
     def pictures(self, part: SourcePart, work: WorkFolder) -> Iterator[Found]:
         labels = self._labels(part.name)
-        with self._open(part.name, "dat") as (pictures, uri):
-            for row, (left, _) in enumerate(pictures.rows(uri)):
+        with self._open(part.name, "dat") as pictures:
+            for row, (left, _) in enumerate(pictures.rows()):
                 yield Found(part.name, row, labels[row], lossless_png(left))
 
     def _labels(self, split: str) -> list[int]:
-        with self._open(split, "info") as (info, uri):
+        with self._open(split, "info") as info:
             if info.dtype != np.int32 or len(info.shape) != 2 or info.shape[1] != 4:
                 raise self.official.damaged(
-                    uri,
+                    info.uri,
                     f"an array of shape {info.shape} and type {info.dtype}; expected rows of four int32: instance, elevation, "
                     "azimuth and lighting",
                 )
-            rows = [row.tolist() for row in info.rows(uri)]
+            rows = [row.tolist() for row in info.rows()]
         try:
             return [self._label(row) for row in rows]
         except ValueError as error:
-            raise self.official.damaged(uri, error) from error
+            raise self.official.damaged(info.uri, error) from error
 
     def _label(self, row: Sequence[int]) -> int:
         if self.task == "smallnorb_azimuth":
@@ -81,17 +80,14 @@ class SmallNorb(BenchmarkData):
         return row[_ELEVATION]
 
     @contextlib.contextmanager
-    def _open(self, split: str, what: str) -> Iterator[tuple[StreamedArray, str]]:
-        """An array, after reading its header, and its URI."""
+    def _open(self, split: str, what: str) -> Iterator[StreamedArray]:
+        """An array, after reading its header."""
         key = self.file(f"{_STEMS[split]}-{what}.mat.gz")
         uri = self.store.uri_of(key)
-        with contextlib.ExitStack() as opened:
-            file: Any = opened.enter_context(buffered(self.store, key))
-            if key.endswith(".gz"):
-                file = opened.enter_context(gzip.GzipFile(fileobj=file))
+        with unpacked(self.store, key) as file:
             with damage_of(uri):
                 shape, dtype = _header(file)
-            yield StreamedArray(shape, dtype, file), uri
+            yield StreamedArray(uri, shape, dtype, file)
 
 
 def _header(file: Any) -> tuple[tuple[int, ...], np.dtype]:

@@ -74,8 +74,19 @@ class CorruptArray(ValueError):
     """An array is truncated or cannot be decompressed."""
 
 
+@contextlib.contextmanager
+def unpacked(store: Store, key: str) -> Iterator[BinaryIO]:
+    """A file with a large read buffer, because each read is a request to an object store; decompressed if its name says gzip."""
+    with buffered(store, key) as file:
+        if key.lower().endswith((".gz", ".tgz")):
+            with gzip.GzipFile(fileobj=file) as plain:
+                yield cast(BinaryIO, plain)
+        else:
+            yield file
+
+
 def buffered(store: Store, key: str) -> BinaryIO:
-    """A file with a large read buffer: each read is a request to an object store."""
+    """A file with a large read buffer."""
     return io.BufferedReader(cast(Any, store.open(key)), READ_BYTES)
 
 

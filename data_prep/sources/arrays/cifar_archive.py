@@ -1,7 +1,6 @@
 """CIFAR's binary archives (https://www.cs.toronto.edu/~kriz/cifar.html, "Binary version"): records of one or two labels and
 3,072 bytes: red, green, blue."""
 
-import gzip
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from pydantic import JsonValue
 
 from vitline.data_prep.archives.archive_members import Member
 from vitline.data_prep.archives.archives import archive_kind, index, read_members
-from vitline.data_prep.sources.arrays.array_layouts import READ_BYTES, OneFile, Picture, buffered, damage_of
+from vitline.data_prep.sources.arrays.array_layouts import READ_BYTES, OneFile, Picture, damage_of, unpacked
 from vitline.data_prep.sources.raw import SourcePart
 
 _MAX_MEMBER_BYTES = 256 * 1024 * 1024
@@ -107,8 +106,8 @@ class Cifar(OneFile):
     def _check_gzip(self) -> None:
         # The checksum of gzip follows the end of the tar, which reading members does not reach.
         if archive_kind(self.key) == "tar.gz":
-            with buffered(self.store, self.key) as file, gzip.GzipFile(fileobj=file) as unpacked, damage_of(self.uri):
-                while unpacked.read(READ_BYTES):
+            with unpacked(self.store, self.key) as plain, damage_of(self.uri):
+                while plain.read(READ_BYTES):
                     pass
 
     def _firsts(self, counts: Mapping[str, int]) -> dict[str, int]:

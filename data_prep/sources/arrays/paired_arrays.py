@@ -1,7 +1,6 @@
 """Reads two arrays side by side, images and labels: idx files (as for MNIST) and npz."""
 
 import contextlib
-import gzip
 import math
 import re
 import struct
@@ -9,12 +8,21 @@ import zipfile
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 from pydantic import JsonValue
 
-from vitline.data_prep.sources.arrays.array_layouts import Arrays, CorruptArray, OneFile, Picture, buffered, damage_of
+from vitline.data_prep.sources.arrays.array_layouts import (
+    READ_BYTES,
+    Arrays,
+    CorruptArray,
+    OneFile,
+    Picture,
+    buffered,
+    damage_of,
+    unpacked,
+)
 from vitline.data_prep.sources.raw import SourcePart, SplitRule
 from vitline.infra.storage import Listed, open_store
 
@@ -23,24 +31,36 @@ _MAX_EXPANSION = 1032  # largest expansion by deflate
 
 @dataclass(frozen=True)
 class StreamedArray:
-    """An array in C order, streamed row by row."""
+    """An array in C order that is read once, from its first row on; the first axis is the rows."""
 
+    uri: str
     shape: tuple[int, ...]
     dtype: np.dtype
-    file: BinaryIO
+    _file: BinaryIO
+    rows_together: ClassVar[int] = 1
 
-    def rows(self, uri: str) -> Iterator[np.ndarray]:
-        """Rows of shape[1:], then a check that the file ends. Raises CorruptArray."""
-        shape = self.shape[1:]
-        num_bytes = math.prod(shape) * self.dtype.itemsize
-        for row in range(self.shape[0]):
-            with damage_of(uri):
-                data = self.file.read(num_bytes)
-            if len(data) < num_bytes:
-                raise CorruptArray(f"{uri} is truncated in row {row:,} of {self.shape[0]:,}. Copy it again.")
-            yield np.frombuffer(data, self.dtype).reshape(shape)
-        with damage_of(uri):
-            if self.file.read(1):  # reading to the end verifies the checksum
+    def rows(self) -> Iterator[np.ndarray]:
+        """Every row, as `blocks`."""
+        for block in self.blocks(0, self.shape[0]):
+            yield from block
+
+    def blocks(self, start: int, stop: int) -> Iterator[np.ndarray]:
+        """Rows [start, stop), some at a time; earlier ones are read and dropped. After the last row, checks that the file ends.
+        Raises CorruptArray."""
+        row_bytes, row = math.prod(self.shape[1:]) * self.dtype.itemsize, 0
+        while row < stop:
+            end = min(row + max(1, READ_BYTES // row_bytes), stop if row >= start else start)
+            with damage_of(self.uri):
+                data = self._file.read((end - row) * row_bytes)
+            if (there := len(data) // row_bytes) < end - row:
+                raise CorruptArray(
+                    f"{self.uri} is truncated in row {row + there:,} of {self.shape[0]:,}. Copy it again."
+                )
+            if row >= start:
+                yield np.frombuffer(data, self.dtype).reshape(-1, *self.shape[1:])
+            row = end
+        with damage_of(self.uri):
+            if stop == self.shape[0] and self._file.read(1):  # reading to the end verifies the checksum
                 raise CorruptArray(f"there is data after its {self.shape[0]:,} rows")
 
 
@@ -55,16 +75,13 @@ class _Paired(Arrays):
     def open(self, name: str) -> contextlib.AbstractContextManager[StreamedArray]:
         """An array by its name, after a check of its header. Raises ValueError and FileNotFoundError."""
 
-    @abstractmethod
-    def uri_of(self, name: str) -> str: ...
-
     def parts(self, max_pixels: int) -> Iterator[SourcePart]:
         pairs = self.pairs()
         present: list[JsonValue] = [split for split in sorted({split for split, _, _ in pairs if split})]
         for split, pictures, labels in pairs:
             with self.open(pictures) as images, self.open(labels) as numbers:
-                self._check(pictures, images, max_pixels)
-                self._check_labels(labels, numbers, images.shape[0])
+                _check(images, max_pixels)
+                _check_labels(numbers, images.shape[0])
                 where: dict[str, JsonValue] = {"split": split, "labels": labels, "present": present}
                 num_bytes = math.prod(images.shape)
                 yield SourcePart(name=pictures, num_bytes=num_bytes, num_examples=images.shape[0], where=where)
@@ -74,33 +91,32 @@ class _Paired(Arrays):
         named = None if split is None else str(split)
         with self.open(part.name) as images, self.open(labels) as numbers:
             layout = _channels(images.shape)
-            rows = zip(images.rows(self.uri_of(part.name)), numbers.rows(self.uri_of(labels)), strict=True)
-            for number, (row, label) in enumerate(rows):
+            for number, (row, label) in enumerate(zip(images.rows(), numbers.rows(), strict=True)):
                 yield Picture(named, number, _pixels(row, layout), int(label.reshape(-1)[0]))
 
-    def _check(self, name: str, images: StreamedArray, max_pixels: int) -> None:
-        uri, shape = self.uri_of(name), images.shape
-        if images.dtype != np.uint8:
-            why = ": the value range of float pixels is not defined" if images.dtype.kind == "f" else ""
-            raise ValueError(
-                f"{uri} has pixels of type {images.dtype}, which is not supported{why}. Store them as uint8."
-            )
-        layout = _channels(shape)
-        if layout is None:
-            raise ValueError(
-                f"{uri} has shape {shape}; expected (n, h, w), (n, h, w, 1 or 3) or (n, 1 or 3, h, w), and the axis of "
-                "the channels must be unambiguous. Reshape it."
-            )
-        height, width = (shape[2], shape[3]) if layout == "first" else (shape[1], shape[2])
-        if not 0 < height * width <= max_pixels:
-            raise ValueError(f"{uri} has images of {width} x {height} pixels; expected 1 to {max_pixels:,} pixels.")
 
-    def _check_labels(self, name: str, labels: StreamedArray, num_images: int) -> None:
-        if labels.dtype.kind not in "ui" or labels.shape not in ((num_images,), (num_images, 1)):
-            raise ValueError(
-                f"{self.uri_of(name)} has labels of type {labels.dtype} and shape {labels.shape}, which is not supported; "
-                f"expected integers of shape ({num_images},), one per image."
-            )
+def _check(images: StreamedArray, max_pixels: int) -> None:
+    uri, shape = images.uri, images.shape
+    if images.dtype != np.uint8:
+        why = ": the value range of float pixels is not defined" if images.dtype.kind == "f" else ""
+        raise ValueError(f"{uri} has pixels of type {images.dtype}, which is not supported{why}. Store them as uint8.")
+    layout = _channels(shape)
+    if layout is None:
+        raise ValueError(
+            f"{uri} has shape {shape}; expected (n, h, w), (n, h, w, 1 or 3) or (n, 1 or 3, h, w), and the axis of "
+            "the channels must be unambiguous. Reshape it."
+        )
+    height, width = (shape[2], shape[3]) if layout == "first" else (shape[1], shape[2])
+    if not 0 < height * width <= max_pixels:
+        raise ValueError(f"{uri} has images of {width} x {height} pixels; expected 1 to {max_pixels:,} pixels.")
+
+
+def _check_labels(labels: StreamedArray, num_images: int) -> None:
+    if labels.dtype.kind not in "ui" or labels.shape not in ((num_images,), (num_images, 1)):
+        raise ValueError(
+            f"{labels.uri} has labels of type {labels.dtype} and shape {labels.shape}, which is not supported; "
+            f"expected integers of shape ({num_images},), one per image."
+        )
 
 
 def _channels(shape: tuple[int, ...]) -> str | None:
@@ -177,17 +193,10 @@ class Idx(_Paired):
             )
         return pairs
 
-    def uri_of(self, name: str) -> str:
-        return self.store.uri_of(name)
-
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[StreamedArray]:
-        uri, size = self.uri_of(name), self.store.size(name)
-        with contextlib.ExitStack() as opened:
-            file: Any = opened.enter_context(buffered(self.store, name))
-            packed = name.lower().endswith(".gz")
-            if packed:
-                file = opened.enter_context(gzip.GzipFile(fileobj=file))
+        uri, size = self.store.uri_of(name), self.store.size(name)
+        with unpacked(self.store, name) as file:
             with damage_of(uri):
                 zeros, kind, num_axes = struct.unpack(">HBB", _exactly(file, 4))
                 if zeros or kind not in _IDX_TYPES or not num_axes:
@@ -196,11 +205,11 @@ class Idx(_Paired):
                     )
                 shape = struct.unpack(f">{num_axes}I", _exactly(file, 4 * num_axes))
             dtype, head = np.dtype(_IDX_TYPES[kind]), 4 + 4 * num_axes
-            if packed:
+            if name.lower().endswith(".gz"):
                 _checked_size(uri, shape, dtype, 0, _MAX_EXPANSION * size)
             else:
                 _checked_size(uri, shape, dtype, size - head, size - head)
-            yield StreamedArray(shape, dtype, file)
+            yield StreamedArray(uri, shape, dtype, file)
 
 
 def _idx_split(stem: str) -> str | None:
@@ -248,13 +257,10 @@ class Npz(OneFile, _Paired):
             )
         return pairs
 
-    def uri_of(self, name: str) -> str:
-        return f"{self.uri}!{name}"
-
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[StreamedArray]:
         # Each array gets a file of its own: reading two in turns from one file would discard its buffer each time.
-        uri = self.uri_of(name)
+        uri = f"{self.uri}!{name}"
         with self._zip() as archive, contextlib.ExitStack() as opened:
             with damage_of(uri):
                 info = archive.getinfo(f"{name}.npy")
@@ -272,11 +278,11 @@ class Npz(OneFile, _Paired):
                 raise ValueError(f"{uri} is in Fortran order, which is not supported. Save np.ascontiguousarray of it.")
             if info.file_size > _MAX_EXPANSION * info.compress_size + 1024:
                 raise ValueError(
-                    f"{uri} leases {info.file_size:,} bytes in {info.compress_size:,}. It is damaged. Copy it again."
+                    f"{uri} holds {info.file_size:,} bytes in {info.compress_size:,}. It is damaged. Copy it again."
                 )
             held = info.file_size - file.tell()
             _checked_size(uri, shape, dtype, held, held)
-            yield StreamedArray(shape, dtype, file)
+            yield StreamedArray(uri, shape, dtype, file)
 
     @contextlib.contextmanager
     def _zip(self) -> Iterator[zipfile.ZipFile]:

@@ -11,6 +11,7 @@ from vitline.data_prep.archives.lossless_png import lossless_png
 from vitline.data_prep.benchmarks.registry import open_data
 from vitline.data_prep.benchmarks.tfds_order import tfds_order
 from vitline.data_prep.benchmarks.vtab import dsprites
+from vitline.data_prep.sources.arrays import paired_arrays
 from vitline.infra.storage import open_store
 
 STEM = "dsprites_ndarray_co1sh3sc6or40x32y32_64x64"
@@ -55,7 +56,7 @@ def data_of(folder, task="dsprites_location"):
 def test_npz_and_hdf5_give_the_same_rows_from_any_start(tmp_path, set_splits, mini, prepared, monkeypatch):
     set_splits("dsprites", mini.one_split(TOTAL))
     monkeypatch.setattr(dsprites, "_ROWS_PER_PART", 500)
-    monkeypatch.setattr(dsprites, "_ROWS_PER_READ", 70)
+    monkeypatch.setattr(paired_arrays, "READ_BYTES", 70 * 64 * 64)
     images, classes = arrays()
     (tmp_path / "npz").mkdir()
     (tmp_path / "hdf5").mkdir()
