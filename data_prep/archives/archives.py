@@ -11,7 +11,7 @@ archive and byte, after all members before it. Memory: a window of the archive a
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from vitline.data_prep.archives.archive_bytes import Gunzipped, NestedArchive, RangeReader, Source
 from vitline.data_prep.archives.archive_members import CorruptArchive, Member, RepeatedNames, name_hash
@@ -44,6 +44,11 @@ class MemberRange:
     """Number of members without folders."""
     num_bytes: int
     """Bytes of the files."""
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """The arguments of `read_members`."""
+        return {"start": self.start, "end": self.end, "whole": self.whole}
 
 
 def archive_kind(key: str) -> ArchiveKind | None:

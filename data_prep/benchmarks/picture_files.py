@@ -25,12 +25,12 @@ def picture_parts(store: Store, key: str, work: WorkFolder) -> Iterator[SourcePa
         yield SourcePart(name=key, num_bytes=store.size(key), where={"key": key})
     else:
         for number, stretch in enumerate(stretches(index(store, key), work.examples_per_part)):
-            where: dict[str, Any] = {
-                "key": key,
-                "stretch": {"start": stretch.start, "end": stretch.end, "whole": stretch.whole},
-            }
-            name = f"{key}-{number:06d}"
-            yield SourcePart(name=name, num_bytes=stretch.num_bytes, num_examples=stretch.num_members, where=where)
+            yield SourcePart(
+                name=f"{key}-{number:06d}",
+                num_bytes=stretch.num_bytes,
+                num_examples=stretch.num_members,
+                where={"key": key, "stretch": stretch.where},
+            )
 
 
 def picture_members(

@@ -1,9 +1,8 @@
 """Every benchmark (the tasks of VTAB, and the other data sets of the ViT paper) with its reader, its official splits and its
 number of classes. A new data set needs a reader, official files and splits, and an entry here."""
 
-import importlib
 from collections.abc import Mapping
-from typing import Any
+from pkgutil import resolve_name
 
 from vitline.data_prep.benchmarks.official_corpus import OfficialCorpus
 from vitline.data_prep.benchmarks.official_files import OfficialFiles, official_files
@@ -15,6 +14,7 @@ from vitline.data_prep.config import CorpusRecipe, Transfer, Vtab
 from vitline.data_prep.sources.raw import ImageSource
 from vitline.infra.storage import Store, open_store
 
+_BELOW = "vitline.data_prep.benchmarks."
 _READERS = {
     "caltech101": "vtab.caltech101.Caltech101",
     "cifar10": "vtab.pixel_arrays.Cifar10",
@@ -34,7 +34,7 @@ _READERS = {
     "kitti": "vtab.kitti.Kitti",
     "smallnorb": "vtab.smallnorb.SmallNorb",
 }
-"""`BenchmarkData` by data set."""
+"""`BenchmarkData` by data set, below _BELOW; only the libraries that it needs are imported."""
 _IMAGENET = {
     "imagenet": "transfer.imagenet.Imagenet",
     "imagenet-real": "transfer.imagenet_real.ImagenetReal",
@@ -90,7 +90,7 @@ def official_files_of(task: str) -> OfficialFiles:
 
 def open_data(task: str, store: Store, max_bytes: int) -> BenchmarkData:
     """The reader of the data set of a task."""
-    data: BenchmarkData = _imported(_READERS[data_set_of(task)])(store, task, max_bytes)
+    data: BenchmarkData = resolve_name(f"{_BELOW}{_READERS[data_set_of(task)]}")(store, task, max_bytes)
     return data
 
 
@@ -98,7 +98,7 @@ def open_task(source: Vtab | Transfer, recipe: CorpusRecipe) -> ImageSource:
     """A task from the official files in a folder or, except for ImageNet, from the directory of one version prepared by TFDS."""
     task, store = source.task, open_store(source.path)
     if task in _IMAGENET:
-        imagenet: ImageSource = _imported(_IMAGENET[task])(store, recipe)
+        imagenet: ImageSource = resolve_name(f"{_BELOW}{_IMAGENET[task]}")(store, recipe)
         return imagenet
     all_splits, views = (
         (OFFICIAL_SPLITS, VIEWS)
@@ -109,9 +109,3 @@ def open_task(source: Vtab | Transfer, recipe: CorpusRecipe) -> ImageSource:
     if is_tfds_directory(source.path):
         return OfficialTfdsCorpus(source.path, recipe, task, official_splits, views, NUM_CLASSES[task])
     return OfficialCorpus(open_data(task, store, recipe.decode.max_bytes), official_splits, views)
-
-
-def _imported(name: str) -> Any:
-    """A reader by its name below this folder. Imports only the libraries that this reader needs."""
-    module, _, reader = name.rpartition(".")
-    return getattr(importlib.import_module(f"vitline.data_prep.benchmarks.{module}"), reader)

@@ -14,6 +14,7 @@ import enum
 import importlib
 import io
 import os
+import pkgutil
 import signal
 import struct
 import sys
@@ -90,8 +91,7 @@ def serve(settings_json: str, parent: int) -> None:
     if not end_with_parent(parent, signal.SIGKILL):
         raise SystemExit("the process that started this one has ended already")
     settings = ServerSettings.model_validate_json(settings_json)
-    module, _, name = settings.function.rpartition(".")
-    examine: Examine = getattr(importlib.import_module(module), name)
+    examine: Examine = pkgutil.resolve_name(settings.function)
     _load_decoders(examine, settings.policy)
     _limit(settings.memory_bytes)
     answers, errors = os.dup(sys.stdout.fileno()), os.dup(sys.stderr.fileno())

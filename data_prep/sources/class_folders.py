@@ -254,9 +254,11 @@ class _Archive:
         survey.find_targets(index(self._store, self._key))
         self._keep(survey, work)
         for number, stretch in enumerate(cut):
-            where: dict[str, Any] = {"start": stretch.start, "end": stretch.end, "whole": stretch.whole}
             yield SourcePart(
-                name=f"{number:06d}", num_bytes=stretch.num_bytes, num_examples=stretch.num_members, where=where
+                name=f"{number:06d}",
+                num_bytes=stretch.num_bytes,
+                num_examples=stretch.num_members,
+                where=stretch.where,
             )
 
     def examples(self, part: SourcePart, work: WorkFolder) -> Iterator[RawExample]:

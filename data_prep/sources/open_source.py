@@ -1,6 +1,6 @@
 """Opens the source of a request. A new kind of source needs one file and one entry here."""
 
-import importlib
+from pkgutil import resolve_name
 
 from vitline.data_prep.config import CorpusConfig
 from vitline.data_prep.sources.raw import ImageSource
@@ -25,7 +25,6 @@ _READERS = {
 
 def open_source(config: CorpusConfig) -> ImageSource:
     """The source of a request; nothing is read yet. Imports only the libraries that this source needs."""
-    module, _, name = _READERS[config.source.kind].rpartition(".")
-    reader = getattr(importlib.import_module(f"vitline.data_prep.{module}"), name)
+    reader = resolve_name(f"vitline.data_prep.{_READERS[config.source.kind]}")
     source: ImageSource = reader(config.source, config.recipe)
     return source

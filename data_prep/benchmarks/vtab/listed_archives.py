@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from vitline.data_prep.archives.archives import read_members
 from vitline.data_prep.archives.matlab_file import read_mat
+from vitline.data_prep.benchmarks.annotation_files import annotation_texts
 from vitline.data_prep.benchmarks.labelled_archive import LabelledArchive
 from vitline.data_prep.benchmarks.official_files import official_files
 
@@ -32,22 +32,14 @@ class ListedArchive(LabelledArchive):
 
     def _texts(self, name: str, paths: Iterable[str]) -> dict[str, list[str]]:
         """The lines of text files in the archive or folder `name`, by their paths below its top folder."""
-        key, wanted, found, damage = self.file(name), set(paths), dict[str, bytes](), ""
-        if key.endswith("/"):
-            there = {listed.key for listed in self.store.scan(key)}
-            found = {path: self.store.read(key + path, 0, _MAX_LIST_BYTES) for path in wanted if key + path in there}
-        else:
-            for member, data in read_members(
-                self.store, key, _MAX_LIST_BYTES, wanted=lambda member: _below(member.path) in wanted
-            ):
-                if data is not None:
-                    found[_below(member.path)] = data
-                damage = f": {member.refused[1]}" if member.kind == "damage" and member.refused else damage
-                if len(found) == len(wanted):
-                    break
+        key, wanted, found = self.file(name), set(paths), dict[str, list[str]]()
+        for path, text in annotation_texts(self.store, key, lambda path: _below(path) in wanted):
+            found[_below(path)] = text.split("\n")
+            if len(found) == len(wanted):  # the rest of the archive need not be read
+                break
         if missing := wanted - found.keys():
-            raise self.wrong(f"{key} lacks {', '.join(sorted(missing))}{damage}")
-        return {path: data.decode(errors="replace").split("\n") for path, data in found.items()}
+            raise self.wrong(f"{key} lacks {', '.join(sorted(missing))}")
+        return found
 
 
 def _below(path: str) -> str:

@@ -3,7 +3,7 @@
 An example id is the TFDS split and the position in it, such as train/00000799, because directories do not store keys.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,39 +16,24 @@ from vitline.data_prep.sources.raw import RawExample, SourcePart, WorkFolder
 from vitline.data_prep.sources.tfds import LabelRefused, TfdsCorpus
 from vitline.infra.storage import open_store
 
-Values = Mapping[str, list[Any]]
 _KITTI_TYPES = ("Car", "Van", "Truck", "Pedestrian", "Person_sitting", "Cyclist", "Tram", "Misc")
-_RULES: Mapping[str, tuple[tuple[str, ...], Callable[[Values], int]]] = {
-    "clevr_count": (
-        ("objects/pixel_coords",),
-        lambda found: label_rules.clevr_count(len(found["objects/pixel_coords"]) // 3),
-    ),
-    "clevr_distance": (
-        ("objects/pixel_coords",),
-        lambda found: label_rules.clevr_distance(found["objects/pixel_coords"][2::3]),
-    ),
-    "dsprites_location": (
-        ("label_x_position",),
-        lambda found: label_rules.dsprites_location(found["label_x_position"][0]),
-    ),
-    "dsprites_orientation": (
-        ("label_orientation",),
-        lambda found: label_rules.dsprites_orientation(found["label_orientation"][0]),
-    ),
+_RULES: Mapping[str, tuple[Callable[..., int], tuple[str, ...]]] = {
+    "clevr_count": (lambda coords: label_rules.clevr_count(len(coords) // 3), ("objects/pixel_coords",)),
+    "clevr_distance": (lambda coords: label_rules.clevr_distance(coords[2::3]), ("objects/pixel_coords",)),
+    "dsprites_location": (lambda x: label_rules.dsprites_location(x[0]), ("label_x_position",)),
+    "dsprites_orientation": (lambda angle: label_rules.dsprites_orientation(angle[0]), ("label_orientation",)),
     "kitti_distance": (
+        lambda kinds, places: _kitti_distance(kinds, places[2::3]),
         ("objects/type", "objects/location"),
-        lambda found: label_rules.kitti_distance(
-            (_KITTI_TYPES[kind], z)
-            for kind, z in zip(found["objects/type"], found["objects/location"][2::3], strict=True)
-        ),
     ),
-    "smallnorb_azimuth": (
-        ("label_azimuth",),
-        lambda found: found["label_azimuth"][0],
-    ),  # TFDS stores half of the original value
-    "smallnorb_elevation": (("label_elevation",), lambda found: found["label_elevation"][0]),
+    "smallnorb_azimuth": (lambda azimuth: azimuth[0], ("label_azimuth",)),  # TFDS stores half of the original value
+    "smallnorb_elevation": (lambda elevation: elevation[0], ("label_elevation",)),
 }
-"""For tasks whose class is not the feature `label`: the needed features, and the rule that computes the class from them."""
+"""For tasks whose class is not the feature `label`: the rule that computes the class from the values of features, and these."""
+
+
+def _kitti_distance(kinds: Sequence[int], distances: Sequence[float]) -> int:
+    return label_rules.kitti_distance((_KITTI_TYPES[kind], z) for kind, z in zip(kinds, distances, strict=True))
 
 
 def is_tfds_directory(path: str) -> bool:
@@ -74,7 +59,7 @@ class OfficialTfdsCorpus(TfdsCorpus):
         super().__init__(TfdsDirectory(path=path, splits=splits), recipe)
         self.views, self.benchmark_rows = views, official_splits.num_rows
         if self._task in _RULES:
-            self.label_features = frozenset(_RULES[self._task][0])
+            self.label_features = frozenset(_RULES[self._task][1])
 
     def parts(self, work: WorkFolder) -> Iterator[SourcePart]:
         there = self.num_examples()
@@ -100,10 +85,9 @@ class OfficialTfdsCorpus(TfdsCorpus):
     def labels_of(self, features: Mapping[str, Feature]) -> tuple[str, ...]:
         if self._task not in _RULES:
             return super().labels_of(features)
-        names, rule = _RULES[self._task]
-        found = {name: features[name].values if name in features else [] for name in names}
+        rule, names = _RULES[self._task]
         try:
-            label = rule(found)
+            label = rule(*(features[name].values if name in features else [] for name in names))
         except (ValueError, IndexError) as error:
             raise LabelRefused("no_label", f"{', '.join(names)}: {error}") from error
         return (number_label(label),)

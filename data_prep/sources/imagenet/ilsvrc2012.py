@@ -13,13 +13,12 @@ from vitline.data_prep.config import CorpusRecipe, Ilsvrc2012
 from vitline.data_prep.labels.classes import ClassInfo
 from vitline.data_prep.sources.folder_layout import is_picture, readable_id, refusal_by_name
 from vitline.data_prep.sources.imagenet.ilsvrc2012_kit import KIT, Kit, read_kit
-from vitline.data_prep.sources.imagenet.imagenet21k import SynsetTars, refused_tars, synset_examples, synset_part
+from vitline.data_prep.sources.imagenet.imagenet21k import OTHERS, refused_tars, synset_examples, synset_parts
 from vitline.data_prep.sources.raw import ImageSource, RawExample, SourcePart, SplitRule, WorkFolder, files_digest
 from vitline.infra.storage import open_store
 
 TRAIN, VAL = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
 _VAL_IMAGE = re.compile(r"ILSVRC2012_val_([0-9]{8})\.JPEG", re.IGNORECASE)
-_OTHERS = "train-others"
 
 
 class Ilsvrc2012Corpus(ImageSource):
@@ -52,22 +51,17 @@ class Ilsvrc2012Corpus(ImageSource):
     def training_parts(self) -> Iterator[SourcePart]:
         """The tar of each synset, as `synset_part`, then one part for all other members. Raises ValueError if there is no
         synset."""
-        tars, others = SynsetTars(), False
-        for member in index(self._store, TRAIN):
-            if synset := tars.synset_of(member):
-                yield synset_part(f"train-{synset}", synset, TRAIN, member)
-            others |= not synset and member.kind != "folder"
-        if not tars.synsets:
-            raise ValueError(f"{self._store.uri_of(TRAIN)} holds no n########.tar. Download it again.")
-        if others:
-            yield SourcePart(name=_OTHERS)
+        nothing = f"{self._store.uri_of(TRAIN)} holds no n########.tar. Download it again."
+        yield from synset_parts(index(self._store, TRAIN), TRAIN, nothing, "train-")
 
     def validation_parts(self, work: WorkFolder) -> Iterator[SourcePart]:
         """Pieces of the validation archive."""
         for number, stretch in enumerate(stretches(index(self._store, VAL), work.examples_per_part)):
-            where: dict[str, Any] = {"start": stretch.start, "end": stretch.end, "whole": stretch.whole}
             yield SourcePart(
-                name=f"val-{number:06d}", num_bytes=stretch.num_bytes, num_examples=stretch.num_members, where=where
+                name=f"val-{number:06d}",
+                num_bytes=stretch.num_bytes,
+                num_examples=stretch.num_members,
+                where=stretch.where,
             )
 
     def examples(self, part: SourcePart, work: WorkFolder) -> Iterator[RawExample]:
@@ -77,7 +71,7 @@ class Ilsvrc2012Corpus(ImageSource):
                 if member.kind != "folder":
                     yield self._validation_example(member, data)
             return
-        if part.name == _OTHERS:
+        if part.name == f"train-{OTHERS}":
             found = refused_tars(self._store, TRAIN, index(self._store, TRAIN), f"{TRAIN}!")
         else:
             found = synset_examples(self._store, part, self._max_bytes, f"{TRAIN}!")

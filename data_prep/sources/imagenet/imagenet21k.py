@@ -24,7 +24,7 @@ from vitline.data_prep.sources.raw import (
 from vitline.infra.storage import Store, open_store
 
 _SYNSET_TAR = re.compile(r"(?:.*/)?(n[0-9]{8})\.tar", re.DOTALL)
-_OTHERS, _STREAM = "others", "stream"
+OTHERS, _STREAM = "others", "stream"
 
 
 class ImageNet21kCorpus(ImageSource):
@@ -58,22 +58,13 @@ class ImageNet21kCorpus(ImageSource):
         if self._kind == "tar.gz":
             yield SourcePart(name=_STREAM, num_bytes=self._store.size(self._archive))
             return
-        tars, others = SynsetTars(), False
-        for member in self._members():
-            if synset := tars.synset_of(member):
-                yield synset_part(synset, synset, self._archive or member.path, member)
-            others |= not synset and member.kind != "folder"
-        if not tars.synsets:
-            raise ValueError(
-                f"{self.origin} holds no n########.tar. Give ImageNet-21k's archive, or a folder of such files."
-            )
-        if others:
-            yield SourcePart(name=_OTHERS)
+        nothing = f"{self.origin} holds no n########.tar. Give ImageNet-21k's archive, or a folder of such files."
+        yield from synset_parts(self._members(), self._archive, nothing)
 
     def examples(self, part: SourcePart, work: WorkFolder) -> Iterator[RawExample]:
         if part.name == _STREAM:
             found = self._streamed(part, work)
-        elif part.name == _OTHERS:
+        elif part.name == OTHERS:
             found = refused_tars(self._store, self._archive, self._members())
         else:
             found = synset_examples(self._store, part, self._max_bytes)
@@ -146,11 +137,20 @@ class SynsetTars:
         return _example(store, archive or member.path, prefix + readable_id(member.path), refused=refused)
 
 
-def synset_part(name: str, synset: str, key: str, member: Member) -> SourcePart:
-    """The part of the tar of a synset: a member of the archive `key`, or the whole file `key`."""
-    start = member.offset or 0
-    where: dict[str, Any] = {"key": key, "start": start, "end": start + member.size, "synset": synset}
-    return SourcePart(name=name, num_bytes=member.size, where=where)
+def synset_parts(members: Iterator[Member], archive: str, nothing: str, prefix: str = "") -> Iterator[SourcePart]:
+    """The tar of every synset: a member of the archive, or a file of its own if there is no archive; then a part for all other
+    members. `nothing`: the ValueError if there is no synset. `prefix`: of the names of parts."""
+    tars, others = SynsetTars(), False
+    for member in members:
+        if synset := tars.synset_of(member):
+            key, start = archive or member.path, member.offset or 0
+            where: dict[str, Any] = {"key": key, "start": start, "end": start + member.size, "synset": synset}
+            yield SourcePart(name=f"{prefix}{synset}", num_bytes=member.size, where=where)
+        others |= not synset and member.kind != "folder"
+    if not tars.synsets:
+        raise ValueError(nothing)
+    if others:
+        yield SourcePart(name=f"{prefix}{OTHERS}")
 
 
 def synset_examples(store: Store, part: SourcePart, max_bytes: int, prefix: str = "") -> Iterator[RawExample]:
