@@ -4,15 +4,18 @@ pyarrow reads ahead by default, in threads of Arrow. Such a thread may release t
 down, which aborts the process (exit code 134, in up to a third of the runs on a busy machine). Here nothing reads ahead.
 """
 
+import contextlib
 import functools
 import hashlib
 import io
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from vitline.infra.storage import Store
 
 
 def open_parquet(file: Any, **options: Any) -> pq.ParquetFile:
@@ -20,18 +23,47 @@ def open_parquet(file: Any, **options: Any) -> pq.ParquetFile:
     return pq.ParquetFile(file, pre_buffer=False, page_checksum_verification=True, **options)
 
 
-def read_parquet(file: BinaryIO, columns: Sequence[str] | None = None) -> pa.Table:
-    """Read all columns of a file, or the given ones in the given order."""
-    table = open_parquet(file).read(columns=columns and list(columns), use_threads=False)
-    return table.select(columns) if columns else table
+def read_table(store: Store, key: str, columns: Sequence[str] | None = None) -> pa.Table:
+    """A Parquet file of ours: all of a small one, with one request, or some columns in the given order."""
+    if columns is None:
+        return pq.read_table(pa.BufferReader(store.read(key)))
+    with store.open(key) as file:
+        return open_parquet(file).read(columns=list(columns), use_threads=False).select(columns)
 
 
-def parquet_bytes(table: pa.Table, row_group_size: int | None = None) -> bytes:
-    """A small table as a Parquet file."""
+def write_table(store: Store, key: str, table: pa.Table, row_group_size: int | None = None) -> None:
+    """Write a small Parquet file of ours atomically."""
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", row_group_size=row_group_size)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
+    store.write(key, sink.getvalue().to_pybytes())
+
+
+@contextlib.contextmanager
+def table_writer(store: Store, key: str, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
+    """A writer for a Parquet file of ours, table by table; the file becomes visible at a clean exit."""
+    with (
+        store.writer(key) as file,
+        pq.ParquetWriter(pa.PythonFile(_KeptOpen(file), mode="w"), schema, compression="zstd") as writer,
+    ):
+        yield writer
+
+
+class _KeptOpen:
+    """A file that pyarrow's writer may close without effect; the store closes it and makes it visible."""
+
+    closed = False
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def write(self, data: Any) -> int:
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed = True
 
 
 class RowGroupFile:

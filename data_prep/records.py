@@ -8,14 +8,14 @@ import contextlib
 import logging
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vitline.data_prep.config import CorpusConfig
 from vitline.data_prep.decode import DecodeReason
-from vitline.data_prep.parquet_files import parquet_bytes, read_parquet
+from vitline.data_prep.parquet_files import read_table, table_writer, write_table
 from vitline.data_prep.partitions import read_partition, write_partitions
 from vitline.data_prep.sources.raw import EXAMPLE_SCHEMA, SourcePart, WorkFolder
 from vitline.infra.config import FrozenConfig
@@ -166,20 +166,14 @@ class Chunks:
                 found[int(number[1])] = listed.size
         return dict(sorted(found.items()))
 
-    @contextlib.contextmanager
-    def records_writer(self, chunk: int) -> Iterator[pq.ParquetWriter]:
-        """A writer for the records of a chunk, table by table; the file becomes visible at a clean exit."""
-        with (
-            self._corpus.writer(self.records_key(chunk)) as file,
-            pq.ParquetWriter(_open_file(file), RECORD_SCHEMA, compression="zstd") as writer,
-        ):
-            yield writer
+    def records_writer(self, chunk: int) -> contextlib.AbstractContextManager[pq.ParquetWriter]:
+        """A writer for the records of a chunk, as `table_writer`."""
+        return table_writer(self._corpus, self.records_key(chunk), RECORD_SCHEMA)
 
     def found_records(self, chunk: int, columns: list[str]) -> pa.Table | None:
         """Some columns of the records of a chunk; None if it has no records."""
         try:
-            with self._corpus.open(self.records_key(chunk)) as file:
-                return read_parquet(file, columns)
+            return read_table(self._corpus, self.records_key(chunk), columns)
         except FileNotFoundError:
             return None
 
@@ -211,36 +205,3 @@ class Chunks:
                 self._corpus.delete(self.records_key(chunk))
         for name in names:
             self._corpus.delete(f"{self._spill}{name}")
-
-
-def _open_file(file: Any) -> pa.PythonFile:
-    return pa.PythonFile(_KeptOpen(file), mode="w")
-
-
-class _KeptOpen:
-    """A file that pyarrow's writer may close without effect; the store closes it and makes it visible."""
-
-    closed = False
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-
-    def write(self, data: Any) -> int:
-        num_bytes: int = self._file.write(data)
-        return num_bytes
-
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def read_table(store: Store, key: str) -> pa.Table:
-    """Read a small Parquet file of ours as a whole."""
-    return pq.read_table(pa.BufferReader(store.read(key)))
-
-
-def write_table(store: Store, key: str, table: pa.Table, row_group_size: int | None = None) -> None:
-    """Write a small Parquet file of ours atomically."""
-    store.write(key, parquet_bytes(table, row_group_size))

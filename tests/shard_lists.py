@@ -5,8 +5,8 @@ import hashlib
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from vitline.data_prep.parquet_files import write_table
 from vitline.data_prep.prepare.publish import SHARDS_SCHEMA
-from vitline.data_prep.records import write_table
 from vitline.data_prep.shard_format import SHARDS_KEY, Manifest, ShardIdentity
 from vitline.data_prep.shards.content_digest import table_content_digest
 from vitline.data_prep.shards.write_shards import HashingSink

@@ -38,7 +38,7 @@ class TextRows:
         self._again: list[tuple[int, bytes]] = []
         window = _READ_BYTES if end is None else min(_READ_BYTES, max(1 << 16, end - start))
         try:
-            self._stored = self._file = _windowed(store.open(key), window)
+            self._stored = self._file = cast(BinaryIO, io.BufferedReader(cast(Any, store.open(key)), window))
         except (FileNotFoundError, PermissionError) as error:
             raise Refusal("uncounted_loss", f"{self._uri}: {error.strerror}") from error
         if key.lower().endswith(".gz"):
@@ -138,10 +138,6 @@ def _is_row(line: bytes, delimiter: str) -> bool:
     except csv.Error:
         return False
     return True
-
-
-def _windowed(file: Any, window_bytes: int) -> BinaryIO:
-    return cast(BinaryIO, io.BufferedReader(file, window_bytes))
 
 
 def parsed_row(data: bytes, kind: str, columns: list[str]) -> Mapping[str, Any]:

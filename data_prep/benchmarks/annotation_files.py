@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 import pyarrow as pa
 
 from vitline.data_prep.archives.archives import archive_kind, read_members
-from vitline.data_prep.parquet_files import parquet_bytes, read_parquet
+from vitline.data_prep.parquet_files import read_table, write_table
 from vitline.data_prep.sources.raw import WorkFolder
 from vitline.infra.storage import Store
 
@@ -52,12 +52,11 @@ def keep_labels(work: WorkFolder, labels: Mapping[str, Mapping[str, int]]) -> No
         "key": pa.array(keys, pa.string()),
         "label": pa.array(classes, pa.int16()),
     }
-    work.store.write(_LABELS, parquet_bytes(pa.table(columns)))
+    write_table(work.store, _LABELS, pa.table(columns))
 
 
 def kept_labels(work: WorkFolder) -> dict[str, tuple[str, int]]:
     """Split and label by key, as saved by `keep_labels`."""
-    with work.store.open(_LABELS) as file:
-        table = read_parquet(file)
+    table = read_table(work.store, _LABELS)
     splits, keys, labels = (table[name].to_pylist() for name in ("split", "key", "label"))
     return dict(zip(keys, zip(splits, labels, strict=True), strict=True))

@@ -16,7 +16,7 @@ from vitline.data_prep.benchmarks.picture_files import place_of
 from vitline.data_prep.benchmarks.tfds_order import tfds_order
 from vitline.data_prep.benchmarks.vtab_data import BenchmarkData, Found, Key
 from vitline.data_prep.labels.classes import ClassInfo, number_label
-from vitline.data_prep.parquet_files import parquet_bytes, read_parquet
+from vitline.data_prep.parquet_files import read_table, write_table
 from vitline.data_prep.sources.folder_layout import readable_id
 from vitline.data_prep.sources.raw import ImageSource, RawExample, SourcePart, Spill, WorkFolder
 
@@ -90,13 +90,12 @@ def _save_positions(work: WorkFolder, split: str, keys: Sequence[Key]) -> None:
     columns = {"position": pa.array(positions)}
     if not isinstance(keys, range):
         columns["key"] = pa.array([str(key) for key in keys])
-    work.store.write(f"positions/{split}.parquet", parquet_bytes(pa.table(columns)))
+    write_table(work.store, f"positions/{split}.parquet", pa.table(columns))
 
 
 def _load_positions(work: WorkFolder, split: str) -> Mapping[Key, int] | np.ndarray:
     """Positions by key; an array if the keys are the numbers from 0 on."""
-    with work.store.open(f"positions/{split}.parquet") as file:
-        table = read_parquet(file)
+    table = read_table(work.store, f"positions/{split}.parquet")
     positions: np.ndarray = table["position"].to_numpy()
     if "key" not in table.column_names:
         return positions

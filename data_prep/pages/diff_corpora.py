@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vitline.data_prep.labels.classes import ClassMap
+from vitline.data_prep.parquet_files import read_table
 from vitline.data_prep.partitions import read_partition, write_by_key
-from vitline.data_prep.records import read_table
 from vitline.data_prep.shard_format import (
     CLASSES_KEY,
     SHARDS_KEY,

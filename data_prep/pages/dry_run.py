@@ -198,7 +198,6 @@ def _expected_selection(
         num_rows=expected.splits,
         num_bytes={name: round(rows * verdicts.mean_bytes) for name, rows in expected.splits.items()},
         num_rejects=0,
-        num_counted=0,
         stats={},
     )
     return Selection(

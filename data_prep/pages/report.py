@@ -4,8 +4,7 @@ import html
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypedDict
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
@@ -37,19 +36,6 @@ _KINDS = {
     "conflicting_labels": "of these, labels differ from the image that stays",
     "across_splits": "of these, in another split than the image that stays",
 }
-
-
-class ManyClasses(TypedDict):
-    """The classes of a corpus that has too many for one bar each."""
-
-    plot: Plot
-    quantiles: Sequence[tuple[str, ...]]
-    columns: tuple[str, ...]
-    """Columns of `largest` and `smallest`."""
-    largest: Sequence[tuple[str, ...]]
-    smallest: Sequence[tuple[str, ...]]
-    list: str
-    """Every class, in one text."""
 
 
 def render_report(
@@ -112,7 +98,8 @@ def _shown_of(segment: SegmentInfo) -> str:
 
 def _many_classes(
     class_map: ClassMap, total: np.ndarray, order: np.ndarray, by_split: Mapping[str, np.ndarray]
-) -> ManyClasses:
+) -> dict[str, object]:
+    """For the page of a corpus with too many classes for one bar each."""
     top = min(_MAX_CLASSES_NAMED, len(order) // 2)
 
     def rows(labels: np.ndarray) -> list[tuple[str, ...]]:

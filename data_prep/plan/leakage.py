@@ -18,14 +18,14 @@ import pyarrow.compute as pc
 from vitline.data_prep.config import CorpusConfig
 from vitline.data_prep.executors import Executor
 from vitline.data_prep.find_corpus import Corpora, FoundCorpus, prepared_corpus
-from vitline.data_prep.parquet_files import read_parquet
+from vitline.data_prep.parquet_files import read_table, write_table
 from vitline.data_prep.plan.confirm import PairFile, Same, confirm, located_pairs, same_pictures, save_pairs
 from vitline.data_prep.plan.corpus_stats import CorpusStats, SampleRule, merged
 from vitline.data_prep.plan.locate_pictures import PLACE_SCHEMA, PictureReader, listed_as_cell
 from vitline.data_prep.plan.similarity.dedup import LOCATOR_SCHEMA, drops_table
 from vitline.data_prep.plan.similarity.near_duplicates import HashIndex, as_words
 from vitline.data_prep.progress import StageProgress
-from vitline.data_prep.records import PLAN, REQUEST_KEY, read_table, write_table
+from vitline.data_prep.records import PLAN, REQUEST_KEY
 from vitline.data_prep.shard_format import KnownShard, Manifest, known_shards, open_shard
 from vitline.data_prep.sources.splits import hashed_split, unit_key
 from vitline.infra.config import FrozenConfig
@@ -155,8 +155,7 @@ def find_leaks(planned: Sequence[PlannedCorpus], root: Store, executor: Executor
 def list_pairs(task: LeakTask) -> PairFile:
     """Find the evaluation images whose hashes are near those of one file of training rows."""
     corpus = open_store(task.corpus)
-    with corpus.open(task.rows_key) as file:
-        rows = read_parquet(file, ["phash", "phash_mirror", *LOCATOR_SCHEMA.names])
+    rows = read_table(corpus, task.rows_key, ["phash", "phash_mirror", *LOCATOR_SCHEMA.names])
     return save_pairs(corpus, task.pairs_key, *candidates(rows, read_table(corpus, INDEX_KEY), MAX_PAIRS))
 
 
@@ -241,8 +240,7 @@ def _planned_splits(corpus: PlannedCorpus) -> tuple[str, ...]:
     """As `evaluation_splits`, for a planned corpus."""
     own = [name for name in EVALUATION_SPLITS if corpus.rows_keys.get(name)]
     if own == ["val"]:
-        with corpus.store.open(corpus.rows_keys["val"][0]) as file:
-            rows = read_parquet(file, _SPLIT_COLUMNS).slice(0, _ROWS_LOOKED_AT)
+        rows = read_table(corpus.store, corpus.rows_keys["val"][0], _SPLIT_COLUMNS).slice(0, _ROWS_LOOKED_AT)
         return () if _is_made_here(rows, corpus.store.read_json(REQUEST_KEY)) else ("val",)
     return tuple(own)
 
@@ -261,8 +259,7 @@ def _is_made_here(rows: pa.Table | pa.RecordBatch, request: Mapping[str, Any]) -
 def _planned_evaluation(corpus: PlannedCorpus, splits: Collection[str]) -> Iterator[pa.Table]:
     for split in splits:
         for key in corpus.rows_keys[split]:
-            with corpus.store.open(key) as file:
-                rows = read_parquet(file, ["split", "example_id", "phash", *LOCATOR_SCHEMA.names])
+            rows = read_table(corpus.store, key, ["split", "example_id", "phash", *LOCATOR_SCHEMA.names])
             rows = rows.append_column("corpus", pa.repeat(corpus.title, len(rows)))
             for field in (PLACE_SCHEMA.field(name) for name in ("row", "shard")):
                 rows = rows.append_column(field, pa.nulls(len(rows), field.type))
@@ -320,8 +317,7 @@ def look_for_leaks(task: LeakTask) -> LeaksFound:
     """List and count the leaks of one file of planned training rows."""
     corpus = open_store(task.corpus)
     index = read_table(corpus, INDEX_KEY)
-    with corpus.open(task.rows_key) as file:
-        rows = read_parquet(file, [*_ROW_COLUMNS, "num_bytes", "width_px", "height_px", "format", "mode"])
+    rows = read_table(corpus, task.rows_key, [*_ROW_COLUMNS, "num_bytes", "width_px", "height_px", "format", "mode"])
     pairs = _drops(rows, index, task.same)
     listed = pa.table(
         {
@@ -354,8 +350,7 @@ def leaked_rows(records: pa.Table, corpus: Store, config: CorpusConfig) -> pa.Ta
     corpus."""
     index = read_table(corpus, DECONTAMINATE_KEY)
     pairs, _ = candidates(records, index)
-    with PictureReader(config.recipe.decode) as pictures:
-        return _drops(records, index, same_pictures(pairs, pictures))
+    return _drops(records, index, same_pictures(pairs, PictureReader(config.recipe.decode)))
 
 
 def save_decontamination(config: CorpusConfig, corpus: Store, root: Store) -> None:

@@ -4,7 +4,6 @@ import functools
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from operator import itemgetter
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,13 +72,6 @@ class PictureReader:
         self._policy = policy
         self._thumbnails: OrderedDict[Place, np.ndarray | None] = OrderedDict()
         self._group: tuple[tuple[str, str, int], _ShardGroup] | None = None
-
-    def __enter__(self) -> "PictureReader":
-        return self
-
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self._thumbnails.clear()
-        self._group = None
 
     def same(self, a: Place, b: Place) -> bool:
         """Whether two images show the same picture, also scaled, recompressed or mirrored. False if one is unreadable."""

@@ -75,9 +75,9 @@ def _evaluation_sets(corpora: Sequence[FoundCorpus], root: Store, val_split: str
 def _leaks(title: str, shards: Sequence[KnownShard], index: pa.Table, policy: DecodePolicy) -> list[MixtureLeak]:
     names = list(zip(index["corpus"].to_pylist(), index["split"].to_pylist(), strict=True))
     found: Counter[tuple[str, str]] = Counter()
-    with PictureReader(policy) as pictures:
-        for shard in shards:
-            pairs, _ = candidates(rows_of_shard(shard, ["phash", "phash_mirror"]), index)
-            hits = {(pair.image, names[pair.other]) for pair in same_pictures(pairs, pictures)}
-            found.update(name for _, name in hits)
+    pictures = PictureReader(policy)
+    for shard in shards:
+        pairs, _ = candidates(rows_of_shard(shard, ["phash", "phash_mirror"]), index)
+        hits = {(pair.image, names[pair.other]) for pair in same_pictures(pairs, pictures)}
+        found.update(name for _, name in hits)
     return [MixtureLeak(title, corpus, split, count) for (corpus, split), count in sorted(found.items())]

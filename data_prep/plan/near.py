@@ -10,12 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vitline.data_prep.executors import Executor
+from vitline.data_prep.parquet_files import read_table, write_table
 from vitline.data_prep.plan.confirm import PairFile, confirm, located_pairs, save_pairs
 from vitline.data_prep.plan.similarity.dedup import drops_table, split_ranks
 from vitline.data_prep.plan.similarity.near_duplicates import as_words, band_keys, distances, num_beyond, pairs_within
 from vitline.data_prep.plan.sort_records import Dropped, SortTask, kept_records, save_drops
 from vitline.data_prep.progress import StageProgress
-from vitline.data_prep.records import PLAN, read_table, write_table
+from vitline.data_prep.records import PLAN
 from vitline.infra.config import FrozenConfig
 from vitline.infra.storage import Store, open_store
 

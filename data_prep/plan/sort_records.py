@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from vitline.data_prep.labels.classes import ClassMap
+from vitline.data_prep.parquet_files import write_table
 from vitline.data_prep.partitions import hash_prefixes, read_partition, write_by_key
 from vitline.data_prep.plan.buckets import Buckets
 from vitline.data_prep.plan.check_refused import ids_there_error, repeated_ids_error
@@ -29,7 +30,7 @@ from vitline.data_prep.plan.similarity.dedup import (
     exact_duplicates,
     merged_labels,
 )
-from vitline.data_prep.records import NOT_COUNTED, PLAN, RECORD_SCHEMA, Chunks, read_request, write_table
+from vitline.data_prep.records import PLAN, RECORD_SCHEMA, Chunks, read_request
 from vitline.data_prep.shard_format import KnownShard, open_shard
 from vitline.data_prep.sources.open_source import open_source
 from vitline.data_prep.sources.splits import order_key, split_hash, unit_key
@@ -116,8 +117,6 @@ class Selected(FrozenConfig):
     num_rows: dict[str, int]
     num_bytes: dict[str, int]
     num_rejects: int
-    num_counted: int
-    """Refused examples that count against the allowed share."""
     stats: dict[str, Any]
     """CorpusStats as JSON."""
 
@@ -330,7 +329,6 @@ def select(task: SortTask) -> Selected:
         part = rows.filter(pc.equal(rows["split"], split))
         num_rows[split], num_bytes[split] = len(part), pc.sum(part["num_bytes"]).as_py()
         write_table(corpus, rows_key(split, task.number), part, _ROWS_PER_READ)
-    counted = pc.invert(pc.is_in(rejects["reason"], pa.array(sorted(NOT_COUNTED))))
     pairs = dropped.append_column("left_out", pa.repeat(True, len(dropped)))
     stats = CorpusStats.of(rows, rejects, len(classes.classes), SampleRule(), pairs)
     return Selected(
@@ -338,7 +336,6 @@ def select(task: SortTask) -> Selected:
         num_rows=num_rows,
         num_bytes=num_bytes,
         num_rejects=len(rejects),
-        num_counted=pc.sum(counted).as_py() or 0,
         stats=stats.to_json(),
     )
 

@@ -10,32 +10,24 @@ import contextlib
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from vitline.data_prep.config import CorpusConfig
 from vitline.data_prep.examine.examine import ChunkTask, examine_chunk, list_source
 from vitline.data_prep.executors import IN_PROCESS, Executor, OnRay, Threads
 from vitline.data_prep.find_corpus import corpus_store, prepared_corpus
 from vitline.data_prep.plan.check_refused import NothingNew, check_reused
-from vitline.data_prep.plan.corpus_stats import CorpusStats, merged
+from vitline.data_prep.plan.corpus_stats import merged
 from vitline.data_prep.plan.leakage import PlannedCorpus, find_leaks
 from vitline.data_prep.plan.listed_ids import check_ids
-from vitline.data_prep.plan.plan_shards import (
-    Base,
-    CorpusPlan,
-    Selection,
-    ShardPlan,
-    plan_corpus,
-    select_examples,
-)
+from vitline.data_prep.plan.plan_shards import Base, ShardPlan, plan_corpus, select_examples
 from vitline.data_prep.plan.sort_records import rows_key
-from vitline.data_prep.prepare.publish import Finished, publish
+from vitline.data_prep.prepare.publish import Planned, Preparation, publish
 from vitline.data_prep.prepare.small_work import fits_here
 from vitline.data_prep.progress import StageProgress
-from vitline.data_prep.records import Chunks, Listing
+from vitline.data_prep.records import Chunks
 from vitline.data_prep.shard_format import MANIFEST_KEY, Manifest, listed_shards, load_manifest
 from vitline.data_prep.shards.verify_shards import ShardSpec
-from vitline.data_prep.shards.write_shards import ShardInfo, ShardTask, ensure_shard
+from vitline.data_prep.shards.write_shards import ShardTask, ensure_shard
 from vitline.data_prep.sources.open_source import open_source
 from vitline.infra.config import FrozenConfig
 from vitline.infra.runs.attempt import Ending, driver_main, run_attempt
@@ -48,31 +40,6 @@ log = logging.getLogger(__name__)
 
 _MOST_THREADS = 16
 _LEAST_SHARE = 0.1  # of the chunks: from fewer than this share the time of all of them is not extrapolated
-
-
-@dataclass
-class _Preparation:
-    """A corpus that is being prepared."""
-
-    config: CorpusConfig
-    store: Store
-    base: Base | None
-    listing: Listing
-    seconds: dict[str, float]
-    examine_s: float | None = None
-    """Seconds to examine all corpora, including what earlier attempts had done; None if too little was left to estimate it."""
-
-
-@dataclass
-class _Planned:
-    """A corpus with planned shards; `shards` fills as they are written."""
-
-    work: _Preparation
-    selection: Selection
-    plan: CorpusPlan
-    stats: CorpusStats
-    shards: dict[str, ShardInfo] = field(default_factory=dict)
-    num_leaks_left: int = 0
 
 
 def prepare(requests: Sequence[CorpusConfig], root: str, executor: Executor = IN_PROCESS) -> list[Manifest]:
@@ -98,7 +65,7 @@ def prepare(requests: Sequence[CorpusConfig], root: str, executor: Executor = IN
     return [load_manifest(store) for store in stores]
 
 
-def _list(config: CorpusConfig, root: Store, store: Store, executor: Executor) -> _Preparation:
+def _list(config: CorpusConfig, root: Store, store: Store, executor: Executor) -> Preparation:
     start = time.monotonic()
     StageProgress("list", [store]).begin(store.uri, 0, "files")
     base = None
@@ -109,10 +76,10 @@ def _list(config: CorpusConfig, root: Store, store: Store, executor: Executor) -
             listed_shards(base.corpus, base.manifest, split)
     listing = list_source(config, root, store)
     check_ids(config, store, root, base.shards() if base else (), executor)
-    return _Preparation(config, store, base, listing, {"list": time.monotonic() - start})
+    return Preparation(config, store, base, listing, {"list": time.monotonic() - start})
 
 
-def _examine(preparations: Sequence[_Preparation], root: Store, executor: Executor) -> None:
+def _examine(preparations: Sequence[Preparation], root: Store, executor: Executor) -> None:
     """Examine every chunk that has no records yet, for all corpora in one execution."""
     start, tasks, progress = time.monotonic(), [], _progress("examine", preparations)
     for work in preparations:
@@ -138,7 +105,7 @@ def _examine(preparations: Sequence[_Preparation], root: Store, executor: Execut
         work.examine_s = work.seconds["examine"] / share if share >= _LEAST_SHARE else None
 
 
-def _plan(work: _Preparation, root: Store, executor: Executor) -> _Planned:
+def _plan(work: Preparation, root: Store, executor: Executor) -> Planned:
     start, config, uri = time.monotonic(), work.config, work.store.uri
     progress = _progress("plan", [work])
     progress.begin(uri)
@@ -147,10 +114,10 @@ def _plan(work: _Preparation, root: Store, executor: Executor) -> _Planned:
     progress.begin(uri, refused=selection.num_rejects)
     progress.add(uri)
     work.seconds["plan"] = time.monotonic() - start
-    return _Planned(work, selection, plan, selection.stats)
+    return Planned(work, selection, plan, selection.stats)
 
 
-def _look_for_leaks(planned: Sequence[_Planned], root: Store, executor: Executor) -> None:
+def _look_for_leaks(planned: Sequence[Planned], root: Store, executor: Executor) -> None:
     """Compare the training images with the test and val images of every corpus, prepared or being prepared here."""
     start, progress = time.monotonic(), _progress("leakage", [each.work for each in planned])
     for each in planned:
@@ -163,7 +130,7 @@ def _look_for_leaks(planned: Sequence[_Planned], root: Store, executor: Executor
         progress.add(each.work.store.uri)
 
 
-def _by_rows(planned: _Planned) -> PlannedCorpus:
+def _by_rows(planned: Planned) -> PlannedCorpus:
     store, selection = planned.work.store, planned.selection
     keys = {
         split: [rows_key(split, i) for i, num in enumerate(selection.rows(split)) if num]
@@ -174,7 +141,7 @@ def _by_rows(planned: _Planned) -> PlannedCorpus:
     return PlannedCorpus(store, name, version, len(selection.class_map.classes), keys, benchmark)
 
 
-def _write_shards(planned: Sequence[_Planned], executor: Executor) -> None:
+def _write_shards(planned: Sequence[Planned], executor: Executor) -> None:
     """Write every shard, for all corpora in one execution; finished shards are only checked."""
     start, tasks, planned_by_uri = time.monotonic(), [], {}
     progress = _progress("write", [each.work for each in planned])
@@ -190,7 +157,7 @@ def _write_shards(planned: Sequence[_Planned], executor: Executor) -> None:
         each.work.seconds["write"] = time.monotonic() - start
 
 
-def _shard_task(planned: _Planned, shard: ShardPlan) -> ShardTask:
+def _shard_task(planned: Planned, shard: ShardPlan) -> ShardTask:
     selection = planned.selection
     return ShardTask(
         corpus=planned.work.store.uri,
@@ -208,27 +175,15 @@ def _shard_task(planned: _Planned, shard: ShardPlan) -> ShardTask:
     )
 
 
-def _publish(planned: _Planned) -> None:
+def _publish(planned: Planned) -> None:
     work, progress = planned.work, _progress("publish", [planned.work])
     progress.begin(work.store.uri, refused=planned.selection.num_rejects)
-    publish(
-        Finished(
-            config=work.config,
-            corpus=work.store,
-            base=work.base,
-            selection=planned.selection,
-            stats=planned.stats,
-            plan=planned.plan,
-            shards=planned.shards,
-            seconds=work.seconds,
-            num_leaks_left=planned.num_leaks_left,
-        )
-    )
+    publish(planned)
     Chunks(work.store, work.config).delete_spill()
     progress.add(work.store.uri)
 
 
-def _progress(stage: str, preparations: Sequence[_Preparation]) -> StageProgress:
+def _progress(stage: str, preparations: Sequence[Preparation]) -> StageProgress:
     examine_s = preparations[0].examine_s if preparations else None
     return StageProgress(stage, [work.store for work in preparations], examine_s)
 

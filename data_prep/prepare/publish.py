@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from vitline.data_prep.config import CorpusConfig
 from vitline.data_prep.pages.dataset_card import dataset_card
 from vitline.data_prep.pages.report import render_report
 from vitline.data_prep.pages.report_pictures import read_sample
+from vitline.data_prep.parquet_files import read_table, table_writer, write_table
 from vitline.data_prep.plan.corpus_stats import STATS_KEY, CorpusStats, merged
 from vitline.data_prep.plan.leakage import LEAKAGE_SCHEMA, leak_lists
 from vitline.data_prep.plan.plan_shards import Base, CorpusPlan, Selection, split_of
 from vitline.data_prep.plan.sort_records import REJECTS_SCHEMA, rejects_key
-from vitline.data_prep.records import Chunks, read_table, write_table
+from vitline.data_prep.records import Chunks, Listing
 from vitline.data_prep.shard_format import (
     CARD_KEY,
     CLASSES_KEY,
@@ -35,7 +35,7 @@ from vitline.data_prep.shard_format import (
 )
 from vitline.data_prep.shards.content_digest import corpus_digest
 from vitline.data_prep.shards.subsets import utc_now
-from vitline.data_prep.shards.write_shards import HashingSink, ShardInfo
+from vitline.data_prep.shards.write_shards import ShardInfo
 from vitline.data_prep.sources.open_source import open_source
 from vitline.data_prep.sources.raw import FirstRows
 from vitline.infra.storage import Store
@@ -53,33 +53,43 @@ SHARDS_SCHEMA = pa.schema(
 _LIBRARIES = ("pyarrow", "pillow", "simplejpeg", "numpy")
 
 
-@dataclasses.dataclass(frozen=True)
-class Finished:
-    """A corpus whose shards are all written: input of `publish`."""
+@dataclasses.dataclass
+class Preparation:
+    """A corpus that is being prepared."""
 
     config: CorpusConfig
-    corpus: Store
+    store: Store
     base: Base | None
+    listing: Listing
+    seconds: dict[str, float]
+    examine_s: float | None = None
+    """Seconds to examine all corpora, including what earlier attempts had done; None if too little was left to estimate it."""
+
+
+@dataclasses.dataclass
+class Planned:
+    """A corpus with planned shards; `shards` fills as they are written."""
+
+    work: Preparation
     selection: Selection
-    stats: CorpusStats
     plan: CorpusPlan
-    shards: Mapping[str, ShardInfo]
-    seconds: Mapping[str, float]
+    stats: CorpusStats
+    shards: dict[str, ShardInfo] = dataclasses.field(default_factory=dict)
     num_leaks_left: int = 0
     """Pairs of training and evaluation images with near hashes that exceeded the limit and were not compared."""
 
 
-def publish(done: Finished) -> Manifest:
-    """Write everything besides the shards, the manifest last. Repeating it gives the same corpus."""
-    corpus, class_map = done.corpus, done.selection.class_map
+def publish(done: Planned) -> Manifest:
+    """Write everything besides the shards, which are all written, and the manifest last. Repeating it gives the same corpus."""
+    corpus, base, class_map = done.work.store, done.work.base, done.selection.class_map
     lines = list(_shard_lines(done))
     write_table(corpus, SHARDS_KEY, pa.Table.from_pylist(lines, schema=SHARDS_SCHEMA))
     _write_rejects(done)
     _write_tables(corpus, LEAKAGE_KEY, LEAKAGE_SCHEMA, leak_lists(corpus))
     corpus.write_json(CLASSES_KEY, class_map.as_file())
     stats = done.stats
-    if done.base:
-        known = CorpusStats.from_json(done.base.corpus.read_json(STATS_KEY))
+    if base:
+        known = CorpusStats.from_json(base.corpus.read_json(STATS_KEY))
         stats = merged(_widened(known, len(class_map.classes)), stats)
     corpus.write_json(STATS_KEY, stats.to_json())
     manifest = _manifest(done, stats, {line["key"]: line["content_digest"] for line in lines})
@@ -89,24 +99,24 @@ def publish(done: Finished) -> Manifest:
     return manifest
 
 
-def _shard_lines(done: Finished) -> Iterator[dict[str, Any]]:
+def _shard_lines(done: Planned) -> Iterator[dict[str, Any]]:
     """The rows of shards.parquet: those of the base corpus, unchanged, then the new ones."""
-    if done.base:
-        for line in read_table(done.base.corpus, SHARDS_KEY).to_pylist():
-            yield {**line, "version": line["version"] or done.base.manifest.version}
+    if base := done.work.base:
+        for line in read_table(base.corpus, SHARDS_KEY).to_pylist():
+            yield {**line, "version": line["version"] or base.manifest.version}
     for shard in done.plan.shards:
         yield {**done.shards[shard.key].model_dump(), "version": ""}
 
 
-def _write_rejects(done: Finished) -> None:
+def _write_rejects(done: Planned) -> None:
     buckets = (bucket.bucket for bucket in done.selection.buckets if bucket.num_rejects)
-    tables = (read_table(done.corpus, rejects_key(bucket)) for bucket in buckets)
-    _write_tables(done.corpus, REJECTS_KEY, REJECTS_SCHEMA, tables)
+    tables = (read_table(done.work.store, rejects_key(bucket)) for bucket in buckets)
+    _write_tables(done.work.store, REJECTS_KEY, REJECTS_SCHEMA, tables)
 
 
 def _write_tables(corpus: Store, key: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
     """Write many tables to one Parquet file, with one table in memory at a time."""
-    with corpus.writer(key) as file, pq.ParquetWriter(HashingSink(file), schema, compression="zstd") as writer:
+    with table_writer(corpus, key, schema) as writer:
         writer.write_table(schema.empty_table())
         for table in tables:
             writer.write_table(table.select(schema.names).cast(schema))
@@ -146,8 +156,8 @@ def _segments_of(member: str | FirstRows, plan: CorpusPlan) -> tuple[SegmentInfo
     return first_rows(plan.segments[member.split], member.num_rows)
 
 
-def _manifest(done: Finished, stats: CorpusStats, digests: Mapping[str, str]) -> Manifest:
-    config, selection, base = done.config, done.selection, done.base
+def _manifest(done: Planned, stats: CorpusStats, digests: Mapping[str, str]) -> Manifest:
+    config, selection, base = done.work.config, done.selection, done.work.base
     source = open_source(config)
     refused = {reason: found.count for reason, found in sorted(stats.refused.items())}
     provenance: dict[str, Any] = {
@@ -155,7 +165,7 @@ def _manifest(done: Finished, stats: CorpusStats, digests: Mapping[str, str]) ->
         "origin": source.origin,
         "credit": source.credit,
         "libraries": {name: importlib.metadata.version(name) for name in _LIBRARIES},
-        "seconds": {step: round(value, 3) for step, value in done.seconds.items()},
+        "seconds": {step: round(value, 3) for step, value in done.work.seconds.items()},
         "created_at": utc_now(),
     }
     if selection.num_near_left:
@@ -164,12 +174,12 @@ def _manifest(done: Finished, stats: CorpusStats, digests: Mapping[str, str]) ->
         provenance["leak_pairs_not_compared"] = done.num_leaks_left
     if base:
         provenance["added_to"] = CorpusVersion(version=base.manifest.version, digest=base.manifest.digest)
-    num_merged = (Chunks(done.corpus, config).num_merged() or 0) + (base.manifest.counts.num_merged if base else 0)
+    num_merged = (Chunks(done.work.store, config).num_merged() or 0) + (base.manifest.counts.num_merged if base else 0)
     class_digest = selection.class_map.digest
     splits = _splits(done.plan, class_digest, digests)
     return Manifest(
         name=config.name,
-        version=done.corpus.uri.rpartition("/")[2],
+        version=done.work.store.uri.rpartition("/")[2],
         digest=corpus_digest(class_digest, splits, digests),
         class_map_digest=class_digest,
         num_classes=len(selection.class_map.classes),

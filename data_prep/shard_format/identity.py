@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pydantic import ConfigDict, NonNegativeInt, PositiveInt
 
-from vitline.data_prep.parquet_files import read_parquet
+from vitline.data_prep.parquet_files import read_table
 from vitline.data_prep.shard_format.manifest import SHARDS_KEY, Manifest, segment_keys, segment_store
 from vitline.infra.config import FrozenConfig
 from vitline.infra.storage import Store
@@ -66,8 +66,7 @@ def listed_shards(corpus: Store, manifest: Manifest, split: str) -> dict[str, Li
     """
     uri, info = corpus.uri_of(SHARDS_KEY), manifest.split(split)
     try:
-        with corpus.open(SHARDS_KEY) as file:
-            table = read_parquet(file, ["key", "content_digest", "num_bytes"])
+        table = read_table(corpus, SHARDS_KEY, ["key", "content_digest", "num_bytes"])
     except FileNotFoundError as error:
         raise ShardError(uri, "is missing") from error
     except (OSError, pa.ArrowException, KeyError) as error:

@@ -4,7 +4,8 @@ import time
 
 import pyarrow as pa
 
-from vitline.data_prep.records import UNCOUNTED, read_table, write_table
+from vitline.data_prep.parquet_files import read_table, write_table
+from vitline.data_prep.records import UNCOUNTED
 from vitline.data_prep.shard_format import (
     CLASSES_KEY,
     MANIFEST_KEY,

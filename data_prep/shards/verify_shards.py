@@ -14,9 +14,9 @@ from vitline.data_prep.decode import DecodePolicy, ImageRejected
 from vitline.data_prep.examine.sandboxed_decoder import SandboxedDecoder
 from vitline.data_prep.executors import IN_PROCESS, Executor
 from vitline.data_prep.labels.classes import ClassMap
-from vitline.data_prep.parquet_files import RowGroupFile
+from vitline.data_prep.parquet_files import RowGroupFile, read_table
 from vitline.data_prep.plan.corpus_stats import STATS_KEY, CorpusStats
-from vitline.data_prep.records import WORK, read_table
+from vitline.data_prep.records import WORK
 from vitline.data_prep.shard_format import (
     CLASSES_KEY,
     LEAKAGE_KEY,

@@ -74,14 +74,10 @@ def _finished_info(corpus: Store, task: ShardTask, digest: str) -> ShardInfo | N
         same = (info.content_digest, info.rows_per_row_group) == (digest, task.spec.rows_per_row_group)
         if not same or corpus.size(task.spec.key) != info.num_bytes:
             return None
-        open_shard(corpus, _as_listed(task.spec, info)).close()
+        open_shard(corpus, ListedShard(task.spec.corpus_name, info.key, digest, info.num_bytes)).close()
         return info
     except (FileNotFoundError, ShardError):
         return None
-
-
-def _as_listed(spec: ShardSpec, info: ShardInfo) -> ListedShard:
-    return ListedShard(spec.corpus_name, spec.key, info.content_digest, info.num_bytes)
 
 
 def _planned_rows(corpus: Store, task: ShardTask) -> pa.Table:
@@ -112,7 +108,10 @@ def write_shard(task: ShardTask, planned: pa.Table, digest: str) -> ShardInfo:
             for table in _tables(planned, task):
                 writer.write_table(table, row_group_size=task.spec.rows_per_row_group)
                 note_progress()
-            writer.add_key_value_metadata(_identity(task.spec, digest, sink.num_bytes).as_metadata())
+            identity = ShardIdentity(
+                corpus=task.spec.corpus_name, key=task.spec.key, content_digest=digest, data_bytes=sink.num_bytes
+            )
+            writer.add_key_value_metadata(identity.as_metadata())
     info = ShardInfo(
         corpus=corpus.uri,
         key=task.spec.key,
@@ -130,10 +129,6 @@ def write_shard(task: ShardTask, planned: pa.Table, digest: str) -> ShardInfo:
         )
     corpus.write_json(_info_key(task.spec.key), info.model_dump(mode="json"))
     return info
-
-
-def _identity(spec: ShardSpec, digest: str, data_bytes: int) -> ShardIdentity:
-    return ShardIdentity(corpus=spec.corpus_name, key=spec.key, content_digest=digest, data_bytes=data_bytes)
 
 
 def shard_writer(sink: "HashingSink", schema: pa.Schema, mean_image_bytes: float) -> pq.ParquetWriter:

@@ -5,7 +5,7 @@ import os
 import unicodedata
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from vitline.data_prep.archives.archive_members import LONGEST_PATH, Member
@@ -44,14 +44,6 @@ class FolderLayout:
     only_splits: bool = False
     """Whether files outside of split folders are left out."""
     description: str = ""
-
-    def within(self, container: str) -> "FolderLayout":
-        """The same with a container."""
-        return replace(self, container=container)
-
-    def described_as(self, description: str) -> "FolderLayout":
-        """The same with a description."""
-        return replace(self, description=description)
 
     def example(self, names: list[str], split_rule: SplitRule, refused: Refused | None) -> RawExample:
         """The example of a file with these paths, without its location. Id and split follow from the first path, labels from all."""

@@ -10,8 +10,8 @@ import glob
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import TypedDict, cast
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from vitline.data_prep.archives.archive_members import Member, RepeatedNames, link_target
 from vitline.data_prep.config import ClassFolders
@@ -44,7 +44,7 @@ class FolderTree:
     def add_links(self, links: Links) -> None:
         """Links to images and to folders, which give their images further paths."""
         folders = dict(self._num_images)
-        above = {folder[:end] for folder in folders for end in [*_slashes(folder), len(folder)]}
+        above = {name for folder in folders for name, _ in beginnings(folder)}
         for link in links.targets:
             target = links.resolved(link)
             if target is None or target not in above:
@@ -87,7 +87,11 @@ class FolderTree:
         if len(last) != 1 or not is_filler(name := last.pop()):
             return layout
         outside = [each for each in classes if "/" not in each]
-        return layout if len(outside) == len(classes) or (outside and not layout.splits) else layout.within(name)
+        return (
+            layout
+            if len(outside) == len(classes) or (outside and not layout.splits)
+            else replace(layout, container=name)
+        )
 
     def _described(self, layout: FolderLayout, uri: str) -> FolderLayout:
         """The layout with its description. Raises ValueError if splits were recognised that have no class in common."""
@@ -101,7 +105,7 @@ class FolderTree:
             shown = "/".join(name for name in (*names, layout.container) if name)
             num_classes, num_images = len(+classes.get(split, Counter())), classes.get(split, Counter()).total()
             parts.append(f"{shown}{f' is {split}' if split else ''} ({num_classes:,} classes, {num_images:,} files)")
-        return layout.described_as("; ".join(parts) + ("" if layout.splits else "; no folder is a split"))
+        return replace(layout, description="; ".join(parts) + ("" if layout.splits else "; no folder is a split"))
 
 
 def _check_classes(classes: Mapping[str, Counter[str]], splits: Mapping[str, str], uri: str) -> None:
@@ -242,32 +246,6 @@ def _pattern(names: tuple[str | None, ...]) -> str:
     return "/".join("*" if name is None else glob.escape(name) for name in names)
 
 
-def _slashes(path: str) -> Iterator[int]:
-    return (at for at, letter in enumerate(path) if letter == "/")
-
-
-class LayoutFile(TypedDict):
-    """A `FolderLayout` as JSON."""
-
-    splits: Mapping[str, str]
-    wrapper: str
-    container: str
-    only_splits: bool
-    description: str
-
-
-class SurveyFile(TypedDict):
-    """A `ArchiveIndex` as JSON, kept in the work folder."""
-
-    layout: LayoutFile
-    targets: dict[str, str]
-    existing: list[str]
-    hard: list[str]
-    damage: str
-    damage_path: str
-    repeated: dict[str, int]
-
-
 class ArchiveIndex:
     """Layout, links and repeated names of an archive, from one pass over its headers. Memory: folders, links, 16 bytes a name."""
 
@@ -308,9 +286,10 @@ class ArchiveIndex:
     def damaged_member(self) -> Member:
         return Member(self.damage_path, kind="damage", refused=("uncounted_loss", self.damage))
 
-    def as_json(self) -> SurveyFile:
+    def as_json(self) -> dict[str, Any]:
+        """For the work folder."""
         return {
-            "layout": cast(LayoutFile, asdict(self.layout)),
+            "layout": asdict(self.layout),
             "targets": self.links.targets,
             "existing": sorted(self.links.existing),
             "hard": sorted(self.links.hard),
@@ -320,7 +299,7 @@ class ArchiveIndex:
         }
 
     @classmethod
-    def from_json(cls, source: ClassFolders, uri: str, value: SurveyFile) -> "ArchiveIndex":
+    def from_json(cls, source: ClassFolders, uri: str, value: Mapping[str, Any]) -> "ArchiveIndex":
         survey = cls(source, uri)
         survey.layout = FolderLayout(**value["layout"])
         survey.links = Links(value["targets"], value["existing"], value["hard"])

@@ -14,7 +14,7 @@ from pydantic import Field, JsonValue
 from vitline.data_prep.archives.parquet_rows import stretches
 from vitline.data_prep.config import CorpusRecipe, PredictedClasses
 from vitline.data_prep.labels.label_texts import plain_text
-from vitline.data_prep.parquet_files import open_parquet, read_parquet
+from vitline.data_prep.parquet_files import open_parquet, read_table
 from vitline.data_prep.shard_format import Manifest, ShardReader, SplitInfo, load_manifest
 from vitline.data_prep.sources.raw import ImageSource, RawExample, SourcePart, Spill, SplitRule, WorkFolder
 from vitline.infra.records import StoredRecord
@@ -136,8 +136,7 @@ class PredictedCorpus(ImageSource):
         names: dict[str, int] = {}
         codes, scores = [np.empty(0, np.int32)], [np.empty(0, np.float32)]
         for key in self._keys():
-            with self._run.open(key) as file:
-                found = read_parquet(file, ["class", "score"])
+            found = read_table(self._run, key, ["class", "score"])
             of_file = found["class"].combine_chunks().dictionary_encode()
             code_of = [names.setdefault(name, len(names)) for name in of_file.dictionary.to_pylist()]
             codes.append(np.array(code_of, np.int32)[of_file.indices.to_numpy()])

@@ -12,7 +12,7 @@ from pydantic import Field, JsonValue, NonNegativeInt
 
 from vitline.data_prep.config import CorpusRecipe
 from vitline.data_prep.labels.classes import ClassInfo
-from vitline.data_prep.parquet_files import parquet_bytes, read_parquet
+from vitline.data_prep.parquet_files import read_table, write_table
 from vitline.data_prep.sources.splits import HashedSplit
 from vitline.infra.config import FrozenConfig
 from vitline.infra.storage import Listed, Store
@@ -178,13 +178,12 @@ class ListedCorpus(ImageSource):
         yield from examples_of(self.listed(part, work))
 
     def listed(self, part: SourcePart, work: WorkFolder) -> pa.Table:
-        with work.store.open(_list_key(part.name)) as file:
-            return read_parquet(file)
+        return read_table(work.store, _list_key(part.name))
 
     @staticmethod
     def _kept(work: WorkFolder, number: int, batch: list[RawExample]) -> SourcePart:
         name = f"{number:06d}"
-        work.store.write(_list_key(name), parquet_bytes(table_of(batch)))
+        write_table(work.store, _list_key(name), table_of(batch))
         num_bytes = sum(example.length or example.num_bytes for example in batch)
         return SourcePart(name=name, num_bytes=num_bytes, num_examples=len(batch))
 
@@ -199,8 +198,7 @@ def _list_key(name: str) -> str:
 def kept_lists(work: WorkFolder) -> Iterator[pa.Table]:
     """The lists that `ListedCorpus.parts` has saved, as EXAMPLE_SCHEMA; none for other sources."""
     for listed in work.store.scan(_LISTS):
-        with work.store.open(listed.key) as file:
-            yield read_parquet(file)
+        yield read_table(work.store, listed.key)
 
 
 EXAMPLE_SCHEMA = pa.schema(

@@ -171,7 +171,6 @@ def planned(config: CorpusConfig, class_map: ClassMap, num_images: int, num_task
             num_rows=split,
             num_bytes={name: rows * MEAN_BYTES for name, rows in split.items()},
             num_rejects=0,
-            num_counted=0,
             stats={},
         )
         for i in range(num_tasks)
@@ -210,7 +209,7 @@ def shards_line_bytes(number: int) -> int:
         }
         for i in range(sample)
     ]
-    from vitline.data_prep.records import write_table
+    from vitline.data_prep.parquet_files import write_table
 
     store = open_store("memory://scale/lines")
     write_table(store, "shards.parquet", pa.Table.from_pylist(lines, schema=SHARDS_SCHEMA))

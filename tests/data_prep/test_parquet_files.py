@@ -7,7 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from vitline.data_prep.parquet_files import RowGroupFile, read_parquet
+from vitline.data_prep.parquet_files import RowGroupFile, read_table
+from vitline.infra.storage import open_store
 
 ROOMS = [Path(__file__).parents[2] / room for room in ("data_prep", "flows", "infra", "vit")]
 ROWS = pa.table(
@@ -35,9 +36,11 @@ def file():
     return CountedReads(sink.getvalue())
 
 
-def test_columns_come_in_the_requested_order(file):
-    assert read_parquet(file, ["tags", "label"]) == ROWS.select(["tags", "label"])
-    assert read_parquet(file) == ROWS
+def test_columns_come_in_the_requested_order(file, memory_root):
+    store = open_store(memory_root)
+    store.write("a.parquet", file.getvalue())
+    assert read_table(store, "a.parquet", ["tags", "label"]) == ROWS.select(["tags", "label"])
+    assert read_table(store, "a.parquet") == ROWS
 
 
 @pytest.mark.parametrize("columns", [None, ["image", "label"], ["label", "name"], ["tags"], ["name"]])

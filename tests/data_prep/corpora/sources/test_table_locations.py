@@ -10,7 +10,7 @@ import pytest
 
 from vitline.data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe, LabelTable
 from vitline.data_prep.find_corpus import corpus_store, corpus_version
-from vitline.data_prep.parquet_files import read_parquet
+from vitline.data_prep.parquet_files import read_table
 from vitline.data_prep.prepare.job import prepare
 from vitline.data_prep.shard_format import REJECTS_KEY
 from vitline.data_prep.sources.label_table import LabelTableCorpus
@@ -46,8 +46,7 @@ def prepared(place, locations, root=None, execution=None, **source):
     )
     root = root or f"memory://{uuid.uuid4().hex}"
     (manifest,) = prepare([request], root)
-    with corpus_store(open_store(root), request).open(REJECTS_KEY) as file:
-        rows = read_parquet(file).to_pylist()
+    rows = read_table(corpus_store(open_store(root), request), REJECTS_KEY).to_pylist()
     by_line = {f"table.csv!{number}": name for number, name in enumerate(locations, len(PICTURES) + 2)}
     refused = {by_line.get(row["example_id"], row["example_id"]): (row["reason"], row["detail"]) for row in rows}
     return manifest.counts.num_accepted, refused
