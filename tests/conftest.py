@@ -198,7 +198,7 @@ def root(tmp_path: Path) -> str:
 @pytest.fixture(scope="session")
 def ray_jobs(tmp_path_factory):
     """The jobs of a Ray of two cores, started once for the tests that use it."""
-    from vitline.infra.local.ray_node import LocalRay
+    from vitline.infra.local.local_ray import LocalRay
     from vitline.infra.ray_jobs import RayJobs
 
     with LocalRay(tmp_path_factory.mktemp("ray"), num_cpus=2, object_store_bytes=150_000_000) as ray:

@@ -13,8 +13,8 @@ from vitline.flows import console
 from vitline.flows.catalog.records import Origin
 from vitline.flows.to_mlflow.child import SenderChild
 from vitline.infra.local.child_jobs import ChildJobs
+from vitline.infra.local.local_ray import LocalRay
 from vitline.infra.local.paths import log_dir
-from vitline.infra.local.ray_node import LocalRay
 from vitline.infra.ray_jobs import JobLost, RayJobs
 from vitline.infra.runs.progress import RunProgress
 from vitline.infra.runs.run_state import StopReason
@@ -160,7 +160,7 @@ class Cluster:
             address, token = self._address, None
             if address is None:
                 self.announce("starting a one-node Ray (dashboard on loopback, token authentication)")
-                self.local = LocalRay(self.log_dir, announce=self.announce)
+                self.local = LocalRay(self.log_dir / "local-ray", announce=self.announce)
                 self.local.__enter__()
                 env = self.local.env
                 address, token = env["RAY_ADDRESS"], env["RAY_AUTH_TOKEN_PATH"]

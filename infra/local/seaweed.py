@@ -78,8 +78,8 @@ def problem(config: StackConfig, timeout_s: float = 5.0) -> str:
 
 def remove_sockets(config: StackConfig) -> None:
     """Removes the sockets that SeaweedFS leaves in the temporary folder, which are named after its second ports."""
-    for name in ("s3", *S3_INTERNAL):
-        for path in _TEMPORARY.glob(f"seaweedfs-*-{config.ports[name] + GRPC_PORT_OFFSET}.sock"):
+    for port in (port for name, port in config.ports.items() if name.startswith("s3")):
+        for path in _TEMPORARY.glob(f"seaweedfs-*-{port + GRPC_PORT_OFFSET}.sock"):
             path.unlink(missing_ok=True)
 
 

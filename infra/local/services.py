@@ -8,13 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from shutil import rmtree
 from typing import Any
 
 from vitline.infra.children import child_environment
-from vitline.infra.local import seaweed
+from vitline.infra.local import ray_node, seaweed
 from vitline.infra.local.databases import check_database, database_file
-from vitline.infra.local.ray_node import FOREIGN_TO_RAY, RayHead
 from vitline.infra.local.stack_config import OWNER_VARIABLE, StackConfig
 from vitline.infra.mlflow.mlflow_private import server_environment
 from vitline.infra.mlflow.pages import experiments_url
@@ -60,20 +58,13 @@ class Program:
         if self.name in ("ray", "mlflow"):  # with these variables a server would connect to itself as a client
             mine = {k: v for k, v in mine.items() if k not in ("RAY_ADDRESS", "MLFLOW_TRACKING_URI")}
         # An existing store is opened with the credentials that the supervisor has inherited.
-        others = tuple(prefix for prefix in _OTHERS if not (config.root and prefix == "AWS_"))
-        return child_environment(mine, FOREIGN_TO_RAY, others)
+        kept = _OTHERS if config.only_ray else ("AWS_",) if config.root else ()
+        others = tuple(prefix for prefix in _OTHERS if prefix not in kept)
+        return child_environment(mine, ray_node.FOREIGN_TO_RAY, others)
 
 
-def programs(num_cpus: int | None = None) -> dict[str, Program]:
-    """All programs by name. Ray uses all CPUs of this machine, or `num_cpus`."""
-
-    def head(config: StackConfig) -> RayHead:
-        return RayHead(config.folder / "ray", config.ray_token, config.login, config.ports["ray"], num_cpus)
-
-    def leave(config: StackConfig, log_dir: Path) -> None:
-        head(config).keep_logs(log_dir)
-        rmtree(head(config).folder, ignore_errors=True)
-
+def programs() -> dict[str, Program]:
+    """All programs by name."""
     found = (  # infra may not import flows, so modules there are named as text
         Program(
             "s3",
@@ -120,10 +111,10 @@ def programs(num_cpus: int | None = None) -> dict[str, Program]:
         ),
         Program(
             "ray",
-            lambda config: head(config).command(),
-            lambda config, since: head(config).problem(),
-            lambda config: head(config).environment(),
-            after=leave,
+            ray_node.command,
+            lambda config, since: ray_node.problem(config),
+            ray_node.environment,
+            after=ray_node.keep_logs,
         ),
     )  # fmt: skip
     return {program.name: program for program in found}

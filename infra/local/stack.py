@@ -112,7 +112,7 @@ def start_stack(
             return running
         if stop_stack(directory):
             announce("ended processes that an earlier stack had left")
-        config, notes = prepare_stack_config(directory, ports, root)
+        config, notes = prepare_stack_config(directory, ports, root, num_cpus)
         for note in notes:
             announce(note)
         wanted = [name for name in ALL if name in services and (name != "s3" or config.object_store)]
@@ -120,7 +120,7 @@ def start_stack(
             if name in wanted:
                 databases.prepare_database(directory, name, announce)
         try:
-            _run_supervisor(config, log_dir, wanted, num_cpus, ends_with_caller, announce)
+            run_supervisor(config, log_dir, wanted, ends_with_caller, announce)
             state = find_stack(directory)
             if state is None:
                 raise RuntimeError(
@@ -239,20 +239,18 @@ def memory_bytes(directory: Path) -> dict[str, int]:
     return sums
 
 
-def _run_supervisor(
+def run_supervisor(
     config: StackConfig,
     log_dir: Path,
     services: Sequence[str],
-    num_cpus: int | None,
     ends_with_caller: bool,
     announce: Callable[[str], None],
-) -> None:
-    """Starts the supervisor and waits until all services work."""
+) -> "subprocess.Popen[bytes]":
+    """Starts the supervisor, waits until all services work, and returns its process."""
     for name in ("stack", *services):
         set_aside(log_dir / f"{name}.log")
     command = [sys.executable, "-P", "-m", "vitline.infra.local.supervisor", "--directory", str(config.directory)]
     command += ["--log-dir", str(log_dir), "--parent", str(os.getpid()), "--services", ",".join(services)]
-    command += ["--num-cpus", str(num_cpus)] if num_cpus else []
     command += ["--ends-with-parent"] if ends_with_caller else []
     with open(open_private(log_dir / "stack.log"), "ab") as log:
         supervisor = subprocess.Popen(
@@ -264,6 +262,7 @@ def _run_supervisor(
             start_new_session=True,  # Ctrl-C must reach only this process, which then ends the supervisor
         )
     assert supervisor.stdout
+    what = "Ray" if config.only_ray else "The stack"
     try:
         with supervisor.stdout:
             for line in supervisor.stdout:
@@ -273,11 +272,11 @@ def _run_supervisor(
                 elif "waiting" in message:
                     announce(message["waiting"])
                 elif "error" in message:
-                    raise RuntimeError(f"The stack did not start: {message['error']}\nSee the logs in {log_dir}.")
+                    raise RuntimeError(f"{what} did not start: {message['error']}\nSee the logs in {log_dir}.")
                 else:
-                    return
+                    return supervisor
         raise RuntimeError(
-            f"the supervisor of the stack died:\n{tail(log_dir / 'stack.log')}\nSee the logs in {log_dir}."
+            f"{what} did not start, its supervisor died:\n{tail(log_dir / 'stack.log')}\nSee the logs in {log_dir}."
         )
     except BaseException:
         supervisor.terminate()

@@ -5,7 +5,6 @@
 <stack>/s3/  mlflow/  prefect/  store/        data of the services
 """
 
-import contextlib
 import json
 import secrets
 import sys
@@ -18,7 +17,6 @@ from pydantic import Field
 from vitline.infra.config import FrozenConfig
 from vitline.infra.local.paths import write_private
 from vitline.infra.local.processes import free_ports, is_free, short_base
-from vitline.infra.local.ray_node import make_token
 from vitline.infra.settings import DEFAULT_PROJECT, NO_TELEMETRY, Settings, inherited_environment
 
 ALL = ("s3", "mlflow", "sender", "prefect", "prefect-worker", "ray")
@@ -49,11 +47,19 @@ class StackConfig(FrozenConfig):
     """Endpoint, region and profile of that store. Its credentials stay in the environment."""
     project: str = DEFAULT_PROJECT
     """VITLINE_PROJECT of everything that runs in this stack, which also names the work pool of its Prefect worker."""
+    num_cpus: int | None = None
+    """CPUs of its Ray; all of this machine by default."""
+    object_store_bytes: int = 512 * 1024 * 1024
+    more_nodes: bool = False
+    """Whether further nodes of Ray may join. It then listens on all addresses."""
+    only_ray: bool = False
+    """The Ray of one command (`LocalRay`) instead of a stack: it keeps the environment of the command, is not started again, and
+    `directory`, whose path is short, ends with it."""
 
     @property
     def folder(self) -> Path:
         """Folder, with a short path, for data that ends with the processes: Unix sockets, Ray's session."""
-        return Path(short_base()) / f"vl-{self.id}"
+        return self.directory if self.only_ray else Path(short_base()) / f"vl-{self.id}"
 
     @property
     def artifacts(self) -> str:
@@ -89,14 +95,15 @@ class StackConfig(FrozenConfig):
 
     def open_environment(self) -> dict[str, str]:
         """The part of the environment without secrets."""
+        ray = {"RAY_ADDRESS": self.url("ray"), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.ray_token)}
+        if self.only_ray:
+            return ray
         env = {
+            **ray,
             "VITLINE_ROOT": self.store_root,
             "VITLINE_PROJECT": self.project,
             "VITLINE_HOME": str(self.directory.parent),  # needed by flow runs, which start in temporary folders
-            "RAY_ADDRESS": self.url("ray"),
             "VITLINE_JOB_PYTHON": sys.executable,  # this Ray runs on this machine, so this Python exists there
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN_PATH": str(self.ray_token),
             "MLFLOW_TRACKING_URI": self.url("mlflow"),
             "PREFECT_API_URL": self.url("prefect", "/api"),
             "PREFECT_HOME": str(self.directory / "prefect"),  # not ~/.prefect, whose profile may name another server
@@ -142,7 +149,7 @@ def load_stack_config(directory: Path) -> StackConfig | None:
 
 
 def prepare_stack_config(
-    directory: Path, wanted: Mapping[str, int], root: str | None = None
+    directory: Path, wanted: Mapping[str, int], root: str | None = None, num_cpus: int | None = None
 ) -> tuple[StackConfig, list[str]]:
     """The config for a start in `directory`, and notes to print.
 
@@ -166,6 +173,7 @@ def prepare_stack_config(
         root=root,
         root_settings=_settings_of(root, before),
         project=Settings().project if "VITLINE_PROJECT" in inherited_environment(()) or not before else before.project,
+        num_cpus=num_cpus,
     )
     if not config.object_store:
         notes = [note for note in notes if not note.startswith("s3: ")]
@@ -179,9 +187,18 @@ def prepare_stack_config(
         notes.append(
             f"SeaweedFS is not available (its wheel is for Linux on x86-64), so objects are files in {directory}/store"
         )
-    _make_secrets(config)
-    write_private(directory / "stack-config.json", config.model_dump_json(indent=1, exclude={"directory"}))
+    write_stack_config(config)
     return config, notes
+
+
+def write_stack_config(config: StackConfig) -> None:
+    """Writes stack-config.json, and the secrets that do not exist yet."""
+    if config.object_store:
+        keys = {"AWS_ACCESS_KEY_ID": secrets.token_hex(10), "AWS_SECRET_ACCESS_KEY": secrets.token_hex(20)}
+        ensure_secret(config.directory / "credentials.json", json.dumps(keys))
+    ensure_secret(config.login, f"vitline:{secrets.token_hex(16)}\n")
+    ensure_secret(config.ray_token, secrets.token_hex(32))
+    write_private(config.directory / "stack-config.json", config.model_dump_json(indent=1, exclude={"directory"}))
 
 
 def same_root(before: StackConfig | None, wanted: str | None) -> str | None:
@@ -254,17 +271,6 @@ def _ports(wanted: Mapping[str, int], before: Mapping[str, int], notes: list[str
 def _others(twin: int) -> Iterator[int]:
     while True:
         yield from free_ports(1, twin)
-
-
-def _make_secrets(config: StackConfig) -> None:
-    if config.object_store:
-        keys = {"AWS_ACCESS_KEY_ID": secrets.token_hex(10), "AWS_SECRET_ACCESS_KEY": secrets.token_hex(20)}
-        ensure_secret(config.directory / "credentials.json", json.dumps(keys))
-    ensure_secret(config.login, f"vitline:{secrets.token_hex(16)}\n")
-    with contextlib.suppress(FileNotFoundError):
-        if config.ray_token.read_text():
-            return
-    make_token(config.ray_token)
 
 
 def ensure_secret(path: Path, text: str) -> None:

@@ -67,14 +67,13 @@ def main() -> None:
     parser.add_argument("--log-dir", type=Path, required=True)
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--services", required=True)
-    parser.add_argument("--num-cpus", type=int)
     parser.add_argument(
         "--ends-with-parent", action="store_true", help="end with the parent also once everything is up"
     )
     arguments = parser.parse_args()
     config = load_stack_config(arguments.directory)
     assert config, "start_stack writes the stack config first"
-    supervisor = Supervisor(config, arguments.log_dir, arguments.services.split(","), arguments.num_cpus)
+    supervisor = Supervisor(config, arguments.log_dir, arguments.services.split(","))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda number, _: supervisor.asked_to_end.append(number))
     supervisor.wake_at_signals()
@@ -102,9 +101,9 @@ def say(text: str) -> None:
 class Supervisor:
     """Starts, watches and ends the services. Only the checks of starting services run outside of the main thread."""
 
-    def __init__(self, config: StackConfig, log_dir: Path, names: Sequence[str], num_cpus: int | None) -> None:
+    def __init__(self, config: StackConfig, log_dir: Path, names: Sequence[str]) -> None:
         self.config, self.log_dir, self.asked_to_end = config, log_dir, list[int]()
-        every = programs(num_cpus)
+        every = programs()
         self.running = {name: Running(every[name], log_dir / f"{name}.log") for name in names}
         self._recorded: tuple[Service, ...] = ()
         self._woken: int | None = None
@@ -127,7 +126,7 @@ class Supervisor:
 
     def start(self, parent: int) -> str:
         """Starts all services. Returns an empty text once all work, else what failed. Stops when `parent` has ended."""
-        self.config.folder.mkdir(mode=0o700)
+        self.config.folder.mkdir(mode=0o700, exist_ok=self.config.only_ray)
         began, said_s, announced = time.monotonic(), 0.0, set[str]()
         while True:
             self._step(first=True)
@@ -161,6 +160,8 @@ class Supervisor:
         """Watches the services until a request to end, or until `parent` has ended."""
         say("all services are up")
         while not self.asked_to_end and (parent is None or os.getppid() == parent):
+            if self.config.only_ray and self.running["ray"].state == "failed":
+                return
             if not (self.config.directory / "stack-config.json").exists():
                 say(f"{self.config.directory} was removed, so this stack could not be found any more")
                 return
@@ -277,7 +278,7 @@ class Supervisor:
         self._clear(running)
         now = time.monotonic()
         running.deaths = [t for t in running.deaths if now - t < _DEATHS_WITHIN_S] + [now]
-        if first or len(running.deaths) >= _MAX_DEATHS:
+        if first or self.config.only_ray or len(running.deaths) >= _MAX_DEATHS:
             running.state = "failed"
             say(f"{name} died {len(running.deaths)} times in {_DEATHS_WITHIN_S:g} s and is not started again")
             return

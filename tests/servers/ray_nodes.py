@@ -13,8 +13,9 @@ import pytest
 
 from vitline.flows.runs.services import Cluster
 from vitline.infra.children import child_environment, end_with_parent, is_running
+from vitline.infra.local.local_ray import LocalRay
 from vitline.infra.local.processes import free_ports, tail
-from vitline.infra.local.ray_node import AGENT_PORTS, FOREIGN_TO_RAY, LocalRay, node_command
+from vitline.infra.local.ray_node import AGENT_PORTS, FOREIGN_TO_RAY, node_command
 from vitline.infra.plain_text import last_words
 from vitline.infra.ray_jobs import RayJobs
 from vitline.infra.settings import Settings
@@ -48,6 +49,9 @@ class ThreeNodes(Cluster):
     def environment(self) -> dict[str, str]:
         """Of the processes of its nodes."""
         access = {name: value for name, value in self.ray.env.items() if name != "RAY_ADDRESS"}
+        tls = Path(access["RAY_AUTH_TOKEN_PATH"]).parent / "ray-tls"
+        access |= {"RAY_USE_TLS": "1", "RAY_TLS_CA_CERT": str(tls / "authority.pem")}
+        access |= {"RAY_TLS_SERVER_CERT": str(tls / "part.pem"), "RAY_TLS_SERVER_KEY": str(tls / "part.key")}
         return child_environment(access | {"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}, FOREIGN_TO_RAY)
 
     def add_node(self) -> None:

@@ -122,7 +122,7 @@ async def serving(port: int, dashboard: str, token: str, login: str) -> AsyncIte
 async def run(port: int, dashboard_port: int, login: str, command: Sequence[str]) -> int:
     """Serves as long as the command runs, which gets SIGTERM and SIGINT, and returns its exit code."""
     token = Settings().ray_token()
-    assert token, "RayHead sets RAY_AUTH_TOKEN_PATH"
+    assert token, "every process of Ray has RAY_AUTH_TOKEN_PATH"
     async with serving(port, f"http://127.0.0.1:{dashboard_port}", token, login):
         ray = await asyncio.create_subprocess_exec(*command, preexec_fn=end_with_parent)
         for number in (signal.SIGTERM, signal.SIGINT):

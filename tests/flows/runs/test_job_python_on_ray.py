@@ -13,7 +13,7 @@ from vitline.flows.runs.pretrain import train_model
 from vitline.flows.runs.services import open_services
 from vitline.flows.runs.stage import StageFailed, run_store
 from vitline.infra.config import replace
-from vitline.infra.local.ray_node import LocalRay
+from vitline.infra.local.local_ray import LocalRay
 from vitline.infra.runs.lease import read_lease
 from vitline.infra.settings import Settings
 from vitline.vit.run.resolved import resolve

@@ -7,14 +7,13 @@ import pytest
 
 from vitline.infra.local import seaweed
 from vitline.infra.local.mutual_tls import make_certificates
-from vitline.infra.local.ray_node import make_token
+from vitline.infra.local.paths import write_private
 from vitline.infra.local.stack_config import ensure_secret
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        lambda folder: make_token(folder / "ray-token"),
         lambda folder: make_certificates(folder),
         lambda folder: ensure_secret(folder / "login", f"vitline:{'5' * 32}"),
     ],
@@ -33,7 +32,7 @@ def test_secret_that_does_not_fit_on_the_disk_is_not_used_in_part(tmp_path, full
 def test_secret_takes_the_place_of_a_file_that_others_could_read(tmp_path):
     (tmp_path / "ray-token").write_text("old")
     (tmp_path / "ray-token").chmod(0o644)
-    make_token(tmp_path / "ray-token")
+    write_private(tmp_path / "ray-token", "new")
     assert [path.name for path in tmp_path.iterdir()] == ["ray-token"]
     assert stat.S_IMODE((tmp_path / "ray-token").stat().st_mode) == 0o600
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from vitline.infra.children import processes_with
-from vitline.infra.local.ray_node import LocalRay
+from vitline.infra.local.local_ray import LocalRay
 from vitline.infra.ray_jobs import RayJobs
 
 pytestmark = [pytest.mark.slow, pytest.mark.servers]
@@ -31,7 +31,7 @@ time.sleep(1000)
 OWNER = """
 import json, pathlib, signal, sys, time
 from vitline.infra.children import processes_with
-from vitline.infra.local.ray_node import LocalRay
+from vitline.infra.local.local_ray import LocalRay
 signal.signal(signal.SIGINT, signal.default_int_handler)
 with LocalRay(pathlib.Path(sys.argv[1]), num_cpus=1) as ray:
     print(json.dumps(ray.env), flush=True)
@@ -160,7 +160,7 @@ def test_no_process_is_left_after_the_context_or_after_the_owner_was_killed(ray,
 
 
 def test_failed_start_raises_a_one_line_error(tmp_path):
-    wanted = r"^Ray did not start: `ray start` ended with code 1: ValueError: [^\n\x1b]*minimum allowed[^\n\x1b]*local-ray\.log\.$"
+    wanted = r"^Ray did not start: ray ended with code 1: ValueError: [^\n\x1b]*minimum allowed[^\n\x1b]*\nSee the logs in [^\n]+\.$"
     with pytest.raises(RuntimeError, match=wanted), LocalRay(tmp_path, object_store_bytes=-1):
         pass
 

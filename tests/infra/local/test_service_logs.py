@@ -177,7 +177,7 @@ def test_a_full_disk_leaves_a_log_as_it_is(tmp_path, full_disk):
 
 def test_the_supervisor_keeps_the_logs_of_a_service_within_a_bound(tmp_path):
     config, _ = prepare_stack_config(tmp_path / "stack", {})
-    supervisor = Supervisor(config, tmp_path, ["prefect"], num_cpus=None)
+    supervisor = Supervisor(config, tmp_path, ["prefect"])
     (tmp_path / "stack.log").write_bytes(b"ending\n")
     for round_ in range(6):
         with open(tmp_path / "prefect.log", "ab") as service:

@@ -270,7 +270,7 @@ from vitline.infra.local.services import Program
 
 place, _ = prepare_stack_config(pathlib.Path(sys.argv[1]), {})
 place.folder.mkdir()  # as the start of a supervisor does
-keeper = supervisor.Supervisor(place, place.directory, ["mlflow"], None)
+keeper = supervisor.Supervisor(place, place.directory, ["mlflow"])
 listen = "import socket, time; held = socket.create_server(('127.0.0.1', %d)); time.sleep(1000)" % place.ports["mlflow"]
 command = [sys.executable, "-c", "import time; time.sleep(1000)"]
 running = keeper.running["mlflow"]
@@ -311,7 +311,7 @@ from vitline.infra.local.services import Program
 supervisor._FIRST_WAIT_S = 0.01
 place, _ = prepare_stack_config(pathlib.Path(sys.argv[1]), {})
 place.folder.mkdir()  # as the start of a supervisor does
-keeper = supervisor.Supervisor(place, place.directory, ["s3"], None)
+keeper = supervisor.Supervisor(place, place.directory, ["s3"])
 command = [sys.executable, "-c", "print('out of space'); raise SystemExit(3)"]
 running = keeper.running["s3"]
 running.program = Program("s3", lambda place: command, lambda place, since: "not yet", lambda place: {})
