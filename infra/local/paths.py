@@ -1,4 +1,4 @@
-"""The folders of this machine for logs and downloads; folders and files that only their user can read."""
+"""The folders of this machine for logs; folders and files that only their user can read."""
 
 import os
 import tempfile
@@ -22,14 +22,11 @@ def log_dir(settings: Settings) -> Path:
     return make_private(local_dir(settings) / "logs")
 
 
-def download_dir(settings: Settings) -> Path:
-    """The cache of downloads, stored by checksum; safe to delete."""
-    return _made(local_dir(settings) / "downloads")
-
-
 def make_private(path: Path) -> Path:
     """Makes a folder that only its user can read, or makes an existing one so."""
-    _made(path).chmod(0o700)
+    with raising_unwritable(f"the folder {path}"):
+        path.mkdir(parents=True, exist_ok=True)
+    path.chmod(0o700)
     return path
 
 
@@ -43,10 +40,4 @@ def write_private(path: Path, text: str) -> Path:
     except BaseException:
         os.unlink(temporary)
         raise
-    return path
-
-
-def _made(path: Path) -> Path:
-    with raising_unwritable(f"the folder {path}"):
-        path.mkdir(parents=True, exist_ok=True)
     return path

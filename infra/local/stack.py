@@ -45,18 +45,6 @@ from vitline.infra.local.state import (
 )
 from vitline.infra.ray_jobs import AWAY_S
 
-__all__ = ["ALL", "Listener", "Service", "StackState", "check_services", "find_stack", "listeners", "memory_bytes"]
-__all__ += [
-    "login_file",
-    "processes_of",
-    "reached_ports",
-    "restart_service",
-    "stack_environment",
-    "stack_links",
-    "start_stack",
-    "stop_stack",
-]
-
 _END_TIMEOUT_S = 40.0
 _NO_PORTS: Mapping[str, int] = {}
 
