@@ -57,7 +57,7 @@ def environment(config: StackConfig) -> dict[str, str]:
     Makes the certificates that all gRPC clients and servers of this Ray must have. Ray checks its token only after it has begun
     some calls: one `RaySyncer.StartSync` without a token ends a raylet.
     """
-    from vitline.infra.local.mutual_tls import make_certificates  # takes 0.1 s to import
+    from vitline.infra.local.access.mutual_tls import make_certificates  # takes 0.1 s to import
 
     authority, certificate, key = map(str, make_certificates(config.folder / "ray-tls"))
     return {

@@ -47,7 +47,7 @@ def environment(config: StackConfig) -> dict[str, str]:
     Without them every user of this machine could read and delete all objects, and a web page could delete a bucket:
     a GET of the master's `/col/delete` is enough.
     """
-    from vitline.infra.local.mutual_tls import (
+    from vitline.infra.local.access.mutual_tls import (
         make_certificates,  # takes 0.1 s to import, and most commands do not need it
     )
 

@@ -17,7 +17,7 @@ from prefect.settings import PREFECT_API_SSL_CERT_FILE, temporary_settings
 from vitline.flows.ops import doctor, service_checks
 from vitline.flows.ops.doctor import examine
 from vitline.infra.local import processes
-from vitline.infra.local.mutual_tls import make_certificates
+from vitline.infra.local.access.mutual_tls import make_certificates
 from vitline.infra.local.stack import Listener, find_stack, listeners
 from vitline.infra.local.stack_config import ALL
 from vitline.infra.settings import Settings

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from vitline.infra.local import seaweed
-from vitline.infra.local.mutual_tls import make_certificates
+from vitline.infra.local.access.mutual_tls import make_certificates
 from vitline.infra.local.paths import write_private
 from vitline.infra.local.stack_config import ensure_secret
 
