@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 _SECRET_NAME = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|AUTH|CREDENTIAL")
 _FOLDERS = {"root", "home", "ray_auth_token_path", "job_python"}
@@ -29,6 +29,10 @@ _ADDRESSES = {
     "prefect_api_url": "http://HOST:4200/api",
 }
 """Settings that are addresses of servers, each with an example. RAY_ADDRESS is none: Ray sets it to another one in its jobs."""
+_VARIABLES = {
+    "s3_endpoint_url": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
+    "s3_region": ("AWS_REGION", "AWS_DEFAULT_REGION"),
+}
 _HOST_AND_PORT = re.compile(r"[\w.-]+:\d+(/.*)?|\[[\da-fA-F:]+\]:\d+(/.*)?")
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 _THIS_MACHINE = ("localhost", ".localhost", "127.0.0.1", "::1")
@@ -46,68 +50,54 @@ class Settings(BaseModel):
     The variables are read without pydantic-settings, whose import would delay every command by 0.2 s.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
 
-    root: str = Field(
-        default_factory=lambda: str(Path.cwd() / ".vitline" / "store"), validation_alias=AliasChoices("VITLINE_ROOT")
-    )
+    root: str = Field(default_factory=lambda: str(Path.cwd() / ".vitline" / "store"))
     """The root, below which corpora, runs and models are stored: a path, or a file:// or s3:// URI."""
-    project: str = Field(default=DEFAULT_PROJECT, validation_alias=AliasChoices("VITLINE_PROJECT"))
+    project: str = DEFAULT_PROJECT
     """The name of a root's work on servers that several roots share: it names deployments, work pool, home page and alerts in
     Prefect, and experiments, registered models and saved views in MLflow. Set it to the same name wherever this root is used."""
-    home: Path | None = Field(default=None, validation_alias=AliasChoices("VITLINE_HOME"))
-    """Folder for logs, downloads and the local stack. None: the parent folder of a root on this machine, else `.vitline` in
+    home: Path | None = None
+    """Folder for logs and the local stack. None: the parent folder of a root on this machine, else `.vitline` in
     the current folder."""
-    ray_address: str | None = Field(default=None, validation_alias=AliasChoices("RAY_ADDRESS"))
+    ray_address: str | None = None
     """The http URL of the Ray job server. None: Ray is started on this machine."""
-    ray_auth_token: SecretStr | None = Field(default=None, validation_alias=AliasChoices("RAY_AUTH_TOKEN"))
+    ray_auth_token: SecretStr | None = None
     """The token of the Ray cluster, if it is not in a file."""
-    ray_auth_token_path: Path | None = Field(default=None, validation_alias=AliasChoices("RAY_AUTH_TOKEN_PATH"))
+    ray_auth_token_path: Path | None = None
     """The file with the token of the Ray cluster."""
-    one_node_ray: bool = Field(default=False, validation_alias=AliasChoices("VITLINE_ONE_NODE_RAY"))
+    one_node_ray: bool = False
     """Set in the processes of a one-node Ray, to which no node can be added."""
-    job_python: str | None = Field(default=None, validation_alias=AliasChoices("VITLINE_JOB_PYTHON"))
+    job_python: str | None = None
     """The Python that runs jobs, as a command or path on the nodes of the cluster. None: `python` of the nodes, or this
     Python on a Ray that was started from here."""
-    submitted_from: str | None = Field(default=None, validation_alias=AliasChoices("VITLINE_SUBMITTED_FROM"))
+    submitted_from: str | None = None
     """Set in jobs, never by hand: the versions of the process that submitted the job, as JSON."""
-    time_left_s: float | None = Field(default=None, validation_alias=AliasChoices("VITLINE_TIME_LEFT_S"))
+    time_left_s: float | None = None
     """Set in jobs, never by hand: the seconds from the start of the job to the deadline of its flow run. None: no deadline."""
-    s3_endpoint_url: str | None = Field(
-        default=None, validation_alias=AliasChoices("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-    )
+    s3_endpoint_url: str | None = None
     """URL of an S3 service other than AWS."""
-    s3_region: str | None = Field(default=None, validation_alias=AliasChoices("AWS_REGION", "AWS_DEFAULT_REGION"))
+    s3_region: str | None = None
     """Region of the S3 service. botocore itself reads only AWS_DEFAULT_REGION."""
 
-    mlflow_tracking_uri: str | None = Field(default=None, validation_alias=AliasChoices("MLFLOW_TRACKING_URI"))
+    mlflow_tracking_uri: str | None = None
     """The MLflow server. None: runs are only in the store, from where `vitline runs send` can send them later."""
-    mlflow_tracking_username: str | None = Field(
-        default=None, validation_alias=AliasChoices("MLFLOW_TRACKING_USERNAME")
-    )
+    mlflow_tracking_username: str | None = None
     """The user of an MLflow server that asks for one."""
-    mlflow_tracking_password: SecretStr | None = Field(
-        default=None, validation_alias=AliasChoices("MLFLOW_TRACKING_PASSWORD")
-    )
+    mlflow_tracking_password: SecretStr | None = None
     """The password of that user."""
-    mlflow_tracking_token: SecretStr | None = Field(
-        default=None, validation_alias=AliasChoices("MLFLOW_TRACKING_TOKEN")
-    )
+    mlflow_tracking_token: SecretStr | None = None
     """A token in place of user and password."""
-    recipe_packages: frozenset[str] = Field(
-        default=frozenset(), validation_alias=AliasChoices("VITLINE_RECIPE_PACKAGES")
-    )
+    recipe_packages: frozenset[str] = frozenset()
     """Python packages, separated by commas, whose code vitline may import: functions that forms name as recipes (commands may name any),
     networks, and losses. Jobs get the setting of the flow or command that submits them."""
-    prefect_api_url: str | None = Field(default=None, validation_alias=AliasChoices("PREFECT_API_URL"))
+    prefect_api_url: str | None = None
     """The API of the Prefect server, such as http://127.0.0.1:4200/api."""
-    prefect_ui_url: str | None = Field(default=None, validation_alias=AliasChoices("PREFECT_UI_URL"))
+    prefect_ui_url: str | None = None
     """The address of Prefect's pages in links. None: the pages that the server of PREFECT_API_URL shows by default."""
-    prefect_api_auth_string: SecretStr | None = Field(
-        default=None, validation_alias=AliasChoices("PREFECT_API_AUTH_STRING")
-    )
+    prefect_api_auth_string: SecretStr | None = None
     """The login of a Prefect server of your own, such as admin:pass."""
-    prefect_api_key: SecretStr | None = Field(default=None, validation_alias=AliasChoices("PREFECT_API_KEY"))
+    prefect_api_key: SecretStr | None = None
     """The key of Prefect Cloud."""
 
     @field_validator("recipe_packages", mode="before")
@@ -130,17 +120,15 @@ class Settings(BaseModel):
         return name if self.project == DEFAULT_PROJECT else f"{self.project}-{name}"
 
     def __init__(self, **given: Any) -> None:
+        """`given`: settings by their names, or by those of their variables."""
         found: dict[str, Any] = {}
-        for field, info in type(self).model_fields.items():
-            assert isinstance(info.validation_alias, AliasChoices)
-            names = [str(name) for name in info.validation_alias.choices]
-            names.append(f"VITLINE_{field.upper()}")
-            name = next((name for name in names if os.environ.get(name)), None)
-            if name and not given.keys() & {field, *names}:
+        for field in type(self).model_fields:
+            names = variables_of(field)
+            if name := next((name for name in (field, *names) if name in given), None):
+                found[field] = expanded(given[name]) if field == "root" else given[name]
+            elif name := next((name for name in names if os.environ.get(name)), None):
                 found[field] = _checked(field, name, os.environ[name])
-        if "root" in given:
-            given["root"] = expanded(given["root"])
-        super().__init__(**found, **given)
+        super().__init__(**found)
 
     def job_server(self) -> str | None:
         """The URL of Ray's job server; None: Ray is started on this machine. Raises ValueError for another kind of address."""
@@ -181,6 +169,12 @@ class Settings(BaseModel):
         if not (self.mlflow_tracking_username and self.mlflow_tracking_password):
             raise ValueError("Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.")
         return f"{self.mlflow_tracking_username}:{self.mlflow_tracking_password.get_secret_value()}"
+
+
+def variables_of(field: str) -> tuple[str, ...]:
+    """The environment variables of a setting, of which the first that is set counts."""
+    own = (field.upper(),) if field.startswith(("ray_", "mlflow_", "prefect_")) else _VARIABLES.get(field, ())
+    return *own, f"VITLINE_{field.upper()}"
 
 
 def _checked(field: str, name: str, value: str) -> str:

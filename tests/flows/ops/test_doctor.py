@@ -20,7 +20,7 @@ from vitline.infra.local import processes
 from vitline.infra.local.access.mutual_tls import make_certificates
 from vitline.infra.local.stack import Listener, find_stack, listeners
 from vitline.infra.local.stack_config import ALL
-from vitline.infra.settings import Settings
+from vitline.infra.settings import Settings, variables_of
 from vitline.infra.storage import open_store
 from vitline.infra.stores import s3_store
 
@@ -54,8 +54,8 @@ def _small_machine(monkeypatch):
 @pytest.fixture
 def settings_of(monkeypatch, tmp_path):
     """settings_of(root, ...): settings without this shell's environment, and a temporary folder that Ray can use."""
-    for field in Settings.model_fields.values():
-        for name in field.validation_alias.choices:
+    for field in Settings.model_fields:
+        for name in variables_of(field):
             monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(processes.tempfile, "gettempdir", lambda: "/tmp")
 
