@@ -1,4 +1,4 @@
-"""Output in a terminal: lines, one live progress line, tables. Results go to stdout, everything else to stderr."""
+"""Output in a terminal: lines and one live progress line. Results go to stdout, everything else to stderr."""
 
 import json
 import sys
@@ -50,27 +50,6 @@ def print_result(text: str) -> None:
 def emit(value: Any) -> None:
     """Prints the JSON object of `--json` on stdout."""
     sys.stdout.write(json.dumps(value, indent=1, sort_keys=True, default=str) + "\n")
-
-
-def table(title: str, columns: list[str], rows: list[list[str]], *, right: tuple[int, ...] = ()) -> None:
-    """Prints a table on stdout; columns in `right` are aligned to the right. Cells are plain text, never markup."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    drawn = Table(
-        title=Text(visible(title)) if title else None,
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE,
-        pad_edge=False,
-        show_header=any(columns),
-    )
-    for index, column in enumerate(columns):
-        drawn.add_column(Text(visible(column)), justify="right" if index in right else "left", overflow="fold")
-    for row in rows:
-        drawn.add_row(*(Text(visible(text)) for text in row))
-    out().print(drawn)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitline.flows import console
+from vitline.flows.cli.tables import show_table
 from vitline.infra.html.text import field
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def show_rows(
     elif not rows and not unreadable:
         console.say(empty)
     else:
-        console.table("", columns, [[field(column, row.get(column)) for column in columns] for row in rows])
+        show_table("", columns, [[field(column, row.get(column)) for column in columns] for row in rows])
     for each in unreadable:
         console.say(f"error: {each}")
     if unreadable:
@@ -67,4 +68,4 @@ def show_one(value: Mapping[str, Any], as_json: bool) -> None:
         return
     from vitline.infra.config import flatten
 
-    console.table("", ["field", "value"], [[key, field(key, v)] for key, v in flatten(value).items()])
+    show_table("", ["field", "value"], [[key, field(key, v)] for key, v in flatten(value).items()])

@@ -15,6 +15,7 @@ from vitline.data_prep.sources.raw import FetchUnavailable
 from vitline.flows import console
 from vitline.flows.catalog.lists import list_corpora
 from vitline.flows.catalog.records import PipelineRecord, read_pipeline
+from vitline.flows.cli.tables import show_table
 from vitline.flows.forms.forms import PipelineRequest
 from vitline.flows.forms.pipeline_plan import resolve_pipeline
 from vitline.flows.on_prefect.home.address import home_url
@@ -111,8 +112,8 @@ def show(settings: Settings, record: PipelineRecord, scores: list[Score], page: 
         [s.stage, s.what, s.where, stage_time(s) + ("" if s.reused else f" of {clock(BUDGETS_S[s.stage])}")]
         for s in record.stages
     ]
-    console.table("Stages", ["stage", "what", "where", "time"], rows, right=(3,))
-    console.table("Scores: top-1 on test, read once", list(SCORE_COLUMNS), score_rows(scores), right=tuple(range(1, 8)))
+    show_table("Stages", ["stage", "what", "where", "time"], rows)
+    show_table("Scores: top-1 on test, read once", list(SCORE_COLUMNS), score_rows(scores))
     if note:
         console.print_result(note)
     errors = max(standard_error(score) for score in scores)

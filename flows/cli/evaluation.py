@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NotRequired, TypedDict
 
 from vitline.flows import console
+from vitline.flows.cli.tables import show_table
 from vitline.flows.forms.evaluation_plan import resolve_evaluate
 from vitline.flows.forms.forms import EvaluateRequest
 from vitline.flows.plans.evaluation_cost import TaskCost, measured_flops, task_costs
@@ -29,7 +30,7 @@ def score_and_show(settings: Settings, request: EvaluateRequest, *, as_json: boo
         else f"seed {request.seed}"
     )
     title = f"Protocol {plan.protocol.name}, {seeds}"
-    console.table(title, SCORE_COLUMNS, [score_cells(score) for score in scores], right=(2, 3, 5))
+    show_table(title, SCORE_COLUMNS, [score_cells(score) for score in scores])
 
 
 class EvaluationTotal(TypedDict):
@@ -73,7 +74,7 @@ def plan_and_show(
         console.emit({"total": total, "tasks": shown})
         return
     hours = [task.flop / rate / 3600 if rate else 0.0 for task in tasks]
-    console.table(f"Protocol {plan.protocol.name}", _COLUMNS, _cells(tasks, hours), right=(2, 3, 4, 5, 6, 7))
+    show_table(f"Protocol {plan.protocol.name}", _COLUMNS, _cells(tasks, hours))
     console.print_result(_sentence(total, rate, measured=tflops is None))
 
 

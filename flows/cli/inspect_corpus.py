@@ -1,6 +1,7 @@
-"""The output of `vitline data show`, `diff` and `prepare --dry-run`."""
+"""The output of `vitline data prepare`, `show`, `diff`, `subset` and `verify`."""
 
 import os
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from vitline.data_prep.config import CorpusConfig
+from vitline.data_prep.executors import Threads
 from vitline.data_prep.find_corpus import prepared_corpus
 from vitline.data_prep.labels.classes import ClassMap
 from vitline.data_prep.pages.diff_corpora import ChangeKind, ExampleDiff, diff_examples
@@ -18,13 +20,18 @@ from vitline.data_prep.plan.corpus_stats import SIDE_PX, CorpusStats
 from vitline.data_prep.plan.leakage import own_splits_text
 from vitline.data_prep.plan.plan_shards import Base
 from vitline.data_prep.shard_format import Manifest, SegmentInfo
+from vitline.data_prep.shards.subsets import take
+from vitline.data_prep.shards.verify_shards import verify_corpus
 from vitline.flows import console
 from vitline.flows.catalog.lists import find_corpus, manifest_fields, segment_text
 from vitline.flows.cli.command_line import show_one
+from vitline.flows.cli.tables import show_table
 from vitline.flows.reports.corpus_facts import facts_of
-from vitline.flows.runs.prepare_corpus import leakage_text
-from vitline.infra.html.text import cell, num_bytes
+from vitline.flows.runs.prepare_corpus import corpus_rows, leakage_text, prepare_corpora, refusals
+from vitline.flows.runs.services import open_services
+from vitline.infra.html.text import cell, clock, num_bytes
 from vitline.infra.local.paths import local_dir
+from vitline.infra.plain_text import visible
 from vitline.infra.ray_jobs import RayJobs
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
@@ -51,7 +58,7 @@ def show_corpus(settings: Settings, name: str, *, as_json: bool) -> None:
         split["segments"] = [segment_text(SegmentInfo.model_validate(segment)) for segment in split["segments"]]
     show_one(shown, as_json=False)
     subset = f", of which {_title(manifest)} is a subset" if of != _title(manifest) else ""
-    console.table(f"Statistics of {of}{subset}", ["", ""], [[name, text] for name, text in stats_rows(facts)])
+    show_table(f"Statistics of {of}{subset}", ["", ""], [[name, text] for name, text in stats_rows(facts)])
 
 
 def stats_rows(facts: CorpusFacts) -> Iterator[tuple[str, str]]:
@@ -108,14 +115,14 @@ def show_diff(settings: Settings, first: str, second: str, *, as_json: bool) -> 
     if not corpora:
         console.print_result(f"{titles[0]} and {titles[1]} are equal.")
         return
-    console.table("Corpora", ["", *titles], [[row.what, cell(row.a), cell(row.b)] for row in corpora])
+    show_table("Corpora", ["", *titles], [[row.what, cell(row.a), cell(row.b)] for row in corpora])
     rows = [[_CHANGES[kind], f"{changes.count:,}"] for kind, changes in examples.changes.items()]
-    console.table("Examples", ["", ""], [["in both", f"{examples.num_common:,}"], *rows], right=(1,))
+    show_table("Examples", ["", ""], [["in both", f"{examples.num_common:,}"], *rows])
     for kind, changes in examples.changes.items():
         if changes.count:
             shown = f"the first {len(changes.first)}" if changes.count > len(changes.first) else f"{changes.count}"
             lines = [[each.example_id, cell(each.a), cell(each.b)] for each in changes.first]
-            console.table(f"{_CHANGES[kind]}: {shown}", ["example", *titles], lines)
+            show_table(f"{_CHANGES[kind]}: {shown}", ["example", *titles], lines)
 
 
 def _title(manifest: Manifest) -> str:
@@ -144,7 +151,7 @@ def show_dry_run(settings: Settings, request: CorpusConfig, *, as_json: bool) ->
         found, page = dry_run(request, cores_of(settings), base)
     if not as_json:
         rows = [[name, text] for name, text in found.rows()]
-        console.table(f"{request.name}: nothing was written to {settings.root}", ["", ""], rows)
+        show_table(f"{request.name}: nothing was written to {settings.root}", ["", ""], rows)
     sheet = local_dir(settings).absolute() / "dry-runs" / f"{request.name}.html"
     problem = _write_sheet(sheet, page)
     if as_json:
@@ -171,3 +178,72 @@ def cores_of(settings: Settings) -> Cores:
             len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, "this machine"
         )
     return Cores(RayJobs(address).num_cpus(), f"the Ray cluster at {address}")
+
+
+def prepare_and_show(settings: Settings, request: CorpusConfig, *, as_json: bool) -> None:
+    """Prepares a corpus and prints counts, splits and refused examples."""
+    started = time.monotonic()
+    with open_services(settings) as services:
+        (corpus,), _, _ = prepare_corpora([request], services)
+    if as_json:
+        shown = {"uri": corpus.uri, "reused": corpus.reused, **corpus.manifest.model_dump(mode="json")}
+        console.emit({"corpora": [shown]})
+        return
+    show_table(corpus.manifest.name, ["", ""], [*corpus_rows(corpus), ["time", clock(time.monotonic() - started)]])
+    for line in refusals(corpus, limit=20):
+        console.print_result(f"  {visible(line)}")
+
+
+def take_and_show(settings: Settings, name: str, num_rows: int, split: str, *, as_json: bool) -> None:
+    """Makes a subset of a corpus, or finds it again, and prints it."""
+    corpus = find_corpus(settings.root, name).store
+    subset = take(corpus, num_rows, split)
+    if as_json:
+        console.emit({"uri": f"{corpus.uri.rpartition('/')[0]}/{subset.version}", **subset.model_dump(mode="json")})
+    else:
+        console.print_result(_subset_text(subset))
+
+
+def _subset_text(subset: Manifest) -> str:
+    of = subset.view_of
+    assert of is not None, f"{subset.name}/{subset.version} is no subset"
+    rows = subset.splits[of["split"]].num_rows
+    without = f" without {', '.join(of['without'])}," if of.get("without") else ""
+    return (
+        f"{subset.name}/{subset.version}: the first {rows:,} rows of {of['split']} of {subset.name}/{of['version']},{without} "
+        f"nothing copied; digest {subset.digest}"
+    )
+
+
+def verify_and_show(settings: Settings, name: str, *, pixels: bool, as_json: bool) -> None:
+    """Reads every shard back, with `pixels` decodes every image, and prints the problems. Raises RuntimeError if there are any."""
+    corpus = find_corpus(settings.root, name).store
+    report = verify_corpus(corpus, Threads(), pixels=pixels)
+    if as_json:
+        console.emit(report.model_dump(mode="json"))
+    else:
+        for uri, problem in (report.problems | report.beside).items():
+            console.print_result(visible(f"{uri} {problem}"))
+            for example_id, wrong in report.pictures.get(uri, {}).items():
+                console.print_result(visible(f"  {example_id} {wrong}"))
+    if report.problems.keys() - report.pictures.keys():
+        raise RuntimeError(
+            f"{corpus.uri} has {len(report.problems)} files that differ from what was written; do not train on it."
+        )
+    if report.pictures:
+        raise RuntimeError(
+            f"{len(report.pictures)} shards of {corpus.uri} are as written but hold corrupt images; do not train on it. "
+            "Prepare the same source again: preparation now refuses corrupt images, and makes a new version without them."
+        )
+    if not as_json:
+        rows = f"{report.num_rows_read:,} rows"
+        if report.num_rows < report.num_rows_read:
+            rows += f", of which this subset has {report.num_rows:,},"
+        console.print_result(
+            f"{corpus.uri}: {report.num_shards:,} shards with {rows} are as written{', and every image is intact' * pixels}."
+        )
+    if report.beside:
+        raise RuntimeError(
+            f"{corpus.uri} has {len(report.beside)} auxiliary files that differ from what was written. Its images and labels "
+            "are intact and can be trained on. To restore the files, delete manifest.json and prepare the same corpus again."
+        )

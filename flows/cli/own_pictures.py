@@ -8,6 +8,7 @@ import typer
 
 from vitline.data_prep.shard_format import ShardReader
 from vitline.flows import console
+from vitline.flows.cli.tables import show_table
 from vitline.flows.plans.held_out import held_out, score_text
 from vitline.flows.runs.prepare_corpus import PreparedCorpus, prepare_corpora, refusals, source_request
 from vitline.flows.runs.pretrain import train_model
@@ -68,7 +69,7 @@ def run_own_pictures(
         rows.append(["held-out pictures", f"{state['val_examples']:,}"])
         rows.append(["majority class", percent(state["val_majority_fraction"])])
     rows.append(["model", state["model"]])
-    console.table(name, ["", ""], rows)
+    show_table(name, ["", ""], rows)
     console.print_result(
         f"To use it, in Python in this folder:\n\n{example_of_use(state['model'], corpus, source, settings)}"
     )

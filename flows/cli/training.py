@@ -6,6 +6,7 @@ from typing import Any
 from vitline.flows import console
 from vitline.flows.catalog.records import list_run_keys
 from vitline.flows.cli.command_line import show_one
+from vitline.flows.cli.tables import show_table
 from vitline.flows.forms.forms import PretrainRequest
 from vitline.flows.forms.training_config import resolve_pretrain
 from vitline.flows.plans.held_out import score_text
@@ -106,7 +107,7 @@ def show_plan(plan: Mapping[str, Any], training: ResolvedTraining, recipe: str, 
     chosen = [
         [path, field(path, one["value"]), one["origin"]] for path, one in settings.items() if one["origin"] != "default"
     ]
-    console.table("Settings that are not at their defaults", ["field", "value", "from"], chosen)
+    show_table("Settings that are not at their defaults", ["field", "value", "from"], chosen)
 
 
 def describe_model(uri: str) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ from vitline.data_prep.config import CorpusConfig, CorpusRecipe, ShardingConfig,
 from vitline.data_prep.find_corpus import corpus_store
 from vitline.data_prep.shard_format import MANIFEST_KEY, ShardReader
 from vitline.flows import console
+from vitline.flows.cli.tables import show_table
 from vitline.infra.csv_text import csv_text
 from vitline.infra.html.text import cell
 from vitline.infra.settings import Settings
@@ -116,7 +117,7 @@ def show_files(tasks: Sequence[str], *, as_json: bool) -> None:
     for folder in dict.fromkeys(row["folder"] for row in rows):
         own = [row for row in rows if row["folder"] == folder]
         body = [[row["file"], cell(row["bytes"]), "  ".join(row["or"])] for row in own]
-        console.table(f"{folder}/", ["file", "bytes", "other names"], body, right=(1,))
+        show_table(f"{folder}/", ["file", "bytes", "other names"], body)
         homes = dict.fromkeys((row["from"], row["terms"]) for row in own)
         for home, terms in homes:
             files = [row["file"] for row in own if row["from"] == home]
@@ -160,7 +161,7 @@ def prepare_and_show(settings: Settings, source: str, tasks: Sequence[str], *, a
     if as_json:
         console.emit({"tasks": [state._asdict() for state in states], "coverage": coverage(names)})
     else:
-        console.table("", list(TaskState._fields), [list(state) for state in states])
+        show_table("", list(TaskState._fields), [list(state) for state in states])
         console.print_result(coverage(names))
     return all(state.state != "failed" for state in states)
 

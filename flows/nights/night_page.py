@@ -5,7 +5,7 @@ from typing import Any
 from vitline.flows.nights.compare import Difference
 from vitline.flows.nights.judge import Comparison, other_night, short_name
 from vitline.flows.nights.night_record import NightRecord
-from vitline.infra.html.markdown import markdown_table
+from vitline.infra.html.tables import markdown
 from vitline.infra.html.text import cell, points
 from vitline.infra.night import night_name, night_text
 
@@ -86,11 +86,11 @@ def night_row(night: NightRecord) -> dict[str, Any]:
 def _against_markdown(against: Comparison) -> str:
     parts = [f"### {title(against)}"]
     if against.differences:
-        parts.append(markdown_table(COLUMNS, difference_rows(against)))
+        parts.append(markdown(COLUMNS, difference_rows(against)))
     if lines := notes(against):
         parts.append(" ".join(lines))
     if rows := change_rows(against):
-        parts.append(markdown_table(("changed", "there", "here"), rows))
+        parts.append(markdown(("changed", "there", "here"), rows))
     return "\n\n".join(parts)
 
 

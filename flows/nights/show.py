@@ -1,4 +1,4 @@
-"""`vitline nights show`: finds a night, makes its verdict again, and prints it."""
+"""`vitline nights show`: finds a night and makes its verdict again."""
 
 import contextlib
 from datetime import UTC, date, datetime
@@ -6,7 +6,6 @@ from datetime import UTC, date, datetime
 from vitline.flows import console
 from vitline.flows.catalog.lists import say_unreadable
 from vitline.flows.nights.from_records import judge_again, known_nights
-from vitline.flows.nights.night_page import COLUMNS, change_rows, difference_rows, footnote, notes, title
 from vitline.flows.nights.night_record import NightRecord, last_told
 from vitline.infra.config import replace
 from vitline.infra.names import known_names_text
@@ -64,19 +63,3 @@ def made_again(root: Store, night: NightRecord) -> NightRecord:
     if night.verdict is not None and again.sentence != night.verdict.sentence:
         console.say(f"The records have changed since the verdict was written: {night.verdict.sentence}")
     return replace(night, verdict=again)
-
-
-def print_night(night: NightRecord) -> None:
-    console.print_result(f"{night_text(night.night)}  {night.name}  {night.pipeline or ''}".rstrip())
-    console.print_result(night.sentence)
-    if night.gate is not None:
-        console.print_result(night.gate.reason)
-    for against in night.verdict.against if night.verdict else ():
-        if against.differences:
-            console.table(title(against), list(COLUMNS), difference_rows(against), right=tuple(range(1, 7)))
-        for line in notes(against):
-            console.print_result(line)
-        if rows := change_rows(against):
-            console.table("Changed", ["", "there", "here"], rows)
-    if text := footnote(night):
-        console.print_result(text.replace("`", ""))

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from vitline.infra.html.markdown import markdown_table
+from vitline.infra.html.tables import markdown
 from vitline.infra.html.text import clock
 
 Url = Callable[[], str | None]
@@ -84,7 +84,7 @@ class LivePage:
         if state is not None:
             self._current.state, self._current.now = state, now
         known = {name: found for name, url in self._links.items() if (found := url())}
-        table = markdown_table(("stage", "state", "time", ""), (stage.row() for stage in self._stages))
+        table = markdown(("stage", "state", "time", ""), [stage.row() for stage in self._stages])
         text = "\n".join([table, "", *(f"- {name}: {target}" for name, target in known.items())])
         if text != self._sent:
             self._sent = text

@@ -38,7 +38,7 @@ from prefect.states import Pending
 from vitline.flows.on_prefect.flow_states import state_of, word_of
 from vitline.flows.on_prefect.live_page import LivePage, Url
 from vitline.flows.runs.services import Show, StopRequested, Suspended
-from vitline.infra.html.markdown import markdown_table
+from vitline.infra.html.tables import markdown
 from vitline.infra.ray_jobs import AWAY_S
 from vitline.infra.redact import cleaned
 from vitline.infra.runs.progress import RunProgress, position, progress_line
@@ -386,7 +386,7 @@ def is_waiting(progress: RunProgress | None) -> bool:
 
 def links_text(links: Mapping[str, str]) -> str:
     """Links as a table of two columns."""
-    return markdown_table(("", ""), links.items())
+    return markdown(("", ""), links.items())
 
 
 def suspended_state(until: datetime | None = None) -> State:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from vitline.flows.reports.score_report import Extent, ScoreReport, published_for
+from vitline.infra.html.tables import Table
 from vitline.infra.html.text import clock, percent
 from vitline.vit.evaluation.protocols import seed_statistic
 from vitline.vit.evaluation.reference.published_scores import ROWS, PublishedRow
@@ -13,11 +14,13 @@ from vitline.vit.evaluation.reference.report import (
     Cell,
     Mean,
     ModelScores,
-    Table,
     differences,
     group_corpora,
     published_mean,
     vtab_means,
+)
+from vitline.vit.evaluation.reference.report import (
+    Table as TableName,
 )
 from vitline.vit.evaluation.tasks import GROUPS
 
@@ -62,28 +65,8 @@ class Line:
     kind: Kind
 
 
-@dataclass(frozen=True)
-class TextTable:
-    """A table of text. If a console is too narrow for all columns, those of one block stay together."""
-
-    title: str
-    first: str
-    """Header of the column of labels."""
-    columns: tuple[str, ...]
-    lines: tuple[Line, ...]
-    blocks: tuple[int, ...] = ()
-    """Number of columns of each block; empty for a single block."""
-    notes: tuple[str, ...] = ()
-    full_names: tuple[str, ...] = ()
-    """Full names of abbreviated columns; those of means begin with `mean`."""
-    legend: str = ""
-    """What the abbreviations mean."""
-
-
-def is_number(table: TextTable, index: int) -> bool:
-    """Whether all cells of a column begin with a digit or sign."""
-    texts = [line.cells[index] for line in table.lines if line.cells[index] not in ("", "-")]
-    return all(text.lstrip("+-")[:1].isdigit() for text in texts)
+def _table(title: str, columns: Sequence[str], lines: Sequence[Line], **more: Any) -> Table:
+    return Table(title, columns, [(line.label, *line.cells) for line in lines], [line.kind for line in lines], **more)
 
 
 class Footnotes:
@@ -100,7 +83,7 @@ class Footnotes:
         return tuple(f"[{number}] {source}" for source, number in self._sources.items())
 
 
-def text_tables(report: ScoreReport, extent: Extent = "usual") -> list[TextTable]:
+def text_tables(report: ScoreReport, extent: Extent = "usual") -> list[Table]:
     """The tables that are not empty: those with scores, and those of published rows unless `extent` is `compared`."""
     tables = [vtab_table(report, extent)] if report.tables["vtab"] or extent != "compared" else []
     if report.tables["transfer"] or extent == "every":
@@ -116,7 +99,7 @@ def text_tables(report: ScoreReport, extent: Extent = "usual") -> list[TextTable
     return tables
 
 
-def vtab_table(report: ScoreReport, extent: Extent = "usual") -> TextTable:
+def vtab_table(report: ScoreReport, extent: Extent = "usual") -> Table:
     """VTAB: nineteen columns with a mean after each group and after all, own scores first, then published rows."""
     columns = [name for group in GROUPS for name in (*group_corpora(group), group)] + ["all"]
     lines, foot = [], Footnotes()
@@ -131,11 +114,11 @@ def vtab_table(report: ScoreReport, extent: Extent = "usual") -> TextTable:
         else ""
     )
     names = ", ".join(f"{short} {long}" for short, long in VTAB_NAMES.values() if short != long)
-    return TextTable(
+    short = (VTAB_NAMES[name][0] if name in VTAB_NAMES else GROUP_NAMES[name] for name in columns)
+    return _table(
         "VTAB-1k, top-1 in percent",
-        "model, protocol",
-        tuple(VTAB_NAMES[name][0] if name in VTAB_NAMES else GROUP_NAMES[name] for name in columns),
-        tuple(lines),
+        ("model, protocol", *short),
+        lines,
         blocks=(*(len(group_corpora(group)) + 1 for group in GROUPS[:-1]), len(group_corpora(GROUPS[-1])) + 2),
         notes=(f"{report.coverage}. {marks}".strip(), *foot.notes()),
         legend=f"{names}; Natu, Spec, Stru: means of the groups.",
@@ -143,7 +126,7 @@ def vtab_table(report: ScoreReport, extent: Extent = "usual") -> TextTable:
     )
 
 
-def transfer_table(report: ScoreReport, extent: Extent = "usual") -> TextTable:
+def transfer_table(report: ScoreReport, extent: Extent = "usual") -> Table:
     """Whole data sets, with the rows of the paper's Tables 2, 5 and 6; each cell with its noise."""
     lines, foot = [], Footnotes()
     for row in report.tables["transfer"]:
@@ -157,16 +140,15 @@ def transfer_table(report: ScoreReport, extent: Extent = "usual") -> TextTable:
             lines.append(Line(f"  minus {beside.label}", tuple(minus), "detail"))
     lines += _published_lines(report, "transfer", extent, foot, _published_transfer)
     more = " `--all` shows all published rows." if extent == "usual" else ""
-    return TextTable(
+    return _table(
         "Whole data sets, top-1 in percent",
-        "model, protocol",
-        tuple(TRANSFER_NAMES.values()),
-        tuple(lines),
+        ("model, protocol", *TRANSFER_NAMES.values()),
+        lines,
         notes=(NOISE + more, *foot.notes()),
     )
 
 
-def own_table(report: ScoreReport) -> TextTable:
+def own_table(report: ScoreReport) -> Table:
     """Tasks of your own: without published scores, and not part of VTAB's means."""
     rows = [(corpus, row, cell) for row in report.tables["own"] for corpus, cell in row.cells.items()]
     lines = []
@@ -174,12 +156,12 @@ def own_table(report: ScoreReport) -> TextTable:
         score = (_point(cell.value), _noise(cell), _statistic(cell))
         cells = (row.label, row.protocol, *score, f"{cell.num_examples:,}", _point(cell.majority_fraction))
         lines.append(Line(corpus, cells, "ours"))
-    columns = ("model", "protocol", "top-1", "noise", "of", "test images", "majority class")
+    columns = ("task", "model", "protocol", "top-1", "noise", "of", "test images", "majority class")
     note = "Not part of VTAB's means. Majority class: the score of always predicting the most frequent class."
-    return TextTable("Your tasks, top-1 in percent", "task", columns, tuple(lines), notes=(note,))
+    return _table("Your tasks, top-1 in percent", columns, lines, notes=(note,))
 
 
-def frozen_table(report: ScoreReport) -> TextTable:
+def frozen_table(report: ScoreReport) -> Table:
     """Probes: a line for every model and task, a column for every probe."""
     protocols = sorted({row.protocol for row in report.tables["frozen"]}, key=_probe_order)
     by_task: dict[tuple[str, str, str], dict[str, Cell]] = {}
@@ -191,12 +173,12 @@ def frozen_table(report: ScoreReport) -> TextTable:
         cells = [found.get(protocol) for protocol in protocols]
         texts = (_with_noise(cell.value, cell.noise) if cell else "-" for cell in cells)
         lines.append(Line(model, (corpus, *texts), "ours"))
-    columns = ("task", *map(_probe_name, protocols))
+    columns = ("model", "task", *map(_probe_name, protocols))
     note = f"{NOISE} The network is not trained."
-    return TextTable("Frozen features, top-1 in percent", "model", columns, tuple(lines), notes=(note,))
+    return _table("Frozen features, top-1 in percent", columns, lines, notes=(note,))
 
 
-def cost_table(report: ScoreReport, extent: Extent = "usual") -> TextTable:
+def cost_table(report: ScoreReport, extent: Extent = "usual") -> Table:
     """Cost of training and of evaluations, with the costs that the papers state."""
     lines = []
     for init, rows in report.models.items():
@@ -221,11 +203,11 @@ def cost_table(report: ScoreReport, extent: Extent = "usual") -> TextTable:
         "training; the paper's are TPUv3 cores times days. Evaluation: sum of the wall times of all trials and probes.",
         *foot.notes(),
     )
-    columns = ("network", "training exaFLOPs", "device-days", "trainings", "evaluation")
-    return TextTable("Cost", "model", columns, tuple(lines), notes=notes)
+    columns = ("model", "network", "training exaFLOPs", "device-days", "trainings", "evaluation")
+    return _table("Cost", columns, lines, notes=notes)
 
 
-def check_table(report: ScoreReport) -> TextTable:
+def check_table(report: ScoreReport) -> Table:
     """Scores of published weights, compared with the scores that were published for them."""
     lines = []
     for row, check in report.checks():
@@ -233,10 +215,10 @@ def check_table(report: ScoreReport) -> TextTable:
         published = _fine(low) if low == high else f"{_fine(low)} to {_fine(high)}"
         cells = (check.corpus, row.protocol, _fine(check.ours), published)
         lines.append(Line(row.label, (*cells, f"{100 * check.difference:+.2f}", check.verdict), "ours"))
-    columns = ("task", "protocol", "ours", "published", "difference", "result")
+    columns = ("model", "task", "protocol", "ours", "published", "difference", "result")
     sources = dict.fromkeys(check.source for _, check in report.checks())
     note = "The same weights, measured by others. Preprocessing and arithmetic explain differences of up to 0.2 points."
-    return TextTable("Published checks", "model", columns, tuple(lines), notes=(note, *sources))
+    return _table("Published checks", columns, lines, notes=(note, *sources))
 
 
 def _vtab_lines(report: ScoreReport, row: ModelScores, columns: Sequence[str]) -> list[Line]:
@@ -287,7 +269,7 @@ def _cell_text(name: str, cell: Cell | Mean | None) -> str:
 
 
 def _published_lines(
-    report: ScoreReport, table: Table, extent: Extent, foot: Footnotes, cells: Cells
+    report: ScoreReport, table: TableName, extent: Extent, foot: Footnotes, cells: Cells
 ) -> Iterable[Line]:
     rows = published_for(report, table, extent)
     width = len(cells(rows[0])) if rows else 0

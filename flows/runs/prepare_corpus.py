@@ -1,7 +1,6 @@
 """raw corpora -> manifests of verified shards: several corpora in one Ray Data job."""
 
 import contextlib
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from vitline.data_prep.config import CorpusConfig
-from vitline.data_prep.executors import Threads
 from vitline.data_prep.find_corpus import corpus_store
 from vitline.data_prep.parquet_files import open_parquet
 from vitline.data_prep.plan.check_refused import NothingNew, check_reused, loss_text
@@ -19,21 +17,16 @@ from vitline.data_prep.prepare.job import PrepareSpec
 from vitline.data_prep.prepare.small_work import fits_here
 from vitline.data_prep.progress import preparation_progress
 from vitline.data_prep.shard_format import MANIFEST_KEY, REJECTS_KEY, REPORT_KEY, Manifest, load_manifest
-from vitline.data_prep.shards.subsets import take
-from vitline.data_prep.shards.verify_shards import verify_corpus
 from vitline.data_prep.sources.open_source import open_source
-from vitline.flows import console
-from vitline.flows.catalog.lists import corpus_stats, find_corpus
+from vitline.flows.catalog.lists import corpus_stats
 from vitline.flows.forms.forms import PrepareRequest
 from vitline.flows.forms.prepare_config import resolve_prepare
-from vitline.flows.runs.services import LocalProcesses, Services, open_services
+from vitline.flows.runs.services import LocalProcesses, Services
 from vitline.flows.runs.stage import StageResult, run_stage, run_store
 from vitline.infra.config import digest_of
-from vitline.infra.html.text import clock, shortened_list
+from vitline.infra.html.text import shortened_list
 from vitline.infra.keys import run_key
-from vitline.infra.plain_text import visible
 from vitline.infra.runs.tries import finished_units
-from vitline.infra.settings import Settings
 from vitline.infra.storage import Store, open_store
 
 MERGED = "exact repetitions of other rows, or images that were there already"
@@ -172,42 +165,6 @@ def refusals(corpus: PreparedCorpus, limit: int) -> list[str]:
     return lines if more <= 0 else [*lines, f"... and {more:,} more in {corpus.uri}/{REJECTS_KEY}"]
 
 
-def prepare_and_show(settings: Settings, request: CorpusConfig, *, as_json: bool) -> None:
-    """Prepares a corpus and prints counts, splits and refused examples."""
-    started = time.monotonic()
-    with open_services(settings) as services:
-        (corpus,), _, _ = prepare_corpora([request], services)
-    if as_json:
-        shown = {"uri": corpus.uri, "reused": corpus.reused, **corpus.manifest.model_dump(mode="json")}
-        console.emit({"corpora": [shown]})
-        return
-    console.table(corpus.manifest.name, ["", ""], [*corpus_rows(corpus), ["time", clock(time.monotonic() - started)]])
-    for line in refusals(corpus, limit=20):
-        console.print_result(f"  {visible(line)}")
-
-
-def take_and_show(settings: Settings, name: str, num_rows: int, split: str, *, as_json: bool) -> None:
-    """Makes a subset of a corpus, or finds it again, and prints it."""
-    corpus = find_corpus(settings.root, name).store
-    subset = take(corpus, num_rows, split)
-    if as_json:
-        console.emit({"uri": f"{corpus.uri.rpartition('/')[0]}/{subset.version}", **subset.model_dump(mode="json")})
-    else:
-        console.print_result(subset_text(subset))
-
-
-def subset_text(subset: Manifest) -> str:
-    """A subset as a sentence."""
-    of = subset.view_of
-    assert of is not None, f"{subset.name}/{subset.version} is no subset"
-    rows = subset.splits[of["split"]].num_rows
-    without = f" without {', '.join(of['without'])}," if of.get("without") else ""
-    return (
-        f"{subset.name}/{subset.version}: the first {rows:,} rows of {of['split']} of {subset.name}/{of['version']},{without} "
-        f"nothing copied; digest {subset.digest}"
-    )
-
-
 def corpus_rows(corpus: PreparedCorpus) -> list[list[str]]:
     """A corpus as rows of a table: place, counts, splits, refused examples, leakage."""
     counts = corpus.manifest.counts
@@ -277,37 +234,3 @@ def leak_lines(stats: CorpusStats) -> list[str]:
         *lines[:_MAX_LEAKS],
         f"{len(lines) - _MAX_LEAKS:,} more such matches, with splits of {others}; `vitline data show --json` lists all",
     ]
-
-
-def verify_and_show(settings: Settings, name: str, *, pixels: bool, as_json: bool) -> None:
-    """Reads every shard back, with `pixels` decodes every image, and prints the problems. Raises RuntimeError if there are any."""
-    corpus = find_corpus(settings.root, name).store
-    report = verify_corpus(corpus, Threads(), pixels=pixels)
-    if as_json:
-        console.emit(report.model_dump(mode="json"))
-    else:
-        for uri, problem in (report.problems | report.beside).items():
-            console.print_result(visible(f"{uri} {problem}"))
-            for example_id, wrong in report.pictures.get(uri, {}).items():
-                console.print_result(visible(f"  {example_id} {wrong}"))
-    if report.problems.keys() - report.pictures.keys():
-        raise RuntimeError(
-            f"{corpus.uri} has {len(report.problems)} files that differ from what was written; do not train on it."
-        )
-    if report.pictures:
-        raise RuntimeError(
-            f"{len(report.pictures)} shards of {corpus.uri} are as written but hold corrupt images; do not train on it. "
-            "Prepare the same source again: preparation now refuses corrupt images, and makes a new version without them."
-        )
-    if not as_json:
-        rows = f"{report.num_rows_read:,} rows"
-        if report.num_rows < report.num_rows_read:
-            rows += f", of which this subset has {report.num_rows:,},"
-        console.print_result(
-            f"{corpus.uri}: {report.num_shards:,} shards with {rows} are as written{', and every image is intact' * pixels}."
-        )
-    if report.beside:
-        raise RuntimeError(
-            f"{corpus.uri} has {len(report.beside)} auxiliary files that differ from what was written. Its images and labels "
-            "are intact and can be trained on. To restore the files, delete manifest.json and prepare the same corpus again."
-        )

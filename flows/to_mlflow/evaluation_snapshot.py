@@ -19,7 +19,7 @@ from vitline.flows.to_mlflow.run_snapshot import (
     stored_manifest,
 )
 from vitline.infra.config import digest_of
-from vitline.infra.html.markdown import markdown_table
+from vitline.infra.html.tables import markdown
 from vitline.infra.html.text import percent
 from vitline.infra.mlflow.entities import DatasetUse
 from vitline.infra.runs.run_state import RunStateRecord
@@ -212,7 +212,7 @@ def settings_table(label: str, score: Score) -> str:
         [f"**{cell}**" for cell in row] if tried == score.chosen else row
         for row, tried in zip(rows, score.tried, strict=True)
     ]
-    return f"{title}\n\n{markdown_table(names, rows)}"
+    return f"{title}\n\n{markdown(names, rows)}"
 
 
 def _shown(name: str, value: Any) -> str:

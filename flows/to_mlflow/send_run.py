@@ -18,7 +18,7 @@ from vitline.flows.to_mlflow.outbox import OutboxEntry
 from vitline.flows.to_mlflow.run_snapshot import Child, RunView
 from vitline.flows.to_mlflow.stage_snapshots import pipeline_snapshot, stage_snapshot
 from vitline.infra.config import digest_of
-from vitline.infra.html.markdown import markdown_table
+from vitline.infra.html.tables import markdown
 from vitline.infra.html.text import percent
 from vitline.infra.mlflow.entities import Model, Point
 from vitline.infra.mlflow.pages import version_url
@@ -169,9 +169,7 @@ class Sender:
             rows.append([stage.stage, name, stage.what, time_spent])
         facts = [*snapshot.facts, *(link for _, link in self._models(snapshot.model_inputs))]
         self._offer_columns(run, snapshot)
-        self._finish(
-            run, snapshot, facts, digest, None, markdown_table(("stage", "run", "what", ""), rows) if rows else ""
-        )
+        self._finish(run, snapshot, facts, digest, None, markdown(("stage", "run", "what", ""), rows) if rows else "")
         return "sent"
 
     def _send_champion(self, record: PipelineRecord) -> None:
@@ -296,7 +294,7 @@ def children_table(snapshot: RunView, pages: Sequence[str | None]) -> str:
         values = {name: value for name, (value, _) in child.values.items() if name.endswith("/top1")}
         shown = ", ".join(f"`{name}` {percent(value)}" for name, value in values.items())
         rows.append([f"[{child.name}]({page})" if page else child.name, shown])
-    return markdown_table(("part", ""), rows) if rows else ""
+    return markdown(("part", ""), rows) if rows else ""
 
 
 def choose_points(store: Store, segments: list[Segment], curves: Curves, total_steps: int) -> list[Point]:

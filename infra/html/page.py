@@ -2,10 +2,10 @@
 
 import base64
 import functools
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitline.infra.html.tables import numeric
 from vitline.infra.html.text import duration, num_bytes
 from vitline.infra.plain_text import visible_lines
 
@@ -38,7 +38,7 @@ def _environment() -> "Environment":
     environment.filters |= {
         "bytes": num_bytes,
         "duration": duration,
-        "right": right_aligned,
+        "right": numeric,
         "thousands": "{:,}".format,
     }
     return environment
@@ -52,12 +52,3 @@ def _shown(value: Any) -> Any:
 def data_uri(file: bytes, kind: str = "PNG") -> str:
     """An image file as a URI that a page can show."""
     return f"data:image/{kind.lower()};base64,{base64.b64encode(file).decode()}"
-
-
-def right_aligned(rows: Sequence[Sequence[str]]) -> list[bool]:
-    """True for each column that contains only numbers. The first column always counts as names."""
-    columns = list(zip(*rows, strict=True))
-    return [
-        i > 0 and all(not c.lstrip("+-") or c.lstrip("+-")[0].isdigit() for c in cells)
-        for i, cells in enumerate(columns)
-    ]

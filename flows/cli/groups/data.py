@@ -54,16 +54,12 @@ def data_prepare(
 
     Example: `vitline data prepare --source ~/pictures/birds --name birds --set recipe.val_per_class=50`
     """
-    from vitline.flows.runs.prepare_corpus import prepare_and_show, source_request
+    from vitline.flows.cli.inspect_corpus import prepare_and_show, show_dry_run
+    from vitline.flows.runs.prepare_corpus import source_request
 
     chosen = settings(root)
     request = source_request(chosen.root, **{"name": None, **fields})
-    if dry_run:
-        from vitline.flows.cli.inspect_corpus import show_dry_run
-
-        show_dry_run(chosen, request, as_json=json)
-    else:
-        prepare_and_show(chosen, request, as_json=json)
+    (show_dry_run if dry_run else prepare_and_show)(chosen, request, as_json=json)
 
 
 @app.command("ls")
@@ -124,7 +120,7 @@ def data_subset(
 
     Example: `vitline data subset birds 30M`
     """
-    from vitline.flows.runs.prepare_corpus import take_and_show
+    from vitline.flows.cli.inspect_corpus import take_and_show
 
     take_and_show(settings(root), name, number_of(number), split, as_json=json)
 
@@ -143,7 +139,7 @@ def data_verify(
     json: Json = False,
 ) -> None:
     """Read a corpus back and list every file that differs from what was written. Example: `vitline data verify birds --pixels`"""
-    from vitline.flows.runs.prepare_corpus import verify_and_show
+    from vitline.flows.cli.inspect_corpus import verify_and_show
 
     verify_and_show(settings(root), name, pixels=pixels, as_json=json)
 
@@ -167,8 +163,8 @@ def data_preview(
     Example: `vitline data preview birds --recipe icons --set recipe.input.augment.mixup_alpha=0.2`
     """
     from vitline.flows.cli.training import requested_training
+    from vitline.flows.cli.training_input import write_views
     from vitline.flows.forms.overrides import parse_overrides
-    from vitline.flows.reports.views import write_views
 
     fields = {"class_map": class_map, "overrides": parse_overrides(set_ or [])}
     training = requested_training(settings(root).root, names, recipe, fields)
@@ -205,8 +201,8 @@ def data_bench(
     Example: `vitline data bench birds --recipe vit-b16-i21k --gpu H200 --workers 8`
     """
     from vitline.flows.cli.training import requested_training
+    from vitline.flows.cli.training_input import show_bench
     from vitline.flows.forms.overrides import parse_overrides
-    from vitline.flows.reports.input_bench import show_bench
 
     fields = {"class_map": class_map, "overrides": parse_overrides(set_ or [])}
     training = requested_training(settings(root).root, names, recipe, fields)

@@ -5,11 +5,16 @@ from typing import Annotated, Any
 
 import typer
 
+from vitline.flows import console
 from vitline.flows.cli.command_line import Json, Plan, Root, settings, show_rows
 from vitline.flows.cli.form_options import REQUIRED, form_command
 from vitline.flows.forms.forms import EvaluateRequest
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+NO_SCORES = (
+    "There are no scores yet: `vitline evaluate run --model NAME --task CORPUS` makes them. A task is a corpus with the splits "
+    "train800, val200, train800val200 and test (the 19 of VTAB are named vtab-<task>), or train, val, trainval and test."
+)
 
 
 @app.command("protocols")
@@ -76,6 +81,27 @@ def evaluate_report(
 
     Example: `vitline evaluate report --compare-with "ViT-L/16 (I21k)" --html scores.html`
     """
-    from vitline.flows.reports.score_tables import show_scores
+    from vitline.flows.cli.tables import draw
+    from vitline.flows.reports.score_lines import text_tables
+    from vitline.flows.reports.score_report import as_data, read_report
+    from vitline.flows.reports.score_tables import write_page
 
-    show_scores(settings(root), beside=compare_with, every=all_, page=html, as_json=json)
+    where = settings(root).root
+    report = read_report(where, compare_with)
+    if html is not None:
+        write_page(report, html, where)
+    if json:
+        console.emit(as_data(report))
+        return
+    for table in text_tables(report, "every" if all_ else "usual"):
+        draw(table)
+        console.print_result("")
+    if not report.models:
+        console.print_result(NO_SCORES)
+    if report.num_left_out:
+        console.print_result(
+            f"{report.num_left_out} older records of the same model, protocol, task and seed are not shown: they were made on "
+            "another version of the corpus, or by other code."
+        )
+    if html is not None:
+        console.say(f"written: {html}")

@@ -9,6 +9,7 @@ import typer
 from vitline.flows import console
 from vitline.flows.cli.command_line import Json, Root, settings, show_one, show_rows
 from vitline.flows.cli.form_options import form_command
+from vitline.flows.cli.tables import show_table
 from vitline.flows.forms.forms import PredictRequest
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ def model_predict_corpus(fields: dict[str, Any], root: Root = None, json: Json =
         counts = result.state["predicted"]
         console.emit({"run": spec.run_key, "reused": result.reused, "files": folder_of(spec), **counts})
         return
-    console.table(spec.run_key, ["", " "], prediction_rows(spec, result))
+    show_table(spec.run_key, ["", " "], prediction_rows(spec, result))
 
 
 @app.command("verify")

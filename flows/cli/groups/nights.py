@@ -1,12 +1,17 @@
 """`vitline nights`: verdicts of nights."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vitline.flows import console
 from vitline.flows.cli.command_line import Json, Root, settings, show_rows
+from vitline.flows.cli.tables import show_table
+from vitline.infra.night import night_text
+
+if TYPE_CHECKING:
+    from vitline.flows.nights.night_record import NightRecord
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -59,7 +64,7 @@ def nights_show(
 
     Example: `vitline nights show 2026-11-23T02:00`
     """
-    from vitline.flows.nights.show import chosen_night, made_again, print_night
+    from vitline.flows.nights.show import chosen_night, made_again
     from vitline.infra.storage import open_store
 
     store = open_store(settings(root).root)
@@ -68,3 +73,22 @@ def nights_show(
         console.emit(shown.model_dump(mode="json"))
     else:
         print_night(shown)
+
+
+def print_night(night: "NightRecord") -> None:
+    """Prints the sentence of a night, a table for each comparison, and what has changed."""
+    from vitline.flows.nights.night_page import COLUMNS, change_rows, difference_rows, footnote, notes, title
+
+    console.print_result(f"{night_text(night.night)}  {night.name}  {night.pipeline or ''}".rstrip())
+    console.print_result(night.sentence)
+    if night.gate is not None:
+        console.print_result(night.gate.reason)
+    for against in night.verdict.against if night.verdict else ():
+        if against.differences:
+            show_table(title(against), COLUMNS, difference_rows(against))
+        for line in notes(against):
+            console.print_result(line)
+        if rows := change_rows(against):
+            show_table("Changed", ["", "there", "here"], rows)
+    if text := footnote(night):
+        console.print_result(text.replace("`", ""))

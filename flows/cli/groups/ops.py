@@ -7,6 +7,7 @@ import typer
 from vitline.flows import console
 from vitline.flows.cli.command_line import Json, Root, settings, show_one, show_rows
 from vitline.flows.cli.form_options import form_command
+from vitline.flows.cli.tables import show_table
 from vitline.flows.forms.forms import CollectGarbageRequest, ReconcileRequest
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -24,7 +25,7 @@ def ops_doctor(root: Root = None, json: Json = False) -> None:
     if json:
         console.emit({"checks": [check._asdict() for check in checks]})
     else:
-        console.table(
+        show_table(
             "Doctor", ["", "check", "found", "what to do"], [[c.mark, c.name, c.found, c.advice] for c in checks]
         )
     if any(not check.ok for check in checks):

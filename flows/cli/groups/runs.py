@@ -7,6 +7,7 @@ import typer
 
 from vitline.flows import console
 from vitline.flows.cli.command_line import Json, Root, settings, show_one, show_rows
+from vitline.flows.cli.tables import show_table
 from vitline.infra.html.text import field
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -72,7 +73,7 @@ def runs_compare(
     parts: dict[str, dict[str, list[Any]]] = {"Differences": compared["differences"], "Metrics": compared["metrics"]}
     for title, rows in parts.items():
         body = [[name, *(field(name, v) for v in values)] for name, values in rows.items()]
-        console.table(title, ["", *compared["runs"]], body)
+        show_table(title, ["", *compared["runs"]], body)
 
 
 @app.command("send")

@@ -11,6 +11,7 @@ import typer
 from vitline.flows import console
 from vitline.flows.cli.command_line import Json
 from vitline.flows.cli.command_line import settings as settings_of
+from vitline.flows.cli.tables import show_table
 
 if TYPE_CHECKING:
     from vitline.infra.local.state import StackState
@@ -260,7 +261,7 @@ def show_stack(settings: "Settings", as_json: bool) -> bool:
         [s["name"], s["state"], s["url"] or "-", f"{(s['memory_bytes'] or 0) / 1e6:,.0f} MB", str(s["restarts"])]
         for s in services
     ]
-    console.table("Local stack", ["service", "state", "address", "memory", "restarts"], rows, right=(3, 4))
+    show_table("Local stack", ["service", "state", "address", "memory", "restarts"], rows)
     for service in services:
         if service["problem"]:
             console.print_result(f"{service['name']}: {service['problem']}\n  log: {service['log']}")

@@ -9,7 +9,7 @@ from vitline.flows.catalog.run_status import progress_text
 from vitline.flows.nights.from_records import known_nights
 from vitline.flows.nights.night_record import NightRecord, last_told, read_champion
 from vitline.flows.nights.trend.trend import night_point
-from vitline.infra.html.markdown import markdown_table
+from vitline.infra.html.tables import markdown
 from vitline.infra.night import night_text
 from vitline.infra.records import UnreadableRecord
 from vitline.infra.storage import Store
@@ -86,7 +86,7 @@ def series_markdown(root: Store, series: SeriesOfNights) -> str:
             f"## Nights of {series.name}",
             f"**{newest.sentence}**",
             f"{champion[0].upper()}{champion[1:]}.",
-            markdown_table(("night", "verdict", "mean over tasks", "ended as"), rows),
+            markdown(("night", "verdict", "mean over tasks", "ended as"), rows),
         ]
     )
 
@@ -96,14 +96,14 @@ def at_work(root: Store) -> str:
         [f"`{row['run']}`", row["stage"], row["state"], progress_text(row)]
         for row in without_parts(list_runs_and_pipelines(root.uri))
     ]
-    return markdown_table(("run", "stage", "state", "progress"), rows) if rows else "Nothing."
+    return markdown(("run", "stage", "state", "progress"), rows) if rows else "Nothing."
 
 
 def upcoming_markdown(upcoming: Sequence[Upcoming]) -> str:
     rows = [[f"{each.due:%a %Y-%m-%d %H:%M} UTC", link(each.name, each.page)] for each in upcoming]
     if not rows:
         return "Nothing is scheduled. `vitline flows deploy --nightly`, or the switch on the page of a deployment, starts nights."
-    return markdown_table(("due", "deployment"), rows)
+    return markdown(("due", "deployment"), rows)
 
 
 def link(text: str, page: str | None) -> str:

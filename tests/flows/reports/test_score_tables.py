@@ -5,10 +5,11 @@ from html.parser import HTMLParser
 
 import pytest
 
+from vitline.flows.cli.tables import pieces
 from vitline.flows.reports.compare_runs import published_beside
 from vitline.flows.reports.score_lines import text_tables, transfer_table, vtab_table
 from vitline.flows.reports.score_report import published_for, read_report
-from vitline.flows.reports.score_tables import markdown, pieces, score_tables_markdown
+from vitline.flows.reports.score_tables import score_tables_markdown, table_markdown
 from vitline.flows.reports.scored_models import ModelFacts, device_days, model_facts
 from vitline.infra.runs.journal import Journal
 from vitline.infra.runs.run_state import write_state
@@ -56,7 +57,7 @@ def scored(tmp_path):
 
 
 def line(table, start):
-    return next(line for line in table.lines if line.label.startswith(start))
+    return next(row for row in table.rows if row[0].startswith(start))
 
 
 def test_vtab_scores_are_compared_with_the_row_of_the_same_network(scored):
@@ -65,29 +66,29 @@ def test_vtab_scores_are_compared_with_the_row_of_the_same_network(scored):
         for seed in (0, 1):
             scored.add(model, task, 0.7 + 0.01 * seed, seed=seed)
     table = vtab_table(read_report(scored.root))
-    ours, noise, minus = table.lines[:3]
-    assert ours.label == "ours/1, vit-paper"
-    assert (len(ours.cells), ours.cells[0], ours.cells[-1]) == (23, "70.5", "70.50")
-    assert noise.label == "  mean of 2 seeds, ± standard deviation"
-    assert {*noise.cells} == {"0.7", "0.71"}  # 0.01 / sqrt(2); two decimals for the mean, as all tasks move together
-    assert minus.label == "  minus ViT-L/16 (I21k)"
-    assert (minus.cells[0], minus.cells[1], minus.cells[-1]) == ("-20", "-14", "-2.22")  # 90.8, 84.1, 72.72
-    assert line(table, "ViT-L/16 (I21k)").cells[0] == "90.8"
-    assert max(len(cell) for each in table.lines for cell in each.cells[:-1]) == 4
+    ours, noise, minus = table.rows[:3]
+    assert ours[0] == "ours/1, vit-paper"
+    assert (len(ours), ours[1], ours[-1]) == (24, "70.5", "70.50")
+    assert noise[0] == "  mean of 2 seeds, ± standard deviation"
+    assert {*noise[1:]} == {"0.7", "0.71"}  # 0.01 / sqrt(2); two decimals for the mean, as all tasks move together
+    assert minus[0] == "  minus ViT-L/16 (I21k)"
+    assert (minus[1], minus[2], minus[-1]) == ("-20", "-14", "-2.22")  # 90.8, 84.1, 72.72
+    assert line(table, "ViT-L/16 (I21k)")[1] == "90.8"
+    assert max(len(cell) for row in table.rows for cell in row[1:-1]) == 4
 
 
 def test_a_mean_over_some_tasks_shows_their_number(scored):
     scored.add(scored.model("ours"), "vtab-dtd", 0.5)
     table = vtab_table(read_report(scored.root, beside="ViT-L/16 (I21k)"))
-    assert line(table, "ours").cells[-1] == "-"
-    assert line(table, "  mean of 1 of 19").cells[-1] == "50.00"
-    assert line(table, "  minus ViT-L/16 (I21k), same 1").cells[-1] == "-24.10"
-    assert line(table, "  ± standard error of the test split").cells[2] == "0.5"
+    assert line(table, "ours")[-1] == "-"
+    assert line(table, "  mean of 1 of 19")[-1] == "50.00"
+    assert line(table, "  minus ViT-L/16 (I21k), same 1")[-1] == "-24.10"
+    assert line(table, "  ± standard error of the test split")[3] == "0.5"
 
 
 def test_a_network_is_not_compared_with_another_network(scored):
     scored.add(scored.model("ours", "b16", L16), "vtab-dtd", 0.5)
-    assert not any("minus" in each.label for each in vtab_table(read_report(scored.root)).lines)
+    assert not any("minus" in row[0] for row in vtab_table(read_report(scored.root)).rows)
 
 
 def test_whole_data_sets_are_kept_apart_from_tasks_of_vtab_with_similar_names(scored):
@@ -96,9 +97,9 @@ def test_whole_data_sets_are_kept_apart_from_tasks_of_vtab_with_similar_names(sc
     scored.add(model, "vtab-cifar100", 0.5)
     report = read_report(scored.root)
     table = transfer_table(report)
-    assert line(table, "ours").cells[4] == "93.44 ±0.25"
-    assert line(table, "  minus ViT-L/16 (I21k), 384 px").cells[4] == "+0.00 ±0.25"
-    assert line(vtab_table(report), "ours").cells[1] == "50.0"
+    assert line(table, "ours")[5] == "93.44 ±0.25"
+    assert line(table, "  minus ViT-L/16 (I21k), 384 px")[5] == "+0.00 ±0.25"
+    assert line(vtab_table(report), "ours")[2] == "50.0"
 
 
 def test_own_tasks_and_probes_have_separate_tables(scored):
@@ -108,12 +109,12 @@ def test_own_tasks_and_probes_have_separate_tables(scored):
     for protocol in ("knn", "fewshot-10", "fewshot-5", "linear", "head"):
         scored.add(model, "digits", 0.85, protocol=protocol, num_examples=400)
     _, own, frozen, _ = text_tables(read_report(scored.root))
-    assert [each.cells[:3] for each in own.lines] == [
+    assert [row[1:4] for row in own.rows] == [
         ("ours/1", "vit-paper", "90.0"),
         ("from scratch (012345)", "vit-paper", "80.0"),
     ]
-    assert frozen.columns == ("task", "5 shots", "10 shots", "own head", "kNN", "linear")
-    assert frozen.lines[0].cells == ("digits", *["85.00 ±1.79"] * 5)
+    assert frozen.columns == ("model", "task", "5 shots", "10 shots", "own head", "kNN", "linear")
+    assert frozen.rows[0][1:] == ("digits", *["85.00 ±1.79"] * 5)
 
 
 def test_scores_of_published_weights_are_checked(scored):
@@ -121,16 +122,16 @@ def test_scores_of_published_weights_are_checked(scored):
     scored.add(model, "imagenet", 0.8430, protocol="head", num_examples=50_000)
     scored.add(model, "imagenet-real", 0.8801, protocol="head", num_examples=46_837)
     table = next(t for t in text_tables(read_report(scored.root)) if t.title == "Published checks")
-    rows = {each.cells[0]: each.cells[2:] for each in table.lines}
+    rows = {row[1]: row[3:] for row in table.rows}
     assert rows["imagenet"] == ("84.30", "84.21", "+0.09", "agrees")
     assert rows["imagenet-real"] == ("88.01", "88.40", "-0.39", "differs")
 
 
 def test_a_narrow_console_shows_the_groups_one_below_the_other(scored):
     table = vtab_table(read_report(scored.root))
-    assert list(pieces(table, 160)) == [(0, 23)]
-    assert list(pieces(table, 100)) == [(0, 8), (8, 13), (13, 23)]
-    assert list(pieces(table, 10)) == [(0, 8), (8, 13), (13, 23)]  # a block is never split
+    assert list(pieces(table, 160)) == [(1, 24)]
+    assert list(pieces(table, 100)) == [(1, 9), (9, 14), (14, 24)]
+    assert list(pieces(table, 10)) == [(1, 9), (9, 14), (14, 24)]  # a block is never split
 
 
 def test_scores_of_paper_version_1_are_shown_on_request_only(scored):
@@ -200,7 +201,7 @@ def test_brackets_in_names_are_shown_literally(vitline, scored):
 def test_bars_in_names_do_not_break_a_markdown_table(scored):
     scored.add(scored.model("a|b"), "digits", 0.9)
     own = text_tables(read_report(scored.root), "compared")[0]
-    assert "a&#124;b/1" in markdown(own)
+    assert "a&#124;b/1" in table_markdown(own)
 
 
 def test_the_cost_of_a_model_includes_the_models_it_was_fine_tuned_from(scored):

@@ -1,10 +1,13 @@
-"""`vitline data bench`: what the loader feeds to a node from its store, beside what the GPUs of the node eat, and what to change."""
+"""What a training sees of its corpus (`vitline data preview`), and how fast (`vitline data bench`): what the loader feeds to a node from
+its store, beside what the GPUs of the node eat, and what to change."""
 
 import os
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from vitline.flows import console
+from vitline.flows.cli.tables import show_table
 from vitline.flows.plans.training_cost import reading_plan
 from vitline.infra.html.text import num_bytes
 from vitline.vit.config import TrainConfig
@@ -15,7 +18,31 @@ from vitline.vit.cost.input_speed import node_speed
 from vitline.vit.cost.input_verdict import STAGES, InputVerdict, Setting
 from vitline.vit.input.decoding.how_many import decode_processes
 from vitline.vit.input.load_queue import max_concurrent_loads
+from vitline.vit.pages.views import collect_views, views_html
 from vitline.vit.run.resolved import ResolvedTraining
+
+
+def write_views(
+    training: ResolvedTraining, recipe_name: str, out: Path, *, examples: int, views: int, mixed: int, as_json: bool
+) -> None:
+    """Writes the page and prints where it is. Raises ValueError if the folder of `out` does not exist."""
+    if not out.parent.is_dir() or out.is_dir():
+        raise ValueError(f"--out {str(out)!r} is not a file in an existing folder. Name one, such as preview.html.")
+    config, corpora = training.config, training.corpora
+    names = " and ".join(part.title for part in corpora.parts)
+    versions = " and ".join(f"{part.manifest.name}/{part.manifest.version}" for part in corpora.parts)
+    with console.progress(f"drawing views of {names}"):
+        found = collect_views(corpora, config.split, config.recipe, examples=examples, views=views, mixed=mixed)
+        lead = (
+            f"Corpus {versions}, split {config.split}; recipe {recipe_name}, "
+            f"seed {config.recipe.seed}, batches of {config.recipe.input.global_batch_size:,}."
+        )
+        page = views_html(found, config.recipe, title=f"Training views of {names}", lead=lead)
+        out.write_text(page, encoding="utf-8")
+    if as_json:
+        console.emit({"page": str(out), "examples": len(found.examples), "mixed": len(found.mixed)})
+    else:
+        console.print_result(f"wrote {out}")
 
 
 def show_bench(
@@ -70,7 +97,7 @@ def show_bench(
         else config.recipe.model.summary
     )
     title = f"{name}, {split}, at {' and '.join(part.store.uri for part in corpora.parts)}: {what}"
-    console.table(title, ["stage", "images/s", "of the need", "measured"], _rows(verdict, needed), right=(1, 2))
+    show_table(title, ["stage", "images/s", "of the need", "measured"], _rows(verdict, needed))
     for line in [*_lines(verdict), decoders.sentence()]:
         console.print_result(line)
 
