@@ -11,7 +11,7 @@ from vitline.infra.config import digest_of
 from vitline.infra.keys import run_key
 from vitline.infra.names import known_names_text
 from vitline.infra.records import UnreadableRecord, and_unreadable, readable
-from vitline.infra.storage import Store, open_store
+from vitline.infra.storage import Store, is_location, open_store
 
 
 class FoundCorpus(NamedTuple):
@@ -52,12 +52,6 @@ def corpus_store(root: Store, config: CorpusConfig) -> Store:
     return root.child(f"corpora/{config.name}/{corpus_version(root, config)}")
 
 
-def find_corpus(root: Store, config: CorpusConfig) -> Manifest | None:
-    """The manifest of the corpus if it is finished."""
-    corpus = corpus_store(root, config)
-    return load_manifest(corpus) if corpus.exists(MANIFEST_KEY) else None
-
-
 class Corpora:
     """The finished corpora below a root. What was listed or read is kept, so that a request asks for each of them once; `known` were
     read before."""
@@ -78,6 +72,10 @@ class Corpora:
             return self._open(open_store(uri))
         except UnreadableRecord as error:
             raise ValueError(str(error)) from error
+
+    def named(self, name: str) -> FoundCorpus:
+        """The corpus of a path or URI, or of a name as `find` takes it. Raises ValueError."""
+        return self.at(name) if is_location(name) else self.find(name)
 
     def find(self, name: str) -> FoundCorpus:
         """The finished corpus NAME (its newest version that is not a subset) or NAME/VERSION. Raises ValueError that lists the
@@ -117,11 +115,6 @@ class Corpora:
         if corpus.uri not in self._opened:
             self._opened[corpus.uri] = FoundCorpus(corpus, load_manifest(corpus))
         return self._opened[corpus.uri]
-
-
-def prepared_corpora(root: Store, report: Callable[[UnreadableRecord], None]) -> list[FoundCorpus]:
-    """Every finished corpus below a root, as `Corpora.all`."""
-    return Corpora(root).all(report)
 
 
 def prepared_corpus(root: Store, name: str) -> FoundCorpus:

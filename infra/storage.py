@@ -38,6 +38,7 @@ __all__ = [
     "check_writable",
     "checked_key",
     "disk_cache",
+    "is_location",
     "json_bytes",
     "open_store",
     "probe_conditional_writes",
@@ -66,6 +67,11 @@ def open_store(uri: str | os.PathLike[str]) -> Store:
     module, _, name = _STORES[scheme].rpartition(".")
     kind: type[Store] = getattr(importlib.import_module(module), name)
     return kind.at(f"{scheme}://{rest}")
+
+
+def is_location(name: str) -> bool:
+    """True if a corpus or model is given as a path or URI, not by name."""
+    return "://" in name or name.startswith(("/", "./", "../", "~"))
 
 
 def read_small(uri: str, max_bytes: int) -> bytes:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 
-from vitline.data_prep.find_corpus import Corpora, FoundCorpus, prepared_corpora
+from vitline.data_prep.find_corpus import Corpora
 from vitline.data_prep.shard_format import (
     Manifest,
     SegmentInfo,
@@ -21,10 +21,10 @@ from vitline.infra.records import UnreadableRecord, read_each, readable, reading
 from vitline.infra.runs.journal import read_journal
 from vitline.infra.runs.run_state import NO_STATE
 from vitline.infra.settings import Settings
-from vitline.infra.storage import Store, open_store
+from vitline.infra.storage import Store, is_location, open_store
 from vitline.vit.checkpoints.best import best_checkpoint
 from vitline.vit.checkpoints.names import checkpoint_steps
-from vitline.vit.published.model_names import find_published, is_location
+from vitline.vit.published.model_names import find_published
 from vitline.vit.published.model_record import ModelRecord
 from vitline.vit.run.branch import branches_of
 
@@ -74,7 +74,7 @@ def say_unreadable(unreadable: UnreadableRecord) -> None:
 def list_corpora(root: str, report: Callable[[UnreadableRecord], None] = say_unreadable) -> list[CorpusRow]:
     """Every finished corpus: name, version, digest, images, classes, splits, bytes, URI; for a subset also its origin."""
     rows = list[CorpusRow]()
-    for corpus, manifest in prepared_corpora(open_store(root), report):
+    for corpus, manifest in Corpora(open_store(root)).all(report):
         rows.append(
             {
                 "name": manifest.name,
@@ -106,20 +106,6 @@ def made_of(manifest: Manifest) -> str:
     if added := manifest.added_to:
         return f"{added['version']} and segment {num_segments(manifest)}"
     return ""
-
-
-def find_corpus(root: str, name: str) -> FoundCorpus:
-    """The corpus of a `NAME`, `NAME/VERSION` or URI. A `NAME` means the newest version that is not a subset; a subset is
-    named by its version.
-
-    Raises ValueError that lists the corpora.
-    """
-    return find_named(Corpora(open_store(root)), name)
-
-
-def find_named(corpora: Corpora, name: str) -> FoundCorpus:
-    """As `find_corpus`, among corpora that the same request looks up."""
-    return corpora.at(name) if is_location(name) else corpora.find(name)
 
 
 def manifest_fields(corpus: Store, manifest: Manifest) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from vitline.data_prep.config import CorpusConfig
 from vitline.data_prep.executors import Threads
-from vitline.data_prep.find_corpus import prepared_corpus
+from vitline.data_prep.find_corpus import Corpora, FoundCorpus
 from vitline.data_prep.labels.classes import ClassMap
 from vitline.data_prep.pages.diff_corpora import ChangeKind, ExampleDiff, diff_examples
 from vitline.data_prep.pages.diff_stats import CorpusFacts, StatDifference, diff_stats
@@ -23,7 +23,7 @@ from vitline.data_prep.shard_format import Manifest, SegmentInfo
 from vitline.data_prep.shards.subsets import take
 from vitline.data_prep.shards.verify_shards import verify_corpus
 from vitline.flows import console
-from vitline.flows.catalog.lists import find_corpus, manifest_fields, segment_text
+from vitline.flows.catalog.lists import manifest_fields, segment_text
 from vitline.flows.cli.command_line import show_one
 from vitline.flows.cli.tables import show_table
 from vitline.flows.reports.corpus_facts import facts_of
@@ -49,7 +49,7 @@ _CHANGES: dict[ChangeKind, str] = {
 
 def show_corpus(settings: Settings, name: str, *, as_json: bool) -> None:
     """Prints the manifest and the statistics of a corpus, as tables or as JSON."""
-    corpus, manifest = find_corpus(settings.root, name)
+    corpus, manifest = _corpus(settings, name)
     shown, (facts, of) = manifest_fields(corpus, manifest), facts_of(corpus)
     if as_json:
         console.emit({**shown, "statistics_of": of, "statistics": facts.stats.to_json()})
@@ -102,7 +102,7 @@ def _counted(counts: Mapping[str, int]) -> str:
 
 def show_diff(settings: Settings, first: str, second: str, *, as_json: bool) -> None:
     """Prints the differences of two corpora: their properties, and the examples."""
-    a, b = (find_corpus(settings.root, name).store for name in (first, second))
+    a, b = (_corpus(settings, name).store for name in (first, second))
     (facts_a, of_a), (facts_b, of_b) = facts_of(a), facts_of(b)
     titles = [_title(facts.manifest) for facts in (facts_a, facts_b)]
     corpora, examples = diff_stats(facts_a, facts_b), diff_examples(a, b)
@@ -123,6 +123,10 @@ def show_diff(settings: Settings, first: str, second: str, *, as_json: bool) -> 
             shown = f"the first {len(changes.first)}" if changes.count > len(changes.first) else f"{changes.count}"
             lines = [[each.example_id, cell(each.a), cell(each.b)] for each in changes.first]
             show_table(f"{_CHANGES[kind]}: {shown}", ["example", *titles], lines)
+
+
+def _corpus(settings: Settings, name: str) -> FoundCorpus:
+    return Corpora(open_store(settings.root)).named(name)
 
 
 def _title(manifest: Manifest) -> str:
@@ -146,7 +150,7 @@ def show_dry_run(settings: Settings, request: CorpusConfig, *, as_json: bool) ->
     """Prints what to expect of a request, and writes a sample sheet beside the logs if that folder can be written."""
     base = None
     if request.add_to:
-        base = Base(*prepared_corpus(open_store(settings.root), request.add_to))
+        base = Base(*Corpora(open_store(settings.root)).find(request.add_to))
     with console.progress(f"dry run of {request.name}"):
         found, page = dry_run(request, cores_of(settings), base)
     if not as_json:
@@ -196,7 +200,7 @@ def prepare_and_show(settings: Settings, request: CorpusConfig, *, as_json: bool
 
 def take_and_show(settings: Settings, name: str, num_rows: int, split: str, *, as_json: bool) -> None:
     """Makes a subset of a corpus, or finds it again, and prints it."""
-    corpus = find_corpus(settings.root, name).store
+    corpus = _corpus(settings, name).store
     subset = take(corpus, num_rows, split)
     if as_json:
         console.emit({"uri": f"{corpus.uri.rpartition('/')[0]}/{subset.version}", **subset.model_dump(mode="json")})
@@ -217,7 +221,7 @@ def _subset_text(subset: Manifest) -> str:
 
 def verify_and_show(settings: Settings, name: str, *, pixels: bool, as_json: bool) -> None:
     """Reads every shard back, with `pixels` decodes every image, and prints the problems. Raises RuntimeError if there are any."""
-    corpus = find_corpus(settings.root, name).store
+    corpus = _corpus(settings, name).store
     report = verify_corpus(corpus, Threads(), pixels=pixels)
     if as_json:
         console.emit(report.model_dump(mode="json"))

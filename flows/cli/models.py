@@ -17,7 +17,7 @@ from vitline.flows import console
 from vitline.flows.catalog.lists import find_model
 from vitline.infra.config import canonical_json
 from vitline.infra.settings import expanded
-from vitline.infra.storage import open_store
+from vitline.infra.storage import is_location, open_store
 from vitline.vit.convert.weights import UNPUBLISHED, Weights, load_weights
 from vitline.vit.cost.throughput import Speed, bench
 from vitline.vit.input.augment import evaluation_pixels
@@ -26,7 +26,6 @@ from vitline.vit.models.variants import network_variant
 from vitline.vit.models.vit import Transformer
 from vitline.vit.pages.figures import MAX_IMAGES, inspect_network
 from vitline.vit.pages.page import write_inspection
-from vitline.vit.published.model_names import is_location
 from vitline.vit.published.models import PublishedModel, file_bytes, publish
 from vitline.vit.training.timing.device_peak import peak_flops
 from vitline.vit.training.timing.gpu_peaks import Precision

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypedDict, get_args
 
 from vitline.data_prep.benchmarks import registry
 from vitline.data_prep.config import CorpusConfig, CorpusRecipe, ShardingConfig, Transfer, TransferTaskName, Vtab
-from vitline.data_prep.find_corpus import corpus_store
+from vitline.data_prep.find_corpus import Corpora, corpus_store
 from vitline.data_prep.shard_format import MANIFEST_KEY, ShardReader
 from vitline.flows import console
 from vitline.flows.cli.tables import show_table
@@ -170,9 +170,7 @@ def export_splits(settings: Settings, task: str, out: Path) -> dict[str, str | d
     """Writes the examples of each split of a prepared task as a gzipped CSV: split, key, and label (several labels separated by
     blanks). A key that a spreadsheet would run as a formula has an apostrophe before it. Returns a digest of each split: sha256
     of its keys in order, without such apostrophes, joined by newlines."""
-    from vitline.flows.catalog.lists import find_corpus
-
-    corpus, manifest = find_corpus(settings.root, task)
+    corpus, manifest = Corpora(open_store(settings.root)).named(task)
     digests, lines = {}, list[tuple[str, str, str]]()
     for split in (name for name in _SPLITS if name in manifest.splits):
         with ShardReader(corpus, manifest, split) as reader:

@@ -1,7 +1,7 @@
 """A form for an evaluation, or a batch prediction, -> what it will compute, or a refusal in one sentence (ValueError). Starts nothing."""
 
 from vitline.data_prep.find_corpus import Corpora
-from vitline.flows.catalog.lists import find_model, find_named
+from vitline.flows.catalog.lists import find_model
 from vitline.flows.forms.forms import EvaluateRequest, PredictRequest
 from vitline.flows.forms.named_corpora import named_tasks
 from vitline.flows.forms.requested_protocol import requested_protocol
@@ -41,7 +41,7 @@ def resolve_evaluate(root: str, request: EvaluateRequest) -> EvaluationPlan:
         models=(uri, None) if request.from_scratch else (uri,),
         tasks=tuple(
             TaskRef(name=corpus.manifest.name, corpus=corpus.store.uri)
-            for corpus in (find_named(corpora, task) for task in tasks.names)
+            for corpus in (corpora.named(task) for task in tasks.names)
         ),
         architecture=published_network(uri),
         protocol=requested_protocol(request.protocol, request.overrides, request.from_scratch),
@@ -59,7 +59,7 @@ WHOLE = ("train", "val", "test")
 def resolve_predict(root: str, request: PredictRequest, corpora: Corpora | None = None) -> PredictionSpec:
     """The spec of a prediction whose model, corpus and splits exist. `corpora` are those of a request that it is a part of."""
     uri = find_model(root, request.model)
-    corpus, manifest = find_named(corpora or Corpora(open_store(root)), request.corpus)
+    corpus, manifest = (corpora or Corpora(open_store(root))).named(request.corpus)
     record = published_record(open_store(uri))
     for split in request.splits:
         if split not in manifest.splits:

@@ -4,7 +4,7 @@ from typing import Any
 
 from vitline.data_prep.find_corpus import Corpora
 from vitline.data_prep.shard_format import Manifest
-from vitline.flows.catalog.lists import find_model, find_named
+from vitline.flows.catalog.lists import find_model
 from vitline.flows.forms.forms import FinetuneRequest
 from vitline.flows.forms.probed_corpora import with_probed_corpora
 from vitline.flows.forms.training_draft import check_loss, training_name, with_steps
@@ -30,7 +30,7 @@ def resolve_finetune(root: str, request: FinetuneRequest) -> ResolvedTraining:
     published = published_record(open_store(model))
     contract = ImageContract.model_validate(read_contract(open_store(model), published))
     architecture = network_of(open_store(model), published)
-    store, manifest = find_named(corpora, request.corpus)
+    store, manifest = corpora.named(request.corpus)
     if request.protocol is None:
         recipe = _finetune_recipe(request, architecture, contract.evaluation, manifest)
     else:

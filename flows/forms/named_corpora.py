@@ -6,11 +6,10 @@ from typing import NamedTuple
 from vitline.data_prep.config import CorpusConfig
 from vitline.data_prep.examples.presets import PRESETS
 from vitline.data_prep.find_corpus import Corpora, corpus_version
-from vitline.flows.catalog.lists import find_named, say_unreadable
+from vitline.flows.catalog.lists import say_unreadable
 from vitline.infra.names import known_names_text
-from vitline.infra.storage import open_store
+from vitline.infra.storage import is_location, open_store
 from vitline.vit.evaluation.tasks import VTAB_TASKS
-from vitline.vit.published.model_names import is_location
 
 CorpusChoice = CorpusConfig | str
 """A corpus to prepare, or the URI of a prepared one."""
@@ -50,7 +49,7 @@ def choose_corpus(root: str, corpora: Corpora, name: str) -> CorpusChoice:
     if name in PRESETS:
         return PRESETS[name]()
     try:
-        return find_named(corpora, name).store.uri
+        return corpora.named(name).store.uri
     except ValueError as error:
         if is_location(name):
             raise

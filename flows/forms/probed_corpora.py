@@ -3,7 +3,6 @@
 from collections.abc import Collection
 
 from vitline.data_prep.find_corpus import Corpora
-from vitline.flows.catalog.lists import find_named
 from vitline.infra.config import replace
 from vitline.vit.config import TrainConfig
 
@@ -12,7 +11,7 @@ def with_probed_corpora(config: TrainConfig, corpora: Corpora) -> TrainConfig:
     """The config with the URIs of these corpora. Raises ValueError for one that is missing."""
     if not config.execution.probes.every_steps:
         return config
-    uris = tuple(find_named(corpora, name).store.uri for name in config.execution.probes.corpora)
+    uris = tuple(corpora.named(name).store.uri for name in config.execution.probes.corpora)
     return replace(config, **{"execution.probes.corpora": uris})
 
 
@@ -20,4 +19,4 @@ def check_probed_names(config: TrainConfig, corpora: Corpora, planned: Collectio
     """Refuses a name that is neither that of a prepared corpus nor of one that the pipeline prepares first."""
     for name in config.execution.probes.corpora:
         if name not in planned:
-            find_named(corpora, name)
+            corpora.named(name)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from vitline.data_prep.config import CorpusConfig, CorpusRecipe, PredictedClasses
 from vitline.data_prep.find_corpus import Corpora
 from vitline.data_prep.shard_format import Manifest, load_class_names
-from vitline.flows.catalog.lists import find_named
 from vitline.flows.forms.evaluation_plan import resolve_predict
 from vitline.flows.forms.forms import FurtherCorpus, PredictRequest, PretrainRequest, SelfTrainRequest
 from vitline.flows.forms.training_draft import check_loss, draft_training, training_name
@@ -41,7 +40,7 @@ def resolve_self_train(root: str, request: SelfTrainRequest) -> SelfTrainingPlan
     fields = {"model": request.teacher, "corpus": request.unlabelled, "splits": request.splits, "top_k": request.top_k}
     corpora = Corpora(open_store(root))
     prediction = resolve_predict(root, PredictRequest.model_validate(fields), corpora)
-    labelled, manifest = find_named(corpora, request.corpus)
+    labelled, manifest = corpora.named(request.corpus)
     unlabelled = corpora.at(prediction.corpus).manifest
     check_same_decoding(unlabelled, manifest)
     model = open_store(prediction.model)

@@ -7,7 +7,7 @@ from typing import Any
 
 from vitline.data_prep.find_corpus import Corpora, FoundCorpus
 from vitline.data_prep.shard_format import Manifest
-from vitline.flows.catalog.lists import find_model, find_named, find_run
+from vitline.flows.catalog.lists import find_model, find_run
 from vitline.flows.catalog.records import list_run_keys
 from vitline.flows.forms.forms import BranchRequest, PipelineRequest, PretrainRequest
 from vitline.flows.forms.overrides import refuse_form_fields
@@ -30,7 +30,7 @@ def resolve_pretrain(root: str, request: PretrainRequest) -> ResolvedTraining:
     """A pre-training on a prepared corpus, or on a mixture of them, from random weights or those of a model."""
     check_mixture_fields(request)
     corpora, names = Corpora(open_store(root)), (request.corpus, *(each.corpus for each in request.mix_with))
-    found = [find_named(corpora, name) for name in names]
+    found = [corpora.named(name) for name in names]
     name = request.name or training_name(_together([each.manifest for each in found]), recipe_title(recipe_of(request)))
     draft, published = draft_training(name, request), dict[str, ModelRecord]()
     if request.init_from is not None:

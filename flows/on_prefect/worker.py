@@ -21,7 +21,8 @@ from prefect.client.schemas.responses import DeploymentResponse
 from prefect.settings import get_current_settings
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker, ProcessWorkerResult
 
-from vitline.flows.catalog.lists import find_corpus, find_model
+from vitline.data_prep.find_corpus import Corpora
+from vitline.flows.catalog.lists import find_model
 from vitline.flows.forms.forms import FinetuneRequest
 from vitline.flows.forms.training_draft import recipe_function
 from vitline.flows.on_prefect.flow_run import check_own_recipe, read_request
@@ -30,6 +31,7 @@ from vitline.flows.on_prefect.prefect_private import flow_process_command
 from vitline.flows.on_prefect.request_checks import REQUEST_CHECKS, Checks
 from vitline.flows.on_prefect.run_names import descriptive_name, given_name
 from vitline.infra.settings import Settings, import_nothing_from_here, inherited_environment
+from vitline.infra.storage import open_store
 
 _PATIENCE_S = 5.0  # if the store takes longer to answer, the flow checks the request
 ENTRYPOINTS = "vitline.flows.on_prefect.flows."
@@ -40,7 +42,7 @@ CHECKS: Checks = {
     # `resolve_finetune` imports torch.
     "finetune": (
         FinetuneRequest,
-        lambda root, request: (find_model(root, request.model), find_corpus(root, request.corpus)),
+        lambda root, request: (find_model(root, request.model), Corpora(open_store(root)).named(request.corpus)),
     ),
 }
 

@@ -12,7 +12,7 @@ import pytest
 from vitline.data_prep.config import CorpusConfig, CorpusRecipe, LabelTable, ShardingConfig
 from vitline.data_prep.examine import examine
 from vitline.data_prep.executors import InProcess, Threads
-from vitline.data_prep.find_corpus import corpus_store, corpus_version, find_corpus
+from vitline.data_prep.find_corpus import corpus_store, corpus_version
 from vitline.data_prep.plan import listed_ids
 from vitline.data_prep.prepare import job
 from vitline.data_prep.shard_format import ShardReader, load_class_names, load_manifest
@@ -137,7 +137,7 @@ def test_several_corpora_share_one_execution_per_stage(folder, fill_folder, requ
     assert len(passes) == 2
     assert job.prepare(requests, memory_root, Elsewhere(counting)) == [first, second, again]
     assert len(passes) == 2  # finished corpora are only looked up
-    assert find_corpus(open_store(memory_root), requests[1]) == second
+    assert load_manifest(corpus_store(open_store(memory_root), requests[1])) == second
 
 
 class Killed(BaseException):
@@ -189,7 +189,7 @@ def test_a_killed_job_redoes_only_what_was_not_finished(folder, request_for, mem
     for kill_after in (3, 4, 2, 1):  # first among the 8 chunks, then among the shards
         with pytest.raises(Killed):
             job.prepare([request], memory_root, killed_after(kill_after))
-        assert find_corpus(open_store(memory_root), request) is None
+        assert not corpus_store(open_store(memory_root), request).exists("manifest.json")
     (resumed,) = job.prepare([request], memory_root)
     assert resumed.digest == whole.digest
     assert dict(work) == once

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from vitline.data_prep.find_corpus import Corpora
 from vitline.data_prep.shard_format import load_manifest
 from vitline.flows.catalog import lists
 from vitline.flows.catalog.snapshot import RootSnapshot
@@ -93,7 +94,7 @@ def test_corpora_and_pipelines_that_cannot_be_read_are_named(store, root, unread
     assert "corpora/birds/0123/manifest.json" in shown
     assert "pipelines/nightly-0123456789ab.json" in shown
     with pytest.raises(ValueError, match=r"no corpus 'birds' .* Not read: .*corpora/birds/0123/manifest\.json"):
-        lists.find_corpus(root, "birds")
+        Corpora(open_store(root)).named("birds")
 
 
 def test_what_is_listed_and_cannot_be_opened_is_named_and_stops_no_list(store, root, capsys):

@@ -242,7 +242,8 @@ def initial(start, config):
 
 def test_a_pre_training_from_weights_begins_with_them(start, train_config, pretrained, root, two_corpora):
     """All of them for the same classes; a new head for others. The optimizer and the averages begin anew."""
-    from vitline.flows.catalog.lists import find_corpus
+    from vitline.data_prep.find_corpus import Corpora
+    from vitline.infra.storage import open_store
 
     config = replace(train_config("again"), init_model=pretrained.uri, **AVERAGED)
     state, weights = initial(start, config), pretrained.network.state_dict()
@@ -250,7 +251,7 @@ def test_a_pre_training_from_weights_begins_with_them(start, train_config, pretr
     assert not state.optimizer.state
     for found in (state.model.state_dict(), state.average):
         assert all(torch.equal(found[name], value) for name, value in weights.items())
-    birds = find_corpus(two_corpora, "birds").store.uri
+    birds = Corpora(open_store(two_corpora)).find("birds").store.uri
     other = replace(config, corpus=birds, **{"recipe.input.num_lanes": 1, "recipe.seed": 3})
     found = initial(start, other).model.state_dict()
     assert found["head.weight"].shape[0] == 2

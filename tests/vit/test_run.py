@@ -15,7 +15,7 @@ import torch
 import vitline.vit.input.read_shards
 import vitline.vit.training.loop as loop
 from vitline.data_prep.decode import ImageRejected, decode
-from vitline.flows.catalog.lists import find_corpus
+from vitline.data_prep.find_corpus import Corpora
 from vitline.infra.config import replace
 from vitline.infra.runs.handle import Run
 from vitline.infra.runs.journal import read_journal
@@ -451,7 +451,7 @@ def test_a_model_is_published_below_the_root_whatever_the_folder_of_the_job(trai
 
 def mixture_of(two_corpora, train_config, **changes):
     """A training on three parts of `birds` to one part of `city`, whose classes bus and tram are one, and whose owls are dropped."""
-    birds, city = (find_corpus(two_corpora, name).store.uri for name in ("birds", "city"))
+    birds, city = (Corpora(open_store(two_corpora)).find(name).store.uri for name in ("birds", "city"))
     mixture = {"corpora": [{"corpus": birds, "weight": 3}, {"corpus": city, "weight": 1}], **changes}
     return replace(train_config("mix", steps=12, save_every_steps=5), corpus=birds, mixture=mixture)
 

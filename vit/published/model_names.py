@@ -10,11 +10,6 @@ from vitline.infra.storage import open_store
 _MODEL_KEY = r"models/[^/]+/[^/]+/config\.json"
 
 
-def is_location(name: str) -> bool:
-    """True if a corpus or model is given as a path or URI, not by name."""
-    return "://" in name or name.startswith(("/", "./", "../", "~"))
-
-
 def find_published(root: str, name: str) -> str:
     """URI of a published model: NAME (its newest version) or NAME/VERSION. Raises ValueError listing the known models."""
     store = open_store(root)

@@ -24,7 +24,7 @@ from vitline.infra.config import digest_of
 from vitline.infra.local.running_stack import local_store
 from vitline.infra.provenance import versions
 from vitline.infra.records import UnreadableRecord
-from vitline.infra.storage import Store, json_bytes, open_store
+from vitline.infra.storage import Store, is_location, json_bytes, open_store
 from vitline.vit.checkpoints.manifest import WeightsError
 from vitline.vit.checkpoints.tensor_file import raw_bytes, read_tensors, write_tensors
 from vitline.vit.input.augment import evaluation_pixels
@@ -35,7 +35,7 @@ from vitline.vit.models.limits import check_limits
 from vitline.vit.models.network import Network, normalised
 from vitline.vit.models.pos_embed import resample_positions
 from vitline.vit.published.model_card import card
-from vitline.vit.published.model_names import find_published, is_location
+from vitline.vit.published.model_names import find_published
 from vitline.vit.published.model_record import (
     CARD,
     CLASSES,

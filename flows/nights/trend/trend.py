@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from vitline.data_prep.find_corpus import prepared_corpora
+from vitline.data_prep.find_corpus import Corpora
 from vitline.flows.catalog.records import read_pipeline
 from vitline.flows.nights.compare import Difference
 from vitline.flows.nights.from_records import known_nights, scores_of
@@ -58,7 +58,7 @@ class Series:
 def all_series(root: Store, name: str | None, report: Callable[[UnreadableRecord], None]) -> list[Series]:
     """Every series below a root, or the one of this name. What cannot be read is reported and left out."""
     nights = [night for night in reversed(known_nights(root, report)) if name in (None, night.name)]
-    images = {manifest.digest: manifest.counts.num_accepted for _, manifest in prepared_corpora(root, report)}
+    images = {manifest.digest: manifest.counts.num_accepted for _, manifest in Corpora(root).all(report)}
     points = read_each(nights, lambda night: night_point(root, night, images))
     names = sorted({night.name for night in nights})
     return [Series(each, [p for p in points if p.night.name == each], _champion(root, each, report)) for each in names]

@@ -15,7 +15,7 @@ from vitline.flows.nights.compare import MEAN, Difference, Differences, compare
 from vitline.flows.nights.from_records import earlier_nights, read_predictions, scores_of, scores_of_models
 from vitline.flows.nights.judge import FALSE_POSITIVE_RATE, changes, short_name
 from vitline.flows.nights.night_scores import NightScores
-from vitline.flows.reports.comparison.corpora import Corpora
+from vitline.flows.reports.comparison.corpora import CorporaByDigest
 from vitline.infra.storage import Store
 from vitline.vit.evaluation.evaluate import Score
 from vitline.vit.evaluation.top_losses import Shown, load_shown
@@ -93,7 +93,7 @@ def noise_of(root: Store, record: PipelineRecord) -> list[NightScores]:
     return [one for one in found if one is not None]
 
 
-def task_pictures(root: Store, corpora: Corpora, records: Sequence[PipelineRecord]) -> list[TaskPictures]:
+def task_pictures(root: Store, corpora: CorporaByDigest, records: Sequence[PipelineRecord]) -> list[TaskPictures]:
     """For every task whose test images are equal, pictures on which the reference and another pipeline differ."""
     known = [scores_by_task(root, record) for record in records]
     found = []

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from vitline.data_prep.find_corpus import prepared_corpora
+from vitline.data_prep.find_corpus import Corpora, FoundCorpus
 from vitline.data_prep.pages.diff_corpora import ChangeKind, diff_examples, rows_apart
 from vitline.data_prep.pages.diff_stats import diff_stats
 from vitline.data_prep.shard_format import Manifest
@@ -24,8 +24,7 @@ _WORDS: Mapping[ChangeKind, str] = {
 }
 
 
-Corpora = Mapping[str, tuple[Store, Manifest]]
-"""Corpora with their manifests, by digest."""
+CorporaByDigest = Mapping[str, FoundCorpus]
 
 
 @dataclass(frozen=True)
@@ -37,12 +36,12 @@ class CorpusChange:
     """What differs beside the examples: name, first, other."""
 
 
-def corpora_by_digest(root: Store) -> Corpora:
+def corpora_by_digest(root: Store) -> CorporaByDigest:
     """Every finished corpus below a root."""
-    return {manifest.digest: (store, manifest) for store, manifest in prepared_corpora(root, say_unreadable)}
+    return {each.manifest.digest: each for each in Corpora(root).all(say_unreadable)}
 
 
-def corpus_changes(known: Corpora, first: PipelineRecord, other: PipelineRecord) -> Iterator[CorpusChange]:
+def corpus_changes(known: CorporaByDigest, first: PipelineRecord, other: PipelineRecord) -> Iterator[CorpusChange]:
     """Each corpus that both pipelines have in different versions. One that was deleted since is said to be."""
     for name, digest in other.corpora.items():
         if first.corpora.get(name, digest) == digest:

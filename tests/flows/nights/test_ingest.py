@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from vitline.data_prep.find_corpus import Corpora
 from vitline.data_prep.shard_format import load_manifest
-from vitline.flows.catalog.lists import find_corpus
 from vitline.flows.forms.forms import PipelineRequest
 from vitline.flows.forms.pipeline_plan import resolve_pipeline
 from vitline.flows.runs.end_to_end import prepare_stage
@@ -63,7 +63,7 @@ def test_a_night_trains_on_the_images_that_came_since(root, folder):
         assert "5 new images" in row[4]
         assert row[1].startswith("prepare-birds")
         assert row[2] is False
-        assert find_corpus(root, "birds").store.uri.endswith(second.version)
+        assert Corpora(open_store(root)).find("birds").store.uri.endswith(second.version)
         row, third = night(25)
         assert third.version == second.version
         assert "0 new images" in row[4]

@@ -9,10 +9,10 @@ import time
 import pytest
 
 from vitline.data_prep.config import ClassFolders, CorpusConfig
+from vitline.data_prep.find_corpus import Corpora
 from vitline.data_prep.prepare import small_work
 from vitline.data_prep.prepare.job import prepare
 from vitline.data_prep.prepare.small_work import fits_here
-from vitline.flows.catalog.lists import find_corpus
 from vitline.flows.runs import services
 from vitline.infra.config import replace
 from vitline.infra.storage import open_store
@@ -47,7 +47,7 @@ def test_a_small_corpus_is_prepared_without_ray_with_the_same_digest(vitline, fo
     assert code == 0, err
     assert "40 of 40 in 2 classes" in " ".join(out.split())
     (manifest,) = prepare([request_for(folder)], str(tmp_path / "other"))
-    assert find_corpus(root, "birds").store.read_json("manifest.json")["digest"] == manifest.digest
+    assert Corpora(open_store(root)).find("birds").store.read_json("manifest.json")["digest"] == manifest.digest
 
 
 @pytest.mark.slow

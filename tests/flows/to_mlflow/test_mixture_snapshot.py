@@ -1,6 +1,6 @@
 """The MLflow run of a training on a mixture names all corpora, weights and the class map."""
 
-from vitline.flows.catalog.lists import find_corpus
+from vitline.data_prep.find_corpus import Corpora
 from vitline.flows.to_mlflow.stage_snapshots import stage_snapshot
 from vitline.infra.config import replace
 from vitline.infra.runs.run_state import write_state
@@ -10,7 +10,7 @@ from vitline.vit.run.resolved import resolve
 
 
 def test_all_corpora_of_a_mixture_are_params_data_sets_and_a_file(train_config, two_corpora, root):
-    uris = [find_corpus(two_corpora, name).store.uri for name in ("birds", "city")]
+    uris = [Corpora(open_store(two_corpora)).find(name).store.uri for name in ("birds", "city")]
     mixture = {"corpora": [{"corpus": uris[0], "weight": 3}, {"corpus": uris[1], "weight": 1}]}
     config = replace(train_config("mix"), corpus=uris[0], mixture=mixture)
     spec = resolve(config, root).spec()
