@@ -20,10 +20,9 @@ def reconcile_now(settings: Settings, request: Mapping[str, Any]) -> list[Findin
 def flow_runs(settings: Settings) -> FlowRuns:
     if settings.prefect_api_url is None:
         return NoFlowRuns()
-    from vitline.flows.on_prefect.flows import FLOW_NAMES
     from vitline.flows.on_prefect.prefect_runs import PrefectFlowRuns
 
-    return PrefectFlowRuns(FLOW_NAMES, settings.project)
+    return PrefectFlowRuns(settings.project)
 
 
 def collect_garbage_now(settings: Settings, request: Mapping[str, Any]) -> list[Finding]:
@@ -35,7 +34,6 @@ def collect_garbage_now(settings: Settings, request: Mapping[str, Any]) -> list[
 def old_flow_runs(settings: Settings) -> OldFlowRuns:
     if settings.prefect_api_url is None:
         return NoOldFlowRuns()
-    from vitline.flows.on_prefect.flows import FLOW_NAMES
     from vitline.flows.on_prefect.old_flow_runs import PrefectOldFlowRuns
 
-    return PrefectOldFlowRuns(FLOW_NAMES, settings.project)
+    return PrefectOldFlowRuns(settings.project)

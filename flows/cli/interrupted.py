@@ -8,6 +8,7 @@ from vitline.flows.catalog.lists import list_runs_and_pipelines, without_parts
 from vitline.flows.catalog.run_status import RunRow
 from vitline.flows.forms.forms import ReconcileRequest
 from vitline.flows.on_prefect.prefect_runs import PrefectFlowRuns
+from vitline.flows.on_prefect.request_checks import REQUESTS
 from vitline.flows.ops.flow_runs import SeenFlowRun
 from vitline.flows.ops.reconcile import Finding, reconcile
 from vitline.flows.runs.services import open_services
@@ -28,8 +29,6 @@ def note_interrupted(settings: Settings, directory: Path) -> list[RunRow]:
 def end_interrupted(settings: Settings, directory: Path, began: float) -> list[str]:
     """Ends what was still active when the stack went down, before `began` in Unix seconds. Returns the names of the flow runs that
     `vitline flows resume` resumes."""
-    from vitline.flows.on_prefect.flows import FLOW_NAMES
-
     record = directory / RECORD
     noted = json.loads(record.read_text()) if record.exists() else []
     left = [run.id for run in at_work_in_prefect(settings) if run.since < began]
@@ -37,14 +36,12 @@ def end_interrupted(settings: Settings, directory: Path, began: float) -> list[s
         console.say(f"  work was interrupted; checking for {WATCH_S:.0f} s that none of it is still running")
         with open_services(settings) as services:
             try:
-                found = reconcile(
-                    ReconcileRequest(), services, PrefectFlowRuns(FLOW_NAMES, settings.project), dead_before=began
-                )
+                found = reconcile(ReconcileRequest(), services, PrefectFlowRuns(settings.project), dead_before=began)
             except Skipped as skipped:
                 found = [Finding("what was interrupted", "is ended by another reconcile", str(skipped))]
         for finding in found:
             console.say(f"  {finding.subject} {finding.problem}: {finding.action}")
-    ended = PrefectFlowRuns(FLOW_NAMES, settings.project).find(sorted({*noted, *left})).values()
+    ended = PrefectFlowRuns(settings.project).find(sorted({*noted, *left})).values()
     record.unlink(missing_ok=True)
     return sorted(run.name for run in ended if run.state not in ("COMPLETED", "CANCELLED", "PAUSED"))
 
@@ -60,8 +57,7 @@ def write_home_now(settings: Settings) -> None:
 
 def at_work_in_prefect(settings: Settings) -> list[SeenFlowRun]:
     """The outermost flow runs that have a process: not those that are suspended, and not housekeeping."""
-    from vitline.flows.on_prefect.flows import FLOW_NAMES
     from vitline.flows.on_prefect.home.prefect_home import HOUSEKEEPING
 
-    unfinished = PrefectFlowRuns(set(FLOW_NAMES) - set(HOUSEKEEPING), settings.project).unfinished()
+    unfinished = PrefectFlowRuns(settings.project, REQUESTS.keys() - {*HOUSEKEEPING}).unfinished()
     return [run for run in unfinished if run.parent is None and run.state != "PAUSED"]

@@ -27,7 +27,7 @@ from vitline.flows.on_prefect.flow_run import read_request
 from vitline.flows.on_prefect.prefect_observer import client
 from vitline.flows.on_prefect.prefect_private import LAST_LINE, RUN_LOG
 from vitline.flows.on_prefect.registration import check_root
-from vitline.flows.on_prefect.request_checks import REQUEST_CHECKS
+from vitline.flows.on_prefect.request_checks import REQUESTS
 from vitline.flows.ops.prefect_http import flow_run_page
 from vitline.infra.ray_jobs import AWAY_S
 from vitline.infra.settings import Settings
@@ -54,9 +54,8 @@ def trigger(settings: Settings, name: str, changes: Mapping[str, Any]) -> tuple[
             ) from error
         check_root({name: found}, settings)
         request = read_request(deployment.model, changes, (found.parameters or {}).get("request", {}))
-        if deployment.flow in REQUEST_CHECKS and recipe_function(request) is None:  # its package is where flows run
-            _, check = REQUEST_CHECKS[deployment.flow]
-            check(settings.root, request)
+        if recipe_function(request) is None:  # its package is where flows run
+            REQUESTS[deployment.flow].resolve(settings.root, request)
         run = api.create_flow_run_from_deployment(
             found.id, parameters={"request": request.model_dump(mode="json")}, tags=["trigger:manual"]
         )

@@ -3,18 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from vitline.flows.forms.forms import (
-    BranchRequest,
-    CollectGarbageRequest,
-    EvaluateRequest,
-    FinetuneRequest,
-    PipelineRequest,
-    PredictRequest,
-    PrepareRequest,
-    PretrainRequest,
-    ReconcileRequest,
-    SelfTrainRequest,
-)
+from vitline.flows.on_prefect.request_checks import REQUESTS
 from vitline.infra.config import FrozenConfig
 from vitline.infra.names import known_names_text
 from vitline.infra.settings import Settings
@@ -32,7 +21,6 @@ class Deployment:
     function: str
     """Function in `flows/on_prefect/flows.py`; the flow has its name, with dashes."""
     name: str
-    model: type[FrozenConfig]
     request: dict[str, Any]
     stage: str
     cron: str | None = None
@@ -44,6 +32,11 @@ class Deployment:
     @property
     def flow(self) -> str:
         return self.function.removesuffix("_flow").replace("_", "-")
+
+    @property
+    def model(self) -> type[FrozenConfig]:
+        """Its form."""
+        return REQUESTS[self.flow].form
 
     @property
     def entrypoint(self) -> str:
@@ -91,22 +84,22 @@ STUDENT = {"teacher": "icons", "corpus": "icons", "unlabelled": "new-icons"}
 PIPELINE = "pretrain_then_transfer_flow"
 
 DEPLOYMENTS = (
-    Deployment("prepare_corpus", "default", PrepareRequest, {}, "prepare"),
-    Deployment("pretrain_flow", "default", PretrainRequest, {"corpus": "icons", "recipe": "icons"}, "pretrain"),
-    Deployment("self_train_flow", "default", SelfTrainRequest, STUDENT, "pretrain"),
-    Deployment("branch", "default", BranchRequest, {"parent": "icons", "step": 600}, "pretrain"),
-    Deployment("finetune", "default", FinetuneRequest, {"model": "icons", "corpus": "digits"}, "finetune"),
-    Deployment("evaluate", "default", EvaluateRequest, {"model": "icons", "tasks": ["digits"]}, "evaluate"),
-    Deployment("predict", "default", PredictRequest, {"model": "icons", "corpus": "new-icons"}, "predict"),
-    Deployment(PIPELINE, "default", PipelineRequest, {}, "pipeline", purpose="With your own choice of corpus and tasks."),
-    Deployment(PIPELINE, "demo", PipelineRequest, DEMO, "pipeline", purpose="What `make demo` runs: icons and letters."),
+    Deployment("prepare_corpus", "default", {}, "prepare"),
+    Deployment("pretrain_flow", "default", {"corpus": "icons", "recipe": "icons"}, "pretrain"),
+    Deployment("self_train_flow", "default", STUDENT, "pretrain"),
+    Deployment("branch", "default", {"parent": "icons", "step": 600}, "pretrain"),
+    Deployment("finetune", "default", {"model": "icons", "corpus": "digits"}, "finetune"),
+    Deployment("evaluate", "default", {"model": "icons", "tasks": ["digits"]}, "evaluate"),
+    Deployment("predict", "default", {"model": "icons", "corpus": "new-icons"}, "predict"),
+    Deployment(PIPELINE, "default", {}, "pipeline", purpose="With your own choice of corpus and tasks."),
+    Deployment(PIPELINE, "demo", DEMO, "pipeline", purpose="What `make demo` runs: icons and letters."),
     Deployment(
-        PIPELINE, "nightly", PipelineRequest, NIGHT, "pipeline", NIGHTLY_CRON,
+        PIPELINE, "nightly", NIGHT, "pipeline", NIGHTLY_CRON,
         purpose="Every night at 02:00 UTC once its schedule is active, with a fixed budget and a deadline.",
     ),
-    Deployment("reconcile_flow", "default", ReconcileRequest, {}, "ops", RECONCILE_CRON, always_active=True),
+    Deployment("reconcile_flow", "default", {}, "ops", RECONCILE_CRON, always_active=True),
     Deployment(
-        "collect_garbage_flow", "default", CollectGarbageRequest, COLLECT, "ops", COLLECT_CRON, always_active=True,
+        "collect_garbage_flow", "default", COLLECT, "ops", COLLECT_CRON, always_active=True,
         purpose="Every day at 04:00 UTC. It lists on its page what it deletes a week later.",
     ),
 )  # fmt: skip

@@ -1,5 +1,5 @@
-"""The flows as Prefect runs them. Each takes one form, checks it first, and calls plain functions that do not use Prefect.
-A flow holds no data and trains nothing: it starts jobs and follows them.
+"""The flows as Prefect runs them. Each takes one form, which is checked and resolved first (`request_checks.py`), and calls plain
+functions that do not use Prefect. A flow holds no data and trains nothing: it starts jobs and follows them.
 
 The code that does the work is imported after the form has been checked, so that an invalid form is refused fast.
 """
@@ -9,35 +9,23 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from prefect import flow, runtime
 from prefect.client.schemas.objects import FlowRun as PrefectFlowRun
 from prefect.client.schemas.objects import State, StateType
 from prefect.exceptions import Abort, Pause
 
-from vitline.flows.forms.evaluation_plan import resolve_evaluate, resolve_predict
-from vitline.flows.forms.finetune_config import resolve_finetune
-from vitline.flows.forms.forms import (
-    BranchRequest,
-    CollectGarbageRequest,
-    EvaluateRequest,
-    FinetuneRequest,
-    PipelineRequest,
-    PredictRequest,
-    PrepareRequest,
-    PretrainRequest,
-    ReconcileRequest,
-    SelfTrainRequest,
-)
+from vitline.data_prep.config import CorpusConfig
+from vitline.flows.forms.evaluation_plan import EvaluationPlan
+from vitline.flows.forms.forms import CollectGarbageRequest, PipelineRequest, ReconcileRequest
 from vitline.flows.forms.pipeline_plan import resolve_pipeline
-from vitline.flows.forms.prepare_config import resolve_prepare
-from vitline.flows.forms.self_training_plan import resolve_self_train
-from vitline.flows.forms.training_config import resolve_branch, resolve_pretrain
+from vitline.flows.forms.self_training_plan import SelfTrainingPlan
 from vitline.flows.on_prefect.flow_run import FlowRun, check_own_recipe, read_request
 from vitline.flows.on_prefect.flow_states import state_of
 from vitline.flows.on_prefect.prefect_observer import PrefectObserver, suspended_state
 from vitline.flows.on_prefect.prefect_private import filter_engine_log, outlive_the_worker
+from vitline.flows.on_prefect.request_checks import REQUESTS, Resolve, as_requested
 from vitline.flows.on_prefect.run_names import descriptive_name, given_name
 from vitline.flows.plans.held_out import score_text
 from vitline.flows.runs.pretrain import train_model
@@ -49,6 +37,7 @@ from vitline.infra.night import night_text
 from vitline.infra.runs.liveness import sending_heartbeats
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
+from vitline.vit.features.prediction_plan import PredictionSpec
 from vitline.vit.run.resolved import ResolvedTraining
 
 if TYPE_CHECKING:
@@ -58,9 +47,6 @@ if TYPE_CHECKING:
     from vitline.flows.runs.end_to_end import PipelineResult
 
 log = logging.getLogger(__name__)
-R = TypeVar("R", bound=FrozenConfig)
-FLOW_NAMES: list[str] = []
-"""Names of all flows below; their subflows have the same names."""
 filter_engine_log()
 outlive_the_worker()
 
@@ -80,32 +66,43 @@ def stop_jobs(flow: Any, flow_run: PrefectFlowRun, state: State) -> None:
         stop_jobs_of(services, str(flow_run.id))
 
 
-def vitline_flow(name: str) -> Callable[[Callable[[Any], State]], Any]:
-    """Decorator for a flow. The flow itself checks the form, to report errors as sentences. Prefect retries nothing: the store
-    records what is finished, and Ray restarts workers."""
-    FLOW_NAMES.append(name)
-    return flow(
-        name=name,
-        flow_run_name=run_name,
-        validate_parameters=False,
-        persist_result=False,
-        retries=0,
-        on_cancellation=[stop_jobs],
-    )
+Body = Callable[[Any, Services, FlowRun], str | State]
+"""The work of a flow on what its form resolves to. Returns the final state, which may have a name of its own, or the message of
+COMPLETED."""
 
 
-def run(model: type[R], given: Mapping[str, Any] | R, body: Callable[[R, Services, FlowRun], str | State]) -> State:
-    """Validates the form, runs `body`, and returns the final state; the sentence that `body` returns is its message. `body` may
-    return a state of a name of its own."""
+def vitline_flow(name: str, resolve: Resolve | None = None) -> Callable[[Body], Any]:
+    """Decorator that makes a flow with the form of this name. The flow itself checks the form, to report errors as sentences. Prefect
+    retries nothing: the store records what is finished, and Ray restarts workers."""
+
+    def decorate(body: Body) -> Any:
+        def run_flow(request: Any) -> State:
+            return run(name, resolve or REQUESTS[name].resolve, request, body)
+
+        run_flow.__name__, run_flow.__doc__ = body.__name__, body.__doc__
+        return flow(
+            name=name,
+            flow_run_name=run_name,
+            validate_parameters=False,
+            persist_result=False,
+            retries=0,
+            on_cancellation=[stop_jobs],
+        )(run_flow)
+
+    return decorate
+
+
+def run(name: str, resolve: Resolve, given: Mapping[str, Any] | FrozenConfig, body: Body) -> State:
+    """Validates and resolves the form, runs `body`, and returns the final state."""
     this = FlowRun.current()
     fields = given.model_dump(exclude_unset=True) if isinstance(given, FrozenConfig) else given
     with PrefectObserver(this.id) as observer, contextlib.ExitStack() as heartbeat:
         try:
-            request = read_request(model, fields, this.defaults)
+            request = read_request(REQUESTS[name].form, fields, this.defaults)
             check_own_recipe(request)
             heartbeat.enter_context(sending_heartbeats(open_store(Settings().root), str(this.id)))
             with open_services(Settings(), observer, this.origin) as services:
-                done = body(request, services, this)
+                done = body(resolve(services.root, request), services, this)
                 state = done if isinstance(done, State) else State(type=StateType.COMPLETED, message=done)
         except Suspended as suspended:  # keeps the state that the user set when suspending the run
             raise Pause(state=suspended_state()) from suspended
@@ -124,165 +121,133 @@ def run(model: type[R], given: Mapping[str, Any] | R, body: Callable[[R, Service
 
 
 @vitline_flow("prepare-corpus")
-def prepare_corpus(request: PrepareRequest) -> State:
+def prepare_corpus(config: CorpusConfig, services: Services, this: FlowRun) -> str:
     """Prepares a corpus of verified Parquet shards from labelled images. A finished corpus is reused."""
+    from vitline.flows.runs.prepare_corpus import corpus_links, corpus_rows, prepare_corpora
 
-    def body(request: PrepareRequest, services: Services, this: FlowRun) -> str:
-        config = resolve_prepare(services.root, request)
-        from vitline.flows.runs.prepare_corpus import corpus_links, corpus_rows, prepare_corpora
-
-        (corpus,), _, _ = prepare_corpora([config], services)
-        show(services, "corpus", corpus.manifest.name, ["field", "value"], corpus_rows(corpus))
-        if isinstance(services.observer, PrefectObserver):
-            services.observer.links("report", f"Content of {corpus.manifest.name}", corpus_links(corpus, services))
-        reused = " (finished before)" if corpus.reused else ""
-        return f"{corpus.manifest.counts.num_accepted:,} images in {corpus.uri}{reused}"
-
-    return run(PrepareRequest, request, body)
+    (corpus,), _, _ = prepare_corpora([config], services)
+    show(services, "corpus", corpus.manifest.name, ["field", "value"], corpus_rows(corpus))
+    if isinstance(services.observer, PrefectObserver):
+        services.observer.links("report", f"Content of {corpus.manifest.name}", corpus_links(corpus, services))
+    reused = " (finished before)" if corpus.reused else ""
+    return f"{corpus.manifest.counts.num_accepted:,} images in {corpus.uri}{reused}"
 
 
-@vitline_flow("pretrain")
-def pretrain_flow(request: PretrainRequest) -> State:
-    """Pre-trains a network on a prepared corpus, with one Ray Train job."""
-    return run(PretrainRequest, request, lambda r, e, _: run_training(resolve_pretrain(e.root, r), e))
+def train(training: ResolvedTraining, services: Services, this: FlowRun) -> str:
+    """Trains a network with one Ray Train job. Returns URI and score of the model."""
+    spec, result = train_model(training, services)
+    state = result.state
+    fields: Mapping[str, object] = state
+    names = ("step", "images_seen", "val_top1", "val_mean_average_precision", "model")
+    rows = [[name, field(name, fields[name])] for name in names if name in fields]
+    show(services, "model", spec.run_key, ["field", "value"], rows)
+    score = score_text(state, labelled=training.config.recipe.masked_patches is None)
+    return f"{state['model']}{f', {score}' if score else ''}{' (trained before)' if result.reused else ''}"
+
+
+pretrain_flow = vitline_flow("pretrain")(train)
+branch = vitline_flow("branch")(train)
+finetune = vitline_flow("finetune")(train)
 
 
 @vitline_flow("self-train")
-def self_train_flow(request: SelfTrainRequest) -> State:
+def self_train_flow(plan: SelfTrainingPlan, services: Services, this: FlowRun) -> str:
     """Labels images with a teacher, and pre-trains a student on them and on labelled ones."""
+    from vitline.flows.runs.self_train import self_train
 
-    def body(request: SelfTrainRequest, services: Services, this: FlowRun) -> str:
-        plan = resolve_self_train(services.root, request)
-        from vitline.flows.runs.self_train import self_train
-
-        return self_train(plan, services, lambda student: run_training(student, services))
-
-    return run(SelfTrainRequest, request, body)
-
-
-@vitline_flow("branch")
-def branch(request: BranchRequest) -> State:
-    """Starts a new run from a kept checkpoint of another training."""
-    return run(BranchRequest, request, lambda r, e, _: run_training(resolve_branch(e.root, r), e))
-
-
-@vitline_flow("finetune")
-def finetune(request: FinetuneRequest) -> State:
-    """Fine-tunes a published model on a whole corpus."""
-    return run(FinetuneRequest, request, lambda r, e, _: run_training(resolve_finetune(e.root, r), e))
+    return self_train(plan, services, lambda student: train(student, services, this))
 
 
 @vitline_flow("evaluate")
-def evaluate(request: EvaluateRequest) -> State:
+def evaluate(plan: EvaluationPlan, services: Services, this: FlowRun) -> str:
     """Evaluates a published model on tasks."""
+    from vitline.flows.reports.score_tables import score_tables_markdown
+    from vitline.flows.runs.end_to_end import headline
+    from vitline.flows.runs.evaluate_tasks import SCORE_COLUMNS, evaluate_tasks, score_cells
 
-    def body(request: EvaluateRequest, services: Services, this: FlowRun) -> str:
-        plan = resolve_evaluate(services.root, request)
-        from vitline.flows.reports.score_tables import score_tables_markdown
-        from vitline.flows.runs.end_to_end import headline
-        from vitline.flows.runs.evaluate_tasks import SCORE_COLUMNS, evaluate_tasks, score_cells
-
-        if plan.note:
-            services.observer.say(plan.note)
-        _, result, scores = evaluate_tasks("scores", plan, services)
-        rows = [score_cells(score) for score in scores]
-        show(services, "settings", f"Protocol {request.protocol}", SCORE_COLUMNS, rows)
-        if isinstance(services.observer, PrefectObserver):
-            what = "All scores of the model, with published scores"
-            services.observer.page("scores", what, lambda: score_tables_markdown(services.root, scores))
-        return sentence(headline(scores)) + (" (evaluated before)" if result.reused else "")
-
-    return run(EvaluateRequest, request, body)
+    if plan.note:
+        services.observer.say(plan.note)
+    _, result, scores = evaluate_tasks("scores", plan, services)
+    rows = [score_cells(score) for score in scores]
+    show(services, "settings", f"Protocol {plan.protocol.name}", SCORE_COLUMNS, rows)
+    if isinstance(services.observer, PrefectObserver):
+        what = "All scores of the model, with published scores"
+        services.observer.page("scores", what, lambda: score_tables_markdown(services.root, scores))
+    return sentence(headline(scores)) + (" (evaluated before)" if result.reused else "")
 
 
 @vitline_flow("predict")
-def predict(request: PredictRequest) -> State:
+def predict(spec: PredictionSpec, services: Services, this: FlowRun) -> str:
     """Predicts the classes of all images of a corpus with a published model."""
+    from vitline.flows.runs.predict_classes import predict_classes, prediction_rows, prediction_sentence
 
-    def body(request: PredictRequest, services: Services, this: FlowRun) -> str:
-        spec = resolve_predict(services.root, request)
-        from vitline.flows.runs.predict_classes import predict_classes, prediction_rows, prediction_sentence
-
-        result = predict_classes(spec, services)
-        show(services, "predictions", spec.run_key, ["field", "value"], prediction_rows(spec, result))
-        return prediction_sentence(spec, result)
-
-    return run(PredictRequest, request, body)
+    result = predict_classes(spec, services)
+    show(services, "predictions", spec.run_key, ["field", "value"], prediction_rows(spec, result))
+    return prediction_sentence(spec, result)
 
 
-@vitline_flow("pretrain-then-transfer")
-def pretrain_then_transfer_flow(request: PipelineRequest) -> State:
+@vitline_flow("pretrain-then-transfer", as_requested)
+def pretrain_then_transfer_flow(request: PipelineRequest, services: Services, this: FlowRun) -> str | State:
     """Prepares, pre-trains and evaluates. Finished stages are reused. A scheduled run is a night, with its scheduled start in the keys."""
+    with night_on_record(request, services, this):
+        return night_or_pipeline(request, services, this)
 
-    def body(request: PipelineRequest, services: Services, this: FlowRun) -> str | State:
-        with night_on_record(request, services, this):
-            return night_or_pipeline(request, services, this)
 
-    def night_or_pipeline(request: PipelineRequest, services: Services, this: FlowRun) -> str | State:
-        skip_if_late(request, this)
-        plan = resolve_pipeline(services.root, request, this.night)
-        from vitline.flows.plans.budget import check_deadline
-        from vitline.flows.runs.end_to_end import pretrain_then_transfer
+def night_or_pipeline(request: PipelineRequest, services: Services, this: FlowRun) -> str | State:
+    skip_if_late(request, this)
+    plan = resolve_pipeline(services.root, request, this.night)
+    from vitline.flows.plans.budget import check_deadline
+    from vitline.flows.runs.end_to_end import pretrain_then_transfer
 
-        services.observer.say(f"pipeline {plan.key}: {check_deadline(services.root, plan)}")
-        if plan.note:
-            services.observer.say(plan.note)
-        if this.night is not None:
-            with failures_logged(services):
-                from vitline.flows.nights.plan import plan_text
+    services.observer.say(f"pipeline {plan.key}: {check_deadline(services.root, plan)}")
+    if plan.note:
+        services.observer.say(plan.note)
+    if this.night is not None:
+        with failures_logged(services):
+            from vitline.flows.nights.plan import plan_text
 
-                services.observer.say(plan_text(open_store(services.root), request.name, this.night, plan.nights))
-        with one_at_a_time(services, this):
-            if request.deadline_hours is not None and isinstance(services.observer, PrefectObserver):
-                services.observer.deadline = time.monotonic() + 3600 * request.deadline_hours
-            result = pretrain_then_transfer(plan, services)
-        show_pipeline(result, services)
-        reused = all(stage.reused for stage in result.record.stages)
-        scores = sentence(result.record.metrics) + (" (every stage finished before)" if reused else "")
-        verdict = result.night.verdict if result.night else None
-        if result.night is None or verdict is None:
-            return scores
-        with failures_logged(services, "an alert could not be sent"):
-            alert_better_night(result.night, promotes=plan.nights.promote)
-        # By this name, automations of Prefect can send an alert.
-        name = verdict.word.capitalize() if verdict.word in ("worse", "broken") else None
-        return State(type=StateType.COMPLETED, name=name, message=f"{verdict.sentence} ({scores})")
-
-    return run(PipelineRequest, request, body)
+            services.observer.say(plan_text(open_store(services.root), request.name, this.night, plan.nights))
+    with one_at_a_time(services, this):
+        if request.deadline_hours is not None and isinstance(services.observer, PrefectObserver):
+            services.observer.deadline = time.monotonic() + 3600 * request.deadline_hours
+        result = pretrain_then_transfer(plan, services)
+    show_pipeline(result, services)
+    reused = all(stage.reused for stage in result.record.stages)
+    scores = sentence(result.record.metrics) + (" (every stage finished before)" if reused else "")
+    verdict = result.night.verdict if result.night else None
+    if result.night is None or verdict is None:
+        return scores
+    with failures_logged(services, "an alert could not be sent"):
+        alert_better_night(result.night, promotes=plan.nights.promote)
+    # By this name, automations of Prefect can send an alert.
+    name = verdict.word.capitalize() if verdict.word in ("worse", "broken") else None
+    return State(type=StateType.COMPLETED, name=name, message=f"{verdict.sentence} ({scores})")
 
 
 @vitline_flow("reconcile")
-def reconcile_flow(request: ReconcileRequest) -> State:
+def reconcile_flow(request: ReconcileRequest, services: Services, this: FlowRun) -> str:
     """Brings what killed processes left to an end state, and sends MLflow what it lacks."""
+    from vitline.flows.on_prefect.old_flow_runs import NOTHING_TO_DO
+    from vitline.flows.on_prefect.prefect_runs import PrefectFlowRuns
+    from vitline.flows.ops.reconcile import reconcile
 
-    def body(request: ReconcileRequest, services: Services, this: FlowRun) -> str:
-        from vitline.flows.on_prefect.old_flow_runs import NOTHING_TO_DO
-        from vitline.flows.on_prefect.prefect_runs import PrefectFlowRuns
-        from vitline.flows.ops.reconcile import reconcile
+    findings = reconcile(request, services, PrefectFlowRuns(services.settings.project), patient=True)
+    if not request.dry_run:
+        with failures_logged(services, "alerts or the home page could not be written"):
+            from vitline.flows.on_prefect.home.prefect_home import write_home
 
-        findings = reconcile(request, services, PrefectFlowRuns(FLOW_NAMES, services.settings.project), patient=True)
-        if not request.dry_run:
-            with failures_logged(services, "alerts or the home page could not be written"):
-                from vitline.flows.on_prefect.home.prefect_home import write_home
-
-                write_home(services.settings, send_alerts(request, services))
-        return show_findings(services, "reconciled", findings) or NOTHING_TO_DO["reconcile"]
-
-    return run(ReconcileRequest, request, body)
+            write_home(services.settings, send_alerts(request, services))
+    return show_findings(services, "reconciled", findings) or NOTHING_TO_DO["reconcile"]
 
 
 @vitline_flow("collect-garbage")
-def collect_garbage_flow(request: CollectGarbageRequest) -> State:
+def collect_garbage_flow(request: CollectGarbageRequest, services: Services, this: FlowRun) -> str:
     """Deletes what is no longer needed, a week after it has listed it."""
+    from vitline.flows.on_prefect.old_flow_runs import NOTHING_TO_DO, PrefectOldFlowRuns
+    from vitline.flows.ops.collect_garbage import collect_garbage
 
-    def body(request: CollectGarbageRequest, services: Services, this: FlowRun) -> str:
-        from vitline.flows.on_prefect.old_flow_runs import NOTHING_TO_DO, PrefectOldFlowRuns
-        from vitline.flows.ops.collect_garbage import collect_garbage
-
-        findings = collect_garbage(request, services, PrefectOldFlowRuns(FLOW_NAMES, services.settings.project))
-        return show_findings(services, "garbage", findings) or NOTHING_TO_DO["collect-garbage"]
-
-    return run(CollectGarbageRequest, request, body)
+    findings = collect_garbage(request, services, PrefectOldFlowRuns(services.settings.project))
+    return show_findings(services, "garbage", findings) or NOTHING_TO_DO["collect-garbage"]
 
 
 def alert_better_night(night: "NightRecord", *, promotes: bool) -> None:
@@ -319,18 +284,6 @@ def show_findings(services: Services, key: str, findings: "list[Finding]") -> st
     for finding in findings:
         services.observer.say(f"{finding.subject} {finding.problem}: {finding.action}")
     return count
-
-
-def run_training(training: ResolvedTraining, services: Services) -> str:
-    """Trains and returns URI and score of the model."""
-    spec, result = train_model(training, services)
-    state = result.state
-    fields: Mapping[str, object] = state
-    names = ("step", "images_seen", "val_top1", "val_mean_average_precision", "model")
-    rows = [[name, field(name, fields[name])] for name in names if name in fields]
-    show(services, "model", spec.run_key, ["field", "value"], rows)
-    score = score_text(state, labelled=training.config.recipe.masked_patches is None)
-    return f"{state['model']}{f', {score}' if score else ''}{' (trained before)' if result.reused else ''}"
 
 
 def skip_if_late(request: PipelineRequest, this: FlowRun) -> None:

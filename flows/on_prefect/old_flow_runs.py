@@ -5,7 +5,7 @@ that had nothing to do sooner than others.
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import partial
 from uuid import UUID
@@ -31,6 +31,7 @@ from prefect.exceptions import ObjectNotFound
 
 from vitline.flows.catalog.registered_by import is_of_project
 from vitline.flows.on_prefect.prefect_observer import client
+from vitline.flows.on_prefect.request_checks import REQUESTS
 from vitline.flows.ops.reconcile import Finding
 from vitline.infra.html.text import utc
 
@@ -46,10 +47,10 @@ _ENTRYPOINT = "vitline.flows.on_prefect.flows."
 
 
 class PrefectOldFlowRuns:
-    """The old flow runs of the deployments of the flows with these names, at the server of PREFECT_API_URL."""
+    """The old flow runs of vitline's deployments of a project, at the server of PREFECT_API_URL."""
 
-    def __init__(self, flow_names: Iterable[str], project: str) -> None:
-        self._flow_names, self._project = sorted(set(flow_names)), project
+    def __init__(self, project: str) -> None:
+        self._project = project
 
     def collect(self, ended_before: float, idle_before: float, dry_run: bool) -> Iterator[Finding]:
         """Deletes flow runs that ended before `ended_before`, with their subflows, logs and artifacts; those that had nothing to
@@ -72,7 +73,7 @@ class PrefectOldFlowRuns:
 
     def _deployments(self, api: SyncPrefectClient) -> Iterator[tuple[str, DeploymentResponse]]:
         """Those of vitline and this project: flows of other teams may have the same names."""
-        for flow in self._flow_names:
+        for flow in sorted(REQUESTS):
             flows = FlowFilter(name=FlowFilterName(any_=[flow]))
             offset = 0
             while page := api.read_deployments(flow_filter=flows, limit=_PAGE, offset=offset):

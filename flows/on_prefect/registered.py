@@ -16,10 +16,11 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.sorting import FlowRunSort
+from pydantic_core import to_jsonable_python
 
 from vitline.flows.on_prefect.deployments import DEPLOYMENTS
 from vitline.flows.on_prefect.prefect_observer import client
-from vitline.flows.on_prefect.registration import default_of, schedule_text
+from vitline.flows.on_prefect.registration import schedule_text
 from vitline.infra.settings import Settings
 
 _LOOKED_AT = 200
@@ -50,7 +51,7 @@ def next_runs(api: SyncPrefectClient, project: str) -> dict[UUID | None, FlowRun
 
 
 def _row(deployment: DeploymentResponse, flow: str, due: FlowRun | None) -> dict[str, Any]:
-    schedules = [schedule_text(each, each.schedule.model_dump(mode="json")) for each in deployment.schedules]
+    schedules = [schedule_text(each) for each in deployment.schedules]
     start = due.expected_start_time if due else None
     name = f"{flow}/{deployment.name}"
     return {
@@ -65,12 +66,13 @@ def _row(deployment: DeploymentResponse, flow: str, due: FlowRun | None) -> dict
 
 def _chosen(name: str, request: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a form that vitline fills in for this deployment, and those that are not the defaults of their fields."""
-    flow = name.partition("/")[0]
-    same_form = [each for each in DEPLOYMENTS if each.flow == flow]
+    same_form = [each for each in DEPLOYMENTS if each.flow == name.partition("/")[0]]
     ours = next((each.request for each in same_form if each.full_name == name), {})
     fields = same_form[0].model.model_fields if same_form else {}
-    return {
-        field: value
-        for field, value in request.items()
-        if field in ours or field not in fields or value != default_of(same_form[0].model, field)
-    }
+
+    def is_default(field: str, value: Any) -> bool:
+        if field not in fields or fields[field].is_required():
+            return False
+        return bool(value == to_jsonable_python(fields[field].get_default(call_default_factory=True)))
+
+    return {field: value for field, value in request.items() if field in ours or not is_default(field, value)}

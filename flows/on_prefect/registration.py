@@ -1,10 +1,9 @@
 """Registers the deployments with Prefect: updates what vitline owns and keeps what users have edited in Prefect.
 
-vitline owns the code, the form with its help, and its own tags. They are sent whenever they have changed. Users may edit the
-values that fill the form, the description and the schedule. The values of the last registration are stored in the form's
-schema, so that a new default is applied only where nobody has edited the old one. All other fields (added schedules, slugs,
-parameters of schedules, active and paused, limits, work pool and queue, job variables, added tags) are set at the first
-registration and not sent again.
+vitline owns the code, the form with its help, and its own tags: these are sent whenever they have changed, and so is the
+description, unless somebody has edited it. Everything else (values that fill the form, schedules, active and paused, limits, work
+pool and queue, job variables, added tags) is set at the first registration and not sent again. A deployment is registered with
+those values only that differ from the form's defaults, so that a new default of the form applies to it.
 """
 
 import json
@@ -15,21 +14,19 @@ from typing import Any, TypedDict
 from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentUpdate
-from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions
+from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions, DeploymentSchedule
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectHTTPStatusError
 from pydantic import ValidationError
-from pydantic_core import to_jsonable_python
 
 from vitline.flows.catalog.registered_by import REMEMBERED
 from vitline.flows.forms.overrides import override_paths
 from vitline.flows.forms.refusals import problem_text
 from vitline.flows.on_prefect.deployments import DEPLOYMENTS, Deployment
 from vitline.flows.on_prefect.prefect_observer import client
-from vitline.infra.config import FrozenConfig
 from vitline.infra.names import known_names_text
-from vitline.infra.settings import DEFAULT_PROJECT, Settings
+from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
 
 
@@ -42,7 +39,7 @@ class Registration:
     updated: list[str] = field(default_factory=list)
     """What vitline has changed."""
     kept: list[str] = field(default_factory=list)
-    """What users have edited and was kept, with new defaults that were therefore not applied."""
+    """What differs from a new registration and was kept."""
     problem: str | None = None
     """Why the form was not updated."""
 
@@ -52,11 +49,9 @@ class Registration:
 
 
 class LastRegistration(TypedDict, total=False):
-    """The values of the last registration, in the form's schema under REMEMBERED."""
+    """What the form's schema holds of the last registration, under REMEMBERED."""
 
-    request: dict[str, Any]
     description: str
-    schedule: dict[str, Any] | None
     root: str
     """URI of the root that registered the deployment, which it belongs to."""
     project: str
@@ -92,16 +87,15 @@ def register(
         found = {deployment.full_name: find(api, deployment) for deployment in DEPLOYMENTS}
         registered = [deployment for deployment in found.values() if deployment is not None]
         check_root(found, settings)
-        place = PoolSettings(
-            pool or common_pool(registered, settings.project), {**common_variables(registered), **(job_variables or {})}
-        )
+        place = pool or common_pool(registered, settings.project)
+        variables = {**common_variables(registered), **(job_variables or {})}
         if pool or len(registered) < len(DEPLOYMENTS):
-            check_pool(api, place.pool, settings)
+            check_pool(api, place, settings)
         done = []
         for deployment in DEPLOYMENTS:
             known = found[deployment.full_name]
             if known is None:
-                done.append(create(api, deployment, place, settings, nightly_active))
+                done.append(create(api, deployment, settings, place, variables, nightly_active))
             else:
                 done.append(update(api, deployment, known, pool, job_variables or {}, settings))
     return done
@@ -142,14 +136,6 @@ def registration_lines(done: Iterable[Registration]) -> list[str]:
     return lines
 
 
-@dataclass(frozen=True)
-class PoolSettings:
-    """The work pool of a new deployment, and its variables for the pool's jobs."""
-
-    pool: str = DEFAULT_PROJECT
-    job_variables: Mapping[str, Any] = field(default_factory=dict)
-
-
 def find(api: SyncPrefectClient, deployment: Deployment) -> DeploymentResponse | None:
     try:
         return api.read_deployment_by_name(deployment.full_name)
@@ -182,8 +168,9 @@ def check_pool(api: SyncPrefectClient, pool: str, settings: Settings) -> None:
 def create(
     api: SyncPrefectClient,
     deployment: Deployment,
-    place: PoolSettings,
     settings: Settings,
+    pool: str,
+    job_variables: Mapping[str, Any],
     nightly_active: bool = False,
 ) -> Registration:
     """Creates a deployment that is not registered yet."""
@@ -198,8 +185,7 @@ def create(
             entrypoint=deployment.entrypoint,
             description=description_text(deployment),
             tags=deployment.tags,
-            # Without empty fields: when a deployment is created, Prefect checks null against the type of a field.
-            parameters={"request": {name: value for name, value in deployment.form().items() if value is not None}},
+            parameters={"request": deployment.request},
             parameter_openapi_schema=form_schema(deployment, settings),
             enforce_parameter_schema=True,
             schedules=schedules,
@@ -209,12 +195,12 @@ def create(
                 if deployment.always_active
                 else None
             ),
-            work_pool_name=place.pool,
-            job_variables=dict(place.job_variables),
+            work_pool_name=pool,
+            job_variables=dict(job_variables),
             pull_steps=[],
         )
     except (PrefectHTTPStatusError, ObjectAlreadyExists) as error:
-        raise rejected(deployment, place.pool, error) from error
+        raise rejected(deployment, pool, error) from error
     return Registration(deployment.full_name, new=True)
 
 
@@ -229,20 +215,18 @@ def update(
     """Updates a registered deployment: sends what vitline owns and has changed; sends nothing if nothing has changed."""
     done = Registration(deployment.full_name)
     changes: Changes = {}
-    last = remembered(known)
-    filled = fill_form(deployment, known, last, done)
+    filled = kept_request(deployment, known, done)
     if done.problem is None:
         if filled != (known.parameters or {}).get("request"):
             changes["parameters"] = {**(known.parameters or {}), "request": filled}
         if (schema := form_schema(deployment, settings)) != known.parameter_openapi_schema:
             changes["parameter_openapi_schema"] = schema
-            if without_remembered(schema) != without_remembered(known.parameter_openapi_schema or {}):
-                done.updated.append("form")
+            done.updated.append("form")
     if deployment.entrypoint != known.entrypoint:
         changes["entrypoint"] = deployment.entrypoint
         done.updated.append("code")
     if (description := description_text(deployment)) != known.description:
-        if known.description == last.get("description", known.description):
+        if known.description == remembered(known).get("description", known.description):
             changes["description"] = description
             done.updated.append("description")
         else:
@@ -256,31 +240,28 @@ def update(
             api.update_deployment(known.id, DeploymentUpdate(**changes))
         except PrefectHTTPStatusError as error:
             raise rejected(deployment, pool or known.work_pool_name, error) from error
-    update_schedule(api, deployment, known, last, done)
-    report_kept_settings(known, pool, job_variables, settings.project, done)
+    report_kept_settings(deployment, known, pool, job_variables, settings.project, done)
     return done
 
 
-def fill_form(
-    deployment: Deployment, known: DeploymentResponse, last: LastRegistration, done: Registration
-) -> dict[str, Any]:
-    """The values that fill the form: values that nobody has edited since the last registration are updated to ours."""
-    theirs = dict((known.parameters or {}).get("request") or {})
-    before, filled = last.get("request"), dict(theirs)
-    for name, ours in deployment.form().items():
-        new = name not in theirs and (before is None or name not in before)
-        now = ours if new else theirs.get(name, default_of(deployment.model, name))
-        if now != ours and before is not None and name in before and now == before[name]:
-            done.updated.append(f"request.{name} {short_json(now)} -> {short_json(ours)}")
-            now = filled[name] = ours
-        if now != ours:
-            changed = before is not None and name in before and before[name] != ours
-            default = "the new default" if changed else "default"
-            done.kept.append(f"request.{name} {short_json(now)} ({default}: {short_json(ours)})")
-    for name in theirs.keys() - deployment.model.model_fields.keys():
-        done.updated.append(f"request.{name} {short_json(filled.pop(name))} removed: the form no longer has this field")
+def kept_request(deployment: Deployment, known: DeploymentResponse, done: Registration) -> dict[str, Any]:
+    """The values that fill the form, without fields that it no longer has."""
+    theirs: Mapping[str, Any] = (known.parameters or {}).get("request") or {}
+    kept, ours = (
+        {name: value for name, value in theirs.items() if name in deployment.model.model_fields},
+        deployment.form(),
+    )
+    done.updated += [
+        f"request.{name} {short_json(theirs[name])} removed: the form no longer has this field"
+        for name in theirs.keys() - kept.keys()
+    ]
+    done.kept += [
+        f"request.{name} {short_json(value)} (default: {short_json(ours[name])})"
+        for name, value in kept.items()
+        if value != ours[name]
+    ]
     try:
-        deployment.model.model_validate(filled)
+        deployment.model.model_validate(kept)
     except ValidationError as error:
         if known.enforce_parameter_schema:
             why = "; ".join(problem_text(problem, deployment.model.model_fields) for problem in error.errors())
@@ -288,15 +269,7 @@ def fill_form(
                 f"keeps its old form, because the new one rejects the values of this deployment ({why}). Edit its parameters "
                 "on its page, then run `vitline flows deploy` again."
             )
-    return filled
-
-
-def default_of(model: type[FrozenConfig], name: str) -> Any:
-    """The default of a field as JSON; None for a required one."""
-    default = model.model_fields[name]
-    if default.is_required():
-        return None
-    return to_jsonable_python(default.get_default(call_default_factory=True))
+    return kept
 
 
 def pool_changes(
@@ -316,33 +289,8 @@ def pool_changes(
     return changes
 
 
-def update_schedule(
-    api: SyncPrefectClient,
-    deployment: Deployment,
-    known: DeploymentResponse,
-    last: LastRegistration,
-    done: Registration,
-) -> None:
-    """Updates vitline's own schedule unless somebody has edited it since the last registration. Keeps all others."""
-    ours = own_schedule(deployment)
-    before, now = last.get("schedule"), ours.model_dump(mode="json") if ours else None
-    edited = []
-    for schedule in known.schedules:
-        times: dict[str, Any] = schedule.schedule.model_dump(mode="json")
-        if ours and now and before and before != now and times == before:
-            api.update_deployment_schedule(known.id, schedule.id, schedule=ours)
-            done.updated.append(f"schedule {before['cron']} -> {ours.cron}")
-            times = now
-        own = times == now and not schedule.slug and not schedule.parameters
-        if not (own and schedule.active == deployment.always_active):
-            edited.append(schedule_text(schedule, times))
-    if edited:
-        done.kept += edited
-    elif ours is not None and not known.schedules:
-        done.kept.append("no schedule")
-
-
-def schedule_text(schedule: Any, times: Mapping[str, Any]) -> str:
+def schedule_text(schedule: DeploymentSchedule) -> str:
+    times: dict[str, Any] = schedule.schedule.model_dump(mode="json")
     when = times.get("cron") or times.get("rrule") or f"every {times.get('interval')} s"
     extra = [schedule.slug] if schedule.slug else []
     extra += [f"{name} {short_json(value)}" for name, value in schedule.parameters.items()]
@@ -350,15 +298,30 @@ def schedule_text(schedule: Any, times: Mapping[str, Any]) -> str:
 
 
 def report_kept_settings(
-    known: DeploymentResponse, pool: str | None, job_variables: Mapping[str, Any], project: str, done: Registration
+    deployment: Deployment,
+    known: DeploymentResponse,
+    pool: str | None,
+    job_variables: Mapping[str, Any],
+    project: str,
+    done: Registration,
 ) -> None:
-    """Adds the kept pool, job variables and pause to the report."""
+    """Adds the kept schedules, pool, job variables and pause to the report."""
+    ours = own_schedule(deployment)
+    for schedule in known.schedules:
+        own = schedule.schedule == ours and not schedule.slug and not schedule.parameters
+        if not own or schedule.active != deployment.always_active:
+            done.kept.append(schedule_text(schedule))
+    if ours is not None and not known.schedules:
+        done.kept.append("no schedule")
     if not pool and known.work_pool_name is None:
         done.kept.append("no work pool, so its runs never start: `vitline flows deploy --pool NAME` sets one")
     elif not pool and known.work_pool_name != project:
         done.kept.append(f"work pool {known.work_pool_name}")
-    kept = [f"{name} = {short_json(v)}" for name, v in known.job_variables.items() if name not in job_variables]
-    done.kept += [f"job variable {variable}" for variable in kept]
+    done.kept += [
+        f"job variable {name} = {short_json(value)}"
+        for name, value in known.job_variables.items()
+        if name not in job_variables
+    ]
     if known.paused:
         done.kept.append("paused")
 
@@ -368,7 +331,7 @@ def own_schedule(deployment: Deployment) -> CronSchedule | None:
 
 
 def form_schema(deployment: Deployment, settings: Settings) -> dict[str, Any]:
-    """The form as a JSON schema for Prefect, with the values of this registration under REMEMBERED."""
+    """The form as a JSON schema for Prefect, with what later registrations compare under REMEMBERED."""
 
     def flow(request: Any) -> None:
         """Stands in for the deployment's flow: has its parameters."""
@@ -380,13 +343,8 @@ def form_schema(deployment: Deployment, settings: Settings) -> dict[str, Any]:
             definition["properties"] = {name: without_null(field) for name, field in definition["properties"].items()}
     # Prefect allows additional properties at the outermost level: a misspelt "request" would start a run with the defaults.
     schema["additionalProperties"] = False
-    schedule = own_schedule(deployment)
     schema[REMEMBERED] = LastRegistration(
-        request=deployment.form(),
-        description=description_text(deployment),
-        schedule=schedule.model_dump(mode="json") if schedule else None,
-        root=open_store(settings.root).uri,
-        project=settings.project,
+        description=description_text(deployment), root=open_store(settings.root).uri, project=settings.project
     )
     return schema
 
@@ -412,10 +370,6 @@ def description_text(deployment: Deployment) -> str:
         f"{deployment.description}\n\nFields for `overrides`: {listed}.\n\nPaths and URIs must not contain a user, password "
         "or query. If Prefect shows a regular expression, the help of the field describes the same rule in words."
     )
-
-
-def without_remembered(schema: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in schema.items() if key != REMEMBERED}
 
 
 def rejected(deployment: Deployment, pool: str | None, error: Exception) -> ValueError:

@@ -1,7 +1,7 @@
-"""What is checked of a request before its flow starts: that everything it names exists and fits together."""
+"""The form of every flow, and what it resolves to: that everything it names exists and fits together is checked before a flow starts."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from vitline.flows.forms import forms
 from vitline.flows.forms.evaluation_plan import resolve_evaluate, resolve_predict
@@ -12,15 +12,32 @@ from vitline.flows.forms.self_training_plan import resolve_self_train
 from vitline.flows.forms.training_config import resolve_branch, resolve_pretrain
 from vitline.infra.config import FrozenConfig
 
-Checks = Mapping[str, tuple[type[FrozenConfig], Callable[[str, Any], object]]]
-"""By flow name: the form, and a function of root and request that raises ValueError with the reason to refuse it."""
-REQUEST_CHECKS: Checks = {
-    "prepare-corpus": (forms.PrepareRequest, resolve_prepare),
-    "pretrain": (forms.PretrainRequest, resolve_pretrain),
-    "self-train": (forms.SelfTrainRequest, resolve_self_train),
-    "branch": (forms.BranchRequest, resolve_branch),
-    "finetune": (forms.FinetuneRequest, resolve_finetune),
-    "evaluate": (forms.EvaluateRequest, resolve_evaluate),
-    "predict": (forms.PredictRequest, resolve_predict),
-    "pretrain-then-transfer": (forms.PipelineRequest, resolve_pipeline),
+Resolve = Callable[[str, Any], Any]
+"""What a request means below a root. Raises ValueError with the reason to refuse it."""
+
+
+class RequestCheck(NamedTuple):
+    """The form of a flow and what it resolves to."""
+
+    form: type[FrozenConfig]
+    resolve: Resolve
+
+
+def as_requested(root: str, request: FrozenConfig) -> FrozenConfig:
+    """The request itself: its form says all."""
+    return request
+
+
+REQUESTS: Mapping[str, RequestCheck] = {
+    "prepare-corpus": RequestCheck(forms.PrepareRequest, resolve_prepare),
+    "pretrain": RequestCheck(forms.PretrainRequest, resolve_pretrain),
+    "self-train": RequestCheck(forms.SelfTrainRequest, resolve_self_train),
+    "branch": RequestCheck(forms.BranchRequest, resolve_branch),
+    "finetune": RequestCheck(forms.FinetuneRequest, resolve_finetune),
+    "evaluate": RequestCheck(forms.EvaluateRequest, resolve_evaluate),
+    "predict": RequestCheck(forms.PredictRequest, resolve_predict),
+    "pretrain-then-transfer": RequestCheck(forms.PipelineRequest, resolve_pipeline),
+    "reconcile": RequestCheck(forms.ReconcileRequest, as_requested),
+    "collect-garbage": RequestCheck(forms.CollectGarbageRequest, as_requested),
 }
+"""By name of the flow; its subflows have the same names."""

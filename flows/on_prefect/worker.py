@@ -28,8 +28,9 @@ from vitline.flows.forms.training_draft import recipe_function
 from vitline.flows.on_prefect.flow_run import check_own_recipe, read_request
 from vitline.flows.on_prefect.flow_states import state_of
 from vitline.flows.on_prefect.prefect_private import flow_process_command
-from vitline.flows.on_prefect.request_checks import REQUEST_CHECKS, Checks
+from vitline.flows.on_prefect.request_checks import REQUESTS
 from vitline.flows.on_prefect.run_names import descriptive_name, given_name
+from vitline.infra.config import FrozenConfig
 from vitline.infra.settings import Settings, import_nothing_from_here, inherited_environment
 from vitline.infra.storage import open_store
 
@@ -37,14 +38,14 @@ _PATIENCE_S = 5.0  # if the store takes longer to answer, the flow checks the re
 ENTRYPOINTS = "vitline.flows.on_prefect.flows."
 _SETTINGS = ("VITLINE_", "AWS_", "MLFLOW_", "RAY_")
 
-CHECKS: Checks = {
-    **REQUEST_CHECKS,
-    # `resolve_finetune` imports torch.
-    "finetune": (
-        FinetuneRequest,
-        lambda root, request: (find_model(root, request.model), Corpora(open_store(root)).named(request.corpus)),
-    ),
-}
+
+def resolve(flow: str, root: str, request: FrozenConfig) -> None:
+    """Raises ValueError where a request cannot be met."""
+    if isinstance(request, FinetuneRequest):  # `resolve_finetune` imports torch
+        find_model(root, request.model)
+        Corpora(open_store(root)).named(request.corpus)
+    else:
+        REQUESTS[flow].resolve(root, request)
 
 
 def refusal(flow: str, parameters: Mapping[str, Any], defaults: Mapping[str, Any]) -> State | None:
@@ -52,14 +53,13 @@ def refusal(flow: str, parameters: Mapping[str, Any], defaults: Mapping[str, Any
 
     `parameters` are those of the run, `defaults` those of its deployment.
     """
-    if flow not in CHECKS:
+    if flow not in REQUESTS:
         return None
-    model, check = CHECKS[flow]
     try:
-        request = read_request(model, parameters.get("request") or {}, defaults.get("request") or {})
+        request = read_request(REQUESTS[flow].form, parameters.get("request") or {}, defaults.get("request") or {})
         check_own_recipe(request)
         if recipe_function(request) is None:  # else the worker would keep the module as it is now
-            check(Settings().root, request)
+            resolve(flow, Settings().root, request)
     except ValueError as error:
         return state_of(error)
     except Exception:  # the flow hits it again and reports it with its traceback

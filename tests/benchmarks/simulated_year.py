@@ -141,7 +141,6 @@ def copy_flow_runs(database: Path, number: int) -> None:
 
 
 def flow_run_year(num_flow_runs: int, database: Path | None, by_api: int) -> None:
-    from vitline.flows.on_prefect.flows import FLOW_NAMES
     from vitline.flows.on_prefect.prefect_observer import client
     from vitline.flows.on_prefect.prefect_runs import PrefectFlowRuns
 
@@ -196,7 +195,7 @@ def flow_run_year(num_flow_runs: int, database: Path | None, by_api: int) -> Non
                 f"{what} {best(lambda path=path, body=body: api.request('POST', path, json=body)):.2f} s"  # type: ignore[misc]
                 for what, (path, body) in asked.items()
             ]
-            unfinished_s = best(lambda: PrefectFlowRuns(FLOW_NAMES, DEFAULT_PROJECT).unfinished())
+            unfinished_s = best(lambda: PrefectFlowRuns(DEFAULT_PROJECT).unfinished())
             return f"{count:,} flow runs: {', '.join(times)}, what reconcile reads {unfinished_s:.2f} s"
 
         with ThreadPoolExecutor(1) as pool:
@@ -209,11 +208,7 @@ def flow_run_year(num_flow_runs: int, database: Path | None, by_api: int) -> Non
         later = real_time() + 100 * DAY_S
         while True:
             seconds, found = timed(
-                lambda: list(
-                    PrefectOldFlowRuns(FLOW_NAMES, DEFAULT_PROJECT).collect(
-                        later - 90 * DAY_S, later - 2 * DAY_S, False
-                    )
-                )
+                lambda: list(PrefectOldFlowRuns(DEFAULT_PROJECT).collect(later - 90 * DAY_S, later - 2 * DAY_S, False))
             )
             print(
                 f"collection of {seconds:.1f} s: {'; '.join(f'{f.subject} {f.action}' for f in found) or 'nothing'}; {lists()}{size()}",

@@ -133,33 +133,37 @@ def test_the_list_has_the_values_schedules_and_next_starts_that_prefect_has(page
     assert (rows["pretrain/default"]["schedule"], rows["pretrain/default"]["next start"]) == ("", "")
 
 
-def test_new_defaults_are_applied_to_unedited_values(page, in_stack, monkeypatch):
-    from vitline.flows.forms.forms import PipelineRequest
+def test_only_named_values_are_registered_and_they_stay(page, in_stack):
+    """So a new default of the form reaches every deployment whose values do not name the field."""
     from vitline.flows.on_prefect import registration
     from vitline.flows.on_prefect.deployments import NIGHT, PIPELINE, Deployment
     from vitline.flows.on_prefect.prefect_observer import client
     from vitline.infra.settings import Settings
 
     def register(request, cron="0 2 * * *"):
-        night = Deployment(PIPELINE, "nightly", PipelineRequest, request, "pipeline", cron, purpose=cron)
+        night = Deployment(PIPELINE, "nightly", request, "pipeline", cron, purpose=cron)
         with client() as api:
             return registration.update(api, night, registration.find(api, night), None, {}, Settings())
 
     nightly = page(EDITED)
+    assert nightly.read()["parameters"] == {"request": NIGHT}
     register(NIGHT)
-    nightly.fill(deadline_hours=2.0, train_images=None)
+    nightly.fill(deadline_hours=2.0, train_images=None, gone=1)
     done = register({**NIGHT, "max_late_hours": 1.0, "deadline_hours": 5.0}, cron="0 3 * * *")
-    request = nightly.read()["parameters"]["request"]
-    assert (request["max_late_hours"], request["deadline_hours"], request["train_images"]) == (1.0, 2.0, None)
-    assert [s["schedule"]["cron"] for s in nightly.read()["schedules"]] == ["0 3 * * *"]
-    assert "request.max_late_hours 3.0 -> 1.0" in done.updated
-    assert "schedule 0 2 * * * -> 0 3 * * *" in done.updated
+    kept = {**NIGHT, "deadline_hours": 2.0, "train_images": None}
+    assert nightly.read()["parameters"]["request"] == kept
+    assert [s["schedule"]["cron"] for s in nightly.read()["schedules"]] == ["0 2 * * *"]
+    assert "request.gone 1 removed: the form no longer has this field" in done.updated
     assert "description" in done.updated
-    assert "request.deadline_hours 2.0 (the new default: 5.0)" in done.kept
-    assert "request.train_images null (default: 102400)" in done.kept
+    assert {
+        "request.max_late_hours 3.0 (default: 1.0)",
+        "request.deadline_hours 2.0 (default: 5.0)",
+        "request.train_images null (default: 102400)",
+        "schedule 0 2 * * * UTC, paused",
+    } <= {*done.kept}
     again = register({**NIGHT, "max_late_hours": 1.0, "deadline_hours": 5.0}, cron="0 3 * * *")
     assert again.updated == []
-    assert nightly.read()["parameters"]["request"] == request
+    assert nightly.read()["parameters"]["request"] == kept
 
 
 @pytest.fixture
