@@ -99,6 +99,11 @@ class PipelineRecord(StoredRecord):
     report: str | None = None
     """URI of the HTML report."""
 
+    def training(self, root: Store) -> Store | None:
+        """The run of its pre-training; of several seeds the first. None before it began."""
+        stage = self.first_stages.get("pretrain")
+        return root.child(f"runs/{stage.run_key}") if stage and stage.run_key else None
+
     @property
     def first_stages(self) -> dict[str, StageRecord]:
         """The stages by name; of several seeds the first, whose model the record names."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitline.flows.forms.forms import CollectGarbageRequest, ReconcileRequest
-from vitline.flows.ops.collect_garbage import NoOldFlowRuns, OldFlowRuns, collect_garbage
+from vitline.flows.ops.collect_garbage import OldFlowRuns, collect_garbage
 from vitline.flows.ops.flow_runs import FlowRuns, NoFlowRuns
 from vitline.flows.ops.reconcile import Finding, reconcile
 from vitline.flows.runs.services import open_services
@@ -13,27 +13,21 @@ from vitline.infra.settings import Settings
 
 def reconcile_now(settings: Settings, request: Mapping[str, Any]) -> list[Finding]:
     """Finds inconsistencies and repairs them unless `dry_run`. Without PREFECT_API_URL no flow runs are checked."""
+    prefect: FlowRuns = NoFlowRuns()
+    if settings.prefect_api_url is not None:
+        from vitline.flows.on_prefect.prefect_runs import PrefectFlowRuns
+
+        prefect = PrefectFlowRuns(settings.project)
     with open_services(settings) as services:
-        return reconcile(ReconcileRequest.model_validate(request), services, flow_runs(settings))
-
-
-def flow_runs(settings: Settings) -> FlowRuns:
-    if settings.prefect_api_url is None:
-        return NoFlowRuns()
-    from vitline.flows.on_prefect.prefect_runs import PrefectFlowRuns
-
-    return PrefectFlowRuns(settings.project)
+        return reconcile(ReconcileRequest.model_validate(request), services, prefect)
 
 
 def collect_garbage_now(settings: Settings, request: Mapping[str, Any]) -> list[Finding]:
     """Finds garbage and deletes it unless `dry_run`. Without PREFECT_API_URL no flow runs are deleted."""
+    prefect: OldFlowRuns | None = None
+    if settings.prefect_api_url is not None:
+        from vitline.flows.on_prefect.old_flow_runs import PrefectOldFlowRuns
+
+        prefect = PrefectOldFlowRuns(settings.project)
     with open_services(settings) as services:
-        return collect_garbage(CollectGarbageRequest.model_validate(request), services, old_flow_runs(settings))
-
-
-def old_flow_runs(settings: Settings) -> OldFlowRuns:
-    if settings.prefect_api_url is None:
-        return NoOldFlowRuns()
-    from vitline.flows.on_prefect.old_flow_runs import PrefectOldFlowRuns
-
-    return PrefectOldFlowRuns(settings.project)
+        return collect_garbage(CollectGarbageRequest.model_validate(request), services, prefect)

@@ -16,7 +16,6 @@ from vitline.flows.runs.services import Services, open_services
 from vitline.infra.html.text import field
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
-from vitline.vit.published.model_record import network_of, published_record, read_contract
 from vitline.vit.recipes import recipe_named
 from vitline.vit.recipes.own import kind_of
 from vitline.vit.run.resolved import ResolvedTraining
@@ -75,12 +74,7 @@ def train_or_plan(settings: Settings, training: ResolvedTraining, *, plan: bool,
     """Runs a training to its end, or prints its plan."""
     if plan:
         show_one(training_plan(training), as_json)
-    else:
-        train_and_show(settings, training, as_json=as_json)
-
-
-def train_and_show(settings: Settings, training: ResolvedTraining, *, as_json: bool) -> None:
-    """Runs a training to its end and prints its final state."""
+        return
     with open_services(settings) as services:
         train_on(services, training, as_json=as_json)
 
@@ -108,24 +102,3 @@ def show_plan(plan: Mapping[str, Any], training: ResolvedTraining, recipe: str, 
         [path, field(path, one["value"]), one["origin"]] for path, one in settings.items() if one["origin"] != "default"
     ]
     show_table("Settings that are not at their defaults", ["field", "value", "from"], chosen)
-
-
-def describe_model(uri: str) -> Mapping[str, Any]:
-    """Facts about a published model: sizes, FLOPs, image contract, provenance."""
-    from vitline.vit.models.flops import forward_flops
-
-    store = open_store(uri)
-    config = published_record(store)
-    network = network_of(store, config)
-    sizes = [piece["end"] - piece["start"] for piece in config["tensors"]]
-    return {
-        "uri": store.uri,
-        "digest": config["digest"],
-        "model": config["model"],
-        "classes": config["num_classes"],
-        "parameters": sum(sizes) // 4,
-        "weights_bytes": sum(sizes),
-        "forward_gflop_per_image": forward_flops(network, config["num_classes"]) / 1e9,
-        "image_contract": read_contract(store, config),
-        "provenance": config["provenance"],
-    }

@@ -16,7 +16,6 @@ from prefect.client.schemas.filters import (
     LogFilterFlowRunId,
 )
 from prefect.client.schemas.objects import FlowRun, State, StateType
-from prefect.client.schemas.responses import SetStateStatus
 from prefect.client.schemas.sorting import LogSort
 from prefect.exceptions import ObjectNotFound
 
@@ -26,6 +25,7 @@ from vitline.flows.on_prefect.deployments import deployment_named
 from vitline.flows.on_prefect.flow_run import read_request
 from vitline.flows.on_prefect.prefect_observer import client
 from vitline.flows.on_prefect.prefect_private import LAST_LINE, RUN_LOG
+from vitline.flows.on_prefect.prefect_runs import accepted
 from vitline.flows.on_prefect.registration import check_root
 from vitline.flows.on_prefect.request_checks import REQUESTS
 from vitline.flows.ops.prefect_http import flow_run_page
@@ -77,8 +77,7 @@ def resume(settings: Settings, names: Sequence[str]) -> list[tuple[FlowRun, str]
                 message = "continued by `vitline flows resume`"
                 again = State[Any](type=StateType.SCHEDULED, name="AwaitingRetry", message=message)
                 answer = api.set_flow_run_state(run.id, again)
-            if answer.status != SetStateStatus.ACCEPT:
-                raise RuntimeError(f"Prefect refused to continue flow run {run.name}: {answer.details}")
+            accepted(answer, f"continue flow run {run.name}")
     return [(run, flow_run_page(settings, run.id)) for run in runs]
 
 

@@ -5,7 +5,7 @@ import gzip
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, TypedDict, get_args
+from typing import Any, NamedTuple, get_args
 
 from vitline.data_prep.benchmarks import registry
 from vitline.data_prep.config import CorpusConfig, CorpusRecipe, ShardingConfig, Transfer, TransferTaskName, Vtab
@@ -72,29 +72,13 @@ def task_request(source: str, task: str) -> CorpusConfig:
     return CorpusConfig(name=task, source=form.model_validate({"task": own, "path": path}), recipe=recipe)
 
 
-OfficialFileRow = TypedDict(
-    "OfficialFileRow",
-    {
-        "folder": str,
-        "file": str,
-        "bytes": int | None,
-        "sha256": str | None,
-        "or": list[str],
-        "from": str,
-        "terms": str,
-        "tasks": list[str],
-    },
-)
-"""An official file: its folder and name, other names, download page, licence terms, and the tasks that need it."""
-
-
-def official_files(tasks: Sequence[str] = TASK_NAMES) -> list[OfficialFileRow]:
-    """Every official file of these tasks."""
-    rows: dict[tuple[str, str], OfficialFileRow] = {}
+def official_files(tasks: Sequence[str] = TASK_NAMES) -> list[dict[str, Any]]:
+    """Every official file of these tasks: its folder and name, other names, download page, licence terms, and the tasks that need it."""
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
     for task in tasks:
         official, folder = registry.official_files_of(_VTAB_NAMES.get(task, task)), data_set_of(task)
         for file in official.files:
-            row: OfficialFileRow = {
+            row = {
                 "folder": folder,
                 "file": file.name,
                 "bytes": file.num_bytes or None,

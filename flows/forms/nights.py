@@ -5,8 +5,8 @@ from typing import Any, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
+from vitline.flows.forms.refusals import changes_below, refused
 from vitline.infra.config import FrozenConfig
-from vitline.infra.names import did_you_mean
 
 PREFIX = "nights."
 
@@ -63,16 +63,8 @@ class NightSettings(FrozenConfig):
 
 def night_settings(overrides: Mapping[str, Any]) -> NightSettings:
     """The settings in the overrides of a form. Raises ValueError that names a wrong field."""
-    given = {name.removeprefix(PREFIX): value for name, value in overrides.items() if name.startswith(PREFIX)}
-    known = NightSettings.model_fields.keys()
-    if unknown := next((name for name in given if name not in known), None):
-        names = [f"{PREFIX}{name}" for name in known]
-        hint = did_you_mean(f"{PREFIX}{unknown}", names)
-        raise ValueError(f"There is no field '{PREFIX}{unknown}'; its fields are: {', '.join(names)}.{hint}")
+    given = changes_below(PREFIX, overrides, NightSettings.model_fields)
     try:
         return NightSettings(**given)
     except ValidationError as error:
-        first = error.errors()[0]
-        if not first["loc"]:
-            raise ValueError(str(first["ctx"]["error"])) from error
-        raise ValueError(f"{PREFIX}{first['loc'][0]}: {first['msg']}, not {first['input']!r}.") from error
+        raise refused(error, "nights") from error

@@ -1,10 +1,12 @@
 """Validation errors of a form or config as sentences: field, expectation, value."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from pydantic import ValidationError
+
 from vitline.flows.forms.forms import NAME_PATTERNS
-from vitline.infra.names import known_names_text
+from vitline.infra.names import did_you_mean, known_names_text
 from vitline.vit.models.config import field_path
 from vitline.vit.models.user_code import REFERENCE
 
@@ -55,6 +57,22 @@ def problem_text(problem: Mapping[str, Any], fields: Iterable[str] = ()) -> str:
     if not isinstance(given, Mapping):
         text += f", not {given!r}"
     return f"{where}: {text}" if where else text
+
+
+def changes_below(prefix: str, overrides: Mapping[str, Any], fields: Collection[str]) -> dict[str, Any]:
+    """The overrides that begin with `prefix`, without it. Raises ValueError for one that names none of the fields."""
+    changes = {path.removeprefix(prefix): value for path, value in overrides.items() if path.startswith(prefix)}
+    if unknown := next((path for path in changes if path.partition(".")[0] not in fields), None):
+        names = [f"{prefix}{field}" for field in sorted(fields)]
+        hint = did_you_mean(f"{prefix}{unknown}", names)
+        raise ValueError(f"There is no field '{prefix}{unknown}'; its fields are: {', '.join(names)}.{hint}")
+    return changes
+
+
+def refused(error: ValidationError, where: str) -> ValueError:
+    """The refusal of a part of a form: `where` is the name of the part."""
+    problems = [{**problem, "loc": (where, *problem["loc"]) if problem["loc"] else ()} for problem in error.errors()]
+    return ValueError("; ".join(map(problem_text, problems)) + ".")
 
 
 def expectation(problem: Mapping[str, Any]) -> str:

@@ -6,9 +6,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from vitline.flows.forms.overrides import refuse_form_fields
-from vitline.flows.forms.refusals import problem_text
+from vitline.flows.forms.refusals import changes_below, refused
 from vitline.infra.config import digest_of, replace
-from vitline.infra.names import did_you_mean
 from vitline.vit.evaluation.probes import Probe
 from vitline.vit.evaluation.protocols import LargerTask, Protocol, protocol_named
 
@@ -20,18 +19,12 @@ def requested_protocol(name: str, overrides: Mapping[str, Any], from_scratch: bo
         raise ValueError(
             f"Protocol {name} trains no network, so there is none to train from scratch: set from_scratch to false."
         )
-    changes = {path.removeprefix("protocol."): value for path, value in overrides.items()}
     if others := [path for path in overrides if not path.startswith("protocol.")]:
         raise ValueError(f"{others[0]!r} cannot be overridden in an evaluation: overrides begin with 'protocol.'.")
     refuse_form_fields({"protocol.name", "protocol.kind"} & overrides.keys())
+    changes = changes_below("protocol.", overrides, type(protocol).model_fields.keys() - {"name", "kind"})
     if not changes:
         return protocol
-    fields = type(protocol).model_fields.keys() - {"name", "kind"}
-    if unknown := next((path for path in changes if path.partition(".")[0] not in fields), None):
-        hint = did_you_mean(f"protocol.{unknown}", (f"protocol.{field}" for field in fields))
-        raise ValueError(
-            f"Protocol {name} has no field 'protocol.{unknown}'; its fields are: {', '.join(sorted(fields))}.{hint}"
-        )
     # A changed protocol gets a name of its own, so that its scores cannot be taken for those of the named protocol.
     changed_name = f"{name}-{digest_of(changes)[:6]}"
     if isinstance(protocol, Protocol) and "larger" not in changes:
@@ -41,5 +34,4 @@ def requested_protocol(name: str, overrides: Mapping[str, Any], from_scratch: bo
     try:
         return replace(protocol, name=changed_name, **changes)
     except ValidationError as error:
-        problems = [problem_text({**problem, "loc": ("protocol", *problem["loc"])}) for problem in error.errors()]
-        raise ValueError("; ".join(problems) + ".") from error
+        raise refused(error, "protocol") from error

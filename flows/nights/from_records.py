@@ -24,7 +24,7 @@ from vitline.flows.nights.night_record import (
     read_champion,
 )
 from vitline.flows.nights.night_scores import NightScores, TaskScore
-from vitline.infra.config import flatten
+from vitline.infra.config import flatten, replace
 from vitline.infra.records import UnreadableRecord, readable, reading
 from vitline.infra.runs.run_state import RunState
 from vitline.infra.storage import Store
@@ -55,17 +55,8 @@ def night_of(root: Store, record: PipelineRecord, state: RunState, reason: str =
             [each.key for each in pipelines[-NOISE_NIGHTS:]],
         )
         gate_result = tried_gate(root, record, verdict, champion)
-    return NightRecord(
-        name=record.name,
-        night=record.night,
-        outcome=state,
-        reason=reason,
-        pipeline=record.key,
-        origin=record.origin,
-        at=time.time(),
-        verdict=verdict,
-        gate=gate_result,
-    )
+    ended = {"outcome": state, "reason": reason, "at": time.time(), "verdict": verdict, "gate": gate_result}
+    return replace(without_verdict(record), **ended)
 
 
 def tried_gate(root: Store, record: PipelineRecord, verdict: Verdict, champion: ChampionRecord | None) -> GateResult:
@@ -117,6 +108,12 @@ def earlier_nights(root: Store, name: str, night: datetime) -> list[PipelineReco
         if each.night and each.name == name and each.state == "finished" and each.night < night
     ]
     return [each for *_, each in sorted(nights, key=lambda night: night[:2])]
+
+
+def earlier_scores(root: Store, name: str, night: datetime) -> list[NightScores]:
+    """The scores of the newest of these nights, as far as there are any, for the noise of seeds."""
+    newest = earlier_nights(root, name, night)[-NOISE_NIGHTS:]
+    return [scores for each in newest if (scores := scores_of(root, each, predictions=False))]
 
 
 def scores_of(root: Store, record: PipelineRecord, predictions: bool) -> NightScores | None:

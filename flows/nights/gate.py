@@ -56,10 +56,9 @@ def _against_champion(root: Store, record: PipelineRecord, verdict: Verdict, cha
 def leaked_images(root: Store, record: PipelineRecord) -> Counter[str]:
     """The training images of a pipeline that are test images of a corpus, by its name, as the preparations have found them."""
     found: Counter[str] = Counter()
-    trained = record.first_stages.get("pretrain")
-    if trained is None or trained.run_key is None:
+    if (run := record.training(root)) is None:
         return found
-    config = root.child(f"runs/{trained.run_key}").read_json("config.json")["config"]
+    config = run.read_json("config.json")["config"]
     mixture = config.get("mixture") or {"corpora": [{"corpus": config["corpus"]}]}
     for uri in (each["corpus"] for each in mixture["corpora"]):
         for leak, images in corpus_stats(open_store(uri)).stats.leakage.items():

@@ -1,8 +1,9 @@
 """A night as Markdown, for its page in Prefect and MLflow, and as rows for a terminal."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from vitline.flows.nights.compare import Difference
+from vitline.flows.nights.compare import Difference, Differences
 from vitline.flows.nights.judge import Comparison, other_night, short_name
 from vitline.flows.nights.night_record import NightRecord
 from vitline.infra.html.tables import markdown
@@ -28,9 +29,9 @@ def difference_rows(against: Comparison) -> list[list[str]]:
     return [_row(difference) for difference in against.differences]
 
 
-def change_rows(against: Comparison) -> list[list[str]]:
+def change_rows(changes: Mapping[str, tuple[Any, Any]]) -> list[list[str]]:
     """What has changed: name, there, here."""
-    return [[name, *map(cell, pair)] for name, pair in against.changes.items()]
+    return [[name, *map(cell, pair)] for name, pair in changes.items()]
 
 
 def title(against: Comparison) -> str:
@@ -38,7 +39,7 @@ def title(against: Comparison) -> str:
     return f"{text}, the same models bit for bit" if against.identical else text
 
 
-def notes(against: Comparison) -> list[str]:
+def notes(against: Differences, ours: str = "this night", theirs: str = "the other night") -> list[str]:
     """What the numbers of a comparison do not say."""
     lines = []
     if against.noise_of and not against.identical:
@@ -51,7 +52,7 @@ def notes(against: Comparison) -> list[str]:
     other = [short_name(d.name) for d in against.differences if not d.paired and d.name != "mean over tasks"]
     if other:
         lines.append(f"Not paired, as there are no predictions for the same test images: {', '.join(other)}.")
-    for names, where in ((against.only_ours, "this night"), (against.only_theirs, "the other night")):
+    for names, where in ((against.only_ours, ours), (against.only_theirs, theirs)):
         if names:
             lines.append(f"Only in {where}, so not in the mean: {', '.join(map(short_name, names))}.")
     return lines
@@ -89,7 +90,7 @@ def _against_markdown(against: Comparison) -> str:
         parts.append(markdown(COLUMNS, difference_rows(against)))
     if lines := notes(against):
         parts.append(" ".join(lines))
-    if rows := change_rows(against):
+    if rows := change_rows(against.changes):
         parts.append(markdown(("changed", "there", "here"), rows))
     return "\n\n".join(parts)
 

@@ -4,7 +4,7 @@ from datetime import datetime
 
 from vitline.flows.forms.nights import NightSettings
 from vitline.flows.nights.compare import visible_difference
-from vitline.flows.nights.from_records import NOISE_NIGHTS, earlier_nights, scores_of
+from vitline.flows.nights.from_records import earlier_scores
 from vitline.flows.nights.judge import FALSE_POSITIVE_RATE
 from vitline.infra.storage import Store
 
@@ -18,9 +18,7 @@ def plan_text(root: Store, name: str, night: datetime, nights: NightSettings) ->
         images, cooldown = nights.advance_images, nights.cooldown_images or 0
         return f"night of a long run: {images:,} images more, and a cooldown of {cooldown:,} images that is scored"
     seeds = f"{nights.num_seeds} seed{'s' * (nights.num_seeds > 1)}"
-    found = [
-        scores for each in earlier_nights(root, name, night)[-NOISE_NIGHTS:] if (scores := scores_of(root, each, False))
-    ]
+    found = earlier_scores(root, name, night)
     detectable = (
         visible_difference(found[-1], found, nights.num_seeds, level=FALSE_POSITIVE_RATE / 2) if found else None
     )

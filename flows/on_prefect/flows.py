@@ -126,9 +126,8 @@ def prepare_corpus(config: CorpusConfig, services: Services, this: FlowRun) -> s
     from vitline.flows.runs.prepare_corpus import corpus_links, corpus_rows, prepare_corpora
 
     (corpus,), _, _ = prepare_corpora([config], services)
-    show(services, "corpus", corpus.manifest.name, ["field", "value"], corpus_rows(corpus))
-    if isinstance(services.observer, PrefectObserver):
-        services.observer.links("report", f"Content of {corpus.manifest.name}", corpus_links(corpus, services))
+    services.observer.table("corpus", corpus.manifest.name, ["field", "value"], corpus_rows(corpus))
+    services.observer.links("report", f"Content of {corpus.manifest.name}", corpus_links(corpus, services))
     reused = " (finished before)" if corpus.reused else ""
     return f"{corpus.manifest.counts.num_accepted:,} images in {corpus.uri}{reused}"
 
@@ -140,7 +139,7 @@ def train(training: ResolvedTraining, services: Services, this: FlowRun) -> str:
     fields: Mapping[str, object] = state
     names = ("step", "images_seen", "val_top1", "val_mean_average_precision", "model")
     rows = [[name, field(name, fields[name])] for name in names if name in fields]
-    show(services, "model", spec.run_key, ["field", "value"], rows)
+    services.observer.table("model", spec.run_key, ["field", "value"], rows)
     score = score_text(state, labelled=training.config.recipe.masked_patches is None)
     return f"{state['model']}{f', {score}' if score else ''}{' (trained before)' if result.reused else ''}"
 
@@ -169,10 +168,9 @@ def evaluate(plan: EvaluationPlan, services: Services, this: FlowRun) -> str:
         services.observer.say(plan.note)
     _, result, scores = evaluate_tasks("scores", plan, services)
     rows = [score_cells(score) for score in scores]
-    show(services, "settings", f"Protocol {plan.protocol.name}", SCORE_COLUMNS, rows)
-    if isinstance(services.observer, PrefectObserver):
-        what = "All scores of the model, with published scores"
-        services.observer.page("scores", what, lambda: score_tables_markdown(services.root, scores))
+    services.observer.table("settings", f"Protocol {plan.protocol.name}", SCORE_COLUMNS, rows)
+    what = "All scores of the model, with published scores"
+    services.observer.page("scores", what, lambda: score_tables_markdown(services.root, scores))
     return sentence(headline(scores)) + (" (evaluated before)" if result.reused else "")
 
 
@@ -182,7 +180,7 @@ def predict(spec: PredictionSpec, services: Services, this: FlowRun) -> str:
     from vitline.flows.runs.predict_classes import predict_classes, prediction_rows, prediction_sentence
 
     result = predict_classes(spec, services)
-    show(services, "predictions", spec.run_key, ["field", "value"], prediction_rows(spec, result))
+    services.observer.table("predictions", spec.run_key, ["field", "value"], prediction_rows(spec, result))
     return prediction_sentence(spec, result)
 
 
@@ -280,7 +278,7 @@ def show_findings(services: Services, key: str, findings: "list[Finding]") -> st
     if not findings:
         return ""
     count = f"{len(findings)} finding{'s' * (len(findings) != 1)}"
-    show(services, key, count, list(findings[0]._fields), [list(finding) for finding in findings])
+    services.observer.table(key, count, list(findings[0]._fields), [list(finding) for finding in findings])
     for finding in findings:
         services.observer.say(f"{finding.subject} {finding.problem}: {finding.action}")
     return count
@@ -317,7 +315,7 @@ def night_on_record(request: PipelineRequest, services: Services, this: FlowRun)
     finally:
         with failures_logged(services):
             record = read_night(root, request.name, night)
-            if record is not None and isinstance(services.observer, PrefectObserver):
+            if record is not None:
                 services.observer.page(
                     "verdict", f"Verdict of the night of {night_text(night)}", lambda: night_markdown(record)
                 )
@@ -355,27 +353,21 @@ def show_pipeline(result: "PipelineResult", services: Services) -> None:
 
     record = result.record
     rows = [[s.stage, s.what, stage_time(s), s.run_key or "-"] for s in record.stages]
-    show(services, "stages", f"Stages of {record.key}", ["stage", "what", "time", "run"], rows)
-    show(services, "scores", "Top-1 on test, read once", list(SCORE_COLUMNS), score_rows(result.scores))
-    if isinstance(services.observer, PrefectObserver):
-        links = {"pipeline": f"`{record.key}`", "report": f"`{record.report}`", "model": f"`{record.model}`"}
-        if url := services.sender.pipeline_url(record.key):
-            page = url.split("?")[0]
-            links |= {
-                "MLflow": f"[the pipeline]({url})",
-                "report page": f"[in MLflow]({page}/artifacts/report.html)",
-            }
-        for stage in record.stages:
-            if stage.run_key and (url := services.sender.run_url(stage.run_key)):
-                links[f"MLflow, {stage.stage}"] = f"[{stage.run_key}]({url})"
-        if home := home_url(services.settings):
-            links["home"] = f"[what needs a person, nights, active runs]({home})"
-        services.observer.links("links", f"Links of {record.key}", links)
-
-
-def show(services: Services, key: str, title: str, columns: list[str], rows: list[list[str]]) -> None:
-    if isinstance(services.observer, PrefectObserver):
-        services.observer.table(key, title, columns, rows)
+    services.observer.table("stages", f"Stages of {record.key}", ["stage", "what", "time", "run"], rows)
+    services.observer.table("scores", "Top-1 on test, read once", list(SCORE_COLUMNS), score_rows(result.scores))
+    links = {"pipeline": f"`{record.key}`", "report": f"`{record.report}`", "model": f"`{record.model}`"}
+    if url := services.sender.pipeline_url(record.key):
+        page = url.split("?")[0]
+        links |= {
+            "MLflow": f"[the pipeline]({url})",
+            "report page": f"[in MLflow]({page}/artifacts/report.html)",
+        }
+    for stage in record.stages:
+        if stage.run_key and (url := services.sender.run_url(stage.run_key)):
+            links[f"MLflow, {stage.stage}"] = f"[{stage.run_key}]({url})"
+    if home := home_url(services.settings):
+        links["home"] = f"[what needs a person, nights, active runs]({home})"
+    services.observer.links("links", f"Links of {record.key}", links)
 
 
 def sentence(metrics: Mapping[str, float]) -> str:

@@ -4,7 +4,6 @@ Prefect can delete old flow runs itself (PREFECT_SERVER_SERVICES_DB_VACUUM_ENABL
 that had nothing to do sooner than others.
 """
 
-import contextlib
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import partial
@@ -27,7 +26,6 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, StateType
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.sorting import FlowRunSort
-from prefect.exceptions import ObjectNotFound
 
 from vitline.flows.catalog.registered_by import is_of_project
 from vitline.flows.on_prefect.prefect_observer import client
@@ -122,14 +120,7 @@ def delete_each(api: SyncPrefectClient, ids: list[UUID]) -> None:
     for first in range(0, len(ids), _BULK):
         part = ids[first : first + _BULK]
         chosen = {"flow_runs": {"id": {"any_": [str(flow_run_id) for flow_run_id in part]}}, "limit": len(part)}
-        try:
-            api.request("POST", "/flow_runs/bulk_delete", json=chosen)  # type: ignore[arg-type]
-        except httpx.HTTPStatusError as error:
-            if error.response.status_code not in (404, 405):
-                raise
-            for flow_run_id in part:  # an older server than 3.8 may know only this
-                with contextlib.suppress(ObjectNotFound):  # somebody else deleted it
-                    api.delete_flow_run(flow_run_id)
+        api.request("POST", "/flow_runs/bulk_delete", json=chosen)  # type: ignore[arg-type]
 
 
 def had_nothing_to_do(message: str, run: FlowRun) -> bool:

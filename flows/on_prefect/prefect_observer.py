@@ -37,7 +37,7 @@ from prefect.states import Pending
 
 from vitline.flows.on_prefect.flow_states import state_of, word_of
 from vitline.flows.on_prefect.live_page import LivePage, Url
-from vitline.flows.runs.services import Show, StopRequested, Suspended
+from vitline.flows.runs.services import Observer, Show, StopRequested, Suspended
 from vitline.infra.html.tables import markdown
 from vitline.infra.ray_jobs import AWAY_S
 from vitline.infra.redact import cleaned
@@ -80,7 +80,7 @@ class _StoreWarnings(logging.Handler):
         self._run_log.warning(cleaned(record.getMessage()))
 
 
-class PrefectObserver:
+class PrefectObserver(Observer):
     """Observer of one outermost flow run. As a context it reads the run's state; `deadline` is in `time.monotonic()` seconds."""
 
     def __init__(self, flow_run_id: UUID):
@@ -153,9 +153,6 @@ class PrefectObserver:
         if artifact:
             self._show(lambda: update_progress_artifact(artifact, 100.0))
 
-    def planned(self, run_key: str, rows: list[list[str]]) -> None:
-        self.table("plan", f"Plan of {run_key}", ["field", "value"], rows)
-
     def submitted(self, run_key: str, job_page: str, run_uri: str, mlflow_url: Url) -> None:
         links = {"run": f"`{run_key}`", "Ray job": f"[{job_page}]({job_page})", "store": f"`{run_uri}`"}
         self._on_page(lambda page: page.follows(run_key, job_page, mlflow_url))
@@ -216,7 +213,7 @@ class PrefectObserver:
         """Shows a small table of links as an artifact; returns its id, or None if it was not sent."""
         return self._show(lambda: create_markdown_artifact(links_text(links), key=key, description=description))
 
-    def table(self, key: str, description: str, columns: list[str], rows: list[list[str]]) -> None:
+    def table(self, key: str, description: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Shows a table as an artifact."""
         body = [dict(zip(columns, row, strict=True)) for row in rows]
         self._show(lambda: create_table_artifact(body, key=key, description=description))
@@ -245,7 +242,7 @@ class PrefectObserver:
             return StopRequested("cancelled", CANCELLED) if self._cancelled else None
         if isinstance(error, Pause):  # raised by Prefect, which checks between two subflows
             return Suspended("suspended", SUSPENDED)
-        return error if isinstance(error, StopRequested) else None
+        return super().stop(error)
 
     def part(self, name: str, title: str, request: dict[str, Any], body: Callable[[], T]) -> T:
         """Runs the body as a subflow in this process, with its own page and the same states."""

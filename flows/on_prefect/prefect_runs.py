@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
@@ -16,7 +17,7 @@ from prefect.client.schemas.filters import (
     LogFilterFlowRunId,
 )
 from prefect.client.schemas.objects import FlowRun, StateType
-from prefect.client.schemas.responses import SetStateStatus
+from prefect.client.schemas.responses import OrchestrationResult, SetStateStatus
 from prefect.client.schemas.sorting import LogSort
 from prefect.exceptions import ObjectNotFound
 
@@ -24,14 +25,14 @@ from vitline.flows.catalog.registered_by import is_of_project
 from vitline.flows.on_prefect.flow_states import prefect_state
 from vitline.flows.on_prefect.prefect_observer import client
 from vitline.flows.on_prefect.request_checks import REQUESTS
-from vitline.flows.ops.flow_runs import SeenFlowRun
+from vitline.flows.ops.flow_runs import FlowRuns, SeenFlowRun
 from vitline.infra.runs.run_state import RunState
 
 _PAGE = 200
 _UNFINISHED = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING, StateType.PAUSED]
 
 
-class PrefectFlowRuns:
+class PrefectFlowRuns(FlowRuns):
     """The flow runs of the flows with these names, at the server of PREFECT_API_URL, without those of other projects."""
 
     def __init__(self, project: str, flow_names: Iterable[str] = REQUESTS) -> None:
@@ -82,16 +83,18 @@ class PrefectFlowRuns:
                 return
             if run.state is not None and run.state.is_final():
                 return
-            answer = api.set_flow_run_state(run.id, prefect_state(state, message))
-            if answer.status != SetStateStatus.ACCEPT:
-                raise RuntimeError(f"Prefect refused to end flow run {run.name}: {answer.details}")
+            accepted(api.set_flow_run_state(run.id, prefect_state(state, message)), f"end flow run {run.name}")
 
     def resume(self, flow_run_id: str) -> None:
         """Resumes a suspended flow run, as the button of its page does. Raises RuntimeError if Prefect refuses it."""
         with client() as api:
-            answer = api.resume_flow_run(UUID(flow_run_id))
-        if answer.status != SetStateStatus.ACCEPT:
-            raise RuntimeError(f"Prefect refused to resume flow run {flow_run_id}: {answer.details}")
+            accepted(api.resume_flow_run(UUID(flow_run_id)), f"resume flow run {flow_run_id}")
+
+
+def accepted(answer: OrchestrationResult[Any], what: str) -> None:
+    """Raises RuntimeError if Prefect has refused a new state."""
+    if answer.status != SetStateStatus.ACCEPT:
+        raise RuntimeError(f"Prefect refused to {what}: {answer.details}")
 
 
 def seen(api: SyncPrefectClient, run: FlowRun) -> SeenFlowRun:

@@ -8,7 +8,7 @@ those values only that differ from the form's defaults, so that a new default of
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 from prefect import Flow
@@ -42,10 +42,6 @@ class Registration:
     """What differs from a new registration and was kept."""
     problem: str | None = None
     """Why the form was not updated."""
-
-    @property
-    def row(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class LastRegistration(TypedDict, total=False):

@@ -31,13 +31,6 @@ class OldFlowRuns(Protocol):
     def collect(self, ended_before: float, idle_before: float, dry_run: bool) -> Iterator[Finding]: ...
 
 
-class NoOldFlowRuns:
-    """Stands in if there is no Prefect server."""
-
-    def collect(self, ended_before: float, idle_before: float, dry_run: bool) -> Iterator[Finding]:
-        return iter(())
-
-
 def collect_garbage(
     request: CollectGarbageRequest, services: Services, prefect: OldFlowRuns | None = None
 ) -> list[Finding]:
@@ -62,11 +55,8 @@ def collect_garbage(
         services.observer.check()
         due = since[heap.subject] + DAY_S * request.notice_days if heap.subject in since else now
         findings.append(Finding(heap.subject, heap.problem, treat(heap, request, due, now, signs[heap.subject])))
-    idle_days = min(IDLE_DAYS, request.flow_runs_days)
-    old = (prefect or NoOldFlowRuns()).collect(
-        now - DAY_S * request.flow_runs_days, now - DAY_S * idle_days, request.dry_run
-    )
-    for finding in old:
+    ended, idle = (now - DAY_S * days for days in (request.flow_runs_days, min(IDLE_DAYS, request.flow_runs_days)))
+    for finding in prefect.collect(ended, idle, request.dry_run) if prefect else ():
         services.observer.check()
         findings.append(finding)
     return findings

@@ -25,7 +25,7 @@ from vitline.flows.ops import schedule_checks, service_checks
 from vitline.flows.ops.check import Check
 from vitline.flows.ops.service_checks import BUSY_ADVICE, installed, patience
 from vitline.infra.children import child_environment
-from vitline.infra.local.paths import local_dir
+from vitline.infra.local.paths import free_disk, local_dir
 from vitline.infra.local.processes import MAX_BASE_LENGTH, is_busy, is_free, load, short_base
 from vitline.infra.local.stack import find_stack, listeners, reached_ports
 from vitline.infra.local.stack_config import WELL_KNOWN, seaweed_program
@@ -146,12 +146,10 @@ def check_memory() -> Check:
 
 
 def check_disk(settings: Settings) -> Check:
-    where = local_dir(settings)
-    existing = next(path for path in (where, *where.parents) if path.exists())
-    free = shutil.disk_usage(existing).free
+    folder, free = free_disk(settings)
     ok = free >= MIN_FREE_DISK_BYTES
     advice = "" if ok else f"Free {MIN_FREE_DISK_BYTES / 1e9:.0f} GB, or set VITLINE_ROOT to another disk."
-    return Check("disk", ok, f"{free / 1e9:.1f} GB free at {existing}", advice)
+    return Check("disk", ok, f"{free / 1e9:.1f} GB free at {folder}", advice)
 
 
 def check_ports(settings: Settings) -> Check:

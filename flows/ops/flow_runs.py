@@ -1,7 +1,7 @@
 """Flow runs as reconcile sees them: what it reads from Prefect and sets there. Imports no Prefect."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from vitline.infra.runs.run_state import RunState
 
@@ -23,22 +23,8 @@ class SeenFlowRun(NamedTuple):
     """Of a suspended flow run: when it resumes by itself, in Unix seconds; None if only a person resumes it."""
 
 
-class FlowRuns(Protocol):
+class FlowRuns:
     """What reconcile reads from Prefect and sets there."""
-
-    def unfinished(self) -> list[SeenFlowRun]: ...
-
-    def find(self, ids: Sequence[str]) -> dict[str, SeenFlowRun]: ...
-
-    def last_line(self, flow_run_id: str) -> float | None: ...
-
-    def end(self, flow_run_id: str, state: RunState, message: str) -> None: ...
-
-    def resume(self, flow_run_id: str) -> None: ...
-
-
-class NoFlowRuns:
-    """Stands in if there is no Prefect server: runs of commands are still reconciled."""
 
     def unfinished(self) -> list[SeenFlowRun]:
         return []
@@ -50,7 +36,11 @@ class NoFlowRuns:
         return None
 
     def end(self, flow_run_id: str, state: RunState, message: str) -> None:
-        return None
+        """Sets the final state of a flow run, unless it has one."""
 
     def resume(self, flow_run_id: str) -> None:
-        return None
+        """Resumes a suspended flow run."""
+
+
+class NoFlowRuns(FlowRuns):
+    """Stands in if there is no Prefect server: runs of commands are still reconciled."""

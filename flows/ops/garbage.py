@@ -4,10 +4,12 @@ Never garbage: objects of an attempt that may still be alive, checkpoints that a
 published models and corpora, what an unfinished evaluation may still read, and leases, whose numbers count attempts.
 """
 
+import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 from vitline.data_prep.progress import PROGRESS_KEY
@@ -83,6 +85,25 @@ def find_garbage(root: Store, keep_checkpoints: int, ages: Ages, kept: Kept) -> 
     dead = [f"{FLOW_RUNS}{flow_run}.json" for flow_run, heartbeat in ids.items() if heartbeat < ages.finished_before]
     if dead:
         yield Garbage(FLOW_RUNS, "heartbeats of flow processes that were killed", root, dead, listed_first=False)
+
+
+@contextlib.contextmanager
+def keeping(kept: Kept, subject: str) -> Iterator[None]:
+    """Keeps what cannot be read."""
+    try:
+        yield
+    except UnreadableRecord as unreadable:
+        kept(subject, unreadable)
+
+
+def by_folder(keys: Iterable[str], depth: int) -> dict[str, Keys]:
+    """Keys below the folders at a depth, by folder; keys above are left out."""
+    folders: dict[str, Keys] = {}
+    for key in keys:
+        *folder, inside = key.split("/", depth)
+        if len(folder) == depth:
+            folders.setdefault("/".join(folder), []).append(inside)
+    return folders
 
 
 def checkpoints(runs: Iterable[StoredRun], keep: int, ages: Ages, kept_as: Kept) -> Iterator[Garbage]:
@@ -180,20 +201,16 @@ def trials(root: Store, runs: Sequence[StoredRun], ages: Ages, kept: Kept) -> It
         finished_at, scores = run.finished_at, (run.state or NO_STATE).get("scores", [])
         if finished_at is None or run.last_life >= ages.finished_before:
             continue
-        keys: Keys = []
-        try:
+        with keeping(kept, f"run {run.key}"):
             with reading(run.store.uri_of("state.json")):
-                for score in scores:
-                    if score["task"] not in in_use:
-                        keys += garbage_of(root, there, score["trials"])
-        except UnreadableRecord as unreadable:
-            kept(f"run {run.key}", unreadable)
-            continue
-        keys = [key for key in dict.fromkeys(keys) if key not in claimed]
-        claimed |= {*keys}
-        if keys:
-            problem = f"finished {utc(finished_at)}; its score records hold what its trials on validation found"
-            yield Garbage(f"trials of {run.key}", problem, root, keys, run.life)
+                of_scores = [
+                    garbage_of(root, there, score["trials"]) for score in scores if score["task"] not in in_use
+                ]
+            keys = [key for key in dict.fromkeys(chain(*of_scores)) if key not in claimed]
+            claimed |= {*keys}
+            if keys:
+                problem = f"finished {utc(finished_at)}; its score records hold what its trials on validation found"
+                yield Garbage(f"trials of {run.key}", problem, root, keys, run.life)
 
 
 def garbage_of(root: Store, there: Mapping[str, Keys], names: Sequence[str]) -> Keys:
@@ -229,27 +246,19 @@ def tasks_in_use(runs: Iterable[StoredRun], ages: Ages, kept: Kept) -> set[str] 
 def preparations(root: Store, ages: Ages, kept: Kept) -> Iterator[Garbage]:
     """The work files of corpora that were published before then: no reader of a corpus needs them. And everything, spill and
     shards too, of preparations that never published their corpus and have long been silent."""
-    folders: dict[str, Keys] = {}
-    for key in root.list("corpora/"):
-        parts = key.split("/", 3)
-        if len(parts) == 4:
-            folders.setdefault("/".join(parts[:3]), []).append(parts[3])
-    for folder, keys in folders.items():
+    for folder, keys in by_folder(root.list("corpora/"), 3).items():
         corpus, published = root.child(folder), MANIFEST_KEY in keys
         work = [key for key in keys if key.startswith(f"{WORK}/")]
         if not work or not (published or PROGRESS_KEY in work):
             continue
         subject = f"corpus {folder.split('/', 1)[1]}"
-        try:
+        with keeping(kept, subject):
             at = published_at(corpus) if published else stage_began(corpus)
-        except UnreadableRecord as unreadable:
-            kept(subject, unreadable)
-            continue
-        if published and at < ages.finished_before:
-            yield Garbage(subject, f"published {utc(at)}", corpus, work)
-        elif not published and 0.0 < at < ages.unfinished_before:
-            problem = f"its preparation came to no end; its last stage began {utc(at)}"
-            yield Garbage(subject, problem, corpus, sorted(keys, key=_restart_first), partial(_progress, corpus))
+            if published and at < ages.finished_before:
+                yield Garbage(subject, f"published {utc(at)}", corpus, work)
+            elif not published and 0.0 < at < ages.unfinished_before:
+                problem = f"its preparation came to no end; its last stage began {utc(at)}"
+                yield Garbage(subject, problem, corpus, sorted(keys, key=_restart_first), partial(_progress, corpus))
 
 
 def published_at(corpus: Store) -> float:
@@ -277,27 +286,19 @@ def _restart_first(key: str) -> tuple[int, str]:
 
 def features(root: Store, ages: Ages, kept: Kept) -> Iterator[Garbage]:
     """Features of models or corpora that were deleted."""
-    folders: dict[str, Keys] = {}
-    for key in root.list("features/"):
-        name, _, inside = key.removeprefix("features/").partition("/")
-        folders.setdefault(f"features/{name}", []).append(inside)
-    for name, keys in folders.items():
+    for name, keys in by_folder(root.list("features/"), 2).items():
         folder, complete = root.child(name), [key for key in keys if "/" not in key and key.endswith(".json")]
-        try:
+        with keeping(kept, name):
             with reading(folder.uri):
                 made = [folder.read_json(key) for key in complete]
                 if not made or max(split["made_at"] for split in made) >= ages.finished_before:
                     continue
                 source = made[0]["source"]
                 inputs = ((source["model"], "config.json"), (source["corpus"], MANIFEST_KEY))
-        except UnreadableRecord as unreadable:
-            kept(name, unreadable)
-            continue
-        deleted = next((uri for uri, key in inputs if not open_store(uri).exists(key)), None)
-        if deleted:
-            # The files that mark the features as complete are deleted first.
-            garbage = [*complete, *sorted({*keys} - {*complete})]
-            yield Garbage(name, f"features of {deleted}, which was deleted", folder, garbage)
+            if deleted := next((uri for uri, key in inputs if not open_store(uri).exists(key)), None):
+                # The files that mark the features as complete are deleted first.
+                garbage = [*complete, *sorted({*keys} - {*complete})]
+                yield Garbage(name, f"features of {deleted}, which was deleted", folder, garbage)
 
 
 def publications(root: Store, ages: Ages, kept: Kept) -> Iterator[Garbage]:
@@ -312,13 +313,9 @@ def publications(root: Store, ages: Ages, kept: Kept) -> Iterator[Garbage]:
         if len(folders) == 1 and not marked and f"models/{model}/{CONFIG}" in there:
             continue  # what nearly every model is: no record needs to be read
         for folder, names in folders.items():
-            try:
-                heap = publication(root, model, folder, names, ages)
-            except UnreadableRecord as unreadable:
-                kept(f"model {model}/{folder}", unreadable)
-                continue
-            if heap is not None:
-                yield heap
+            with keeping(kept, f"model {model}/{folder}"):
+                if (heap := publication(root, model, folder, names, ages)) is not None:
+                    yield heap
 
 
 def publication(root: Store, model: str, folder: str, names: Sequence[str], ages: Ages) -> Garbage | None:

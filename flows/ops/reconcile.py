@@ -25,7 +25,6 @@ from vitline.flows.runs.stage import (
     DRIVER_FROZEN,
     exclusively,
     follower_of,
-    run_store,
     stop_attempt,
     stop_jobs_of,
 )
@@ -159,7 +158,7 @@ class Reconciler:
             if run.lease is None or run.key in self.changed or run.key in self.alive or not self._is_frozen(run):
                 continue
             job_id, silent_since = run.lease.job_id, utc(run.lease.heartbeat)
-            stop = partial(stop_frozen, self.services, run_store(self.services.root, run.key), run.lease)
+            stop = partial(stop_frozen, self.services, run.store, run.lease)
             problem = f"running, but its driver has been silent since {silent_since}"
             if self._repair(Finding(f"job {job_id}", problem, "stopped"), stop):
                 self.jobs[job_id] = self.services.cluster.jobs.find(job_id) or self.jobs[job_id]
@@ -170,7 +169,7 @@ class Reconciler:
         for run in self.runs:
             if run.lease is None or run.key in self.changed or not self._is_silent(run):
                 continue
-            job, store = self.jobs.get(run.lease.job_id), run_store(self.services.root, run.key)
+            job, store = self.jobs.get(run.lease.job_id), run.store
             attempt = run.lease.attempt
             try:
                 state, reason = reconciled_state(store, attempt, job)
@@ -363,7 +362,7 @@ class Reconciler:
         looks: dict[str, Callable[[], Hashable]] = {}
         frozen = {run.key for run in self.runs if self._is_frozen(run)}
         for run in (run for run in self.runs if run.key in frozen or self._is_silent(run)):
-            looks[run.key] = self._look("run", run.key, partial(lease_version, run_store(self.services.root, run.key)))
+            looks[run.key] = self._look("run", run.key, partial(lease_version, run.store))
         for record in filter(self._is_abandoned, self.pipelines):
             lease = self.root.child(f"leases/{record.key}")
             looks[record.key] = self._look("pipeline", record.key, partial(lease_version, lease))
@@ -431,7 +430,7 @@ class Reconciler:
         if newest > record.attempt or record.origin.flow_run_id != flow_run.id:
             where = f": {record.origin.flow_run_url}" if record.origin.flow_run_url and newest == record.attempt else ""
             return "preempted", f"{run.key} continues in another flow run or command, in attempt {newest}{where}"
-        store = run_store(self.services.root, run.key)
+        store = run.store
         state = read_state(store) or NO_STATE
         if state["state"] != "running" and state["attempt"] >= record.attempt:
             return state["state"], f"{run.key}: {state.get('reason') or state['state']} (set by reconcile)"

@@ -6,7 +6,7 @@ Uses plain HTTP, like `service_checks.py`, because a status command must not imp
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TypedDict
+from typing import Any
 
 from vitline.flows.catalog.registered_by import is_of_project
 from vitline.flows.ops.check import Check
@@ -22,25 +22,8 @@ LATE = timedelta(minutes=5)
 _PAGE = 200
 
 
-class ScheduleAnswer(TypedDict):
-    """A schedule of a deployment as Prefect's API shows it, as far as it is read here."""
-
-    active: bool
-    updated: str
-
-
-class DeploymentAnswer(TypedDict):
-    """A deployment as Prefect's API shows it, as far as it is read here."""
-
-    id: str
-    name: str
-    flow_id: str
-    paused: bool
-    updated: str
-    """ISO 8601."""
-    work_pool_name: str | None
-    schedules: list[ScheduleAnswer]
-    parameter_openapi_schema: dict[str, object] | None
+Deployment = dict[str, Any]
+"""A deployment as Prefect's API shows it. Times are in ISO 8601."""
 
 
 def check_schedules(settings: Settings, now: datetime | None = None) -> Check:
@@ -98,11 +81,11 @@ def log_problem(log: str) -> str:
     return f"{log} holds the same error {worst.times} times{last}: {worst.text[:200]}"
 
 
-def _active(settings: Settings) -> Iterator[DeploymentAnswer]:
+def _active(settings: Settings) -> Iterator[Deployment]:
     """Deployments that are not paused, have an active schedule, and are of no other project."""
     offset = 0
     while True:
-        page: list[DeploymentAnswer] = post(settings, "deployments/filter", {"limit": _PAGE, "offset": offset})
+        page: list[Deployment] = post(settings, "deployments/filter", {"limit": _PAGE, "offset": offset})
         for deployment in page:
             ours = is_of_project(deployment.get("parameter_openapi_schema"), settings.project)
             if ours and not deployment["paused"] and any(schedule["active"] for schedule in deployment["schedules"]):
@@ -112,19 +95,19 @@ def _active(settings: Settings) -> Iterator[DeploymentAnswer]:
             return
 
 
-def _full_name(settings: Settings, deployment: DeploymentAnswer) -> str:
+def _full_name(settings: Settings, deployment: Deployment) -> str:
     """FLOW/DEPLOYMENT, as commands take it: most deployments are called `default`."""
     flows = post(settings, "flows/filter", {"flows": {"id": {"any_": [deployment["flow_id"]]}}})
     return f"deployment '{flows[0]['name'] if flows else '?'}/{deployment['name']}'"
 
 
-def _since(deployment: DeploymentAnswer) -> datetime:
+def _since(deployment: Deployment) -> datetime:
     """When the deployment, or one of its active schedules, was last changed."""
     times = [deployment["updated"], *(s["updated"] for s in deployment["schedules"] if s["active"])]
     return max(datetime.fromisoformat(time) for time in times)
 
 
-def _count(settings: Settings, deployment: DeploymentAnswer, **start: datetime) -> int:
+def _count(settings: Settings, deployment: Deployment, **start: datetime) -> int:
     """Scheduled runs of a deployment with an expected start `after` or `before` a time."""
     wanted = {
         "deployment_id": {"any_": [deployment["id"]]},

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,21 +13,6 @@ from vitline.infra.html.plots import Plot
 from vitline.infra.html.text import clock, percent
 from vitline.vit.evaluation.evaluate import Score, init_text
 from vitline.vit.evaluation.protocols import over_seeds
-
-
-@dataclass(frozen=True)
-class ReportPage:
-    """The content of the page."""
-
-    title: str
-    lead: str
-    stages: Sequence[StageRecord]
-    scores: Sequence[Score]
-    plots: Sequence[Plot | None]
-    """None where there are no values to draw."""
-    inputs_png: bytes | None
-    notes: Sequence[str] = field(default_factory=tuple)
-
 
 SCORE_COLUMNS = (
     "task",
@@ -82,20 +66,29 @@ def standard_error(score: Score) -> float:
     return math.sqrt(max(score.value * (1 - score.value), 0.0) / score.num_examples)
 
 
-def render(page: ReportPage) -> str:
-    """The page as one HTML file without external references."""
+def render(
+    *,
+    title: str,
+    lead: str,
+    stages: Sequence[StageRecord],
+    scores: Sequence[Score],
+    plots: Sequence[Plot | None],
+    inputs_png: bytes | None,
+    notes: Sequence[str],
+) -> str:
+    """The page as one HTML file without external references. Plots without values are None."""
     return render_page(
         "flows/reports/report.html.j2",
-        title=page.title,
-        lead=page.lead,
+        title=title,
+        lead=lead,
         now=datetime.now(UTC),
         score_columns=SCORE_COLUMNS,
-        scores=score_rows(page.scores),
-        notes=page.notes,
-        stages=[(s.stage, s.what, s.where, stage_time(s)) for s in page.stages],
-        plots=[plot for plot in page.plots if plot],
-        settings=[setting_row(score, tried) for score in page.scores for tried in score.tried],
-        inputs=data_uri(page.inputs_png) if page.inputs_png else None,
+        scores=score_rows(scores),
+        notes=notes,
+        stages=[(s.stage, s.what, s.where, stage_time(s)) for s in stages],
+        plots=[plot for plot in plots if plot],
+        settings=[setting_row(score, tried) for score in scores for tried in score.tried],
+        inputs=data_uri(inputs_png) if inputs_png else None,
     )
 
 

@@ -18,7 +18,6 @@ from vitline.data_prep.plan.check_refused import NothingNew
 from vitline.data_prep.shard_format import load_manifest
 from vitline.flows.catalog.records import PipelineRecord, StageRecord, read_pipeline, write_pipeline
 from vitline.flows.forms.evaluation_plan import EvaluationPlan
-from vitline.flows.forms.named_corpora import CorpusChoice
 from vitline.flows.forms.nights import NightSettings
 from vitline.flows.forms.pipeline_plan import PipelinePlan
 from vitline.flows.forms.prepare_config import growth_request
@@ -106,7 +105,8 @@ def prepare_stage(plan: PipelinePlan, services: Services, recorder: "PipelineRec
     before = {uri: existing_corpus(uri) for uri in choices if isinstance(uri, str)}
     for corpus in before.values():
         show_report(services, corpus)
-    requests = to_prepare(choices)
+    # Each preset once: one may be trained on and be a task.
+    requests = list(dict.fromkeys(choice for choice in choices if isinstance(choice, CorpusConfig)))
     prepared, key, result = prepare_corpora(requests, services)
     made = {request.name: corpus for request, corpus in zip(requests, prepared, strict=True)}
     corpora = [made[c.name] if isinstance(c, CorpusConfig) else before[c] for c in choices]
@@ -117,10 +117,8 @@ def prepare_stage(plan: PipelinePlan, services: Services, recorder: "PipelineRec
     reused, added = result is None, f"{ingested.num_images:,} new images, " if ingested else ""
     if ingested and ingested.run_key:
         key, reused = key or ingested.run_key, False
-    recorder.stage(
-        "prepare", key, reused, time.monotonic() - started, f"{counts} images, {added}{refused:,} refused",
-        f"{open_store(services.root).uri}/corpora",
-    )  # fmt: skip
+    what, where = f"{counts} images, {added}{refused:,} refused", f"{open_store(services.root).uri}/corpora"
+    recorder.stage("prepare", key, reused, time.monotonic() - started, what, where)
     recorder.note(
         corpora={c.manifest.name: c.manifest.digest for c in corpora},
         images={c.manifest.name: c.manifest.counts.num_accepted for c in corpora},
@@ -167,15 +165,6 @@ def ingest_new_images(plan: PipelinePlan, services: Services) -> Ingested:
     return Ingested(grown.uri, grown.manifest.counts.num_accepted - before, key)
 
 
-def to_prepare(choices: Sequence[CorpusChoice]) -> list[CorpusConfig]:
-    """The presets among the corpora, each once: one may be trained on and be a task."""
-    found = list[CorpusConfig]()
-    for choice in choices:
-        if isinstance(choice, CorpusConfig) and choice not in found:
-            found.append(choice)
-    return found
-
-
 def existing_corpus(uri: str) -> PreparedCorpus:
     store = open_store(uri)
     return PreparedCorpus(store.uri, load_manifest(store), True)
@@ -206,8 +195,7 @@ def pretrain_stage(
     if "val_top1" in state:
         before = recorder.record.metrics.get("val/top1", 0.0)
         recorder.note(metrics={"val/top1": before + (state["val_top1"] - before) / (nth_seed + 1)})  # mean over seeds
-    where = run_store(services.root, spec.run_key).uri
-    recorder.stage("pretrain", spec.run_key, trained.reused, trained.wall_s, what, where)
+    recorder.run_stage("pretrain", spec.run_key, trained, what)
     model: str = state["model"]
     if not nth_seed:
         digest = published_record(open_store(model))["digest"]
@@ -231,7 +219,7 @@ def advance_long_run(
         return long_run, trained
     batch = recipe.input.global_batch_size
     what = f"{step * batch:,} of {recipe.total_steps * batch:,} images of the long run"
-    recorder.stage("advance", long_run.run_key, trained.reused, trained.wall_s, what, run.uri)
+    recorder.run_stage("advance", long_run.run_key, trained, what)
     return train_cooldown(training, services, long_run, step, cooldown)
 
 
@@ -259,8 +247,7 @@ def train_until_cooldown(
         recorder.note(long_run_step=step)
         batch = recipe.input.global_batch_size
         what = f"{step * batch:,} of {recipe.total_steps * batch:,} images, then out of time"
-        where = run_store(services.root, spec.run_key).uri
-        recorder.stage("advance", spec.run_key, trained.reused, trained.wall_s, what, where)
+        recorder.run_stage("advance", spec.run_key, trained, what)
         services.observer.say(f"{spec.run_key} is out of time at step {step:,}; a cooldown from there follows")
     return train_cooldown(training, services, spec, step, nights.cooldown_images or 0)
 
@@ -288,8 +275,7 @@ def transfer_stage(
     how = f"{trainings} trainings" if trainings else "frozen features"
     asked = "1 task" if len(tasks) == 1 else f"{len(tasks)} tasks"
     what = f"{asked} x {'2 inits' if plan.request.from_scratch else '1 init'}, {how}"
-    where = run_store(services.root, spec.run_key).uri
-    recorder.stage("evaluate", spec.run_key, scored.reused, scored.wall_s, what, where)
+    recorder.run_stage("evaluate", spec.run_key, scored, what)
     recorder.note(metrics=headline(scores))
     return spec
 
@@ -349,6 +335,9 @@ class PipelineRecorder:
         self.record = replace(self.record, updated_at=time.time(), **merged, **changes)
         self._lease.check()
         write_pipeline(self._root, self.record)
+
+    def run_stage(self, stage: str, key: str, result: StageResult, what: str) -> None:
+        self.stage(stage, key, result.reused, result.wall_s, what, self._root.uri_of(f"runs/{key}"))
 
     def stage(self, stage: str, key: str | None, reused: bool, wall_s: float, what: str, where: str) -> None:
         row = StageRecord(stage=stage, run_key=key, reused=reused, wall_s=wall_s, what=what, where=where)

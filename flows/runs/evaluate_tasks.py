@@ -10,7 +10,6 @@ from vitline.flows.runs.stage import StageResult, run_stage, run_store
 from vitline.infra.config import digest_of, replace
 from vitline.infra.html.text import percent
 from vitline.infra.keys import run_key
-from vitline.infra.runs.tries import finished_units
 from vitline.infra.storage import open_store
 from vitline.vit.evaluation.evaluate import EvaluationSpec, Score, TaskSweep, init_text, plan_task_sweeps
 from vitline.vit.evaluation.probes import Probe
@@ -26,8 +25,7 @@ def evaluate_tasks(
     Raises ValueError for a task that the protocol cannot use, before a job is submitted; StageFailed, Skipped.
     """
     spec = evaluation_spec(name, plan, services.root)
-    key = spec.run_key
-    run = run_store(services.root, key)
+    run = run_store(services.root, spec.run_key)
     for task in plan.tasks:
         if load_manifest(open_store(task.corpus)).num_classes == 1:
             services.observer.say(
@@ -35,15 +33,11 @@ def evaluate_tasks(
             )
     result = run_stage(
         services,
-        run,
-        key,
-        "vitline.vit.ray_jobs.task_driver",
         spec,
+        "vitline.vit.ray_jobs.task_driver",
         title=f"evaluate {name}",
         progress=lambda: read_progress(run),
-        kept=lambda: finished_units(read_progress(run)),
         grace_s=10,
-        lease_timeout_s=30,
     )
     return spec, result, [Score.model_validate(score) for score in result.state["scores"]]
 

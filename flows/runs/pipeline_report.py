@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from vitline.flows.catalog.records import PipelineRecord
-from vitline.flows.reports.report import ReportPage, render
+from vitline.flows.reports.report import render
 from vitline.flows.runs.prepare_corpus import PreparedCorpus
 from vitline.flows.runs.stage import run_store
 from vitline.flows.to_mlflow.evaluation_snapshot import final_trial
@@ -27,7 +27,7 @@ def write_report(
     trained = next(stage.run_key for stage in record.stages if stage.stage == "pretrain")
     run = run_store(root, str(trained))
     network = evaluation.architecture
-    page = ReportPage(
+    page = render(
         title=f"vitline: {record.key}",
         lead=f"Pre-trained on {_named(trained_on)}, transferred to {_named(transferred_to)}. Run {trained}, {network.summary}.",
         stages=record.stages,
@@ -40,7 +40,7 @@ def write_report(
         ),
     )
     key = f"reports/{record.key}.html"
-    store.write(key, render(page).encode())
+    store.write(key, page.encode())
     return store.uri_of(key)
 
 

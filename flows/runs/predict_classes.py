@@ -4,7 +4,6 @@ from vitline.data_prep.shard_format import load_manifest
 from vitline.flows.runs.services import Services
 from vitline.flows.runs.stage import StageResult, run_stage, run_store
 from vitline.infra.html.text import percent
-from vitline.infra.runs.tries import finished_units
 from vitline.infra.storage import open_store
 from vitline.vit.features.prediction_plan import FOLDER, PredictionSpec, plan_predictions, predictions_exist
 from vitline.vit.run.run_spec import read_progress
@@ -16,16 +15,12 @@ def predict_classes(spec: PredictionSpec, services: Services) -> StageResult:
     num_parts = len(plan_predictions(spec, manifest))
     return run_stage(
         services,
-        run,
-        spec.run_key,
-        "vitline.vit.ray_jobs.task_driver",
         spec,
+        "vitline.vit.ray_jobs.task_driver",
         title=f"predict {manifest.name}",
         progress=lambda: read_progress(run),
         output=lambda state: predictions_exist(run, num_parts),
-        kept=lambda: finished_units(read_progress(run)),
         grace_s=10,
-        lease_timeout_s=30,
     )
 
 

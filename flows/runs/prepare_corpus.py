@@ -22,11 +22,10 @@ from vitline.flows.catalog.lists import corpus_stats
 from vitline.flows.forms.forms import PrepareRequest
 from vitline.flows.forms.prepare_config import resolve_prepare
 from vitline.flows.runs.services import LocalProcesses, Services
-from vitline.flows.runs.stage import StageResult, run_stage, run_store
+from vitline.flows.runs.stage import StageResult, run_stage
 from vitline.infra.config import digest_of
 from vitline.infra.html.text import shortened_list
 from vitline.infra.keys import run_key
-from vitline.infra.runs.tries import finished_units
 from vitline.infra.storage import Store, open_store
 
 MERGED = "exact repetitions of other rows, or images that were there already"
@@ -114,22 +113,13 @@ def run_preparation(
             services = replace(services, cluster=cluster)
         result = run_stage(
             services,
-            run_store(services.root, key),
-            key,
+            PrepareSpec(run_key=key, root=services.root, requests=tuple(requests), small=here if own_ray else None),
             "vitline.data_prep.prepare.job",
-            PrepareSpec(
-                run_key=key,
-                root=services.root,
-                requests=tuple(requests),
-                small=here if own_ray else None,
-            ),
             title=f"prepare {', '.join(request.name for request in requests)}",
             progress=lambda: preparation_progress(corpora),
-            kept=lambda: finished_units(preparation_progress(corpora)),
             # Without corpora there was nothing new.
             output=lambda state: not state.get("corpora") or all(corpus.exists(MANIFEST_KEY) for corpus in corpora),
             grace_s=5,
-            lease_timeout_s=30,
         )
     return key, result
 

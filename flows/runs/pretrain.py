@@ -50,13 +50,11 @@ def train_model(
         )
         if "warning" in cost:
             services.observer.say(f"warning: {cost['warning']}")
-        services.observer.planned(spec.run_key, plan_rows(config, cost))
+        services.observer.table("plan", f"Plan of {spec.run_key}", ["field", "value"], plan_rows(config, cost))
     result = run_stage(
         services,
-        run,
-        spec.run_key,
-        "vitline.vit.ray_jobs.train_driver",
         spec,
+        "vitline.vit.ray_jobs.train_driver",
         title=f"{config.stage} {config.name}",
         progress=lambda: read_progress(run),
         output=lambda state: open_store(state["model"]).exists("config.json"),

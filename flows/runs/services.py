@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from vitline.flows import console
 from vitline.flows.catalog.records import Origin
@@ -43,17 +43,25 @@ class Suspended(StopRequested):
     from there once it is resumed."""
 
 
-class Observer(Protocol):
-    """Reports the progress of stages and can request a stop: a terminal, or a Prefect flow run."""
+class Observer:
+    """Reports the progress of stages and can request a stop: a terminal, or a Prefect flow run. This one does nothing."""
 
     def say(self, text: str) -> None:
         """Reports a line of text."""
 
     def stage(self, title: str) -> AbstractContextManager[Show]:
         """Shows the progress of one stage."""
+        return contextlib.nullcontext(lambda progress: None)
 
-    def planned(self, run_key: str, rows: list[list[str]]) -> None:
-        """Shows what a training will take, before it is submitted: names and texts."""
+    def table(self, key: str, description: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Shows a table; `key` tells it from others of the same stage."""
+
+    def page(self, key: str, description: str, markdown: Callable[[], str]) -> None:
+        """Shows a text in Markdown."""
+
+    def links(self, key: str, description: str, links: Mapping[str, str]) -> object:
+        """Shows a small table of links, whose texts are Markdown."""
+        return None
 
     def submitted(self, run_key: str, job_page: str, run_uri: str, mlflow_url: Callable[[], str | None]) -> None:
         """Reports where the job of a stage can be seen after it was submitted. `mlflow_url()` is None until MLflow has the run."""
@@ -69,18 +77,21 @@ class Observer(Protocol):
 
     def time_left(self) -> float | None:
         """Seconds until `check` raises StopRequested for the deadline; None without one."""
+        return None
 
     def check(self) -> None:
         """Is called every second while a job runs. Raises StopRequested to stop it."""
 
     def stop(self, error: BaseException) -> StopRequested | None:
         """The stop request for the job that an error stands for; None leaves the job running."""
+        return error if isinstance(error, StopRequested) else None
 
     def part(self, name: str, title: str, request: dict[str, Any], body: Callable[[], T]) -> T:
         """Runs one part of a pipeline, in Prefect as a subflow."""
+        return body()
 
 
-class ConsoleObserver:
+class ConsoleObserver(Observer):
     """Observer for a command in a shell: Ctrl-C, SIGTERM and SIGHUP stop the job with a checkpoint."""
 
     def say(self, text: str) -> None:
@@ -89,34 +100,16 @@ class ConsoleObserver:
     def stage(self, title: str) -> AbstractContextManager[Show]:
         return console.progress(title)
 
-    def planned(self, run_key: str, rows: list[list[str]]) -> None:
-        return None  # `vitline pretrain run --plan` shows it
-
-    def outline(self, title: str, parts: Sequence[str], links: Mapping[str, Callable[[], str | None]]) -> None:
-        return None
-
-    def report(self, what: str, where: Callable[[], str | None]) -> None:
-        return None
-
     def submitted(self, run_key: str, job_page: str, run_uri: str, mlflow_url: Callable[[], str | None]) -> None:
         log.debug("run=%s job=%s uri=%s", run_key, job_page, run_uri)
 
     def failed(self, run_key: str, reason: str, log_tail: str) -> None:
         console.say(f"The last lines of the log of {run_key}:\n" + "\n".join(log_tail.splitlines()[-LOG_LINES:]))
 
-    def time_left(self) -> float | None:
-        return None
-
-    def check(self) -> None:
-        return None
-
     def stop(self, error: BaseException) -> StopRequested | None:
         if isinstance(error, KeyboardInterrupt):
             return StopRequested("preempted", f"stopped by {str(error) or 'Ctrl-C'}")
-        return error if isinstance(error, StopRequested) else None
-
-    def part(self, name: str, title: str, request: dict[str, Any], body: Callable[[], T]) -> T:
-        return body()
+        return super().stop(error)
 
 
 class Cluster:

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-
-from pydantic import BaseModel
+from typing import Any, Protocol
 
 from vitline.flows.catalog.records import AttemptRecord, Origin, attempt_records
 from vitline.flows.runs.services import Services, StopRequested
@@ -36,7 +35,7 @@ from vitline.infra.runs.run_state import (
     request_stop,
     write_reconciled_state,
 )
-from vitline.infra.runs.tries import MAX_WITHOUT_PROGRESS, TriesWithoutProgress
+from vitline.infra.runs.tries import MAX_WITHOUT_PROGRESS, TriesWithoutProgress, finished_units
 from vitline.infra.settings import Settings
 from vitline.infra.storage import Store, open_store, probe_conditional_writes
 
@@ -84,6 +83,15 @@ class StageResult:
     wall_s: float
 
 
+class StageSpec(Protocol):
+    """The config of a job, with the key of its run."""
+
+    @property
+    def run_key(self) -> str: ...
+
+    def model_dump(self, *, mode: str) -> dict[str, Any]: ...
+
+
 def run_store(root: str, key: str) -> Store:
     """The folder of a run."""
     return open_store(root).child(f"runs/{key}")
@@ -91,31 +99,31 @@ def run_store(root: str, key: str) -> Store:
 
 def run_stage(
     services: Services,
-    run: Store,
-    key: str,
+    spec: StageSpec,
     module: str,
-    config: BaseModel,
     *,
     title: str,
     progress: Callable[[], RunProgress | None],
     output: Callable[[RunStateRecord], bool] = lambda state: True,
     paused: Callable[[RunStateRecord], bool] = lambda state: False,
-    kept: Callable[[], Mapping[str, int]] = dict,
+    kept: Callable[[], Mapping[str, int]] | None = None,
     grace_s: float,
-    lease_timeout_s: float,
+    lease_timeout_s: float = 30.0,
     env: dict[str, str] | None = None,
 ) -> StageResult:
-    """Brings a run to its end: returns at once if it is finished, else starts the next attempt and follows its job.
+    """Brings the run of a spec to its end: returns at once if it is finished, else starts the next attempt and follows its job.
 
-    `config` is written as the run's config.json once the lease is taken: only the holder of the lease writes there.
+    `spec` is written as the run's config.json once the lease is taken: only the holder of the lease writes there.
     `output(state)` says whether the output of a finished run still exists; if not, the run is done again. `paused(state)` says whether
     a paused run has reached the target step of this call. `progress()` is
     what the observer shows. After a preempted attempt or a lost cluster the next attempt starts, until
-    MAX_WITHOUT_PROGRESS in a row have brought no progress (`kept`: see `TriesWithoutProgress`). A living attempt whose
+    MAX_WITHOUT_PROGRESS in a row have brought no progress (`kept`: see `TriesWithoutProgress`; by default the finished units of
+    `progress()`). A living attempt whose
     flow process is gone is adopted and followed from here on. Raises Skipped if another process follows a living attempt,
     StageFailed for every other end, and any error that interrupts the following.
     """
-    started = time.monotonic()
+    started, key = time.monotonic(), spec.run_key
+    run = run_store(services.root, key)
 
     def finished() -> RunStateRecord | None:
         state = read_state(run)
@@ -131,18 +139,23 @@ def run_stage(
     if (state := finished()) is not None:
         return result(state, True)
     probe_conditional_writes(run)
-    without_progress = TriesWithoutProgress(kept)
+    without_progress = TriesWithoutProgress(kept or (lambda: finished_units(progress())))
     while True:
         try:
             lease = acquire_or_skip(services, run, key, lease_timeout_s, lambda job: job_state(services, run, job))
             if (state := finished()) is not None:  # the attempt that held the lease has finished meanwhile
                 return result(state, True)
-            run.write_json("config.json", config.model_dump(mode="json"))
-            stale = progress()  # of an earlier attempt; must not be shown as progress of this one
+            run.write_json("config.json", spec.model_dump(mode="json"))
+            stale = progress()
             submit(services, run, lease, module, {"RAY_JOB_STOP_WAIT_TIME_S": str(int(grace_s) + 1), **(env or {})})
         except Skipped as skipped:
             lease, stale = adopt(services, run, skipped), None
-        job = follow_unless_lost(services, run, lease, title, without_stale_progress(progress, stale), grace_s)
+        try:
+            job = follow(services, run, lease, title, progress, stale, grace_s)
+        except JobLost as lost:  # with its cluster; the next job starts or joins one again
+            services.observer.say(str(lost))
+            services.cluster.restart()
+            job = None
         if (state := finished()) is not None:
             return result(state, False)
         if not (
@@ -309,41 +322,36 @@ def job_state(services: Services, run: Store, job_id: str) -> str | None:
     return "failed" if ended else None
 
 
-def without_stale_progress(
-    progress: Callable[[], RunProgress | None], stale: RunProgress | None
-) -> Callable[[], RunProgress | None]:
-    """`progress`, but None as long as it is the `stale` progress of an earlier attempt."""
-
-    def latest() -> RunProgress | None:
-        now = progress()
-        return None if now == stale else now
-
-    return latest
-
-
 def follow(
-    services: Services, run: Store, lease: Lease, title: str, progress: Callable[[], RunProgress | None], grace_s: float
+    services: Services,
+    run: Store,
+    lease: Lease,
+    title: str,
+    progress: Callable[[], RunProgress | None],
+    stale: RunProgress | None,
+    grace_s: float,
 ) -> Job:
-    """Follows a job and returns it once it has ended. On an error, stops the job first if the observer requests it."""
+    """Follows a job and returns it once it has ended. On an error, stops the job first if the observer requests it. `stale` is the
+    progress of an earlier attempt, which is not shown."""
     started, waits = time.monotonic(), ""
     next_look, errors = started + LOOK_S, WorkerErrors(run, lease.attempt)
     with services.observer.stage(title) as show:
 
         def on_poll(job: Job) -> None:
             nonlocal next_look, waits
-            now = progress()
+            now = None if (found := progress()) == stale else found
             if now is not None:
                 waits = ""
             elif time.monotonic() > next_look:
-                found, next_look = why_no_progress(services, run, lease), time.monotonic() + LOOK_S
-                if found in (NO_OTHER_JOB, NO_STEP_YET) and time.monotonic() < started + ALONE_S:
-                    found = ""
-                elif found not in (waits, NO_STEP_YET):
-                    alone = found.startswith(NO_OTHER_JOB)
+                why, next_look = why_no_progress(services, run, lease), time.monotonic() + LOOK_S
+                if why in (NO_OTHER_JOB, NO_STEP_YET) and time.monotonic() < started + ALONE_S:
+                    why = ""
+                elif why not in (waits, NO_STEP_YET):
+                    alone = why.startswith(NO_OTHER_JOB)
                     services.observer.say(
-                        f"{title} {'is starting, or waits for room' if alone else 'has not started'}; {found}"
+                        f"{title} {'is starting, or waits for room' if alone else 'has not started'}; {why}"
                     )
-                waits = found
+                waits = why
             for line in errors.news():
                 services.observer.say(f"{lease.run_key}: {line}")
             show({"waits": waits} if waits else now)
@@ -358,18 +366,6 @@ def follow(
             if stop is not None:
                 stop_attempt(services, run, lease, stop.reason, by=str(stop), grace_s=grace_s)
             raise
-
-
-def follow_unless_lost(
-    services: Services, run: Store, lease: Lease, title: str, progress: Callable[[], RunProgress | None], grace_s: float
-) -> Job | None:
-    """`follow`, but None if the cluster was lost together with the job; the next job starts or joins one again."""
-    try:
-        return follow(services, run, lease, title, progress, grace_s)
-    except JobLost as lost:
-        services.observer.say(str(lost))
-        services.cluster.restart()
-        return None
 
 
 def hit_foreign_deadline(services: Services, run: Store, lease: Lease) -> bool:

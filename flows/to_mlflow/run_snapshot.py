@@ -86,6 +86,11 @@ class RunView:
     """Lines of the description, in Markdown."""
     children: Sequence[Child] = ()
 
+    def drop_empty(self) -> None:
+        """Leaves out tags and params without a value."""
+        self.tags = {name: str(value) for name, value in self.tags.items() if value not in (None, "")}
+        self.params = {name: value for name, value in self.params.items() if value is not None}
+
     @property
     def name(self) -> str:
         """Name in MLflow's lists: the name that a person typed, the run key, and the seed."""

@@ -37,15 +37,7 @@ from vitline.vit.run.branch import branches_of
 from vitline.vit.run.run_spec import MIXTURE_KEY, StartRecord, read_progress, read_starts
 
 TRAIN_PARAMS = [
-    "model.architecture",
-    "model.stages",
-    "model.width_factor",
-    "model.embed_dim",
-    "model.depth",
-    "model.num_heads",
-    "model.mlp_dim",
-    "model.patch_size_px",
-    "model.image_size_px",
+    *(f"model.{name}" for name in MODEL_PARAMS),
     "model.pool",
     "model.pos_embed",
     "model.stochastic_depth_rate",
@@ -112,8 +104,7 @@ def stage_snapshot(root: Store, key: str) -> RunView | None:
         show_prediction(snapshot, config, state)
     else:
         show_evaluation(snapshot, root, config, state)
-    snapshot.tags = {name: str(value) for name, value in snapshot.tags.items() if value not in (None, "")}
-    snapshot.params = {name: value for name, value in snapshot.params.items() if value is not None}
+    snapshot.drop_empty()
     return snapshot
 
 
@@ -398,8 +389,7 @@ def pipeline_snapshot(root: Store, key: str) -> tuple[RunView, PipelineRecord]:
         if open_store(folder).exists(name):
             snapshot.files["report.html"] = open_store(folder).read(name)
         snapshot.facts += [f"**Report:** `{record.report}`, and `report.html` among the artifacts"]
-    snapshot.tags = {name: str(value) for name, value in snapshot.tags.items() if value not in (None, "")}
-    snapshot.params = {name: value for name, value in snapshot.params.items() if value is not None}
+    snapshot.drop_empty()
     return snapshot, record
 
 

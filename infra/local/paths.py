@@ -1,6 +1,7 @@
 """The folders of this machine for logs; folders and files that only their user can read."""
 
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -20,6 +21,13 @@ def local_dir(settings: Settings) -> Path:
 def log_dir(settings: Settings) -> Path:
     """The folder of all logs: of Ray, jobs and services. Only its user can read it."""
     return make_private(local_dir(settings) / "logs")
+
+
+def free_disk(settings: Settings) -> tuple[str, int]:
+    """The folder that vitline uses on this machine, or the first above it that exists, and the free bytes of its disk."""
+    where = local_dir(settings)
+    existing = next(path for path in (where, *where.parents) if path.exists())
+    return str(existing), shutil.disk_usage(existing).free
 
 
 def make_private(path: Path) -> Path:

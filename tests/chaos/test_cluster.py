@@ -86,10 +86,8 @@ def followed(
 
     run_stage(
         services,
-        run,
-        spec.run_key,
-        "tests.chaos.ray_driver",
         spec,
+        "tests.chaos.ray_driver",
         title=name,
         progress=progress,
         grace_s=config.execution.grace_s,

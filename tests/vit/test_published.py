@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from vitline.data_prep.decode import DecodePolicy
-from vitline.flows.cli.training import describe_model
+from vitline.flows.cli.groups.model import describe_model
 from vitline.flows.forms.finetune_config import resolve_finetune
 from vitline.flows.forms.forms import FinetuneRequest
 from vitline.infra.config import replace

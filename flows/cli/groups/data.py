@@ -19,13 +19,8 @@ Corpora = Annotated[
         metavar="NAME...",
     ),
 ]
-ClassMap = Annotated[str, typer.Option(help=PretrainRequest.model_fields["class_map"].description)]
-Set = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", help="Any other setting of the training, as in `--set recipe.optim.peak_lr=3e-4`. Repeatable."
-    ),
-]
+_WITHOUT = PretrainRequest.model_fields.keys() - {"class_map", "overrides"}
+"""What decides how a training reads its corpus are the class map, the recipe and overrides."""
 _SUFFIXES = {"": 1, "k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
 
 
@@ -144,13 +139,12 @@ def data_verify(
     verify_and_show(settings(root), name, pixels=pixels, as_json=json)
 
 
-@app.command("preview")
+@form_command(app, "preview", PretrainRequest, without=_WITHOUT)
 def data_preview(
+    fields: dict[str, Any],
     names: Corpora,
     recipe: Recipe,
     out: Annotated[Path, typer.Option(help="The HTML page to write.")] = Path("preview.html"),
-    class_map: ClassMap = "names",
-    set_: Set = None,
     examples: Annotated[int, typer.Option(min=1, max=100, help="Number of examples.")] = 6,
     views: Annotated[int, typer.Option(min=1, max=20, help="Augmented views per example.")] = 3,
     mixed: Annotated[int, typer.Option(min=0, max=100, help="Number of MixUp and CutMix pairs.")] = 6,
@@ -164,15 +158,14 @@ def data_preview(
     """
     from vitline.flows.cli.training import requested_training
     from vitline.flows.cli.training_input import write_views
-    from vitline.flows.forms.overrides import parse_overrides
 
-    fields = {"class_map": class_map, "overrides": parse_overrides(set_ or [])}
     training = requested_training(settings(root).root, names, recipe, fields)
     write_views(training, recipe, out, examples=examples, views=views, mixed=mixed, as_json=json)
 
 
-@app.command("bench")
+@form_command(app, "bench", PretrainRequest, without=_WITHOUT)
 def data_bench(
+    fields: dict[str, Any],
     names: Corpora,
     recipe: Recipe,
     gpu: Annotated[str, typer.Option(help="The GPU to feed: `H200`, `A100`, ...")] = GPU,
@@ -190,8 +183,6 @@ def data_bench(
     seconds: Annotated[
         float, typer.Option(min=0.1, help="Seconds to measure reading alone, then again to measure the whole pipeline.")
     ] = 10.0,
-    class_map: ClassMap = "names",
-    set_: Set = None,
     root: Root = None,
     json: Json = False,
 ) -> None:
@@ -202,8 +193,6 @@ def data_bench(
     """
     from vitline.flows.cli.training import requested_training
     from vitline.flows.cli.training_input import show_bench
-    from vitline.flows.forms.overrides import parse_overrides
 
-    fields = {"class_map": class_map, "overrides": parse_overrides(set_ or [])}
     training = requested_training(settings(root).root, names, recipe, fields)
     show_bench(training, gpu=gpu, mfu=mfu, images_per_s=images_per_s, workers=workers, seconds=seconds, as_json=json)

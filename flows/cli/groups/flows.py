@@ -1,5 +1,6 @@
 """`vitline flows`: deployments in Prefect."""
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -52,7 +53,7 @@ def flows_deploy(
     done = register(settings(root), nightly_active=nightly, pool=pool, job_variables=variables)
     alerts = create_alerts(notify)
     if json:
-        console.emit({"deployments": [deployment.row for deployment in done], "alerts": alerts._asdict()})
+        console.emit({"deployments": [asdict(deployment) for deployment in done], "alerts": alerts._asdict()})
     else:
         for text in [*registration_lines(done), *alert_lines(alerts, notify)]:
             console.print_result(text)

@@ -78,7 +78,6 @@ def model_show(
     Example: `vitline model show b16 --image-size 384`
     """
     from vitline.flows.catalog.lists import find_model, list_models
-    from vitline.flows.cli.training import describe_model
     from vitline.vit.models.config import network_config
     from vitline.vit.models.variants import is_variant, network_variant
 
@@ -94,9 +93,8 @@ def model_show(
             raise ValueError(
                 f"{name} is not a variant: --num-classes and --image-size do not apply to a published model. Omit them."
             )
-        shown = dict(describe_model(find_model(where, name)))
+        shown = describe_model(find_model(where, name))
         config, classes = network_config(shown["model"]), shown["classes"]
-        shown |= {"network": config.summary, "memory_bytes": memory_bytes(shown["parameters"])}
     if tensors:
         from vitline.vit.models.build import meta_network
 
@@ -316,6 +314,28 @@ def sizes(config: Any, num_classes: int) -> dict[str, Any]:
 
     count = sum(p.numel() for p in meta_network(config, num_classes).parameters())
     return size_fields(config, count, forward_flops(config, num_classes))
+
+
+def describe_model(uri: str) -> dict[str, Any]:
+    """Facts about a published model: sizes, FLOPs, image contract, provenance."""
+    from vitline.infra.storage import open_store
+    from vitline.vit.models.flops import forward_flops
+    from vitline.vit.published.model_record import network_of, published_record, read_contract
+
+    store = open_store(uri)
+    config = published_record(store)
+    network, classes = network_of(store, config), config["num_classes"]
+    weights_bytes = sum(piece["end"] - piece["start"] for piece in config["tensors"])
+    return {
+        "uri": store.uri,
+        "digest": config["digest"],
+        "model": config["model"],
+        "classes": classes,
+        "weights_bytes": weights_bytes,
+        **size_fields(network, weights_bytes // 4, forward_flops(network, classes)),
+        "image_contract": read_contract(store, config),
+        "provenance": config["provenance"],
+    }
 
 
 def size_fields(config: Any, parameters: int, forward_flops: int) -> dict[str, Any]:

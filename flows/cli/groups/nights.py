@@ -88,7 +88,7 @@ def print_night(night: "NightRecord") -> None:
             show_table(title(against), COLUMNS, difference_rows(against))
         for line in notes(against):
             console.print_result(line)
-        if rows := change_rows(against):
+        if rows := change_rows(against.changes):
             show_table("Changed", ["", "there", "here"], rows)
     if text := footnote(night):
         console.print_result(text.replace("`", ""))

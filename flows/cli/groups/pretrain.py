@@ -72,7 +72,7 @@ def pretrain_run(
 
     Example: `vitline pretrain run --corpus birds --recipe vit-s16-i21k --plan --gpu H100 --gpu-hour-price 2.5`
     """
-    from vitline.flows.cli.training import requested_training, show_plan, train_and_show
+    from vitline.flows.cli.training import requested_training, show_plan, train_or_plan
     from vitline.flows.plans.training_plan import training_plan
 
     chosen = settings(root)
@@ -81,7 +81,7 @@ def pretrain_run(
         found = training_plan(training, gpu=gpu, mfu=mfu, gpu_hour_price=gpu_hour_price)
         show_plan(found, training, recipe, json)
     else:
-        train_and_show(chosen, training, as_json=json)
+        train_or_plan(chosen, training, plan=False, as_json=json)
 
 
 @form_command(

@@ -7,7 +7,7 @@ from vitline.flows.nights.judge import short_name
 from vitline.flows.nights.night_record import last_told
 from vitline.flows.nights.trend.trend import KINDS, NightPoint, Series, row_id, trend_plot
 from vitline.infra.html.page import render
-from vitline.infra.html.text import duration
+from vitline.infra.html.text import duration, percent
 from vitline.infra.night import night_text
 
 
@@ -46,7 +46,7 @@ def _tasks(series: Series) -> list[str]:
 
 def _row(point: NightPoint, tasks: Sequence[str]) -> dict[str, object]:
     def accuracy(value: float | None) -> str:
-        return "" if value is None else f"{100 * value:.1f} %"
+        return "" if value is None else percent(value)
 
     return {
         "id": row_id(point.night),

@@ -4,7 +4,6 @@ Prefect shows what failed. These three fail nothing, so `reconcile` looks for th
 """
 
 import logging
-import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, NamedTuple
@@ -14,7 +13,7 @@ from pydantic import Field, ValidationError
 from vitline.flows.catalog.run_status import progress_of
 from vitline.flows.ops.schedule_checks import schedule_problems
 from vitline.infra.config import FrozenConfig
-from vitline.infra.local.paths import local_dir
+from vitline.infra.local.paths import free_disk
 from vitline.infra.ray_jobs import Job
 from vitline.infra.records import UnreadableRecord
 from vitline.infra.settings import Settings
@@ -127,10 +126,3 @@ def disk_nearly_full(settings: Settings, min_free_bytes: float) -> Iterator[Prob
     if free < min_free_bytes:
         text = f"{free / 1e9:.1f} GB are left on the disk of {folder}; `vitline ops collect-garbage` lists what can go."
         yield Problem("disk", folder, text)
-
-
-def free_disk(settings: Settings) -> tuple[str, int]:
-    """The folder that vitline uses on this machine, or the first above it that exists, and the free bytes of its disk."""
-    where = local_dir(settings)
-    existing = next(path for path in (where, *where.parents) if path.exists())
-    return str(existing), shutil.disk_usage(existing).free

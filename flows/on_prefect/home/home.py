@@ -10,6 +10,7 @@ from vitline.flows.nights.from_records import known_nights
 from vitline.flows.nights.night_record import NightRecord, last_told, read_champion
 from vitline.flows.nights.trend.trend import night_point
 from vitline.infra.html.tables import markdown
+from vitline.infra.html.text import percent
 from vitline.infra.night import night_text
 from vitline.infra.records import UnreadableRecord
 from vitline.infra.storage import Store
@@ -28,36 +29,30 @@ class Upcoming(NamedTuple):
     page: str
 
 
-class SeriesOfNights(NamedTuple):
-    """The last nights of one name, newest first."""
-
-    name: str
-    nights: Sequence[NightRecord]
-
-
 def home_markdown(root: Store, problems: Iterable[str], upcoming: Sequence[Upcoming], disk: str) -> str:
     """The whole page. `problems` are sentences; `disk` says how much is left of which disk."""
-    every = list(last_nights(root))
-    attention = [*problems, *(line for series in every for line in series_attention(series))]
+    every = last_nights(root)
+    attention = [*problems, *(line for nights in every.values() for line in series_attention(nights))]
     parts = [
         f"As of {datetime.now(UTC):%Y-%m-%d %H:%M} UTC; `reconcile` writes this page every 15 minutes. {disk}",
         "## Needs a person\n\n" + ("\n".join(f"- {line}" for line in attention) or "Nothing."),
         "## At work\n\n" + at_work(root),
-        *(series_markdown(root, series) for series in every),
+        *(series_markdown(root, name, nights) for name, nights in every.items()),
         "## Starts next\n\n" + upcoming_markdown(upcoming),
     ]
     return "\n\n".join(parts)
 
 
-def last_nights(root: Store) -> Iterable[SeriesOfNights]:
+def last_nights(root: Store) -> dict[str, list[NightRecord]]:
+    """The last nights of each series by its name, newest first."""
     every = known_nights(root, lambda unreadable: None, NIGHTS_SHOWN)  # `vitline nights ls` says what cannot be read
-    for name in sorted({night.name for night in every}):
-        yield SeriesOfNights(name, [night for night in every if night.name == name][:NIGHTS_SHOWN])
+    names = sorted({night.name for night in every})
+    return {name: [night for night in every if night.name == name][:NIGHTS_SHOWN] for name in names}
 
 
-def series_attention(series: SeriesOfNights) -> Iterable[str]:
+def series_attention(nights: Sequence[NightRecord]) -> Iterable[str]:
     """The last night of a series that says something, if somebody has to act on it."""
-    if (night := last_told(series.nights)) is None:
+    if (night := last_told(nights)) is None:
         return
     which = link(f"{night.name}, night of {night_text(night.night)}", night.origin.flow_run_url)
     verdict = night.verdict
@@ -67,23 +62,23 @@ def series_attention(series: SeriesOfNights) -> Iterable[str]:
         yield f"{which}: {night.gate.reason}"
 
 
-def series_markdown(root: Store, series: SeriesOfNights) -> str:
+def series_markdown(root: Store, name: str, nights: Sequence[NightRecord]) -> str:
     champion = "no champion yet"
     try:
-        if (record := read_champion(root, series.name)) is not None:
+        if (record := read_champion(root, name)) is not None:
             champion = f"champion `{record.pipeline}` ({record.reason})"
     except UnreadableRecord as unreadable:
         champion = str(unreadable)
-    newest = last_told(series.nights) or series.nights[0]
+    newest = last_told(nights) or nights[0]
     rows = []
-    for night in series.nights:
+    for night in nights:
         point = night_point(root, night, {})
-        mean = "" if point.mean is None else f"{100 * point.mean:.1f} %"
+        mean = "" if point.mean is None else percent(point.mean)
         word = MARKS.get(point.word, point.word)
         rows.append([link(night_text(night.night), night.origin.flow_run_url), word, mean, night.outcome])
     return "\n\n".join(
         [
-            f"## Nights of {series.name}",
+            f"## Nights of {name}",
             f"**{newest.sentence}**",
             f"{champion[0].upper()}{champion[1:]}.",
             markdown(("night", "verdict", "mean over tasks", "ended as"), rows),

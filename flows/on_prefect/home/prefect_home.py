@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from prefect.client.orchestration import SyncPrefectClient
 
-from vitline.flows.on_prefect.alerts.problems import free_disk
 from vitline.flows.on_prefect.home.address import find_home
 from vitline.flows.on_prefect.home.home import Upcoming, home_markdown
 from vitline.flows.on_prefect.prefect_observer import client
 from vitline.flows.on_prefect.registered import next_runs
 from vitline.flows.ops.prefect_http import pages_url
+from vitline.infra.local.paths import free_disk
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
 

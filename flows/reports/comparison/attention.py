@@ -46,10 +46,8 @@ def attention_beside(root: Store, records: Sequence[PipelineRecord]) -> list[Bes
 
 
 def _figure(root: Store, record: PipelineRecord, name: str) -> Figure | None:
-    stage = record.first_stages.get("pretrain")
-    if stage is None or stage.run_key is None:
+    if (run := record.training(root)) is None:
         return None
-    run = root.child(f"runs/{stage.run_key}")
     key = next((key for key in (read_state(run) or NO_STATE).get("inspection", ()) if key.endswith(f"/{name}")), None)
     if key is None:
         return None

@@ -12,7 +12,7 @@ import numpy as np
 from vitline.data_prep.shard_format import Manifest, load_class_names
 from vitline.flows.catalog.records import PipelineRecord
 from vitline.flows.nights.compare import MEAN, Difference, Differences, compare
-from vitline.flows.nights.from_records import earlier_nights, read_predictions, scores_of, scores_of_models
+from vitline.flows.nights.from_records import earlier_scores, read_predictions, scores_of, scores_of_models
 from vitline.flows.nights.judge import FALSE_POSITIVE_RATE, changes, short_name
 from vitline.flows.nights.night_scores import NightScores
 from vitline.flows.reports.comparison.corpora import CorporaByDigest
@@ -77,20 +77,10 @@ def compare_with_first(root: Store, records: Sequence[PipelineRecord]) -> tuple[
         if ours is None or first is None:
             others.append(Other(record.key, None, {}))
             continue
-        earlier = noise_of(root, record)
+        earlier = earlier_scores(root, record.name, record.night) if record.night else []
         compared = compare(ours, first, earlier, level=FALSE_POSITIVE_RATE / (len(records) - 1), wanted=0.0)
         others.append(Other(record.key, compared, changes(first.facts, ours.facts)))
     return scores, others
-
-
-def noise_of(root: Store, record: PipelineRecord) -> list[NightScores]:
-    """Earlier nights of the same series, which tell the noise of seeds; none for a pipeline that was no night."""
-    if record.night is None:
-        return []
-    found = (
-        scores_of(root, night, predictions=False) for night in earlier_nights(root, record.name, record.night)[-30:]
-    )
-    return [one for one in found if one is not None]
 
 
 def task_pictures(root: Store, corpora: CorporaByDigest, records: Sequence[PipelineRecord]) -> list[TaskPictures]:

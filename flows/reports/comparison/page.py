@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from vitline.flows.catalog.records import PipelineRecord
 from vitline.flows.nights.compare import MEAN
 from vitline.flows.nights.judge import short_name
+from vitline.flows.nights.night_page import change_rows, notes
 from vitline.flows.nights.night_scores import NightScores
 from vitline.flows.reports.comparison.attention import attention_beside
 from vitline.flows.reports.comparison.comparison import (
@@ -20,7 +21,7 @@ from vitline.flows.reports.comparison.corpora import corpora_by_digest, corpus_c
 from vitline.flows.reports.comparison.curves import curves
 from vitline.flows.reports.comparison.vtab_bars import vtab_bars
 from vitline.infra.html.page import render
-from vitline.infra.html.text import cell, duration, points
+from vitline.infra.html.text import duration, points
 from vitline.infra.storage import Store
 
 
@@ -45,7 +46,7 @@ def render_comparison(root: Store, records: Sequence[PipelineRecord]) -> str:
         others=[
             {
                 "key": other.key,
-                "changed": _changed_rows(other),
+                "changed": change_rows(other.changed),
                 "corpora": list(corpus_changes(corpora, records[0], record)),
             }
             for other, record in zip(others, records[1:], strict=True)
@@ -93,21 +94,8 @@ def _value(tasks: Sequence[str], one: NightScores) -> float | None:
 def _sentences(other: Other) -> list[str]:
     if other.compared is None:
         return [f"{other.key} cannot be compared: one of both has no scores."]
-    found = []
-    if other.compared.identical:
-        found.append(f"{other.key} has the same models, bit for bit.")
-    elif other.compared.noise_of:
-        found.append(f"Noise of seeds for {other.key} from {other.compared.noise_of}.")
-    for names, whose in ((other.compared.only_ours, other.key), (other.compared.only_theirs, "the first")):
-        if names:
-            found.append(
-                f"Only {whose} has scores on {', '.join(map(short_name, names))}; the difference of the mean leaves them out."
-            )
-    return found
-
-
-def _changed_rows(other: Other) -> list[list[str]]:
-    return [[name, *map(cell, pair)] for name, pair in other.changed.items()]
+    identical = [f"{other.key} has the same models, bit for bit."] if other.compared.identical else []
+    return identical + [f"{other.key}: {line}" for line in notes(other.compared, other.key, "the first")]
 
 
 def _time_rows(records: Sequence[PipelineRecord]) -> list[list[str]]:

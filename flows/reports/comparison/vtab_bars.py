@@ -33,8 +33,8 @@ def published_beside(architectures: set[str | None]) -> list[PublishedRow]:
 
 def architecture(root: Store, record: PipelineRecord) -> str | None:
     """The network of a pipeline as the paper names it; None without one on record."""
-    stage = record.first_stages.get("pretrain")
-    config = root.child(f"runs/{stage.run_key}").read_json_or_none("config.json") if stage else None
+    run = record.training(root)
+    config = run.read_json_or_none("config.json") if run else None
     try:
         return architecture_of(network_config(config["config"]["recipe"]["model"])) if config else None
     except (KeyError, ValueError):  # of a later version, or of none that is known

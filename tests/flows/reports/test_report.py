@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitline.flows.catalog.records import StageRecord
-from vitline.flows.reports.report import ReportPage, render, score_rows, stage_time, standard_error
+from vitline.flows.reports.report import render, score_rows, stage_time, standard_error
 from vitline.infra.html.plots import line_plot, ticks
 from vitline.vit.evaluation.evaluate import Score
 
@@ -53,7 +53,7 @@ def page(**changes):
         "inputs_png": b"\x89PNG",
         "notes": ("A note.",),
     }
-    return ReportPage(**{**fields, **changes})
+    return render(**{**fields, **changes})
 
 
 class Elements(HTMLParser):
@@ -81,7 +81,7 @@ class Elements(HTMLParser):
 
 
 def test_the_page_has_no_external_references():
-    text = render(page())
+    text = page()
     elements = Elements(text)
     assert not re.search(r"https?:|//[a-z]+\.|@import|url\(", text.replace("file:///", ""))
     assert {tag for tag, _ in elements.found}.isdisjoint({"script", "link", "iframe"})
@@ -98,14 +98,14 @@ def test_names_are_shown_literally_and_never_executed():
         plots=[line_plot(NASTY, NASTY, {NASTY: [(0, 1.0)], "b": [(1, 2.0)]})],
         notes=(NASTY,),
     )
-    elements = Elements(render(nasty))
+    elements = Elements(nasty)
     assert {"script", "b"}.isdisjoint(tag for tag, _ in elements.found)
     # Title twice, lead, note, 3 cells of the stage, its score, 2 settings, caption, axis and legend of the plot.
     assert elements.text.count(NASTY) == 13
 
 
 def test_a_page_without_scores_plots_or_images_is_valid():
-    elements = Elements(render(page(scores=[], plots=[], inputs_png=None, notes=())))
+    elements = Elements(page(scores=[], plots=[], inputs_png=None, notes=()))
     assert "Scores" not in elements.text
     assert "12" in elements.text
 
@@ -127,7 +127,7 @@ def test_a_row_compares_a_model_with_its_control_and_with_chance():
 
 
 def test_the_chosen_setting_is_marked_once_per_init():
-    elements = Elements(render(page()))
+    elements = Elements(page())
     assert elements.text.count("lr 0.1, 100 steps") == 2
     assert len(re.findall("75.0 %chosen", elements.text)) == 2
     assert "50.0 %chosen" not in elements.text

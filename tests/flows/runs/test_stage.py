@@ -14,7 +14,7 @@ from vitline.flows.runs import services, stage, worker_errors
 from vitline.flows.runs.services import Cluster, ConsoleObserver, Services, StopRequested
 from vitline.flows.runs.stage import StageFailed, run_stage
 from vitline.flows.to_mlflow.child import SenderChild
-from vitline.infra.config import replace
+from vitline.infra.config import FrozenConfig, replace
 from vitline.infra.provenance import compared_versions
 from vitline.infra.ray_jobs import Job, JobLost, JobServerAway
 from vitline.infra.runs import liveness
@@ -23,7 +23,6 @@ from vitline.infra.runs.lease import LeaseHolder, acquire_lease, job_id_of, read
 from vitline.infra.runs.run_state import OUTCOMES, read_state, read_stop, request_stop, write_state
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
-from vitline.vit.models.config import ViTConfig
 
 KEY = "birds-0123456789ab"
 
@@ -94,6 +93,14 @@ def _quick(monkeypatch):
     monkeypatch.setattr(stage, "LIVING_S", 0.1)
 
 
+def root_of(run):
+    return run.uri.removesuffix(f"/runs/{KEY}")
+
+
+class Spec(FrozenConfig):
+    run_key: str = KEY
+
+
 def run_with_script(
     run,
     cluster,
@@ -104,14 +111,12 @@ def run_with_script(
     progress=lambda: None,
     kept=dict,
 ):
-    settings = Settings(root=run.uri, mlflow_tracking_uri=None)
+    settings = Settings(root=root_of(run), mlflow_tracking_uri=None)
     messages = cluster.messages if cluster else []
     return run_stage(
         Services(settings, cluster, FakeObserver(messages, check), SenderChild(settings, Path())),
-        run,
-        KEY,
+        Spec(),
         "vitline.vit.ray_jobs.train_driver",
-        ViTConfig(),
         title="birds",
         progress=progress,
         output=output,
@@ -153,7 +158,7 @@ def test_a_job_names_its_run_and_attempt_and_has_a_stop_timeout(run):
     ]
     assert json.loads(job.env.pop("VITLINE_SUBMITTED_FROM")) == compared_versions()
     assert job.env == {"RAY_JOB_STOP_WAIT_TIME_S": "11", "RAY_TRAIN_X": "1"}
-    ours = {"run_key": KEY, "lease": job.metadata["lease"], "root": run.uri, "trigger": "command"}
+    ours = {"run_key": KEY, "lease": job.metadata["lease"], "root": root_of(run), "trigger": "command"}
     assert job.metadata == ours
     (attempt,) = attempt_records(run)
     assert (attempt.job_id, attempt.attempt, attempt.ray_address) == (job.id, 1, "http://cluster")
@@ -271,9 +276,9 @@ def test_an_attempt_with_a_moving_heartbeat_is_skipped_long_before_the_lease_tim
 def test_work_whose_heartbeat_is_old_by_the_clock_but_moves_is_not_taken_over(run, monkeypatch):
     """This machine's clock is an hour ahead, or all its processes were suspended for an hour and go on now."""
     monkeypatch.setattr(liveness, "FLOW_LEASE_S", 0.6)  # a heartbeat every 0.1 s
-    services = Services(Settings(root=run.uri), ScriptedCluster(run), FakeObserver([]), None)
+    services = Services(Settings(root=root_of(run)), ScriptedCluster(run), FakeObserver([]), None)
     with stage.exclusively(services, "night") as holder:
-        lease_file = open_store(run.uri).child("leases/night")
+        lease_file = open_store(root_of(run)).child("leases/night")
         lease_file.write_json("lease.json", {**holder.check().model_dump(), "heartbeat": time.time() - 3600})
         with pytest.raises(stage.Skipped, match="is still running"), stage.exclusively(services, "night"):
             pass
@@ -293,7 +298,7 @@ def test_a_resumed_flow_run_waits_for_its_process_from_before_the_suspension(run
     """That process is still writing its checkpoint and renews its heartbeat. No other flow run is active."""
     cluster, page = ScriptedCluster(run), "http://prefect/runs/1"
     services = Services(
-        Settings(root=run.uri), cluster, FakeObserver([]), None, Origin(flow_run_id="1", flow_run_url=page)
+        Settings(root=root_of(run)), cluster, FakeObserver([]), None, Origin(flow_run_id="1", flow_run_url=page)
     )  # fmt: skip
     monkeypatch.setattr(liveness, "FLOW_LEASE_S", 0.6)  # a heartbeat every 0.1 s
     before = contextlib.ExitStack()
@@ -331,13 +336,13 @@ def test_running_jobs_are_named_with_the_command_that_makes_room(run, root, monk
     cluster, shown = ScriptedCluster(run, "failed"), []
     monkeypatch.setattr(FakeObserver, "stage", lambda self, title: contextlib.nullcontext(shown.append))
     for key, of in (
-        ("owls-0123456789ab", run.uri),
-        ("cats-0123456789ab", run.uri),
+        ("owls-0123456789ab", root_of(run)),
+        ("cats-0123456789ab", root_of(run)),
         ("elks-0123456789ab", "s3://theirs"),
     ):
         metadata = {"run_key": key, "root": of}
         cluster.ended[key] = Job(id=f"{key}-a1", state="running", exit_code=None, message="", metadata=metadata)
-    write_state(stage.run_store(run.uri, "owls-0123456789ab"), "running", 1)
+    write_state(stage.run_store(root_of(run), "owls-0123456789ab"), "running", 1)
     with pytest.raises(StageFailed, match="no disk left"):
         run_with_script(run, cluster)
     text = "other running jobs: owls-0123456789ab-a1, elks-0123456789ab-a1 (`vitline ops preempt owls-0123456789ab` makes room"
@@ -346,7 +351,7 @@ def test_running_jobs_are_named_with_the_command_that_makes_room(run, root, monk
     assert "also starting or waiting: cats-0123456789ab-a1" in shown[0]["waits"]
     write_state(run, "failed", 2, reason="no room for 1 workers", no_room=True)
     error = stage.failure(
-        Services(Settings(root=run.uri), cluster, FakeObserver([]), None), run, replace(read_lease(run), attempt=2),
+        Services(Settings(root=root_of(run)), cluster, FakeObserver([]), None), run, replace(read_lease(run), attempt=2),
         Job(id="x", state="failed", exit_code=1, message=""),
     )  # fmt: skip
     assert f"no room for 1 workers; {text}" in str(error)
@@ -412,7 +417,7 @@ def test_a_finished_run_whose_output_was_deleted_is_run_again(run):
     result = run_with_script(run, cluster, check=lambda: outputs.append(True), output=lambda state: bool(outputs))
     assert not result.reused
     assert len(cluster.submitted) == 1
-    assert run.read_json("config.json") == ViTConfig().model_dump(mode="json")
+    assert run.read_json("config.json") == Spec().model_dump(mode="json")
 
 
 def test_a_cancelled_stage_stops_its_job_and_writes_a_reconciled_state(run):
@@ -459,7 +464,7 @@ def held_by(run, flow_run_id):
 def test_a_living_job_whose_flow_is_gone_is_adopted(run, monkeypatch):
     monkeypatch.setattr(liveness, "BEAT_S", 0.05)
     attempt = held_by(run, "killed")
-    run.write_json("flow-runs/killed.json", {"heartbeat": time.time()})
+    open_store(root_of(run)).write_json("flow-runs/killed.json", {"heartbeat": time.time()})
     cluster = ScriptedCluster(run, "finished")
     cluster.ended[attempt.job_id] = Job(id=attempt.job_id, state="running", exit_code=None, message="")
     result = run_with_script(run, cluster)
@@ -470,7 +475,7 @@ def test_a_living_job_whose_flow_is_gone_is_adopted(run, monkeypatch):
 def test_a_living_job_is_not_adopted_where_the_heartbeat_of_its_flow_cannot_be_read(run):
     """A record of a newer version, perhaps: nobody knows whether that flow is gone, so it counts as alive."""
     attempt = held_by(run, "of-a-newer-version")
-    run.write_json("flow-runs/of-a-newer-version.json", {})
+    open_store(root_of(run)).write_json("flow-runs/of-a-newer-version.json", {})
     cluster = ScriptedCluster(run)
     cluster.ended[attempt.job_id] = Job(id=attempt.job_id, state="running", exit_code=None, message="")
     with pytest.raises(stage.Skipped, match="is still running"):
@@ -537,6 +542,9 @@ def test_a_living_job_that_a_living_flow_follows_is_skipped(run, root, monkeypat
     attempt = held_by(run, "alive")
     cluster = ScriptedCluster(run)
     cluster.ended[attempt.job_id] = Job(id=attempt.job_id, state="running", exit_code=None, message="")
-    with liveness.sending_heartbeats(run, "alive"), pytest.raises(stage.Skipped, match="is still running"):
+    with (
+        liveness.sending_heartbeats(open_store(root_of(run)), "alive"),
+        pytest.raises(stage.Skipped, match="is still running"),
+    ):
         run_with_script(run, cluster)
     assert read_lease(run).attempt == 1
