@@ -23,10 +23,17 @@ class StoredRecord(FrozenConfig):
     model_config = ConfigDict(extra="allow")
 
     @classmethod
+    def load(cls, store: Store, key: str) -> Self:
+        """The record under a key. Raises FileNotFoundError if there is none, UnreadableRecord if it is of another kind."""
+        with reading(store.uri_of(key)):
+            return cls.model_validate(store.read_json(key))
+
+    @classmethod
     def load_or_none(cls, store: Store, key: str) -> Self | None:
-        """The record under a key, or None."""
-        found = store.read_json_or_none(key)
-        return None if found is None else cls.model_validate(found)
+        """The record under a key, or None. Raises UnreadableRecord."""
+        with reading(store.uri_of(key)):
+            found = store.read_json_or_none(key)
+            return None if found is None else cls.model_validate(found)
 
     def stored_first(self, store: Store, key: str) -> Self:
         """The record under a key: this one, unless another writer was first."""

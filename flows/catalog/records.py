@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from vitline.infra.night import Night
-from vitline.infra.records import StoredRecord, reading
+from vitline.infra.records import StoredRecord
 from vitline.infra.runs.run_state import RunState
 from vitline.infra.storage import Store
 
@@ -115,19 +115,13 @@ class PipelineRecord(StoredRecord):
 
 def attempt_records(run: Store) -> list[AttemptRecord]:
     """The attempts of a run, oldest first. Raises UnreadableRecord."""
-
-    def read(key: str) -> AttemptRecord:
-        with reading(run.uri_of(key)):
-            return AttemptRecord.model_validate(run.read_json(key))
-
-    return sorted(map(read, run.list("attempts/")), key=lambda record: record.attempt)
+    found = (AttemptRecord.load(run, key) for key in run.list("attempts/"))
+    return sorted(found, key=lambda record: record.attempt)
 
 
 def read_pipeline(root: Store, key: str) -> PipelineRecord:
     """The record of a pipeline. Raises FileNotFoundError if there is none, UnreadableRecord if it is of another kind."""
-    path = f"pipelines/{key}.json"
-    with reading(root.uri_of(path)):
-        return PipelineRecord.model_validate(root.read_json(path))
+    return PipelineRecord.load(root, f"pipelines/{key}.json")
 
 
 def write_pipeline(root: Store, record: PipelineRecord) -> None:

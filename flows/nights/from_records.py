@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from vitline.flows.catalog.lists import list_pipelines
@@ -28,8 +29,7 @@ from vitline.infra.config import flatten, replace
 from vitline.infra.records import UnreadableRecord, readable, reading
 from vitline.infra.runs.run_state import RunState
 from vitline.infra.storage import Store
-from vitline.vit.evaluation.evaluate import Score
-from vitline.vit.evaluation.trials import TrialResult
+from vitline.vit.evaluation.evaluate import Score, final_result
 from vitline.vit.run.run_spec import read_starts
 from vitline.vit.training.predictions import Predictions
 
@@ -147,11 +147,9 @@ def task_score(root: Store, score: Score, predictions: bool) -> TaskScore:
 
 def read_predictions(root: Store, score: Score) -> Predictions | None:
     """The predictions of the final trial; None for a probe, or if they were deleted."""
-    found = root.read_json_or_none(f"trials/{score.trials[-1]}.json") if score.trials else None
-    if found is None or not (files := TrialResult.model_validate(found).files):
-        return None
+    trial = final_result(root, score)
     with contextlib.suppress(FileNotFoundError):
-        return Predictions.from_parquet(root.read(f"trials/{files[0]}"))
+        return Predictions.from_parquet(root.read(f"trials/{trial.files[0]}")) if trial and trial.files else None
     return None
 
 
@@ -193,13 +191,11 @@ def known_nights(root: Store, report: Callable[[UnreadableRecord], None], most: 
         and (pipeline.state == "running" or night_key(pipeline.name, pipeline.night) not in keys.get(pipeline.name, ()))
     ]
 
-    def read(key: str) -> NightRecord:
-        with reading(root.uri_of(key)):
-            return NightRecord.model_validate(root.read_json(key))
-
     chosen = [key for of_series in keys.values() for key in of_series[-(most or 0) :]]
     again = {pipeline.key for pipeline in pipelines}  # an earlier attempt at such a night may have left a record
-    found = [night for night in readable(chosen, read, report) if night.pipeline not in again]
+    found = [
+        night for night in readable(chosen, partial(NightRecord.load, root), report) if night.pipeline not in again
+    ]
     found += [without_verdict(pipeline) for pipeline in pipelines]
     return sorted(found, key=lambda night: (night.night, night.name, night.pipeline is not None), reverse=True)
 

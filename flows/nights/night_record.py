@@ -8,7 +8,7 @@ from typing import Literal
 from vitline.flows.catalog.records import Origin
 from vitline.flows.nights.judge import Verdict
 from vitline.infra.night import Night, named_night, night_name
-from vitline.infra.records import StoredRecord, reading
+from vitline.infra.records import StoredRecord
 from vitline.infra.runs.run_state import RunState
 from vitline.infra.storage import Store
 
@@ -96,11 +96,7 @@ def night_key(name: str, night: datetime) -> str:
 
 def read_night(root: Store, name: str, night: datetime) -> NightRecord | None:
     """The record of a night, or None. Raises UnreadableRecord."""
-    found = root.read_json_or_none(night_key(name, night))
-    if found is None:
-        return None
-    with reading(root.uri_of(night_key(name, night))):
-        return NightRecord.model_validate(found)
+    return NightRecord.load_or_none(root, night_key(name, night))
 
 
 def write_night(root: Store, record: NightRecord) -> None:
@@ -121,9 +117,4 @@ def nights_on_record(root: Store) -> list[tuple[str, datetime]]:
 
 def read_champion(root: Store, name: str) -> ChampionRecord | None:
     """The champion of a series, or None. Raises UnreadableRecord."""
-    key = f"{CHAMPIONS}/{name}.json"
-    found = root.read_json_or_none(key)
-    if found is None:
-        return None
-    with reading(root.uri_of(key)):
-        return ChampionRecord.model_validate(found)
+    return ChampionRecord.load_or_none(root, f"{CHAMPIONS}/{name}.json")

@@ -6,11 +6,10 @@ from vitline.flows.catalog.records import PipelineRecord
 from vitline.flows.reports.report import render
 from vitline.flows.runs.prepare_corpus import PreparedCorpus
 from vitline.flows.runs.stage import run_store
-from vitline.flows.to_mlflow.evaluation_snapshot import final_trial
 from vitline.infra.html.plots import Plot, line_plot
 from vitline.infra.runs.journal import read_journal
 from vitline.infra.storage import Store, open_store
-from vitline.vit.evaluation.evaluate import EvaluationSpec, Score, init_text, plan_task_sweeps
+from vitline.vit.evaluation.evaluate import EvaluationSpec, Score, final_result, init_text, plan_task_sweeps
 from vitline.vit.evaluation.probes import Probe
 
 
@@ -69,6 +68,6 @@ def transfer_plots(root: Store, evaluation: EvaluationSpec) -> list[Plot | None]
     for task_sweep in plan_task_sweeps(evaluation):
         # It names the final trial, also when the trials on validation are deleted.
         score = Score.load_or_none(root, task_sweep.score_key)
-        if score is not None and (final := final_trial(root, score)) is not None:
+        if score is not None and (final := final_result(root, score)) is not None:
             curves.setdefault(task_sweep.task.name, {})[init_text(task_sweep.model)] = final.train_losses
     return [line_plot(f"Fine-tuning loss on {task}", "step", lines) for task, lines in curves.items()]

@@ -24,11 +24,11 @@ from vitline.infra.html.text import percent
 from vitline.infra.mlflow.entities import DatasetUse
 from vitline.infra.runs.run_state import RunStateRecord
 from vitline.infra.storage import Store, json_bytes
-from vitline.vit.evaluation.evaluate import Score
+from vitline.vit.evaluation.evaluate import Score, final_result
 from vitline.vit.evaluation.protocols import over_seeds
 from vitline.vit.evaluation.reference.report import group_means
 from vitline.vit.evaluation.tasks import benchmark_name
-from vitline.vit.evaluation.trials import TrialResult, model_label
+from vitline.vit.evaluation.trials import model_label
 from vitline.vit.published.model_record import model_record
 
 PROTOCOL_PARAMS = (
@@ -133,7 +133,7 @@ def score_child(
 ) -> Child:
     """The child run of one model on one task."""
     first, labels = scores[0], scores_by_name(scores)
-    trials = {label: trial for label, score in labels.items() if (trial := final_trial(root, score))}
+    trials = {label: trial for label, score in labels.items() if (trial := final_result(root, score))}
     corpus, step = corpora.get(first.corpus_digest), images_seen.get(first.model or "", 0)
     values = {metric: (value, step) for metric, value in top1_values(scores).items()}
     common = {
@@ -193,12 +193,6 @@ def scores_by_name(scores: Sequence[Score]) -> dict[str, Score]:
         "-".join([score.protocol] * (len(protocols) > 1) + [f"seed{score.seed}"] * (len(seeds) > 1)): score
         for score in scores
     }
-
-
-def final_trial(root: Store, score: Score) -> TrialResult | None:
-    """The result of the final trial; None for a probe, or if the result was deleted."""
-    found = root.read_json_or_none(f"trials/{score.trials[-1]}.json") if score.trials else None
-    return TrialResult.model_validate(found) if found else None
 
 
 def settings_table(label: str, score: Score) -> str:

@@ -326,6 +326,11 @@ def list_scores(root: Store) -> Iterator[Score]:
         yield Score.model_validate(root.read_json(key))
 
 
+def final_result(root: Store, score: Score) -> TrialResult | None:
+    """The result of the final trial of a score; None for a probe, or if the result was deleted."""
+    return TrialResult.load_or_none(root, f"trials/{score.trials[-1]}.json") if score.trials else None
+
+
 def total_trials(task_sweeps: Iterable[TaskSweep]) -> int:
     return sum(len(task_sweep.settings) + 1 for task_sweep in task_sweeps)
 
