@@ -21,7 +21,6 @@ from vitline.infra.storage import is_location, open_store
 from vitline.vit.convert.weights import UNPUBLISHED, Weights, load_weights
 from vitline.vit.cost.throughput import Speed, bench
 from vitline.vit.input.augment import evaluation_pixels
-from vitline.vit.models.network import Network
 from vitline.vit.models.variants import network_variant
 from vitline.vit.models.vit import Transformer
 from vitline.vit.pages.figures import MAX_IMAGES, inspect_network
@@ -30,7 +29,6 @@ from vitline.vit.published.models import PublishedModel, file_bytes, publish
 from vitline.vit.training.timing.device_peak import peak_flops
 from vitline.vit.training.timing.gpu_peaks import Precision
 
-BATCH = 32
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".avif")
 # A laptop measures these in a minute; a GPU measures all variants of the paper.
 SMALL_VARIANTS = ("ti16", "s32", "s16", "b32", "r26_s32", "bit_r50x1")
@@ -133,39 +131,6 @@ def weights_digest(model: PublishedModel) -> str:
         digest.update(name.encode())
         digest.update(value.detach().contiguous().numpy().tobytes())
     return digest.hexdigest()
-
-
-def read_images(path: Path) -> np.ndarray:
-    """float32 (N, H, H, 3) of a `.npy` file. Raises ValueError for another shape, type or range."""
-    try:
-        images = np.load(path, allow_pickle=False)
-    except FileNotFoundError as error:
-        raise ValueError(f"There is no file {path}.") from error
-    except (ValueError, OSError, EOFError) as error:
-        raise ValueError(f"{path} is not a .npy file of numbers: {error}.") from error
-    if not isinstance(images, np.ndarray) or images.ndim != 4 or images.shape[3] != 3:
-        shape = getattr(images, "shape", "an archive of several arrays")
-        raise ValueError(f"{path} has the shape {shape}; (N, H, W, 3) was expected.")
-    if images.shape[1] != images.shape[2]:
-        raise ValueError(f"{path} holds images of {images.shape[1]} x {images.shape[2]} px; squares were expected.")
-    if images.dtype != np.float32:
-        raise ValueError(f"{path} has dtype {images.dtype}; float32 in [-1, 1] was expected: images / 127.5 - 1.")
-    if images.size and not (np.isfinite(images).all() and np.abs(images).max() <= 1.001):
-        raise ValueError(f"{path} has values up to {np.abs(images).max():g}; [-1, 1] was expected: images / 127.5 - 1.")
-    return images
-
-
-@torch.inference_mode()
-def forward_array(network: Network, images: np.ndarray) -> np.ndarray:
-    """float32 logits (N, K) of float32 images (N, H, W, 3), on the GPU if there is one."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    network = network.to(device).eval()
-    with torch.backends.cudnn.flags(allow_tf32=False):  # exact float32, although a GPU is faster with TF32
-        parts = [
-            network(torch.from_numpy(images[i : i + BATCH]).to(device).permute(0, 3, 1, 2)).float().cpu().numpy()
-            for i in range(0, len(images), BATCH)
-        ]
-    return np.concatenate(parts) if parts else np.zeros((0, network.num_classes), np.float32)
 
 
 PredictionRow = TypedDict(

@@ -24,7 +24,7 @@ from vitline.vit.run.resolved import resolve
 COMMANDS = """demo, train-folder, data prepare, data ls, data show, data verify, data diff, data subset,
 data bench, pretrain run, pretrain branch, finetune run, evaluate run, evaluate report,
 runs ls, runs show, runs compare, runs send, model ls, model show, model variants,
-model convert, model forward, model predict, model verify, model inspect, model bench, ops doctor, ops reconcile,
+model convert, model predict, model verify, model inspect, model bench, ops doctor, ops reconcile,
 ops collect-garbage, ops preempt, stack up, stack down, stack status, stack restart""".replace("\n", " ").split(", ")
 
 

@@ -129,33 +129,6 @@ def model_convert(
     show_one(shown, json)
 
 
-@app.command("forward")
-def model_forward(
-    weights: Model,
-    images: Annotated[Path, typer.Argument(help=".npy of float32 (N, H, W, 3) in [-1, 1]")],
-    out: Annotated[Path, typer.Argument(help=".npy to write: float32 logits (N, classes)")],
-    variant: Variant = None,
-    root: Root = None,
-    json: Json = False,
-) -> None:
-    """Compute the logits of an array of images, to compare weights with another implementation.
-
-    Example: `vitline model forward B_16.npz images.npy logits.npy --variant b16`
-    """
-    import numpy as np
-
-    from vitline.flows.cli.models import forward_array, read_images
-
-    pixels = read_images(images)
-    model = opened(weights, root, variant, None, pixels.shape[1])
-    logits: np.ndarray = forward_array(model.model.network, pixels)
-    with out.open("wb") as file:  # given a path, np.save would add a suffix to it
-        np.save(file, logits)
-    report = model.report.as_json()
-    changes = {key: report[key] for key in ("adapted", "missing", "skipped")}
-    show_one({"written": str(out), "shape": list(logits.shape), **changes}, json)
-
-
 @app.command("predict")
 def model_predict(
     model: Model,

@@ -10,6 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
+from vitline.flows.cli.models import open_weights
+
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 CASES = json.loads((GOLDEN / "model_vectors.json").read_text())["cases"]
 
@@ -33,11 +35,13 @@ def official(drawn, tmp_path):
 
 
 @pytest.fixture
-def logits_of(vitline, official):
+def logits_of(official):
+    """logits_of(weights): those of the images with a network from a file or folder."""
+
     def run(weights):
-        code, _, err = vitline("model", "forward", weights, official / "images.npy", official / "out.npy")
-        assert code == 0, err
-        return np.load(official / "out.npy")
+        pixels = torch.from_numpy(np.load(official / "images.npy")).permute(0, 3, 1, 2)
+        with torch.inference_mode():
+            return open_weights(str(official), str(weights)).model.network.eval()(pixels).numpy()
 
     return run
 
@@ -48,7 +52,7 @@ def names(official):
     return official / "names.txt"
 
 
-def test_forward_gives_the_logits_of_the_original_network(logits_of, official):
+def test_weights_give_the_logits_of_the_original_network(logits_of, official):
     logits, expected = logits_of(official / "tiny.npz"), np.array(CASES["paper-token"]["logits"])
     assert logits.dtype == np.float32
     assert np.abs(logits - expected).max() / np.abs(expected).max() <= 1e-5
@@ -169,31 +173,11 @@ def test_bench_and_show_report_speed_size_and_memory(vitline):
     assert shown["tensors"]["blocks/11/fc1/weight"] == [3072, 768]
 
 
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (lambda: np.zeros((2, 32, 32), np.float32), "has the shape (2, 32, 32); (N, H, W, 3) was expected"),
-        (lambda: np.zeros((2, 32, 30, 3), np.float32), "holds images of 32 x 30 px; squares were expected"),
-        (lambda: np.zeros((2, 32, 32, 3), np.uint8), "has dtype uint8; float32 in [-1, 1] was expected"),
-        (lambda: np.full((2, 32, 32, 3), 255, np.float32), "has values up to 255; [-1, 1] was expected"),
-        (lambda: np.full((2, 32, 32, 3), np.nan, np.float32), "[-1, 1] was expected"),
-        (lambda: np.array([{}]), "is not a .npy file of numbers"),
-    ],
-)  # fmt: skip
-def test_invalid_images_are_refused(refused, official, make, says):
-    np.save(official / "bad.npy", make())
-    assert says in refused("model", "forward", official / "tiny.npz", official / "bad.npy", official / "out.npy")
-    assert not (official / "out.npy").exists()
-
-
 def test_invalid_weights_are_refused(refused, official, names, root):
-    images, out = official / "images.npy", official / "out.npy"
-    assert "is not b16: " in refused("model", "forward", official / "tiny.npz", images, out, "--variant", "b16")
-    assert "is not a network variant" in refused(
-        "model", "forward", official / "tiny.npz", images, out, "--variant", "q7"
-    )
-    assert "There is no file" in refused("model", "forward", official / "none.npz", images, out)
-    assert "is not a published model below" in refused("model", "forward", "birds", images, out, "--root", root)
+    assert "is not b16: " in refused("model", "convert", official / "tiny.npz", "x", "--variant", "b16")
+    assert "is not a network variant" in refused("model", "convert", official / "tiny.npz", "x", "--variant", "q7")
+    assert "There is no file" in refused("model", "convert", official / "none.npz", "x")
+    assert "is not a published model below" in refused("model", "convert", "birds", "x", "--root", root)
     (official / "pickled").mkdir()
     (official / "pickled" / "pytorch_model.bin").write_bytes(b"\x80\x04.")
     assert "is a pickle" in refused("model", "predict", f"{official}/pickled", official / "a.png")
