@@ -8,13 +8,7 @@ from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import (
-    FlowRunFilter,
-    FlowRunFilterId,
-    FlowRunFilterName,
-    LogFilter,
-    LogFilterFlowRunId,
-)
+from prefect.client.schemas.filters import FlowRunFilter, LogFilter
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.sorting import LogSort
 from prefect.exceptions import ObjectNotFound
@@ -82,9 +76,9 @@ def resume(settings: Settings, names: Sequence[str]) -> list[tuple[FlowRun, str]
 
 
 def _resumable(api: SyncPrefectClient, settings: Settings, name: str) -> FlowRun:
-    found = api.read_flow_runs(flow_run_filter=FlowRunFilter(name=FlowRunFilterName(any_=[name])))
+    found = api.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate({"name": {"any_": [name]}}))
     with contextlib.suppress(ValueError):
-        found += api.read_flow_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[UUID(name)])))
+        found += api.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate({"id": {"any_": [UUID(name)]}}))
     outermost = [run for run in found if run.parent_task_run_id is None]
     if len(outermost) != 1:
         ids = ", ".join(str(run.id) for run in outermost)
@@ -139,7 +133,7 @@ def print_new_lines(api: SyncPrefectClient, run: FlowRun, shown: set[UUID]) -> b
     """Prints the lines of the flow that are not in `shown` yet, without those of libraries. Returns whether the last line of
     the run was among them."""
     # Start a few lines back, because lines of two processes may arrive out of order.
-    logs, start = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run.id])), max(0, len(shown) - LOOK_BACK)
+    logs, start = LogFilter.model_validate({"flow_run_id": {"any_": [run.id]}}), max(0, len(shown) - LOOK_BACK)
     last = False
     for entry in api.read_logs(logs, offset=start, sort=LogSort.TIMESTAMP_ASC):
         if entry.id not in shown:

@@ -7,12 +7,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from prefect import runtime
-from prefect.client.schemas.filters import (
-    FlowRunFilter,
-    FlowRunFilterDeploymentId,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-)
+from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import StateType
 from pydantic import ValidationError
 
@@ -105,10 +100,8 @@ class FlowRun:
 def _at_work(deployment: UUID) -> FlowRunFilter:
     """The runs of a deployment that have begun and not ended; suspended ones are among them."""
     types = [StateType.PENDING, StateType.RUNNING, StateType.PAUSED, StateType.CANCELLING]
-    return FlowRunFilter(
-        deployment_id=FlowRunFilterDeploymentId(any_=[deployment]),
-        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=types)),
-    )
+    wanted = {"deployment_id": {"any_": [deployment]}, "state": {"type": {"any_": types}}}
+    return FlowRunFilter.model_validate(wanted)
 
 
 def read_request(model: type[R], given: Mapping[str, Any], defaults: Mapping[str, Any]) -> R:

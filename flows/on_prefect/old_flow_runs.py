@@ -11,18 +11,7 @@ from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import (
-    ArtifactFilter,
-    ArtifactFilterFlowRunId,
-    FlowFilter,
-    FlowFilterName,
-    FlowRunFilter,
-    FlowRunFilterDeploymentId,
-    FlowRunFilterEndTime,
-    FlowRunFilterParentFlowRunId,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-)
+from prefect.client.schemas.filters import ArtifactFilter, FlowFilter, FlowRunFilter
 from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, StateType
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.sorting import FlowRunSort
@@ -72,7 +61,7 @@ class PrefectOldFlowRuns:
     def _deployments(self, api: SyncPrefectClient) -> Iterator[tuple[str, DeploymentResponse]]:
         """Those of vitline and this project: flows of other teams may have the same names."""
         for flow in sorted(REQUESTS):
-            flows = FlowFilter(name=FlowFilterName(any_=[flow]))
+            flows = FlowFilter.model_validate({"name": {"any_": [flow]}})
             offset = 0
             while page := api.read_deployments(flow_filter=flows, limit=_PAGE, offset=offset):
                 offset += len(page)
@@ -85,10 +74,12 @@ class PrefectOldFlowRuns:
 def delete(api: SyncPrefectClient, deployment: UUID, before: float, wanted: Wanted, dry_run: bool) -> int:
     """Deletes the flow runs of a deployment that ended before then, in batches; how many."""
     number = kept = 0
-    ended = FlowRunFilter(
-        deployment_id=FlowRunFilterDeploymentId(any_=[deployment]),
-        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(TERMINAL_STATES))),
-        end_time=FlowRunFilterEndTime(before_=datetime.fromtimestamp(before, UTC)),
+    ended = FlowRunFilter.model_validate(
+        {
+            "deployment_id": {"any_": [deployment]},
+            "state": {"type": {"any_": list(TERMINAL_STATES)}},
+            "end_time": {"before_": datetime.fromtimestamp(before, UTC)},
+        }
     )
     while number < MOST:
         page = api.read_flow_runs(flow_run_filter=ended, sort=FlowRunSort.END_TIME_DESC, limit=_PAGE, offset=kept)
@@ -106,14 +97,14 @@ def delete(api: SyncPrefectClient, deployment: UUID, before: float, wanted: Want
 
 def delete_with_parts(api: SyncPrefectClient, ids: list[UUID]) -> None:
     """Deletes flow runs: first their subflows, each after its artifacts. The server deletes their logs."""
-    parts = FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=ids))
+    parts = FlowRunFilter.model_validate({"parent_flow_run_id": {"any_": ids}})
     while ids and (subflows := api.read_flow_runs(flow_run_filter=parts, limit=_PAGE)):
         delete_each(api, [run.id for run in subflows])
     delete_each(api, ids)
 
 
 def delete_each(api: SyncPrefectClient, ids: list[UUID]) -> None:
-    shown = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=ids))
+    shown = ArtifactFilter.model_validate({"flow_run_id": {"any_": ids}})
     while ids and (artifacts := api.read_artifacts(artifact_filter=shown, limit=_PAGE)):
         for artifact in artifacts:
             api.delete_artifact(artifact.id)

@@ -24,12 +24,7 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import (
-    FlowRunFilter,
-    FlowRunFilterParentFlowRunId,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-)
+from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import State, StateDetails, StateType
 from prefect.exceptions import ObjectNotFound, Pause, TerminationSignal
 from prefect.logging import get_run_logger
@@ -306,10 +301,11 @@ class PrefectObserver(Observer):
 
     def _release_parts(self) -> None:
         """Lets subflows that were suspended run again: Prefect refuses to resume a run without a deployment."""
-        of_this = FlowRunFilterParentFlowRunId(any_=[self._flow_run_id])
-        suspended = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PAUSED]))
-        parts = FlowRunFilter(parent_flow_run_id=of_this, state=suspended)
-        for part in self._client.read_flow_runs(flow_run_filter=parts):
+        suspended = {
+            "parent_flow_run_id": {"any_": [self._flow_run_id]},
+            "state": {"type": {"any_": [StateType.PAUSED]}},
+        }
+        for part in self._client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(suspended)):
             self._client.set_flow_run_state(part.id, Pending(), force=True)
 
     def wait_for_server(self) -> None:

@@ -6,16 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import (
-    FlowFilter,
-    FlowFilterName,
-    FlowRunFilter,
-    FlowRunFilterId,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-    LogFilter,
-    LogFilterFlowRunId,
-)
+from prefect.client.schemas.filters import FlowFilter, FlowRunFilter, LogFilter
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.responses import OrchestrationResult, SetStateStatus
 from prefect.client.schemas.sorting import LogSort
@@ -40,8 +31,8 @@ class PrefectFlowRuns(FlowRuns):
 
     def unfinished(self) -> list[SeenFlowRun]:
         """The flow runs that are PENDING, RUNNING, CANCELLING or PAUSED, subflows included."""
-        flows = FlowFilter(name=FlowFilterName(any_=self._flow_names))
-        states = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_UNFINISHED)))
+        flows = FlowFilter.model_validate({"name": {"any_": self._flow_names}})
+        states = FlowRunFilter.model_validate({"state": {"type": {"any_": _UNFINISHED}}})
         with client() as api:
             runs: list[FlowRun] = []
             while page := api.read_flow_runs(flow_filter=flows, flow_run_filter=states, limit=_PAGE, offset=len(runs)):
@@ -64,12 +55,12 @@ class PrefectFlowRuns(FlowRuns):
             runs: list[FlowRun] = []
             for first in range(0, len(ids), _PAGE):
                 page = [UUID(flow_run_id) for flow_run_id in ids[first : first + _PAGE]]
-                runs += api.read_flow_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=page)))
+                runs += api.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate({"id": {"any_": page}}))
             return {str(run.id): seen(api, run) for run in runs}
 
     def last_line(self, flow_run_id: str) -> float | None:
         """Unix seconds of the last line that a flow run has logged; None if it has logged none."""
-        logs = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[UUID(flow_run_id)]))
+        logs = LogFilter.model_validate({"flow_run_id": {"any_": [UUID(flow_run_id)]}})
         with client() as api:
             lines = api.read_logs(logs, limit=1, sort=LogSort.TIMESTAMP_DESC)
         return lines[0].timestamp.timestamp() if lines else None

@@ -5,14 +5,7 @@ from typing import Any
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import (
-    DeploymentFilter,
-    DeploymentFilterTags,
-    FlowRunFilter,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-    FlowRunFilterTags,
-)
+from prefect.client.schemas.filters import DeploymentFilter, FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.sorting import FlowRunSort
@@ -29,8 +22,8 @@ _LOOKED_AT = 200
 def registered_rows(settings: Settings) -> list[dict[str, Any]]:
     """The rows of `vitline flows ls`: deployments with the tag of the project, also those that people added, by name."""
     with client() as api:
-        tags = DeploymentFilterTags(all_=[settings.project])
-        found = api.read_deployments(deployment_filter=DeploymentFilter(tags=tags))
+        ours = DeploymentFilter.model_validate({"tags": {"all_": [settings.project]}})
+        found = api.read_deployments(deployment_filter=ours)
         flows = {flow_id: api.read_flow(flow_id).name for flow_id in {each.flow_id for each in found}}
         due = next_runs(api, settings.project)
     rows = [_row(each, flows[each.flow_id], due.get(each.id)) for each in found]
@@ -39,11 +32,9 @@ def registered_rows(settings: Settings) -> list[dict[str, Any]]:
 
 def next_runs(api: SyncPrefectClient, project: str) -> dict[UUID | None, FlowRun]:
     """The next scheduled run of each deployment of a project that has one."""
+    scheduled = {"tags": {"all_": [project]}, "state": {"type": {"any_": [StateType.SCHEDULED]}}}
     runs = api.read_flow_runs(
-        flow_run_filter=FlowRunFilter(
-            tags=FlowRunFilterTags(all_=[project]),
-            state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED])),
-        ),
+        flow_run_filter=FlowRunFilter.model_validate(scheduled),
         sort=FlowRunSort.EXPECTED_START_TIME_ASC,
         limit=_LOOKED_AT,
     )

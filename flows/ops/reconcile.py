@@ -82,7 +82,7 @@ def reconcile(
         reconciler = Reconciler(request, services, prefect, dead_before)
         if patient and (wait_s := reconciler.quiet_in_s()):
             services.observer.say(f"something has just become silent; looking again in {wait_s:.0f} s")
-            wait(services, wait_s)
+            services.wait(wait_s)
             reconciler = Reconciler(request, services, prefect)
         reconciler.end_cancelled_jobs()
         reconciler.end_frozen_jobs()
@@ -372,7 +372,7 @@ class Reconciler:
                 looks[flow_run.id] = self._look("flow run", flow_run.id, look)
 
         for_s = {key: liveness.FROZEN_WATCH_S if key in frozen else liveness.WATCH_S for key in looks}
-        self.alive |= watch_until_moved(looks, for_s, partial(wait, self.services, liveness.WATCH_S / 15), self.watches)
+        self.alive |= watch_until_moved(looks, for_s, partial(self.services.wait, liveness.WATCH_S / 15), self.watches)
 
     def _look(self, kind: str, key: str, look: Callable[[], Hashable]) -> Callable[[], Hashable]:
         """`look`, but what cannot be read any more is a finding, once, and counts as alive."""
@@ -486,14 +486,6 @@ class Reconciler:
 
 LEFT = "left as it is"
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "CRASHED")
-
-
-def wait(services: Services, seconds: float) -> None:
-    """Waits, unless the observer requests a stop."""
-    until = time.monotonic() + seconds
-    while (left_s := until - time.monotonic()) > 0:
-        services.observer.check()
-        time.sleep(min(left_s, 2.0))
 
 
 def stop_frozen(services: Services, run: Store, lease: Lease) -> None:

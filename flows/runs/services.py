@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -200,6 +201,13 @@ class Services:
     def follow(self, run_key: str) -> None:
         """Sends a started or finished run, and what it adds later, to MLflow."""
         self.sender.follow(run_key)
+
+    def wait(self, seconds: float) -> None:
+        """Waits, unless the observer requests a stop."""
+        until = time.monotonic() + seconds
+        while (left_s := until - time.monotonic()) > 0:
+            self.observer.check()
+            time.sleep(min(left_s, 2.0))
 
     @property
     def root(self) -> str:

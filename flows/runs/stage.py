@@ -235,11 +235,7 @@ def is_followed(services: Services, origin: Origin) -> bool:
     if origin.flow_run_id == services.origin.flow_run_id:
         return False
     look = partial(liveness.heartbeat_of, open_store(services.root), origin.flow_run_id)
-
-    def wait() -> None:
-        services.observer.check()
-        time.sleep(POLL_S)
-
+    wait = partial(services.wait, POLL_S)
     try:
         if look() is None:
             return False
@@ -302,8 +298,7 @@ def acquire_or_skip(
                     f"{key}: another attempt held the lease; watching its heartbeat to see if it is alive"
                 )
             told = True
-            services.observer.check()
-            time.sleep(POLL_S)
+            services.wait(POLL_S)
 
 
 def still_running(what: str, began: float, where: str) -> str:
