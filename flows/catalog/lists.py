@@ -1,13 +1,12 @@
 """Lists corpora, runs and models below a root, as plain dicts for tables and `--json`. Reads small files only."""
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from vitline.data_prep.find_corpus import Corpora
 from vitline.data_prep.shard_format import (
     Manifest,
     SegmentInfo,
-    ViewOrigin,
     load_class_names,
     load_manifest,
 )
@@ -32,66 +31,31 @@ if TYPE_CHECKING:
     from vitline.data_prep.plan.corpus_stats import CorpusStats
 
 
-class CorpusRow(TypedDict):
-    """A corpus or a subset."""
-
-    name: str
-    version: str
-    digest: str
-    images: int
-    refused: int
-    classes: int
-    bytes: int
-    splits: dict[str, int]
-    """Rows of each split."""
-    segments: int
-    view_of: ViewOrigin | None
-    """None if it is not a subset."""
-    made_of: str
-    uri: str
-
-
-class ModelRow(TypedDict):
-    """A published model."""
-
-    name: str
-    version: str
-    digest: str
-    classes: int
-    image_size_px: int
-    run: str | None
-    """Key of its training; None for a converted model."""
-    created_at: float | None
-    """Unix seconds."""
-    uri: str
-
-
 def say_unreadable(unreadable: UnreadableRecord) -> None:
     """Lists say what they leave out."""
     console.say(f"Left out: {unreadable}")
 
 
-def list_corpora(root: str, report: Callable[[UnreadableRecord], None] = say_unreadable) -> list[CorpusRow]:
-    """Every finished corpus: name, version, digest, images, classes, splits, bytes, URI; for a subset also its origin."""
-    rows = list[CorpusRow]()
-    for corpus, manifest in Corpora(open_store(root)).all(report):
-        rows.append(
-            {
-                "name": manifest.name,
-                "version": manifest.version,
-                "digest": manifest.digest,
-                "images": manifest.counts.num_accepted,
-                "refused": manifest.counts.num_refused,
-                "classes": manifest.num_classes,
-                "bytes": manifest.counts.num_bytes,
-                "splits": {name: split.num_rows for name, split in manifest.splits.items()},
-                "segments": num_segments(manifest),
-                "view_of": manifest.view_of,
-                "made_of": made_of(manifest),
-                "uri": corpus.uri,
-            }
-        )
-    return rows
+def list_corpora(root: str, report: Callable[[UnreadableRecord], None] = say_unreadable) -> list[dict[str, Any]]:
+    """Every finished corpus: name, version, digest, images, classes, rows of each split, bytes, URI; for a subset also its origin."""
+
+    def row(corpus: Store, manifest: Manifest) -> dict[str, Any]:
+        return {
+            "name": manifest.name,
+            "version": manifest.version,
+            "digest": manifest.digest,
+            "images": manifest.counts.num_accepted,
+            "refused": manifest.counts.num_refused,
+            "classes": manifest.num_classes,
+            "bytes": manifest.counts.num_bytes,
+            "splits": {name: split.num_rows for name, split in manifest.splits.items()},
+            "segments": num_segments(manifest),
+            "view_of": manifest.view_of,
+            "made_of": made_of(manifest),
+            "uri": corpus.uri,
+        }
+
+    return [row(*found) for found in Corpora(open_store(root)).all(report)]
 
 
 def num_segments(manifest: Manifest) -> int:
@@ -303,11 +267,12 @@ def show_work(root: str, key: str) -> WorkDetail:
     return cast(WorkDetail, {**row, **record.model_dump(mode="json", exclude={"schema_version", "key"})})
 
 
-def list_models(root: str, report: Callable[[UnreadableRecord], None] = say_unreadable) -> list[ModelRow]:
-    """Every published model, the versions of each name from old to new: name, version, digest, classes, run, URI."""
+def list_models(root: str, report: Callable[[UnreadableRecord], None] = say_unreadable) -> list[dict[str, Any]]:
+    """Every published model, the versions of each name from old to new: name, version, digest, classes, key of its training
+    (None for a converted model), time in Unix seconds, URI."""
     store = open_store(root)
 
-    def row(key: str) -> ModelRow:
+    def row(key: str) -> dict[str, Any]:
         _, name, version, _ = key.split("/")
         with reading(store.uri_of(key)):
             config: ModelRecord = store.read_json(key)

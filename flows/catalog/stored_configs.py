@@ -6,38 +6,17 @@ from typing import Any, NotRequired, TypedDict, final
 JSON = dict[str, Any]
 
 
-class StoredMixedCorpus(TypedDict):
-    """A corpus of a mixture."""
-
-    corpus: str
-    weight: float
-
-
-class StoredMixture(TypedDict):
-    """`vitline.vit.config.MixtureConfig` as JSON."""
-
-    corpora: list[StoredMixedCorpus]
-    class_map: str
-
-
-class StoredParent(TypedDict):
-    """`vitline.vit.config.ParentCheckpoint` as JSON."""
-
-    run: str
-    step: int
-
-
 class StoredTraining(TypedDict):
     """The config of a training, `vitline.vit.config.TrainConfig` as JSON."""
 
     stage: str
     """pretrain or finetune."""
     corpus: str
-    mixture: NotRequired[StoredMixture | None]
+    mixture: NotRequired[JSON | None]
     split: str
     val_split: str | None
     init_model: str | None
-    parent: NotRequired[StoredParent]
+    parent: NotRequired[JSON]
     recipe: JSON
     execution: JSON
 
@@ -52,33 +31,12 @@ class TrainingFile(TypedDict):
     night: NotRequired[str | None]
 
 
-class StoredSource(TypedDict):
-    """Where the images of a corpus come from."""
-
-    kind: str
-
-
-class StoredRequest(TypedDict):
-    """The request for a corpus, `vitline.data_prep.config.CorpusConfig` as JSON."""
-
-    name: str
-    source: StoredSource
-    recipe: NotRequired[JSON]
-
-
 @final
 class PreparationFile(TypedDict):
     """`vitline.data_prep.prepare.job.PrepareSpec` as JSON."""
 
     run_key: str
-    requests: list[StoredRequest]
-
-
-class StoredTask(TypedDict):
-    """A task of an evaluation."""
-
-    name: str
-    corpus: str
+    requests: list[JSON]
 
 
 @final
@@ -86,7 +44,7 @@ class EvaluationFile(TypedDict):
     """`vitline.vit.evaluation.evaluate.EvaluationSpec` as JSON."""
 
     run_key: str
-    tasks: list[StoredTask]
+    tasks: list[JSON]
     models: list[str | None]
     architecture: JSON
     protocol: JSON

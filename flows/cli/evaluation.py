@@ -1,7 +1,7 @@
 """Runs and plans evaluations for the command line."""
 
-from collections.abc import Sequence
-from typing import NotRequired, TypedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from vitline.flows import console
 from vitline.flows.cli.tables import show_table
@@ -33,21 +33,6 @@ def score_and_show(settings: Settings, request: EvaluateRequest, *, as_json: boo
     show_table(title, SCORE_COLUMNS, [score_cells(score) for score in scores])
 
 
-class EvaluationTotal(TypedDict):
-    """The remaining work of a whole evaluation."""
-
-    protocol: str
-    trainings: int
-    finished: int
-    trained_images: int
-    scored_images: int
-    exaflop: float
-    device_hours: float
-    trials_per_gpu: int
-    """Number of trainings that run concurrently on a GPU."""
-    usd: NotRequired[float]
-
-
 def plan_and_show(
     settings: Settings, request: EvaluateRequest, *, tflops: float | None, usd_per_hour: float | None, as_json: bool
 ) -> None:
@@ -57,7 +42,7 @@ def plan_and_show(
         console.say(plan.note)
     tasks = task_costs(settings.root, plan)
     rate = 1e12 * tflops if tflops else measured_flops([task.network for task in tasks if task.flop])
-    total: EvaluationTotal = {
+    total: dict[str, Any] = {
         "protocol": plan.protocol.name,
         "trainings": sum(task.trainings for task in tasks),
         "finished": sum(task.finished for task in tasks),
@@ -108,7 +93,7 @@ def _cells(tasks: Sequence[TaskCost], hours: Sequence[float]) -> list[list[str]]
     ]
 
 
-def _sentence(total: EvaluationTotal, rate: float, *, measured: bool) -> str:
+def _sentence(total: Mapping[str, Any], rate: float, *, measured: bool) -> str:
     left = total["trainings"] - total["finished"]
     text = (
         f"{left} trainings of {total['trainings']} are left: {total['trained_images']:,} images to train on, "

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypedDict
+from typing import Any
 
 import numpy as np
 import torch
@@ -133,15 +133,9 @@ def weights_digest(model: PublishedModel) -> str:
     return digest.hexdigest()
 
 
-PredictionRow = TypedDict(
-    "PredictionRow", {"image": str, "class": str | None, "probability": float | None, "error": str | None}
-)
-"""An image with one of its most probable classes, or with the reason why it cannot be read."""
-
-
-def predict_files(model: PublishedModel, images: Sequence[Path], top: int) -> list[PredictionRow]:
+def predict_files(model: PublishedModel, images: Sequence[Path], top: int) -> list[dict[str, Any]]:
     """A row per image and class, best first. An image that cannot be read has a row with its error."""
-    rows: list[PredictionRow] = []
+    rows = list[dict[str, Any]]()
     for path in images:
         try:
             (best,) = model.predict([path], top=top)

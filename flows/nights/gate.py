@@ -11,7 +11,7 @@ from typing import Any
 
 from vitline.flows.catalog.lists import corpus_stats
 from vitline.flows.catalog.records import PipelineRecord, read_pipeline
-from vitline.flows.nights.judge import Verdict, short_name
+from vitline.flows.nights.judge import Verdict, changes, short_name
 from vitline.flows.nights.night_record import ChampionRecord, GateResult
 from vitline.infra.html.text import and_list
 from vitline.infra.storage import Store, open_store
@@ -48,8 +48,8 @@ def _against_champion(root: Store, record: PipelineRecord, verdict: Verdict, cha
     leaked, before = leaked_images(root, record), leaked_images(root, theirs)
     if more := [f"{name} {leaked[name] - before[name]:,}" for name in sorted(leaked) if leaked[name] > before[name]]:
         refusals.append(f"its training images show more test images of a task than the champion's: {and_list(more)}")
-    if changed := _changed_fields(_contract(theirs), _contract(record)):
-        refusals.append(f"the models see images differently ({and_list(changed)})")
+    if changed := changes(_contract(theirs), _contract(record)):
+        refusals.append(f"the models see images differently ({and_list(list(changed))})")
     return refusals
 
 
@@ -70,7 +70,3 @@ def leaked_images(root: Store, record: PipelineRecord) -> Counter[str]:
 def _contract(record: PipelineRecord) -> Mapping[str, Any]:
     model = open_store(record.model or "")
     return read_contract(model, published_record(model))
-
-
-def _changed_fields(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
-    return sorted(name for name in {*theirs, *ours} if theirs.get(name) != ours.get(name))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from vitline.flows.nights.compare import Difference, Differences
+from vitline.flows.nights.compare import MEAN, Difference, Differences
 from vitline.flows.nights.judge import Comparison, other_night, short_name
 from vitline.flows.nights.night_record import NightRecord
 from vitline.infra.html.tables import markdown
@@ -49,7 +49,7 @@ def notes(against: Differences, ours: str = "this night", theirs: str = "the oth
         lines.append(
             f"A difference of {100 * against.detectable_difference:.1f} points is seen four times in five.{needed}"
         )
-    other = [short_name(d.name) for d in against.differences if not d.paired and d.name != "mean over tasks"]
+    other = [short_name(d.name) for d in against.differences if not d.paired and d.name != MEAN]
     if other:
         lines.append(f"Not paired, as there are no predictions for the same test images: {', '.join(other)}.")
     for names, where in ((against.only_ours, ours), (against.only_theirs, theirs)):

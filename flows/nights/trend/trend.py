@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from vitline.data_prep.find_corpus import Corpora
 from vitline.flows.catalog.records import read_pipeline
-from vitline.flows.nights.compare import Difference
+from vitline.flows.nights.compare import MEAN, Difference
 from vitline.flows.nights.from_records import known_nights, scores_of
 from vitline.flows.nights.night_page import night_row
 from vitline.flows.nights.night_record import ChampionRecord, NightRecord, read_champion
@@ -14,7 +14,6 @@ from vitline.infra.night import night_name, night_text
 from vitline.infra.records import UnreadableRecord, read_each
 from vitline.infra.storage import Store
 
-MEAN = "mean over tasks"
 KINDS = {"better": "good", "worse": "bad", "broken": "bad"}
 """Style of a verdict; any other is plain."""
 
