@@ -9,7 +9,7 @@ those values only that differ from the form's defaults, so that a new default of
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any
 
 from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient
@@ -18,12 +18,11 @@ from prefect.client.schemas.objects import ConcurrencyLimitStrategy, Concurrency
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectHTTPStatusError
-from pydantic import ValidationError
 
 from vitline.flows.catalog.registered_by import REMEMBERED
 from vitline.flows.forms.overrides import override_paths
-from vitline.flows.forms.refusals import problem_text
 from vitline.flows.on_prefect.deployments import DEPLOYMENTS, Deployment
+from vitline.flows.on_prefect.flow_run import read_request
 from vitline.flows.on_prefect.prefect_observer import client
 from vitline.infra.names import known_names_text
 from vitline.infra.settings import Settings
@@ -42,28 +41,6 @@ class Registration:
     """What differs from a new registration and was kept."""
     problem: str | None = None
     """Why the form was not updated."""
-
-
-class LastRegistration(TypedDict, total=False):
-    """What the form's schema holds of the last registration, under REMEMBERED."""
-
-    description: str
-    root: str
-    """URI of the root that registered the deployment, which it belongs to."""
-    project: str
-
-
-class Changes(TypedDict, total=False):
-    """Fields of Prefect's `DeploymentUpdate`. Fields that are absent stay as they are."""
-
-    parameters: dict[str, Any]
-    parameter_openapi_schema: dict[str, Any]
-    entrypoint: str
-    description: str
-    tags: list[str]
-    work_pool_name: str
-    work_queue_name: str | None
-    job_variables: dict[str, Any]
 
 
 def register(
@@ -109,9 +86,9 @@ def check_root(found: Mapping[str, DeploymentResponse | None], settings: Setting
             )
 
 
-def remembered(known: DeploymentResponse) -> LastRegistration:
-    last: LastRegistration = (known.parameter_openapi_schema or {}).get(REMEMBERED, {})
-    return last
+def remembered(known: DeploymentResponse) -> Mapping[str, Any]:
+    """What the form's schema holds of the last registration: `description`, and `root` and `project`, which it belongs to."""
+    return (known.parameter_openapi_schema or {}).get(REMEMBERED, {})
 
 
 def registration_lines(done: Iterable[Registration]) -> list[str]:
@@ -210,7 +187,7 @@ def update(
 ) -> Registration:
     """Updates a registered deployment: sends what vitline owns and has changed; sends nothing if nothing has changed."""
     done = Registration(deployment.full_name)
-    changes: Changes = {}
+    changes = dict[str, Any]()
     filled = kept_request(deployment, known, done)
     if done.problem is None:
         if filled != (known.parameters or {}).get("request"):
@@ -243,10 +220,8 @@ def update(
 def kept_request(deployment: Deployment, known: DeploymentResponse, done: Registration) -> dict[str, Any]:
     """The values that fill the form, without fields that it no longer has."""
     theirs: Mapping[str, Any] = (known.parameters or {}).get("request") or {}
-    kept, ours = (
-        {name: value for name, value in theirs.items() if name in deployment.model.model_fields},
-        deployment.form(),
-    )
+    kept = {name: value for name, value in theirs.items() if name in deployment.model.model_fields}
+    ours = deployment.form()
     done.updated += [
         f"request.{name} {short_json(theirs[name])} removed: the form no longer has this field"
         for name in theirs.keys() - kept.keys()
@@ -257,10 +232,9 @@ def kept_request(deployment: Deployment, known: DeploymentResponse, done: Regist
         if value != ours[name]
     ]
     try:
-        deployment.model.model_validate(kept)
-    except ValidationError as error:
+        read_request(deployment.model, kept, {})
+    except ValueError as why:
         if known.enforce_parameter_schema:
-            why = "; ".join(problem_text(problem, deployment.model.model_fields) for problem in error.errors())
             done.problem = (
                 f"keeps its old form, because the new one rejects the values of this deployment ({why}). Edit its parameters "
                 "on its page, then run `vitline flows deploy` again."
@@ -270,9 +244,9 @@ def kept_request(deployment: Deployment, known: DeploymentResponse, done: Regist
 
 def pool_changes(
     known: DeploymentResponse, pool: str | None, job_variables: Mapping[str, Any], done: Registration
-) -> Changes:
+) -> dict[str, Any]:
     """The requested changes of pool and job variables; other job variables are kept."""
-    changes: Changes = {}
+    changes = dict[str, Any]()
     if pool and pool != known.work_pool_name:
         changes["work_pool_name"] = pool
         done.updated.append(f"work pool {known.work_pool_name or 'none'} -> {pool}")
@@ -339,9 +313,8 @@ def form_schema(deployment: Deployment, settings: Settings) -> dict[str, Any]:
             definition["properties"] = {name: without_null(field) for name, field in definition["properties"].items()}
     # Prefect allows additional properties at the outermost level: a misspelt "request" would start a run with the defaults.
     schema["additionalProperties"] = False
-    schema[REMEMBERED] = LastRegistration(
-        description=description_text(deployment), root=open_store(settings.root).uri, project=settings.project
-    )
+    root = open_store(settings.root).uri
+    schema[REMEMBERED] = {"description": description_text(deployment), "root": root, "project": settings.project}
     return schema
 
 
