@@ -150,37 +150,10 @@ def tagged(tmp_path_factory):
 
 @pytest.fixture
 def train_config(digits):
-    """train_config(name, workers, steps): a network that takes milliseconds a step, with dropout and decay."""
-    from vitline.vit.config import ExecutionConfig, OptimConfig, TrainConfig, TrainRecipe
-    from vitline.vit.input.config import AugmentConfig, InputConfig
-    from vitline.vit.models.config import ViTConfig
+    """train_config(name, workers, steps, **execution): the tiny training on the digits."""
+    from .trainings import tiny_config
 
-    def make(name: str, workers: int = 1, steps: int = 20, **execution) -> TrainConfig:
-        return TrainConfig(
-            name=name,
-            corpus=digits.uri,
-            val_split="val",
-            recipe=TrainRecipe(
-                model=ViTConfig(
-                    image_size_px=16, patch_size_px=8, embed_dim=32, depth=2, num_heads=2, mlp_dim=64, dropout_rate=0.1
-                ),
-                input=InputConfig(global_batch_size=16, num_lanes=4, augment=AugmentConfig(image_size_px=16)),
-                optim=OptimConfig(warmup_steps=2, weight_decay=0.1),
-                total_steps=steps,
-            ),
-            execution=ExecutionConfig(
-                **{
-                    "num_workers": workers,
-                    "micro_batch_size": 8,
-                    "save_every_steps": 10,
-                    "log_every_steps": 1,
-                    "inspect_images": 0,
-                    **execution,
-                }
-            ),
-        )
-
-    return make
+    return lambda name, *args, **execution: tiny_config(name, digits.uri, *args, **execution)
 
 
 @pytest.fixture(autouse=True)

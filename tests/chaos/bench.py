@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -14,19 +14,16 @@ from vitline.data_prep.config import CorpusConfig, CorpusRecipe, Digits, Shardin
 from vitline.data_prep.find_corpus import corpus_store
 from vitline.data_prep.prepare.job import prepare
 from vitline.infra.children import child_environment, end_with_parent
-from vitline.infra.runs.journal import read_journal
 from vitline.infra.runs.lease import acquire_lease, read_lease
 from vitline.infra.runs.run_state import NO_STATE, RunState, read_state
 from vitline.infra.settings import Settings
-from vitline.infra.storage import Store, open_store
-from vitline.vit.config import ExecutionConfig, OptimConfig, TrainConfig, TrainRecipe
-from vitline.vit.input.config import AugmentConfig, InputConfig
-from vitline.vit.models.config import ViTConfig
-from vitline.vit.published.models import load_model
-from vitline.vit.run.resolved import resolve
+from vitline.infra.storage import Store
+from vitline.vit.config import TrainConfig
 from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training import fit
 from vitline.vit.training.world import World
+
+from ..trainings import Outcome, begin, outcome_of, tiny_config
 
 STEPS, SAVE_EVERY = 20, 5
 CORPUS = CorpusConfig(
@@ -38,22 +35,12 @@ CORPUS = CorpusConfig(
 )
 
 
-class Outcome(NamedTuple):
-    """What no fault may change: the loss of every step, the score, and the digest of the model."""
-
-    losses: dict[int, float]
-    val_top1: float
-    digest: str
-
-
 class Training:
     """One run of the tiny training, attempt by attempt, without a cluster. Made with the lease of its first attempt."""
 
     def __init__(self, root: str, config: TrainConfig) -> None:
-        spec = resolve(config, root).spec()
-        self.key, self.run = spec.run_key, open_store(root).child(f"runs/{spec.run_key}")
-        self.run.write_json("config.json", spec.model_dump(mode="json"))
-        self.attempt = self.lease()
+        self.run, lease = begin(config, root)
+        self.key, self.attempt = lease.run_key, lease.attempt
 
     @classmethod
     def of(cls, run: Store, key: str) -> "Training":
@@ -85,10 +72,6 @@ class Training:
             yield child
 
     @property
-    def losses(self) -> dict[int, float]:
-        return {r.step: r.value for r in read_journal(self.run) if r.key == "train/loss"}
-
-    @property
     def reason(self) -> str:
         """The reason in `state.json`; empty without one."""
         return (read_state(self.run) or NO_STATE).get("reason", "")
@@ -96,9 +79,7 @@ class Training:
     @property
     def outcome(self) -> Outcome:
         """Fails unless the run is finished."""
-        state = read_state(self.run) or NO_STATE
-        assert state["state"] == "finished", f"{self.key} is {state['state']}: {state.get('reason', 'no reason')}"
-        return Outcome(self.losses, state["val_top1"], load_model(state["model"]).digest)
+        return outcome_of(self.run)
 
     def objects(self) -> dict[str, bytes]:
         """Every object of the run but the lease."""
@@ -122,21 +103,7 @@ class Bench:
         return corpus_store(self.place, CORPUS)
 
     def config(self, name: str) -> TrainConfig:
-        """A network that takes milliseconds a step, with dropout and decay, so that resuming has something to get wrong."""
-        size = {"image_size_px": 16, "patch_size_px": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "mlp_dim": 64}
-        limits = {"num_workers": 1, "micro_batch_size": 8, "save_every_steps": SAVE_EVERY, "inspect_images": 0}
-        return TrainConfig(
-            name=f"chaos-{name}",
-            corpus=self.corpus.uri,
-            val_split="val",
-            recipe=TrainRecipe(
-                model=ViTConfig(**size, dropout_rate=0.1),
-                input=InputConfig(global_batch_size=16, num_lanes=4, augment=AugmentConfig(image_size_px=16)),
-                optim=OptimConfig(warmup_steps=2, weight_decay=0.1),
-                total_steps=STEPS,
-            ),
-            execution=ExecutionConfig.model_validate({**limits, "log_every_steps": 1, "device": "cpu"}),
-        )
+        return tiny_config(f"chaos-{name}", self.corpus.uri, steps=STEPS, save_every_steps=SAVE_EVERY, device="cpu")
 
     def training(self, name: str) -> Training:
         return Training(self.place.uri, self.config(name))

@@ -17,7 +17,7 @@ from vitline.infra.runs.lease import LeaseHeld, acquire_lease, read_lease
 from vitline.infra.runs.liveness import Watch
 from vitline.infra.runs.run_state import LEASE_LOST_EXIT_CODE
 
-from ..servers.stack import eventually
+from ..eventually import eventually
 from .bench import Training, holder
 
 pytestmark = pytest.mark.slow

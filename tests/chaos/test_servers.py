@@ -13,9 +13,9 @@ from vitline.infra.runs.run_state import NO_STATE, read_state
 from vitline.infra.storage import Store
 from vitline.vit.run.run_spec import RunSpec, read_starts
 
+from ..eventually import eventually
 from ..servers import own_servers as servers_of_a_test
 from ..servers.own_servers import AWAY, OwnServers, own_servers
-from ..servers.stack import eventually
 from .bench import Bench, Training
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

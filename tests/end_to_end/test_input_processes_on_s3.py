@@ -8,13 +8,15 @@ import contextlib
 import psutil
 import pytest
 
-from tests.servers.stack import use_s3
 from vitline.infra.config import replace
 from vitline.infra.local.stack import stack_environment, start_stack, stop_stack
 from vitline.infra.storage import open_store
 from vitline.vit.run.resolved import resolve
 
-from .test_kills import KilledTraining, Session, result_of, slow_config, training_workers, wait_until  # noqa: F401
+from ..eventually import eventually
+from ..servers.stack import use_s3
+from ..trainings import outcome_of
+from .test_kills import KilledTraining, Session, slow_config, training_workers  # noqa: F401
 from .undisturbed import train_undisturbed
 
 pytestmark = [pytest.mark.long, pytest.mark.servers, pytest.mark.timeout(1800)]
@@ -81,7 +83,7 @@ def corpus_on_s3(on_s3, digits):
 
 @pytest.fixture
 def expected(alone, tmp_path):
-    return result_of(train_undisturbed(resolve(alone, str(tmp_path)).spec(), str(tmp_path)))
+    return outcome_of(train_undisturbed(resolve(alone, str(tmp_path)).spec(), str(tmp_path)))
 
 
 def have_ended(processes):
@@ -96,4 +98,4 @@ def test_kills_of_input_processes_and_worker_change_no_loss(on_s3, alone, corpus
     killed = [*training.kill_input_process(), *training.kill_worker(), *training.input_processes()]
     assert training.finish() == expected
     assert len(training.run.list("starts/")) == 3
-    wait_until(lambda: have_ended(killed), "their end")
+    eventually(lambda: have_ended(killed), awaited="their end")

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import re
 import time
-from typing import NamedTuple
+from functools import partial
 
 import psutil
 import pytest
@@ -16,21 +16,21 @@ from vitline.flows.runs.services import Cluster
 from vitline.flows.runs.stage import run_store
 from vitline.infra.children import processes_with
 from vitline.infra.config import replace
-from vitline.infra.runs.journal import read_journal
 from vitline.infra.runs.lease import LeaseHeld, acquire_lease, read_lease
 from vitline.infra.runs.liveness import Watch
-from vitline.infra.runs.run_state import read_state
 from vitline.infra.settings import Settings
 from vitline.vit.checkpoints.names import list_checkpoints
-from vitline.vit.published.models import load_model
 from vitline.vit.run.resolved import resolve
 
+from ..eventually import eventually
+from ..trainings import losses_of, outcome_of
 from .undisturbed import train_undisturbed
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 STEPS, SAVE_EVERY = 100, 10
 STEPS_PER_START = 5  # every start of the worker group makes so many steps at least before the next kill
 LEASE_TIMEOUT_S = 15
+soon = partial(eventually, timeout_s=300, every_s=0.05)
 
 
 class Session:
@@ -109,32 +109,9 @@ def slow_config(train_config):
     )
 
 
-class Result(NamedTuple):
-    """What must not depend on kills."""
-
-    losses: dict[int, float]
-    digest: str
-
-
-def losses_of(run):
-    """The losses of a run by step, as far as they are sealed in its journal."""
-    return {r.step: r.value for r in read_journal(run) if r.key == "train/loss"}
-
-
-def result_of(run):
-    return Result(losses_of(run), load_model(read_state(run)["model"]).digest)
-
-
 def newest_step(run):
     """The step of the newest checkpoint; 0 without one."""
     return max((int(re.search(r"step-(\d+)", prefix)[1]) for prefix in list_checkpoints(run)), default=0)
-
-
-def wait_until(condition, what, timeout_s=300):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s"
-        time.sleep(0.05)
 
 
 def training_workers(session):
@@ -161,7 +138,7 @@ def driver_of(run):
 @pytest.fixture
 def undisturbed(slow_config, tmp_path):
     """The result of the same training without Ray and without kills."""
-    result = result_of(train_undisturbed(resolve(slow_config, str(tmp_path)).spec(), str(tmp_path)))
+    result = outcome_of(train_undisturbed(resolve(slow_config, str(tmp_path)).spec(), str(tmp_path)))
     assert sorted(result.losses) == list(range(1, STEPS + 1))
     return result
 
@@ -180,9 +157,9 @@ class KilledTraining:
     def wait_for_checkpoint(self, after):
         """Waits for the next start of the worker group and a checkpoint of its own. `after`: what was killed before."""
         self.starts += 1
-        wait_until(lambda: len(self.run.list("starts/")) == self.starts, f"a start after {after}")
+        soon(lambda: len(self.run.list("starts/")) == self.starts, awaited=f"a start after {after}")
         resumed = newest_step(self.run)
-        wait_until(lambda: newest_step(self.run) >= resumed + STEPS_PER_START, f"a checkpoint after {after}")
+        soon(lambda: newest_step(self.run) >= resumed + STEPS_PER_START, awaited=f"a checkpoint after {after}")
         assert newest_step(self.run) < STEPS, f"after {after}: the run was over before the next kill"
         self.check_losses(after)
 
@@ -217,7 +194,7 @@ class KilledTraining:
     def finish(self):
         assert self.session.follow(self.lease).exit_code == 0
         self.check_losses(after="the kill of the cluster")
-        return result_of(self.run)
+        return outcome_of(self.run)
 
 
 def test_killed_training_equals_undisturbed_training(session, slow_config, undisturbed):

@@ -12,13 +12,13 @@ import pytest
 from vitline.flows.catalog.lists import list_pipelines
 from vitline.flows.catalog.records import read_pipeline
 from vitline.infra.local.stack import check_services, find_stack
-from vitline.infra.runs.journal import read_journal
 from vitline.infra.runs.lease import read_lease
 from vitline.infra.runs.run_state import read_state
-from vitline.vit.published.models import load_model
 from vitline.vit.run.run_spec import RunSpec
 
+from ..eventually import eventually
 from ..servers.stack import TINY
+from ..trainings import losses_of, outcome_of
 from .undisturbed import train_undisturbed
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
@@ -37,11 +37,8 @@ def kill(stack):
     return end
 
 
-def back(stack, patience_s=240):
-    deadline = time.monotonic() + patience_s
-    while problems := {name: problem for name, problem in check_services(stack.directory).items() if problem}:
-        assert time.monotonic() < deadline, problems
-        time.sleep(0.5)
+def back(stack):
+    eventually(lambda: not any(check_services(stack.directory).values()), awaited="all services work again")
 
 
 def test_a_pipeline_that_ends_while_mlflow_and_its_sender_are_killed_is_finished_everywhere(work, stack, kill):
@@ -74,13 +71,6 @@ def test_a_pipeline_that_ends_while_mlflow_and_its_sender_are_killed_is_finished
 def service(stack, name):
     found = next(service for service in find_stack(stack.directory).services if service.name == name)
     return psutil.Process(found.pid)
-
-
-def outcome(run):
-    """What the servers may not have changed: every loss, the score and the weights."""
-    state = read_state(run)
-    losses = {r.step: r.value for r in read_journal(run) if r.key == "train/loss"}
-    return losses, state["val_top1"], load_model(state["model"]).digest
 
 
 def training_worker(work):
@@ -132,11 +122,10 @@ def test_flow_process_servers_and_a_worker_are_killed_in_mid_training(work, stac
     assert (state["state"], state["attempt"], state["step"]) == ("finished", 1, STEPS)
     assert len(work.run(key).list("starts/")) == 2
     spec = RunSpec.model_validate(work.run(key).read_json("config.json"))
-    assert outcome(work.run(key)) == outcome(train_undisturbed(spec, root))
+    assert outcome_of(work.run(key)) == outcome_of(train_undisturbed(spec, root))
     work.eventually(lambda: work.mlflow_status(key) == "FINISHED")
     sent = work.mlflow_curve(key, "train/loss")
-    recorded = [(r.step, r.value) for r in read_journal(work.run(key)) if r.key == "train/loss"]
     assert len(sent) == len({step for step, _ in sent}) > STEPS / 2
-    assert set(sent) <= set(recorded)
+    assert set(sent) <= losses_of(work.run(key)).items()
     assert float(work.flows.artifacts(run)["pretrain"]["data"]) == 100.0
     assert any("s3://" in line and "trying again" in line for line in work.flows.lines(run))

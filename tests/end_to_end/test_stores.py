@@ -15,8 +15,7 @@ from vitline.data_prep.find_corpus import corpus_store
 from vitline.data_prep.prepare.job import prepare
 from vitline.data_prep.shards.verify_shards import verify_corpus
 from vitline.infra.local.stack import find_stack, stack_environment, start_stack, stop_stack
-from vitline.infra.runs.journal import read_journal
-from vitline.infra.runs.lease import LeaseHolder, acquire_lease, read_lease
+from vitline.infra.runs.lease import LeaseHolder, read_lease
 from vitline.infra.runs.run_state import read_state, request_stop
 from vitline.infra.runs.stopping import StopPoller
 from vitline.infra.storage import StoreFailed, open_store
@@ -25,12 +24,12 @@ from vitline.vit.checkpoints.names import list_checkpoints
 from vitline.vit.checkpoints.search import newest_checkpoint
 from vitline.vit.config import TrainConfig
 from vitline.vit.published.models import load_model
-from vitline.vit.run.resolved import resolve
 from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.world import World
 
 from ..servers.faulty_s3 import FAULTS
 from ..servers.stack import use_s3
+from ..trainings import begin, finish, outcome_of
 
 pytestmark = pytest.mark.s3
 STEPS = 20
@@ -76,10 +75,7 @@ def on_disk(tmp_path_factory):
 
 def start(config, root):
     """The run and attempt of a claimed spec, as a flow leaves it for the driver."""
-    spec = resolve(config, root).spec()
-    run = open_store(root).child(f"runs/{spec.run_key}")
-    lease = acquire_lease(run, spec.run_key, job_state=lambda job: "failed", owner="test")
-    run.write_json("config.json", spec.model_dump(mode="json"))
+    run, lease = begin(config, root)
     return run, lease.attempt
 
 
@@ -89,10 +85,8 @@ def at(config, corpus):
 
 def outcome(run):
     """What must not depend on the store: losses, score, model, and which objects there are."""
-    state = read_state(run)
-    losses = {r.step: r.value for r in read_journal(run) if r.key == "train/loss"}
     kept = [key for key in names(run) if not key.startswith(("journal/", "starts/", "errors/", "lease"))]
-    return losses, state["val_top1"], load_model(state["model"]).digest, kept
+    return *outcome_of(run), kept
 
 
 def names(run, prefix=""):
@@ -111,9 +105,7 @@ def copied(corpus, root):
 @pytest.fixture
 def expected(train_config, on_disk, root):
     """What an undisturbed run on this machine's disk gives."""
-    run, attempt = start(at(train_config("stores"), on_disk[0]), root)
-    assert TrainingRun(run, attempt, World()).execute() == "finished"
-    return outcome(run)
+    return outcome(finish(at(train_config("stores"), on_disk[0]), root))
 
 
 def test_corpus_losses_score_and_model_are_those_of_a_directory(s3_uri, on_disk, train_config, expected):
@@ -121,8 +113,7 @@ def test_corpus_losses_score_and_model_are_those_of_a_directory(s3_uri, on_disk,
     assert manifest.digest == on_disk[1].digest
     assert corpus.list() == on_disk[0].list()
     assert verify_corpus(corpus).problems == {}
-    run, attempt = start(at(train_config("stores"), corpus), s3_uri)
-    assert TrainingRun(run, attempt, World()).execute() == "finished"
+    run = finish(at(train_config("stores"), corpus), s3_uri)
     assert outcome(run) == expected
     assert load_model(read_state(run)["model"]).classes == ("0", "1")
 

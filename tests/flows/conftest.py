@@ -7,9 +7,9 @@ import pytest
 
 from vitline.flows.catalog.records import AttemptRecord, Origin
 from vitline.flows.cli import main as cli
-from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.storage import open_store
-from vitline.vit.run.resolved import resolve
+
+from ..trainings import begin
 
 
 @pytest.fixture
@@ -52,12 +52,9 @@ def begin_run(train_config):
 
     def make(root, name=None, origin=None, attempt_at=1_700_000_000.0, **execution):
         # A unique name, because other tests keep their runs on the same server.
-        spec = resolve(train_config(name or f"t-{uuid.uuid4().hex[:8]}", **execution), root).spec()
-        run = open_store(root).child(f"runs/{spec.run_key}")
-        lease = acquire_lease(run, spec.run_key, job_state=lambda job: "failed", owner="test")
-        run.write_json("config.json", spec.model_dump(mode="json"))
+        run, lease = begin(train_config(name or f"t-{uuid.uuid4().hex[:8]}", **execution), root)
         record = AttemptRecord(
-            run_key=spec.run_key,
+            run_key=lease.run_key,
             attempt=lease.attempt,
             job_id=lease.job_id,
             ray_address="http://127.0.0.1:8265",
@@ -66,7 +63,7 @@ def begin_run(train_config):
             origin=origin or Origin(),
         )
         run.write_json(f"attempts/a{lease.attempt}.json", record.model_dump(mode="json"))
-        return run, spec.run_key, lease.attempt
+        return run, lease.run_key, lease.attempt
 
     return make
 

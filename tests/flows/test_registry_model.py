@@ -26,16 +26,13 @@ from vitline.flows.nights.night_record import THE_GATE
 from vitline.flows.nights.promote import make_champion
 from vitline.flows.to_mlflow.child import sync_runs
 from vitline.infra.local.processes import free_ports
-from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.runs.run_state import read_state
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
 from vitline.vit.published.models import load_model
-from vitline.vit.run.resolved import resolve
-from vitline.vit.run.training_run import TrainingRun
-from vitline.vit.training.world import World
 
 from ..servers.stack import send_everything
+from ..trainings import finish
 
 LOAD = """
 import base64, json, sys
@@ -62,14 +59,10 @@ class Candidate(NamedTuple):
 def candidate(stack, s3_uri, train_config):
     """A finished training in the object store of the stack that was sent to its MLflow."""
     torch.set_num_threads(1)
-    spec = resolve(train_config(f"t-{uuid.uuid4().hex[:8]}"), s3_uri).spec()
-    run = open_store(s3_uri).child(f"runs/{spec.run_key}")
-    lease = acquire_lease(run, spec.run_key, job_state=lambda job: "failed", owner="test")
-    run.write_json("config.json", spec.model_dump(mode="json"))
-    assert TrainingRun(run, lease.attempt, World()).execute() == "finished"
-    uri = stack.env["MLFLOW_TRACKING_URI"]
-    assert send_everything(s3_uri, uri) == {spec.run_key: "sent"}
-    return Candidate(MlflowClient(uri, uri), spec.config.name, read_state(run)["model"])
+    config = train_config(f"t-{uuid.uuid4().hex[:8]}")
+    run, uri = finish(config, s3_uri), stack.env["MLFLOW_TRACKING_URI"]
+    assert [*send_everything(s3_uri, uri).values()] == ["sent"]
+    return Candidate(MlflowClient(uri, uri), config.name, read_state(run)["model"])
 
 
 @pytest.fixture

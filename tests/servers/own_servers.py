@@ -21,7 +21,8 @@ from vitline.infra.local.service_logs import unexplained_tracebacks
 from vitline.infra.local.stack import check_services, find_stack, stack_environment, start_stack, stop_stack
 from vitline.infra.plain_text import last_words
 
-from .stack import FINAL, eventually
+from ..eventually import eventually
+from .stack import FINAL
 
 SERVICES = ("mlflow", "prefect", "prefect-worker", "sender", "ray")
 PORTS = ("mlflow", "prefect", "ray")

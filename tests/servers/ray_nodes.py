@@ -20,7 +20,7 @@ from vitline.infra.plain_text import last_words
 from vitline.infra.ray_jobs import RayJobs
 from vitline.infra.settings import Settings
 
-from .stack import eventually
+from ..eventually import eventually
 
 OBJECT_STORE_BYTES = 100_000_000
 JOIN_TIMEOUT_S = 120.0

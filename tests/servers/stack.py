@@ -2,9 +2,8 @@
 
 import contextlib
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import httpx
 import pytest
@@ -12,8 +11,6 @@ import pytest
 from vitline.flows.catalog.records import PipelineRecord, list_pipeline_keys, list_run_keys
 from vitline.infra.settings import secret_values
 from vitline.infra.storage import open_store
-
-T = TypeVar("T")
 
 
 class RunningStack(NamedTuple):
@@ -36,15 +33,6 @@ def use_s3(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
         if name.startswith("AWS_"):
             monkeypatch.setenv(name, value)
     return env["VITLINE_ROOT"]
-
-
-def eventually(what: Callable[[], T], timeout_s: float = 240, awaited: str = "an answer") -> T:
-    """The first true answer of `what()`; `awaited` says what is missing if there is none in time."""
-    deadline = time.monotonic() + timeout_s
-    while not (found := what()):
-        assert time.monotonic() < deadline, f"{awaited}: not within {timeout_s:g} s"
-        time.sleep(0.25)
-    return found
 
 
 def send_everything(root: str, uri: str) -> dict[str, str]:

@@ -51,18 +51,21 @@ def make_batch():
 @pytest.fixture
 def start(root):
     """start(config): the run and attempt of a claimed spec, as a flow prepares it for the driver; `run` for one that goes on."""
-    from vitline.infra.config import replace
-    from vitline.infra.runs.lease import acquire_lease
-    from vitline.infra.storage import open_store
-    from vitline.vit.run.resolved import resolve
+    from ..trainings import begin
 
     def make(config, run=None, pause_at_step=None):
-        spec = replace(resolve(config, root).spec(), pause_at_step=pause_at_step)
-        run = run or open_store(root).child(f"runs/{spec.run_key}")
-        run.write_json("config.json", spec.model_dump(mode="json"))
-        return run, acquire_lease(run, spec.run_key, job_state=lambda job: "failed", owner="test").attempt
+        run, lease = begin(config, root, run, pause_at_step=pause_at_step)
+        return run, lease.attempt
 
     return make
+
+
+@pytest.fixture
+def finished(root):
+    """finished(config, run): the run after an attempt that has come to its end."""
+    from ..trainings import finish
+
+    return lambda config, run=None: finish(config, root, run)
 
 
 @pytest.fixture

@@ -24,6 +24,8 @@ from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.guard.spike_guard import SpikeGuard
 from vitline.vit.training.world import World
 
+from ..trainings import losses_of
+
 AVERAGED = {"recipe.average_decay": 0.9}
 
 
@@ -56,10 +58,6 @@ def branch(start, parent_config):
     return make
 
 
-def losses(run):
-    return {record.step: record.value for record in read_journal(run) if record.key == "train/loss"}
-
-
 def rates(run):
     return {record.step: record.value for record in read_journal(run) if record.key == "optim/lr"}
 
@@ -76,7 +74,7 @@ def test_a_branch_without_a_change_equals_the_continuation_of_its_parent_bit_for
     parent = train(parent_config)
     run = train(branch(parent))
     assert read_state(run)["state"] == "finished"
-    assert losses(run) == after(losses(parent), 10)
+    assert losses_of(run) == after(losses_of(parent), 10)
     ours, theirs = (tensors(r, list_checkpoints(r)[0]) for r in (run, parent))
     assert {name.split("/")[0] for name in ours} == {"model", "average", "optim"}
     assert all(torch.equal(ours[name], theirs[name]) for name in ours | theirs)
@@ -90,7 +88,7 @@ def test_another_learning_rate_shows_from_the_next_step_on(train, branch, parent
     parent = train(parent_config)
     lower = {"recipe.optim.peak_lr": parent_config.recipe.optim.peak_lr / 2}
     run = train(branch(parent, allow=tuple(lower), **lower))
-    ours, theirs = losses(run), after(losses(parent), 10)
+    ours, theirs = losses_of(run), after(losses_of(parent), 10)
     assert ours[11] == theirs[11]
     assert all(ours[step] != theirs[step] for step in range(13, 21))
     assert rates(run)[11] == pytest.approx(rates(parent)[11] / 2)
@@ -114,7 +112,7 @@ def test_a_branch_that_is_stopped_resumes_from_its_own_checkpoint(train, start, 
     for key in parent.list("checkpoints/"):  # nothing of the parent is needed any more
         parent.delete(key)
     train(config)
-    assert losses(run) == after(losses(parent), 5)
+    assert losses_of(run) == after(losses_of(parent), 5)
 
 
 @pytest.mark.slow
@@ -133,9 +131,9 @@ def test_two_workers_branch_as_they_go_on_and_one_goes_on_from_the_checkpoint_of
     ]
     assert [process.communicate(timeout=240)[0] for process in ranks] == 2 * [b"finished\nfinished\n"]
     assert open_checkpoint(run, list_checkpoints(run)[0]).manifest["world_size"] == 2
-    assert losses(run) == after(losses(parent), 10)
+    assert losses_of(run) == after(losses_of(parent), 10)
     alone = train(replace(branch(parent, **changes), name="alone", **{"execution.num_workers": 1}))
-    assert losses(alone) == pytest.approx(losses(run), rel=1e-3)
+    assert losses_of(alone) == pytest.approx(losses_of(run), rel=1e-3)
 
 
 def test_a_pinned_checkpoint_stays_until_the_branch_has_one_of_its_own(train, start, branch, parent_config):

@@ -6,17 +6,14 @@ import time
 import pytest
 
 from vitline.infra.config import replace
-from vitline.infra.runs.journal import read_journal
-from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.runs.run_state import read_state, request_stop
 from vitline.infra.settings import Settings
-from vitline.infra.storage import open_store
 from vitline.vit.checkpoints.names import newest_step
 from vitline.vit.ray_jobs import elastic
-from vitline.vit.run.resolved import resolve
 from vitline.vit.run.run_spec import read_starts
 
 from ..servers.ray_nodes import three_nodes
+from ..trainings import begin, losses_of
 
 
 class Group:
@@ -106,10 +103,7 @@ def test_a_training_goes_on_without_a_lost_node_and_with_a_new_one(train_config,
     """Only the head has the resource `vitline_training`, as the guide for a cluster says."""
     config = train_config("elastic", workers=2, steps=10**6, min_workers=1)
     config = replace(config, **{"recipe.model.dropout_rate": 0.0, "execution.save_every_steps": 50})
-    spec = resolve(config, root).spec()
-    run = open_store(root).child(f"runs/{spec.run_key}")
-    run.write_json("config.json", spec.model_dump(mode="json"))
-    lease = acquire_lease(run, spec.run_key, job_state=lambda job: "failed", owner="test")
+    run, lease = begin(config, root)
     sizes = lambda: [start["world_size"] for start in sorted(read_starts(run), key=lambda start: start["at"])]  # noqa: E731
 
     with three_nodes(Settings(root=root), tmp_path) as cluster:
@@ -141,5 +135,5 @@ def test_a_training_goes_on_without_a_lost_node_and_with_a_new_one(train_config,
         assert cluster.jobs.follow(lease.job_id, lambda _: None).exit_code == 75
     assert sizes() == [2, 1, 2]
     assert read_state(run)["state"] == "preempted"
-    losses = {record.step: record.value for record in read_journal(run) if record.key == "train/loss"}
+    losses = losses_of(run)
     assert sorted(losses) == list(range(1, max(losses) + 1))

@@ -8,14 +8,12 @@ import time
 import psutil
 import pytest
 
-from vitline.infra.runs.journal import read_journal
-from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.runs.run_state import read_state
-from vitline.infra.storage import open_store
 from vitline.vit.checkpoints.names import list_checkpoints
-from vitline.vit.run.resolved import resolve
 from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.world import World
+
+from ..trainings import begin, losses_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 RANK = """
@@ -62,26 +60,9 @@ TrainingRun(run, 1, World()).execute()
 """
 
 
-@pytest.fixture
-def claimed(root):
-    """claimed(config): the run and the lease of its first attempt."""
-
-    def make(config):
-        spec = resolve(config, root).spec()
-        run = open_store(root).child(f"runs/{spec.run_key}")
-        run.write_json("config.json", spec.model_dump(mode="json"))
-        return run, acquire_lease(run, spec.run_key, job_state=lambda job: "failed", owner="test")
-
-    return make
-
-
-def steps_of(run):
-    return sorted({record.step for record in read_journal(run) if record.key == "train/loss"})
-
-
 @pytest.mark.parametrize("hang", ["waits_for_a_lock", "reads_and_keeps_the_interpreter_lock"])
-def test_a_hung_training_is_killed_with_its_stacks_and_resumes(train_config, claimed, hang):
-    run, _ = claimed(train_config("hung", steps=60, progress_timeout_s=15.0))
+def test_a_hung_training_is_killed_with_its_stacks_and_resumes(train_config, root, hang):
+    run, _ = begin(train_config("hung", steps=60, progress_timeout_s=15.0), root)
     ended = subprocess.run([sys.executable, "-c", RANK, run.uri, hang], stderr=subprocess.PIPE, text=True)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     (error,) = [run.read_json(key) for key in run.list("errors/")]
@@ -93,12 +74,12 @@ def test_a_hung_training_is_killed_with_its_stacks_and_resumes(train_config, cla
 
     assert TrainingRun(run, 1, World()).execute() == "finished"
     assert any("-from-step-" in key for key in run.list("starts/"))
-    assert steps_of(run) == list(range(1, 61))
+    assert sorted(losses_of(run)) == list(range(1, 61))
 
 
 @pytest.mark.long
-def test_an_input_process_that_stands_still_is_no_progress_and_ends_with_the_training(train_config, claimed):
-    run, _ = claimed(train_config("stopped", steps=60, progress_timeout_s=15.0, decode_processes=2))
+def test_an_input_process_that_stands_still_is_no_progress_and_ends_with_the_training(train_config, root):
+    run, _ = begin(train_config("stopped", steps=60, progress_timeout_s=15.0, decode_processes=2), root)
     command = [sys.executable, "-c", RANK, run.uri, "stops_an_input_process"]
     ended = subprocess.run(command, capture_output=True, text=True)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
@@ -120,13 +101,10 @@ def is_alive(pid):
 
 
 @pytest.mark.long
-def test_ray_train_starts_a_group_again_of_which_one_rank_stands_still(
-    train_config, claimed, ray_jobs, until, processes
-):
+def test_ray_train_starts_a_group_again_of_which_one_rank_stands_still(train_config, root, ray_jobs, until, processes):
     """The other rank waits for it in a collective: both leave what they know, and the same attempt goes on."""
-    run, lease = claimed(
-        train_config("stands-still", workers=2, steps=2000, save_every_steps=50, progress_timeout_s=30.0)
-    )
+    config = train_config("stands-still", workers=2, steps=2000, save_every_steps=50, progress_timeout_s=30.0)
+    run, lease = begin(config, root)
     command = ["python", "-m", "vitline.vit.ray_jobs.train_driver", "--run", run.uri, "--attempt", "1"]
     ray_jobs.submit(lease.job_id, command, env={"RAY_JOB_STOP_WAIT_TIME_S": "11"}, metadata={})
     until(lambda: list_checkpoints(run), lease.job_id)
@@ -142,4 +120,4 @@ def test_ray_train_starts_a_group_again_of_which_one_rank_stands_still(
     assert any("T (stopped)" in text for text in stacks)
     assert any("all_reduce" in text for text in stacks)
     assert "no progress for 30 s" in ray_jobs.logs(lease.job_id)
-    assert steps_of(run) == list(range(1, 2001))
+    assert sorted(losses_of(run)) == list(range(1, 2001))

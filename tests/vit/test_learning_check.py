@@ -9,16 +9,12 @@ import torch.nn.functional as F
 
 from vitline.data_prep.shard_format import load_manifest
 from vitline.infra.config import replace
-from vitline.infra.runs.journal import read_journal
-from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.runs.run_state import read_state
-from vitline.infra.storage import open_store
 from vitline.vit.convert.timm import to_timm
 from vitline.vit.input.batches import eval_batches, train_batches
-from vitline.vit.run.resolved import resolve
-from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.loop import initial_state
-from vitline.vit.training.world import World
+
+from ..trainings import finish, losses_of
 
 STEPS, WARMUP, LR, DECAY, BATCH, CLASSES = 100, 10, 3e-3, 0.1, 32, 10
 
@@ -92,12 +88,8 @@ def plain_loop(timm, config, digits):
 @pytest.mark.parametrize(("loss", "mixup"), [("softmax", None), ("sigmoid", None), ("softmax", 0.2)])
 def test_a_training_equals_a_plain_loop_on_the_network_of_timm(timm, train_config, digits, root, loss, mixup):
     config = config_of(train_config, loss, mixup)
-    spec = resolve(config, root).spec()
-    run = open_store(root).child(f"runs/{spec.run_key}")
-    run.write_json("config.json", spec.model_dump(mode="json"))
-    attempt = acquire_lease(run, spec.run_key, job_state=lambda job: None, owner="test").attempt
-    assert TrainingRun(run, attempt, World()).execute() == "finished"
-    found = np.array([record.value for record in read_journal(run) if record.key == "train/loss"])
+    run = finish(config, root)
+    found = np.array([*losses_of(run).values()])
 
     losses, plain = plain_loop(timm, config, digits)
     # The same sums in another order: a difference in rounding grows about tenfold in ten updates of Adam, then hardly any more.

@@ -38,19 +38,16 @@ from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.reporter import Reporter, system_metrics
 from vitline.vit.training.world import World
 
-
-def losses(run):
-    return {record.step: record.value for record in read_journal(run) if record.key == "train/loss"}
+from ..trainings import losses_of
 
 
-def test_a_finished_run_has_curves_checkpoints_a_score_and_a_model(start, train_config, digits):
-    run, attempt = start(train_config("whole", inspect_images=5))
-    assert TrainingRun(run, attempt, World()).execute() == "finished"
+def test_a_finished_run_has_curves_checkpoints_a_score_and_a_model(finished, train_config, digits):
+    run = finished(train_config("whole", inspect_images=5))
     state = read_state(run)
     assert state["state"] == "finished"
     assert state["images_seen"] == 20 * 16
     assert state["val_examples"] > 0
-    assert sorted(losses(run)) == list(range(1, 21))
+    assert sorted(losses_of(run)) == list(range(1, 21))
     assert list_checkpoints(run)[0].startswith("checkpoints/step-000000020")
     assert run.exists("inputs.png")
     assert "inspection/index.html" in state["inspection"]
@@ -62,11 +59,10 @@ def test_a_finished_run_has_curves_checkpoints_a_score_and_a_model(start, train_
     assert model.provenance["corpus_digest"] == run.read_json("config.json")["inputs"]["corpus"]
 
 
-def test_on_gpus_a_run_records_its_memory_beside_that_of_a_plan(start, train_config, monkeypatch):
+def test_on_gpus_a_run_records_its_memory_beside_that_of_a_plan(finished, train_config, monkeypatch):
     """As if the GPU had had as much as the plan says, of a micro-batch of 8."""
     monkeypatch.setattr("vitline.vit.cost.training_memory.peak_of_workers", lambda world: 1_000_000)
-    run, attempt = start(train_config("memory", steps=4))
-    assert TrainingRun(run, attempt, World()).execute() == "finished"
+    run = finished(train_config("memory", steps=4))
     state = read_state(run)
     weights = sum(p.numel() for p in load_model(state["model"]).network.parameters())
     planned = 4 * 4 * weights + activation_bytes(train_config("memory").recipe.model, 8)
@@ -100,11 +96,10 @@ SMALL = {"image_size_px": 16, "embed_dim": 32, "depth": 2, "num_heads": 2, "mlp_
     ],
     ids=["hybrid", "bit", "map-relative", "2d-every-layer"],
 )
-def test_every_network_trains_is_published_and_can_be_fine_tuned(start, train_config, model):
-    run, attempt = start(replace(train_config("networks", steps=4, inspect_images=2), **{"recipe.model": model}))
-    assert TrainingRun(run, attempt, World()).execute() == "finished"
+def test_every_network_trains_is_published_and_can_be_fine_tuned(finished, train_config, model):
+    run = finished(replace(train_config("networks", steps=4, inspect_images=2), **{"recipe.model": model}))
     state = read_state(run)
-    assert all(math.isfinite(loss) for loss in losses(run).values())
+    assert all(math.isfinite(loss) for loss in losses_of(run).values())
     assert "inspection/patch-filters.png" in state["inspection"]
     source = load_model(state["model"]).network
     tuned = adapt(source, model.for_transfer(), 3)
@@ -134,9 +129,8 @@ def test_one_process_per_node_reports_system_metrics(root):
     }
 
 
-def test_preempted_run_resumes_bit_for_bit_in_another_attempt(start, train_config, stop_at):
-    whole, attempt = start(train_config("whole"))
-    TrainingRun(whole, attempt, World()).execute()
+def test_preempted_run_resumes_bit_for_bit_in_another_attempt(start, finished, train_config, stop_at):
+    whole = finished(train_config("whole"))
     config = train_config("parts")
     run, attempt = start(config)
     stop_at(7, run, attempt)
@@ -144,13 +138,14 @@ def test_preempted_run_resumes_bit_for_bit_in_another_attempt(start, train_confi
     run, attempt = start(config, run)
     assert attempt == 2
     assert TrainingRun(run, attempt, World()).execute() == "finished"
-    assert losses(run) == losses(whole)
+    assert losses_of(run) == losses_of(whole)
     assert load_model(read_state(run)["model"]).digest == load_model(read_state(whole)["model"]).digest
 
 
-def test_a_damaged_checkpoint_is_marked_and_the_run_goes_on_from_an_older_one_bit_for_bit(start, train_config, stop_at):
-    whole, attempt = start(train_config("whole"))
-    TrainingRun(whole, attempt, World()).execute()
+def test_a_damaged_checkpoint_is_marked_and_the_run_goes_on_from_an_older_one_bit_for_bit(
+    start, finished, train_config, stop_at
+):
+    whole = finished(train_config("whole"))
     config = train_config("parts", save_every_steps=5, keep_checkpoints=3)
     run, attempt = start(config)
     stop_at(12, run, attempt)
@@ -158,23 +153,21 @@ def test_a_damaged_checkpoint_is_marked_and_the_run_goes_on_from_an_older_one_bi
     (weights,) = [key for key in run.list(newest) if key.endswith(".safetensors")]
     data = run.read(weights)
     run.write(weights, data[:-1] + bytes([data[-1] ^ 1]))
-    run, attempt = start(config, run)
-    assert TrainingRun(run, attempt, World()).execute() == "finished"
-    assert losses(run) == losses(whole)
+    run = finished(config, run)
+    assert losses_of(run) == losses_of(whole)
     assert load_model(read_state(run)["model"]).digest == load_model(read_state(whole)["model"]).digest
     assert {weights, f"{newest}/rejected.json"} < set(run.list(newest))
 
 
-def test_a_run_that_pauses_goes_on_bit_for_bit(start, train_config):
-    whole, attempt = start(train_config("whole"))
-    TrainingRun(whole, attempt, World()).execute()
+def test_a_run_that_pauses_goes_on_bit_for_bit(start, finished, train_config):
+    whole = finished(train_config("whole"))
     run, config = None, train_config("parts")
     for pause, state, steps in ((7, "paused", 7), (7, "paused", 7), (13, "paused", 13), (20, "finished", 20)):
         run, attempt = start(config, run, pause_at_step=pause)
         assert TrainingRun(run, attempt, World()).execute() == state
         assert (read_state(run)["step"], "model" in read_state(run)) == (steps, state == "finished")
         assert list_checkpoints(run)[0].startswith(f"checkpoints/step-{steps:09d}-")
-    assert losses(run) == losses(whole)
+    assert losses_of(run) == losses_of(whole)
     assert load_model(read_state(run)["model"]).digest == load_model(read_state(whole)["model"]).digest
 
 
@@ -184,13 +177,11 @@ def validation(run):
 
 
 @pytest.mark.parametrize("pool", ["token", "map"])
-def test_scores_during_a_training_change_nothing_in_it(start, train_config, pool):
+def test_scores_during_a_training_change_nothing_in_it(finished, train_config, pool):
     averaged = {"recipe.average_decay": 0.9, "recipe.model.pool": pool}
-    plain, attempt = start(replace(train_config("plain"), **averaged))
-    TrainingRun(plain, attempt, World()).execute()
-    scored, attempt = start(replace(train_config("scored", evaluate_every_steps=3), **averaged))
-    TrainingRun(scored, attempt, World()).execute()
-    assert losses(scored) == losses(plain)
+    plain = finished(replace(train_config("plain"), **averaged))
+    scored = finished(replace(train_config("scored", evaluate_every_steps=3), **averaged))
+    assert losses_of(scored) == losses_of(plain)
     assert load_model(read_state(scored)["model"]).digest == load_model(read_state(plain)["model"]).digest
     found = validation(scored)
     assert sorted({step for _, step in found}) == [3, 6, 9, 12, 15, 18, 20]
@@ -199,24 +190,21 @@ def test_scores_during_a_training_change_nothing_in_it(start, train_config, pool
     assert scored.read_json("progress.json")["validation"].startswith("val loss ")
 
 
-def test_a_run_that_stops_where_it_would_be_scored_is_scored_on_resuming(start, train_config, stop_at):
-    whole, attempt = start(train_config("whole", evaluate_every_steps=4))
-    TrainingRun(whole, attempt, World()).execute()
+def test_a_run_that_stops_where_it_would_be_scored_is_scored_on_resuming(start, finished, train_config, stop_at):
+    whole = finished(train_config("whole", evaluate_every_steps=4))
     config = train_config("parts", evaluate_every_steps=4)
     run, attempt = start(config)
     stop_at(8, run, attempt)
     assert max(step for _, step in validation(run)) == 4
-    run, attempt = start(config, run)
-    assert TrainingRun(run, attempt, World()).execute() == "finished"
+    run = finished(config, run)
     assert validation(run) == validation(whole)
-    assert losses(run) == losses(whole)
+    assert losses_of(run) == losses_of(whole)
 
 
-def test_several_labels_per_image_are_scored_by_their_mean_average_precision(start, train_config, tagged):
+def test_several_labels_per_image_are_scored_by_their_mean_average_precision(finished, train_config, tagged):
     changes = {"recipe.loss": "sigmoid", "recipe.input.num_lanes": 1, "recipe.input.augment.flip": False}
     config = replace(train_config("tags", evaluate_every_steps=10, steps=60), corpus=tagged.uri, **changes)
-    run, attempt = start(config)
-    TrainingRun(run, attempt, World()).execute()
+    run = finished(config)
     found = {step: value for (key, step), value in validation(run).items() if key == "val/mean_average_precision"}
     assert list(found) == [10, 20, 30, 40, 50, 60]
     assert found[60] == read_state(run)["val_mean_average_precision"]
@@ -224,42 +212,39 @@ def test_several_labels_per_image_are_scored_by_their_mean_average_precision(sta
     assert "mAP" in run.read_json("progress.json")["validation"]
 
 
-def test_a_resumed_run_keeps_the_same_lasting_checkpoints(start, train_config, stop_at):
+def test_a_resumed_run_keeps_the_same_lasting_checkpoints(start, finished, train_config, stop_at):
     keeping = {"save_every_steps": 3, "keep_checkpoints": 1, "keep_every_images": 100}  # of 16 a step
     config, kept = train_config("permanent", **keeping), []
     for stop in (None, 8):  # 8 is the first step after 100 images, but no regular one
-        run, attempt = start(config, open_store(f"memory://{uuid.uuid4().hex}/runs/r"))
+        run = open_store(f"memory://{uuid.uuid4().hex}/runs/r")
         if stop:
-            stop_at(stop, run, attempt)
-            run, attempt = start(config, run)
-        assert TrainingRun(run, attempt, World()).execute() == "finished"
+            stop_at(stop, *start(config, run))
+        finished(config, run)
         kept.append([int(prefix.split("-")[1]) for prefix in list_checkpoints(run)])
     assert kept == [[20, 15, 9]] * 2  # after 100 and 200 images; 300 are reached after the last regular one
 
 
 @pytest.mark.parametrize("stop", [None, 14])
 def test_the_checkpoint_with_the_best_score_is_kept_also_by_a_resumed_run(
-    start, train_config, stop_at, monkeypatch, stop
+    start, finished, train_config, stop_at, monkeypatch, stop
 ):
     config = train_config("best", save_every_steps=3, evaluate_every_steps=3, keep_checkpoints=1, keep_best=True)
     scores = {3: 0.2, 6: 0.7, 9: 0.4, 12: 0.7, 15: 0.6, 18: 0.1, 20: 0.5}
-    run, attempt = start(config, open_store(f"memory://{uuid.uuid4().hex}/runs/r"))
+    run = open_store(f"memory://{uuid.uuid4().hex}/runs/r")
 
     def scored(hooks, network, step):
         hooks.note_score(step, scores[step])
 
     monkeypatch.setattr(RunHooks, "evaluate", scored)
     if stop:
-        stop_at(stop, run, attempt)
-        run, attempt = start(config, run)
-    assert TrainingRun(run, attempt, World()).execute() == "finished"
+        stop_at(stop, *start(config, run))
+    finished(config, run)
     assert [int(prefix.split("-")[1]) for prefix in list_checkpoints(run)] == [20, 12]
     assert best_checkpoint(run) == {"step": 12, "score": 0.7}
 
 
-def test_the_last_checkpoint_may_be_the_best(start, train_config):
-    run, attempt = start(train_config("best", save_every_steps=10, evaluate_every_steps=10, keep_best=True))
-    assert TrainingRun(run, attempt, World()).execute() == "finished"
+def test_the_last_checkpoint_may_be_the_best(finished, train_config):
+    run = finished(train_config("best", save_every_steps=10, evaluate_every_steps=10, keep_best=True))
     found = {record.step: record.value for record in read_journal(run) if record.key == "val/top1"}
     best = best_checkpoint(run)
     assert best["score"] == max(found.values()) == found[best["step"]]
@@ -285,19 +270,19 @@ def refuse(monkeypatch):
     return start
 
 
-def test_a_run_with_bad_examples_finishes_counts_them_and_resumes_bit_for_bit(start, train_config, refuse, stop_at):
+def test_a_run_with_bad_examples_finishes_counts_them_and_resumes_bit_for_bit(
+    start, finished, train_config, refuse, stop_at
+):
     refuse(0.02)
-    whole, attempt = start(replace(train_config("whole", decode_threads=2), val_split=None))
-    assert TrainingRun(whole, attempt, World()).execute() == "finished"
+    whole = finished(replace(train_config("whole", decode_threads=2), val_split=None))
     counts = {r.step: r.value for r in read_journal(whole) if r.key == "input/bad_examples"}
     assert 0 < counts[20] <= 10
     assert sorted(counts.values()) == [counts[step] for step in range(1, 21)]
     config = replace(train_config("parts", micro_batch_size=8), val_split=None)
     run, attempt = start(config)
     stop_at(7, run, attempt)
-    run, attempt = start(config, run)
-    assert TrainingRun(run, attempt, World()).execute() == "finished"
-    assert losses(run) == losses(whole)
+    run = finished(config, run)
+    assert losses_of(run) == losses_of(whole)
     assert load_model(read_state(run)["model"]).digest == load_model(read_state(whole)["model"]).digest
 
 
@@ -324,14 +309,13 @@ def test_the_score_of_a_run_is_never_one_of_fewer_images(start, train_config, re
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("on_cancel", "kept"), [("checkpoint", 1), ("discard", 0)])
-def test_stop_request_affects_its_own_attempt_only(start, train_config, on_cancel, kept):
+def test_stop_request_affects_its_own_attempt_only(start, finished, train_config, on_cancel, kept):
     run, attempt = start(train_config("stopped", on_cancel=on_cancel))
     request_stop(run, "cancelled", by="test", attempt=attempt)
     assert TrainingRun(run, attempt, World()).execute() == "cancelled"
     assert len(list_checkpoints(run)) == kept
     assert read_state(run)["reason"] == "test"
-    run, attempt = start(train_config("stopped"), run)
-    assert TrainingRun(run, attempt, World()).execute() == "finished"
+    run = finished(train_config("stopped"), run)
 
 
 def test_run_whose_checkpoints_are_all_damaged_fails_with_the_list_instead_of_starting_anew(
@@ -349,7 +333,7 @@ def test_run_whose_checkpoints_are_all_damaged_fails_with_the_list_instead_of_st
     assert read_state(run)["state"] == "failed"
     assert prefix in read_state(run)["reason"]
     assert run.list("checkpoints/") == sorted([*before, f"{prefix}/rejected.json"])
-    assert set(losses(run)) <= {1}  # nothing was trained again
+    assert set(losses_of(run)) <= {1}  # nothing was trained again
 
 
 def test_attempt_that_lost_its_lease_writes_nothing(start, train_config):
@@ -423,7 +407,7 @@ def test_a_step_without_a_finite_loss_is_left_out_and_many_end_the_run(
     monkeypatch.setattr(loop, "forward", lambda *args: forward(*args) * (math.nan if next(steps) in poisoned else 1.0))
     assert TrainingRun(run, attempt, World()).execute() == state
     assert read_state(run)["state"] == state
-    assert math.isnan(losses(run)[7])
+    assert math.isnan(losses_of(run)[7])
     skipped = [r.step for r in read_journal(run) if r.key == "guard/nonfinite_steps" and r.value]
     assert skipped == ([7] if state == "finished" else [7, 8, 9])
     checkpoint = newest_checkpoint(run, pytest.fail)[1]
@@ -471,10 +455,9 @@ def class_table(tmp_path):
     return path
 
 
-def test_a_run_on_a_mixture_records_its_corpora_weights_and_classes(start, train_config, two_corpora, class_table):
+def test_a_run_on_a_mixture_records_its_corpora_weights_and_classes(finished, train_config, two_corpora, class_table):
     config = mixture_of(two_corpora, train_config, class_map=str(class_table))
-    run, attempt = start(config)
-    assert TrainingRun(run, attempt, World()).execute() == "finished"
+    run = finished(config)
     state, model = read_state(run), load_model(read_state(run)["model"])
     assert model.classes == ("bird", "vehicle")
     val = {part.title: part.num_rows("val") for part in open_corpora(config).parts}
@@ -490,15 +473,14 @@ def test_a_run_on_a_mixture_records_its_corpora_weights_and_classes(start, train
     assert model.provenance["class_map_digest"] == record["class_map_digest"]
 
 
-def test_a_resumed_mixture_equals_the_uninterrupted_one(start, train_config, two_corpora, stop_at):
+def test_a_resumed_mixture_equals_the_uninterrupted_one(start, finished, train_config, two_corpora, stop_at):
     config = mixture_of(two_corpora, train_config)
-    whole, attempt = start(config)
-    TrainingRun(whole, attempt, World()).execute()
+    whole = finished(config)
     stopped, attempt = start(config, open_store(whole.uri + "-resumed"))
     stop_at(7, stopped, attempt)
     _, attempt = start(config, stopped)
     assert TrainingRun(stopped, attempt, World()).execute() == "finished"
-    assert losses(stopped) == losses(whole)
+    assert losses_of(stopped) == losses_of(whole)
     assert read_state(stopped)["val_top1"] == read_state(whole)["val_top1"]
 
 

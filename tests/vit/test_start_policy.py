@@ -18,8 +18,9 @@ from vitline.vit.ray_jobs.start_policy import (
     report_waiting,
     waits,
 )
-from vitline.vit.run.resolved import resolve
 from vitline.vit.run.run_spec import read_progress, read_starts
+
+from ..trainings import begin
 
 
 class Clock:
@@ -156,10 +157,7 @@ def test_a_training_that_lost_its_place_waits_is_stopped_or_goes_on(ray_jobs, un
     """Another job takes the CPU of a killed worker. The wait takes far more than the queue timeout and more than the four tries
     that ended a run before; then the CPU is free again."""
     config = train_config("displaced", steps=1_000_000, queue_timeout_s=15)
-    spec = resolve(config, root).spec()
-    run = open_store(root).child(f"runs/{spec.run_key}")
-    run.write_json("config.json", spec.model_dump(mode="json"))
-    lease = acquire_lease(run, spec.run_key, job_state=lambda job: "failed", owner="test")
+    run, lease = begin(config, root)
     occupants = [f"occupant-{n}-{uuid.uuid4().hex[:6]}" for n in range(2)]
     occupy = lambda job: ray_jobs.submit(job, [sys.executable, "-c", OCCUPANT], {}, {})  # noqa: E731
     training = lease.job_id

@@ -7,7 +7,6 @@ import torch
 
 from vitline.flows.forms.user_code import with_user_code
 from vitline.infra.config import replace
-from vitline.infra.runs.journal import read_journal
 from vitline.infra.storage import open_store
 from vitline.vit.cost.memory import activation_bytes
 from vitline.vit.models.build import build_network
@@ -20,6 +19,8 @@ from vitline.vit.published.models import adapt, load_model
 from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.loss import loss_named, softmax_cross_entropy
 from vitline.vit.training.world import World
+
+from ..trainings import losses_of
 
 NETS = """
 import torch
@@ -105,10 +106,9 @@ def test_a_plan_holds_the_digest_of_the_code_and_what_was_measured_of_the_networ
         with_user_code(planned)
 
 
-def test_a_run_trains_the_network_with_the_loss_and_publishes_a_model_that_can_be_loaded(config, start):
-    run, attempt = start(with_user_code(config))
-    assert TrainingRun(run, attempt, World()).execute() == "finished"
-    assert len([record for record in read_journal(run) if record.key == "train/loss"]) == 6
+def test_a_run_trains_the_network_with_the_loss_and_publishes_a_model_that_can_be_loaded(config, finished):
+    run = finished(with_user_code(config))
+    assert len(losses_of(run)) == 6
     model = load_model(run.read_json("state.json")["model"])
     logits = model.network(torch.zeros(2, 3, 16, 16))
     assert logits.shape == (2, 10)

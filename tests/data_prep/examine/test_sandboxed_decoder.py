@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 import zlib
 from pathlib import Path
 
@@ -22,6 +21,8 @@ from vitline.data_prep.examine.images import examine_image
 from vitline.data_prep.examine.local_range import LocalRange
 from vitline.data_prep.examine.sandboxed_decoder import SandboxedDecoder
 from vitline.infra.storage import open_store
+
+from ...eventually import eventually
 
 POLICY = DecodePolicy(max_pixels=100_000)
 MEMORY = 2 << 30
@@ -108,15 +109,6 @@ def crash(outcome):
     assert isinstance(outcome, ImageRejected)
     assert outcome.reason == "decoder_crash"
     return outcome.detail
-
-
-def until(condition):
-    """Polls for at most WAIT_S."""
-    end = time.monotonic() + WAIT_S
-    while not (found := condition()):
-        assert time.monotonic() < end, "still not so"
-        time.sleep(0.01)
-    return found
 
 
 def gone(pid):
@@ -310,12 +302,12 @@ if __name__ == "__main__":
 """
     parent = subprocess.Popen([sys.executable, "-c", program], cwd=Path(__file__).parents[3])
     try:
-        child = int(until(lambda: pid_file.read_bytes().strip(b"\0 ")))
+        child = int(eventually(lambda: pid_file.read_bytes().strip(b"\0 ")))
         assert not gone(child)
     finally:
         parent.kill()
         parent.wait()
-    until(lambda: gone(child))
+    eventually(lambda: gone(child))
 
 
 def test_answers_survive_encoding_and_damaged_ones_are_refused():

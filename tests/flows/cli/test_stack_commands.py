@@ -11,7 +11,7 @@ import pytest
 
 from vitline.infra.local.stack_config import ALL, prepare_stack_config
 
-from ...servers.stack import eventually
+from ...eventually import eventually
 
 ROOT = Path(__file__).parents[3]
 OURS = ("AWS_", "RAY_", "VITLINE_", "MLFLOW_", "PREFECT_")

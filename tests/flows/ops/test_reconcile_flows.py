@@ -22,7 +22,7 @@ from vitline.infra.storage import open_store
 from vitline.vit.checkpoints.names import list_checkpoints
 from vitline.vit.run.run_spec import read_progress
 
-from ...servers.stack import eventually
+from ...eventually import eventually
 
 pytestmark = pytest.mark.slow
 TINY = {

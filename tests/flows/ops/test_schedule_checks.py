@@ -1,6 +1,5 @@
 """Active schedules that start nothing, at a real Prefect server, edited through its API as its page does."""
 
-import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -8,6 +7,8 @@ import pytest
 from vitline.flows.ops.schedule_checks import check_logs, check_schedules, schedule_problems
 from vitline.infra.local.stack import find_stack
 from vitline.infra.settings import Settings
+
+from ...eventually import eventually
 
 NAME = "evaluate/default"
 
@@ -30,16 +31,9 @@ def upcoming(flows, deployment: str) -> list[str]:
     return [run["id"] for run in flows.api.post("/flow_runs/filter", json=wanted).raise_for_status().json()]
 
 
-def wait_for_upcoming(flows, deployment: str) -> None:
-    deadline = time.monotonic() + 200  # the scheduler runs once a minute
-    while not upcoming(flows, deployment):
-        assert time.monotonic() < deadline, "the schedule yields no runs"
-        time.sleep(0.5)
-
-
 def test_an_active_schedule_without_upcoming_runs_is_named_with_its_page(flows, scheduled, stack):
     settings = Settings(**stack.env)
-    wait_for_upcoming(flows, scheduled)
+    eventually(lambda: upcoming(flows, scheduled), awaited="a run, by the scheduler once a minute")
     assert schedule_problems(settings) == []
     for run in upcoming(flows, scheduled):
         flows.api.delete(f"/flow_runs/{run}").raise_for_status()
@@ -53,7 +47,7 @@ def test_an_active_schedule_without_upcoming_runs_is_named_with_its_page(flows, 
 
 
 def test_runs_that_no_worker_takes_are_counted(flows, scheduled, stack):
-    wait_for_upcoming(flows, scheduled)
+    eventually(lambda: upcoming(flows, scheduled), awaited="a run, by the scheduler once a minute")
     overdue = datetime.now(UTC) + timedelta(days=1, minutes=6)
     (problem,) = [found for found in schedule_problems(Settings(**stack.env), overdue) if scheduled in found]
     assert "not started 5 minutes after the due time; no worker takes" in problem

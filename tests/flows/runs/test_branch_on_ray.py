@@ -13,17 +13,14 @@ from vitline.flows.runs.pretrain import train_model
 from vitline.flows.runs.services import open_services
 from vitline.flows.runs.stage import StageFailed, run_store
 from vitline.infra.config import replace
-from vitline.infra.runs.journal import read_journal
 from vitline.infra.runs.run_state import read_state
 from vitline.infra.settings import Settings
 from vitline.vit.checkpoints.names import FOLDER, checkpoint_steps, find_checkpoints
 from vitline.vit.run.resolved import resolve
 
+from ...trainings import losses_of
+
 pytestmark = [pytest.mark.long, pytest.mark.servers, pytest.mark.timeout(1800)]
-
-
-def losses(run):
-    return {record.step: record.value for record in read_journal(run) if record.key == "train/loss"}
 
 
 def test_a_branch_of_two_workers_survives_a_kill_and_the_loss_of_its_parents_checkpoints(
@@ -65,4 +62,4 @@ def test_a_branch_of_two_workers_survives_a_kill_and_the_loss_of_its_parents_che
         train_model(branch, services)
     assert read_state(run)["state"] == "finished"
     assert read_state(run)["attempt"] == 2
-    assert losses(run) == {step: loss for step, loss in losses(parent).items() if step > 20}
+    assert losses_of(run) == {step: loss for step, loss in losses_of(parent).items() if step > 20}

@@ -17,6 +17,7 @@ from vitline.flows.runs import services
 from vitline.infra.config import replace
 from vitline.infra.storage import open_store
 
+from ...eventually import eventually
 from ...pictures import noise
 
 
@@ -112,10 +113,7 @@ def test_a_killed_command_leaves_no_process_and_the_same_command_resumes(vitline
     children = descendants(process.pid)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    deadline = time.monotonic() + 60
-    while any(map(is_alive, children)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not any(map(is_alive, children))
+    eventually(lambda: not any(map(is_alive, children)))
     code, out, err = vitline(*command)
     assert code == 0, err
     assert "40 of 40 in 2 classes" in " ".join(out.split())

@@ -5,12 +5,11 @@ from mlflow import MlflowClient
 
 from vitline.flows.to_mlflow.child import sync_runs
 from vitline.infra.config import replace
-from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.runs.run_state import write_state
 from vitline.infra.settings import Settings
-from vitline.infra.storage import open_store
 from vitline.vit.run.branch import pin_parent
-from vitline.vit.run.resolved import resolve
+
+from ...trainings import begin
 
 
 @pytest.mark.stack
@@ -22,13 +21,10 @@ def test_a_branch_and_its_parent_link_to_each_other(stack, root, begin_run, trai
     sync_runs(settings)
     name = parent_key.rpartition("-")[0]
     config = replace(train_config(name), parent={"run": parent.uri, "step": 10})
-    spec = resolve(config, root).spec()
-    pin_parent(config.parent, spec.run_key)
-    run = open_store(root).child(f"runs/{spec.run_key}")
-    acquire_lease(run, spec.run_key, job_state=lambda job: "failed", owner="test")
-    run.write_json("config.json", spec.model_dump(mode="json"))
+    run, lease = begin(config, root)
+    pin_parent(config.parent, lease.run_key)
     write_state(run, "running", 1)
-    sync_runs(settings, [spec.run_key])
+    sync_runs(settings, [lease.run_key])
     client = MlflowClient(settings.mlflow_tracking_uri, settings.mlflow_tracking_uri)
 
     def shown(store):
@@ -38,5 +34,5 @@ def test_a_branch_and_its_parent_link_to_each_other(stack, root, begin_run, trai
     (theirs, parent_tags), (ours, tags) = shown(parent), shown(run)
     assert tags["vitline.parent"] == f"{parent_key}@10"
     assert f"**Branch of:** [{parent_key}]({theirs}) at step 10" in tags["mlflow.note.content"]
-    assert f"**Branched into:** [{spec.run_key}]({ours}) at step 10" in parent_tags["mlflow.note.content"]
+    assert f"**Branched into:** [{lease.run_key}]({ours}) at step 10" in parent_tags["mlflow.note.content"]
     assert "vitline.parent" not in parent_tags

@@ -18,6 +18,8 @@ from vitline.infra.local.stack import find_stack
 from vitline.infra.runs.run_state import write_state
 from vitline.infra.storage import open_store
 
+from ...eventually import eventually
+
 
 @pytest.fixture
 def frozen(stack):
@@ -37,13 +39,6 @@ def frozen(stack):
                 os.kill(process.pid, signal.SIGCONT)
 
     return freeze
-
-
-def until(condition, seconds=240):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not become true"
-        time.sleep(0.2)
 
 
 def status(uri, store, key="mlflow.json"):
@@ -68,14 +63,14 @@ def test_data_not_sent_at_the_end_of_a_run_is_sent_later_by_the_service(in_stack
     with SenderChild(in_stack, tmp_path) as sender:
         sender.follow_pipeline(pipeline)
         sender.follow(key)
-        until(lambda: (status(uri, run), status(uri, root, place)) == ("RUNNING", "RUNNING"))
+        eventually(lambda: (status(uri, run), status(uri, root, place)) == ("RUNNING", "RUNNING"))
         with frozen():
             write_state(run, "finished", 1, step=20)
             write_pipeline(root, record.model_copy(update={"state": "finished", "updated_at": time.time()}))
             assert sorted(sender.close(3)) == sorted([key, pipeline])
     assert (status(uri, run), status(uri, root, place)) == ("RUNNING", "RUNNING")
-    until(lambda: (status(uri, run), status(uri, root, place)) == ("FINISHED", "FINISHED"))
-    until(lambda: not {key, pipeline} & {entry.key for entry in outbox.listed(root)})
+    eventually(lambda: (status(uri, run), status(uri, root, place)) == ("FINISHED", "FINISHED"))
+    eventually(lambda: not {key, pipeline} & {entry.key for entry in outbox.listed(root)})
 
 
 def test_a_sender_that_is_killed_is_replaced_even_at_the_very_end(stack, begin_run, root, tmp_path):
@@ -90,7 +85,7 @@ def test_a_sender_that_is_killed_is_replaced_even_at_the_very_end(stack, begin_r
             found = [p for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE]
             return [p for p in found if "vitline.flows.to_mlflow.send" in p.cmdline()]
 
-        until(children)
+        eventually(children)
         (child,) = children()
         child.kill()
         return child
@@ -98,7 +93,7 @@ def test_a_sender_that_is_killed_is_replaced_even_at_the_very_end(stack, begin_r
     with SenderChild(settings, tmp_path) as sender:
         sender.follow(key)
         first = kill()
-        until(lambda: status(settings.mlflow_tracking_uri, run) == "RUNNING")
+        eventually(lambda: status(settings.mlflow_tracking_uri, run) == "RUNNING")
         write_state(run, "finished", 1, step=20)
         assert kill().pid != first.pid
         assert sender.close(120) == []

@@ -10,7 +10,6 @@ import socket
 import sqlite3
 import subprocess
 import sys
-import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,6 +33,7 @@ from vitline.infra.storage import open_store
 from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.world import World
 
+from ...eventually import eventually
 from ...servers.stack import send_everything
 
 
@@ -93,13 +93,6 @@ def curve(client, run, key):
     return {(m.step, m.value, m.timestamp) for m in client.get_metric_history(run.info.run_id, key)}
 
 
-def until(condition, seconds=200):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not become true"
-        time.sleep(0.1)
-
-
 def test_a_training_is_shown_while_it_runs_and_complete_at_its_end(
     settings, begin, tracked, client, tables, tmp_path, digits
 ):
@@ -109,8 +102,8 @@ def test_a_training_is_shown_while_it_runs_and_complete_at_its_end(
     with SenderChild(settings, tmp_path / "logs") as sender:
         assert sender.run_url(key) is None
         sender.follow(key)
-        until(lambda: sender.run_url(key))
-        until(lambda: tracked(run).info.status == "SCHEDULED")  # it was submitted and has not begun
+        eventually(lambda: sender.run_url(key))
+        eventually(lambda: tracked(run).info.status == "SCHEDULED")  # it was submitted and has not begun
         beside.close()
         assert TrainingRun(run, attempt, World()).execute() == "finished"
         assert sender.close(60) == []
@@ -191,14 +184,14 @@ def test_mlflow_killed_during_a_run_gets_every_point_once(stack, settings, begin
     with SenderChild(settings, tmp_path) as sender:
         record(range(1, 6))
         sender.follow(key)
-        until(lambda: run.exists("mlflow.json") and len(curve(client, tracked(run), "train/loss")) == 5)
+        eventually(lambda: run.exists("mlflow.json") and len(curve(client, tracked(run), "train/loss")) == 5)
         found = find_stack(stack.directory)
         (service,) = (service for service in found.services if service.name == "mlflow")
         for process in [*psutil.Process(service.pid).children(recursive=True), psutil.Process(service.pid)]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         record(range(6, 11))
-        until(lambda: is_up(client))  # the stack starts it again, on the same port and database
+        eventually(lambda: is_up(client))  # the stack starts it again, on the same port and database
         record(range(11, 16))
         journal.close()
         write_state(run, "finished", attempt, step=15)
@@ -264,11 +257,11 @@ def test_the_child_sends_the_rest_and_ends_when_its_parent_is_killed(settings, b
     write_state(run, "cancelled", attempt)
     arguments = [settings.root, settings.mlflow_tracking_uri, str(tmp_path), key]
     parent = subprocess.Popen([sys.executable, "-c", PARENT, *arguments])
-    until(lambda: children(parent.pid))
+    eventually(lambda: children(parent.pid))
     (child,) = children(parent.pid)
     parent.kill()
     parent.wait()
-    until(lambda: not child.is_running() or child.status() == "zombie")
+    eventually(lambda: not child.is_running() or child.status() == "zombie")
     assert tracked(run).info.status == "KILLED"
     assert outbox.listed(open_store(settings.root)) == {}
     assert "Traceback" not in (tmp_path / "sender.log").read_text()
@@ -299,7 +292,7 @@ def test_a_sender_that_is_suspended_while_it_creates_a_run_leaves_no_twin(settin
     environment = {**os.environ, "VITLINE_ROOT": root.uri, "MLFLOW_TRACKING_URI": settings.mlflow_tracking_uri}
     first = subprocess.Popen([sys.executable, "-c", GRPC_PORT_OFFSET, stopped], env=environment)
     try:
-        until(lambda: psutil.Process(first.pid).status() == "stopped")
+        eventually(lambda: psutil.Process(first.pid).status() == "stopped")
         second = subprocess.run([sys.executable, "-c", GRPC_PORT_OFFSET, ""], env=environment, check=False)
         assert second.returncode == 0
         assert outbox.listed(root) == {}
@@ -326,7 +319,7 @@ def test_entries_that_another_sender_works_on_are_awaited_and_those_of_other_ver
     with held(store, lease, every_s=0.2), ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(sync_runs, settings, [key])
         entry = OutboxEntry("run", key)
-        until(lambda: outbox.read(root, entry))
+        eventually(lambda: outbox.read(root, entry))
         outbox.note(root, entry, outbox.read(root, entry).nonce, "MLflow is on fire")
         assert waiting.result(60) == ([], {key: "MLflow is on fire"})
     assert sync_runs(settings, [key]) == ([key], {})

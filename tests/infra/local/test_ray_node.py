@@ -16,6 +16,8 @@ from vitline.infra.children import processes_with
 from vitline.infra.local.local_ray import LocalRay
 from vitline.infra.ray_jobs import RayJobs
 
+from ...eventually import eventually
+
 pytestmark = [pytest.mark.slow, pytest.mark.servers]
 
 # A driver that ignores SIGTERM, with a child in a session of its own that ignores it, too.
@@ -48,18 +50,13 @@ def processes_of(env):
     return processes_with("RAY_AUTH_TOKEN_PATH", env["RAY_AUTH_TOKEN_PATH"])
 
 
-def wait_for(condition, what, patience_s=180):
-    deadline = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
-
-
 def start_stubborn_job(env):
     jobs = jobs_of(env)
     jobs.submit("stubborn", ["python", "-c", STUBBORN], {}, {})
     try:
-        wait_for(lambda: jobs.logs("stubborn").splitlines().count("deaf") == 2, "the stubborn job did not start")
+        eventually(
+            lambda: jobs.logs("stubborn").splitlines().count("deaf") == 2, awaited="the stubborn job did not start"
+        )
     except AssertionError as error:
         raise AssertionError(f"{error}: {jobs.find('stubborn')} {jobs.logs('stubborn')!r}") from None
 
@@ -101,7 +98,7 @@ print("ready", flush=True)
 time.sleep(1000)
 """
     jobs.submit("b", ["python", "-c", script], {"RAY_JOB_STOP_WAIT_TIME_S": "20"}, {})
-    wait_for(lambda: "ready" in jobs.logs("b").splitlines(), "the job did not start")
+    eventually(lambda: "ready" in jobs.logs("b").splitlines(), awaited="the job did not start")
     assert jobs.stop("b", wait_s=30).state == "stopped"
     assert jobs.logs("b").splitlines()[-1] == "saved"
     assert jobs.stop("b", wait_s=1).state == "stopped"
@@ -139,7 +136,7 @@ def end_owner(owner, number):
     assert len(processes_of(env)) > 10
     process.send_signal(number)
     folder = Path(env["RAY_AUTH_TOKEN_PATH"]).parent
-    wait_for(lambda: not folder.exists(), "the supervisor has not ended")  # the last thing it removes
+    eventually(lambda: not folder.exists(), awaited="the supervisor has not ended")  # the last thing it removes
 
 
 def test_no_process_is_left_after_the_owner_was_interrupted(ray, owner, tmp_path):

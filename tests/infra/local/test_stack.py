@@ -9,7 +9,6 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,14 +32,9 @@ from vitline.infra.local.stack import (
 from vitline.infra.local.stack_config import ALL, OWNER_VARIABLE, load_stack_config, prepare_stack_config
 from vitline.infra.settings import basic_authorization
 
+from ...eventually import eventually
+
 pytestmark = pytest.mark.servers
-
-
-def wait_for(condition, what, patience_s=180):
-    deadline = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 def service(directory, name):
@@ -135,9 +129,9 @@ def test_killed_service_is_reported_and_restarted_with_its_data(stack):
     before = service(stack.directory, "mlflow")
     top = psutil.Process(before.pid)
     os.kill(before.pid, signal.SIGKILL)
-    wait_for(lambda: not is_running(top), "MLflow was not killed")
+    eventually(lambda: not is_running(top), awaited="MLflow was not killed")
     assert service(stack.directory, "mlflow").state != "up"  # at once, not only after the next check of the supervisor
-    wait_for(lambda: service(stack.directory, "mlflow").state == "up", "MLflow was not restarted")
+    eventually(lambda: service(stack.directory, "mlflow").state == "up", awaited="MLflow was not restarted")
     after = service(stack.directory, "mlflow")
     assert (after.restarts, after.ports, after.url) == (before.restarts + 1, before.ports, before.url)
     assert "kept" in [e["name"] for e in ask("experiments/search", {"max_results": 10})["experiments"]]
@@ -154,8 +148,8 @@ def test_what_survives_a_killed_process_of_a_service_is_ended_and_gives_up_its_p
     listening = {process for process in top.children(recursive=True) if process.net_connections("tcp")}
     assert listening
     os.kill(before.pid, signal.SIGKILL)
-    wait_for(lambda: service(directory, "ray").restarts == 1, "Ray was not started again", 600)
-    wait_for(lambda: service(directory, "ray").state == "up", "Ray does not work again", 600)
+    eventually(lambda: service(directory, "ray").restarts == 1, 600, "Ray was not started again")
+    eventually(lambda: service(directory, "ray").state == "up", 600, "Ray does not work again")
     assert not [process for process in listening if is_running(process)]
     after = service(directory, "ray")
     assert (after.restarts, after.ports, after.url) == (before.restarts + 1, before.ports, before.url)
@@ -190,7 +184,9 @@ def test_concurrent_starts_create_one_stack_which_ends_when_its_folder_is_remove
     running = processes_of(directory)
     assert len([process for process in running if "vitline.infra.local.supervisor" in process.cmdline()]) == 1
     shutil.rmtree(directory)
-    wait_for(lambda: not any(is_running(process) for process in running), "the stack still runs without its folder")
+    eventually(
+        lambda: not any(is_running(process) for process in running), awaited="the stack still runs without its folder"
+    )
 
 
 def test_stop_removes_everything_after_the_supervisor_was_killed(start_services):
@@ -198,7 +194,7 @@ def test_stop_removes_everything_after_the_supervisor_was_killed(start_services)
     config, state, store = load_stack_config(directory), find_stack(directory), service(directory, "s3")
     os.kill(store.pid, signal.SIGSTOP)  # so that it cannot end by itself
     os.kill(state.supervisor_pid, signal.SIGKILL)
-    wait_for(lambda: find_stack(directory) is None, "the stack is still reported as running")
+    eventually(lambda: find_stack(directory) is None, awaited="the stack is still reported as running")
     unrelated = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
     try:
         # The process id of an ended process may belong to another one by now.
@@ -235,7 +231,7 @@ os._exit(0)
 
 def test_stack_ends_with_the_process_that_started_it(tmp_path):
     subprocess.run([sys.executable, "-c", OWNER, str(tmp_path)], check=True, stdout=subprocess.DEVNULL)
-    wait_for(lambda: not processes_of(tmp_path / "stack"), "the stack outlives the process that started it")
+    eventually(lambda: not processes_of(tmp_path / "stack"), awaited="the stack outlives the process that started it")
     assert not (tmp_path / "stack" / "stack.json").exists()
 
 
@@ -246,7 +242,7 @@ def test_interrupted_start_leaves_nothing_running(tmp_path, number):
         while "s3 is up" not in starter.stdout.readline():
             assert starter.poll() is None
         starter.send_signal(number)
-    wait_for(lambda: not processes_of(tmp_path / "stack"), "processes of the stack are left")
+    eventually(lambda: not processes_of(tmp_path / "stack"), awaited="processes of the stack are left")
     assert not (tmp_path / "stack" / "stack.json").exists()
     assert not load_stack_config(tmp_path / "stack").folder.exists()
 

@@ -4,13 +4,14 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
 from vitline.infra.runs.run_state import read_stop, request_stop
 from vitline.infra.runs.stopping import StopPoller
 from vitline.infra.storage import open_store
+
+from ...eventually import eventually
 
 UNRESPONSIVE_JOB = """
 import sys, time
@@ -40,9 +41,7 @@ def test_stop_poller_reports_requests_to_its_own_attempt_only(tmp_path):
     run = open_store(str(tmp_path))
     with StopPoller(run, 1) as first, StopPoller(run, 2) as second:
         request_stop(run, "cancelled", by="test", attempt=2)
-        deadline = time.monotonic() + 30
-        while second.asked() is None and time.monotonic() < deadline:
-            time.sleep(0.05)
+        eventually(second.asked)
         first.read()
         assert (first.asked(), second.asked()) == (None, "cancelled")
 

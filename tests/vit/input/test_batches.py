@@ -2,7 +2,6 @@
 
 import gc
 import threading
-import time
 from dataclasses import fields
 from types import SimpleNamespace
 
@@ -15,6 +14,8 @@ from vitline.vit.input.batches import LoaderResources, eval_batches, train_batch
 from vitline.vit.input.config import AugmentConfig, InputConfig
 from vitline.vit.input.decoded_cache import DecodedCache
 from vitline.vit.input.order import Order
+
+from ...eventually import eventually
 
 CONFIG = InputConfig(
     global_batch_size=12, num_lanes=6, shuffle_window=2, augment=AugmentConfig(image_size_px=16, min_area_fraction=0.3)
@@ -178,10 +179,7 @@ def test_closed_finished_and_dropped_iterators_leave_no_thread(tiny):
     next(forgotten)
     del forgotten
     gc.collect()
-    deadline = time.monotonic() + 5
-    while input_threads() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not input_threads()
+    eventually(lambda: not input_threads())
 
 
 def test_invalid_requests_are_refused_before_iteration(tiny):

@@ -12,6 +12,8 @@ import torch
 from vitline.vit.input.load_queue import AHEAD, NOW, Load, LoadQueue
 from vitline.vit.input.prefetch import Prefetcher
 
+from ...eventually import eventually
+
 
 def test_items_are_yielded_in_order_after_their_tasks():
     done = set()
@@ -94,10 +96,7 @@ def test_an_item_is_ready_once_all_its_tasks_have_run_and_the_end_is_none():
     with Prefetcher(iter([([nothing, release.wait], 0)]), threads=1, depth=2) as items:
         assert not items.is_ready
         release.set()
-        give_up = time.monotonic() + 10
-        while not items.is_ready and time.monotonic() < give_up:
-            time.sleep(0.001)
-        assert items.is_ready
+        eventually(lambda: items.is_ready, every_s=0.001)
         assert next(items) == 0
         assert not items.is_ready
 

@@ -17,6 +17,9 @@ from vitline.vit.input import read_shards
 from vitline.vit.input.batches import LoaderResources, eval_batches, train_batches
 from vitline.vit.input.config import AugmentConfig, InputConfig
 from vitline.vit.input.decoded_cache import DecodedCache
+from vitline.vit.run.resolved import resolve
+
+from ...trainings import finish
 
 CONFIG = InputConfig(
     global_batch_size=12, num_lanes=6, shuffle_window=2, augment=AugmentConfig(image_size_px=16, min_area_fraction=0.3)
@@ -236,21 +239,12 @@ def test_a_damaged_shard_is_an_error_with_a_cache_too(corpus_maker, tmp_path, ca
             train(made, corpus, cached)
 
 
-def test_training_uses_the_cache_of_its_config(digits, train_config, root, tmp_path, monkeypatch):
-    from vitline.infra.runs.lease import acquire_lease
-    from vitline.infra.storage import open_store
-    from vitline.vit.run.resolved import resolve
-    from vitline.vit.run.training_run import TrainingRun
-    from vitline.vit.training.world import World
-
+def test_training_uses_the_cache_of_its_config(train_config, root, tmp_path, monkeypatch):
     config = train_config("cached", steps=3, shard_cache_dir=str(tmp_path / "nvme"), shard_cache_bytes=10**7)
-    spec = resolve(config, root).spec()
-    assert spec.run_key == resolve(train_config("cached", steps=3), root).spec().run_key
-    run = open_store(root).child(f"runs/{spec.run_key}")
-    run.write_json("config.json", spec.model_dump(mode="json"))
-    lease = acquire_lease(run, spec.run_key, job_state=lambda job: "failed", owner="test")
+    run_key = resolve(config, root).spec().run_key
+    assert run_key == resolve(train_config("cached", steps=3), root).spec().run_key
     monkeypatch.setattr(FileStore, "high_latency", True)
-    assert TrainingRun(run, lease.attempt, World()).execute() == "finished"
+    finish(config, root)
     assert [*(tmp_path / "nvme").glob("vitline-*/*/*")]
     with pytest.raises(ValueError, match="shard_cache_dir='nvme' is not an absolute path"):
         replace(config.execution, shard_cache_dir="nvme")

@@ -73,14 +73,6 @@ def test_repeats_are_the_distances_in_the_list_of_all_positions(corpus):
         assert report.median_repeat.low <= 46 <= report.median_repeat.high
 
 
-@pytest.mark.slow
-def test_a_sorted_corpus_is_too_low_until_its_window_is_wide_enough(corpus):
-    """6 classes in 24 row groups of 8; two lanes read two classes at a time."""
-    columns, order = corpus([i // 32 for i in range(192)], rows_per_group=8)
-    low = [shuffle_report(order(16, 2, window), columns).too_low for window in (1, 2, 16)]
-    assert low == [True, True, False]
-
-
 def test_a_lane_that_ends_early_makes_the_entropy_too_low(corpus):
     """Three row groups on two lanes: the last third of an epoch comes from one lane, with two classes at most."""
     columns, order = corpus([i // 40 for i in range(120)], rows_per_group=40)
@@ -115,12 +107,3 @@ def test_a_large_split_is_sampled_and_images_are_never_read(corpus, monkeypatch)
     assert {columns for _, columns in read} == {("labels", "example_id", "source")}
     shuffle_report(order(8, 4, 2), columns, num_batches=24, most_rows=60)
     assert len(read) == report.num_row_groups, "the same rows are read once"
-
-
-@pytest.mark.slow
-def test_a_batch_may_be_larger_than_an_epoch(corpus):
-    columns, order = corpus([i % 3 for i in range(12)])
-    report = shuffle_report(order(30, 3, 1), columns)
-    assert (report.num_batches, report.num_rows) == (64, 12)
-    assert report.class_entropy_bits.value == pytest.approx(log2(3), abs=0.01)
-    assert report.entropy_fraction == pytest.approx(1, abs=0.01)

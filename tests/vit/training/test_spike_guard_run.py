@@ -11,19 +11,17 @@ import torch
 import vitline.vit.training.loop
 from vitline.infra.config import replace
 from vitline.infra.runs.journal import read_journal
-from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.runs.run_state import read_state
-from vitline.infra.storage import open_store
 from vitline.vit.checkpoints.manifest import open_checkpoint
 from vitline.vit.checkpoints.names import list_checkpoints
 from vitline.vit.checkpoints.read import read_checkpoint
 from vitline.vit.corpora.training_corpora import open_corpora
 from vitline.vit.evaluation.top_losses import load_shown
-from vitline.vit.run.resolved import resolve
 from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.guard.spike_guard import SpikeGuard
 from vitline.vit.training.world import World
 
+from ...trainings import losses_of
 from .planted import plant
 
 ACTIONS = {
@@ -33,7 +31,7 @@ ACTIONS = {
 
 
 @pytest.fixture
-def begin(tmp_path, train_config):
+def begin(start, train_config):
     """begin(name, action): a claimed run of 40 steps with a checkpoint every 5, of which one is kept."""
 
     def make(name, action):
@@ -41,11 +39,7 @@ def begin(tmp_path, train_config):
         config = replace(
             train_config(name, steps=40, save_every_steps=5, keep_checkpoints=1), **{"recipe.spike_guard": guard}
         )
-        spec = resolve(config, str(tmp_path / "store")).spec()
-        run = open_store(str(tmp_path / "store")).child(f"runs/{name}")
-        run.write_json("config.json", spec.model_dump(mode="json"))
-        acquire_lease(run, spec.run_key, job_state=lambda job: "failed", owner="test")
-        return run
+        return start(config)[0]
 
     return make
 
@@ -120,7 +114,7 @@ def test_a_rewind_to_before_the_first_checkpoint_starts_anew(begin, never_saw, m
     run = begin("from-the-beginning", "rewind")
     assert execute(run) == "finished"
     assert_same_end(run, never_saw("rewind"))
-    assert {r.step for r in read_journal(run) if r.key == "train/loss"} == {*range(1, 25)}
+    assert losses_of(run).keys() == {*range(1, 25)}
 
 
 def test_what_a_run_leaves_of_a_spike(begin, monkeypatch):

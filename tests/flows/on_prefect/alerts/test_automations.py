@@ -14,7 +14,7 @@ from vitline.flows.on_prefect.alerts.automations import ALERTS, created_variable
 from vitline.flows.on_prefect.alerts.problems import SEEN
 from vitline.infra.storage import open_store
 
-from ....servers.stack import eventually
+from ....eventually import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 DISK, FAILED = "vitline: the disk is nearly full", "vitline: a run failed"

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import psutil
@@ -17,6 +16,8 @@ import torch
 from vitline.infra.settings import inherited_environment
 from vitline.vit.input.batches import LoaderResources, train_batches
 from vitline.vit.input.config import AugmentConfig, InputConfig
+
+from ....eventually import eventually
 
 pytestmark = pytest.mark.slow
 CONFIG = InputConfig(
@@ -49,13 +50,6 @@ def children():
             if "vitline.vit.input.decoding" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 30
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert condition()
 
 
 def test_batches_are_equal_and_nothing_is_left_at_the_end(tiny):
@@ -98,7 +92,7 @@ def test_nothing_is_left_of_an_iteration_that_is_broken_off(tiny, how):
             interrupted(batches)
         signal.signal(signal.SIGINT, handler)
     del step, batches
-    wait_until(nothing_is_left)
+    eventually(nothing_is_left)
 
 
 def test_a_killed_process_is_an_error_that_names_it(tiny):
@@ -150,7 +144,7 @@ def test_the_processes_end_with_their_parent(tiny, how):
         if how != "exit":
             parent.send_signal(getattr(signal, how.split()[0]))
         parent.wait(30)
-        wait_until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in found))
+        eventually(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in found))
         if how == "exit":
             assert parent.returncode == 3
     finally:

@@ -8,19 +8,17 @@ import torch
 
 from vitline.infra.config import replace
 from vitline.infra.runs.journal import read_journal
-from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.runs.run_state import read_state
-from vitline.infra.storage import open_store
 from vitline.vit.checkpoints.state_tensors import load_state_tensors, state_tensors
 from vitline.vit.config import ExecutionConfig, MaskedPatchConfig, TrainRecipe
 from vitline.vit.models.config import PatchTarget
 from vitline.vit.models.masked_patches import MaskedPatchModel
 from vitline.vit.published.models import load_model
-from vitline.vit.run.resolved import resolve
-from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.loop import initial_state, train, train_step
 from vitline.vit.training.masked_patches.objective import batch_corruption
 from vitline.vit.training.world import World
+
+from ....trainings import finish
 
 CPU, NUM_CLASSES = World(), 5
 TARGETS = PatchTarget.__args__
@@ -98,7 +96,7 @@ def test_context_is_learned_and_the_published_network_is_fine_tuned(tmp_path, tr
         "recipe.optim.peak_lr": 3e-3,
         "execution.save_every_steps": 1000,
     }
-    pretrained = execute(replace(train_config("masked", steps=200), **changes), root)
+    pretrained = finish(replace(train_config("masked", steps=200), **changes), root)
     curve = {(r.key, r.step): r.value for r in read_journal(pretrained)}
     assert curve["train/loss", 1] == pytest.approx(math.log(512), rel=1e-3)
     assert curve["val/loss", 200] < 1.65
@@ -110,18 +108,9 @@ def test_context_is_learned_and_the_published_network_is_fine_tuned(tmp_path, tr
     assert "not trained" in model.provenance["head"]
     assert not model.network.head.weight.any()
     tuning = {"stage": "finetune", "init_model": state["model"], "recipe.model.patch_size_px": 4}
-    tuned = read_state(execute(replace(train_config("tuned", steps=5), **tuning), root))
+    tuned = read_state(finish(replace(train_config("tuned", steps=5), **tuning), root))
     assert tuned["val_examples"] == 200
     assert load_model(tuned["model"]).network.head.weight.any()
-
-
-def execute(config, root):
-    spec = resolve(config, root).spec()
-    run = open_store(root).child(f"runs/{spec.run_key}")
-    run.write_json("config.json", spec.model_dump(mode="json"))
-    lease = acquire_lease(run, spec.run_key, job_state=lambda job: "failed", owner="test")
-    assert TrainingRun(run, lease.attempt, World()).execute() == "finished"
-    return run
 
 
 @pytest.mark.parametrize(
