@@ -88,7 +88,8 @@ def check_root(found: Mapping[str, DeploymentResponse | None], settings: Setting
 
 def remembered(known: DeploymentResponse) -> Mapping[str, Any]:
     """What the form's schema holds of the last registration: `description`, and `root` and `project`, which it belongs to."""
-    return (known.parameter_openapi_schema or {}).get(REMEMBERED, {})
+    found: Mapping[str, Any] = (known.parameter_openapi_schema or {}).get(REMEMBERED, {})
+    return found
 
 
 def registration_lines(done: Iterable[Registration]) -> list[str]:
