@@ -103,6 +103,11 @@ class SpikeGuardConfig(FrozenConfig):
     max_spikes_steps: PositiveInt = 1_000
     """Number of latest steps in which `max_spikes` are allowed."""
 
+    @property
+    def steps_back(self) -> int:
+        """How many updates before a spike are left out, and as many after it; 0 unless the training rewinds."""
+        return self.rewind_steps if self.action == "rewind" else 0
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         unused = {"off": type(self).model_fields.keys() - {"action"}, "skip": {"rewind_steps"}, "rewind": set[str]()}[

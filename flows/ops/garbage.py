@@ -24,7 +24,7 @@ from vitline.infra.runs.liveness import FLOW_RUNS, read_heartbeats
 from vitline.infra.runs.run_state import NO_STATE
 from vitline.infra.runs.segments import merge_journal
 from vitline.infra.storage import Keys, Store, open_store
-from vitline.vit.checkpoints.names import find_checkpoints, kept_checkpoints, pin_key
+from vitline.vit.checkpoints.names import Retention, find_checkpoints, pin_key
 from vitline.vit.published.model_record import CONFIG, PUBLISHING, WEIGHTS, file_key, published_record
 
 FOLDERS = (
@@ -123,7 +123,7 @@ def checkpoints(runs: Iterable[StoredRun], keep: int, ages: Ages, kept_as: Kept)
             continue
         idle = idle_pins(run, known, ages)
         needed = [key for key in run.checkpoints if key not in idle]
-        kept, found = kept_checkpoints(needed, number), find_checkpoints(run.checkpoints)
+        kept, found = Retention(number).kept(needed), find_checkpoints(run.checkpoints)
         unknown, permanent = found.unknown, {name.prefix for name in found.permanent}
         pinned = {name.prefix for names in find_checkpoints(needed).pins.values() for name in names} & kept
         for prefix in unknown:

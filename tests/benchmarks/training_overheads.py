@@ -45,10 +45,12 @@ from vitline.data_prep.find_corpus import corpus_store
 from vitline.data_prep.prepare.job import prepare
 from vitline.infra.config import replace
 from vitline.infra.local.stack import processes_of, stack_environment, start_stack, stop_stack
+from vitline.infra.runs.handle import Run
 from vitline.infra.runs.journal import Journal, read_journal
 from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.settings import inherited_environment
 from vitline.infra.storage import Store, open_store
+from vitline.vit.checkpoints.names import Retention
 from vitline.vit.checkpoints.save import CheckpointSaver
 from vitline.vit.checkpoints.state_tensors import state_tensors
 from vitline.vit.config import ExecutionConfig, OptimConfig, TrainConfig, TrainRecipe
@@ -95,6 +97,10 @@ def batches(size: int, first: int, stop: int) -> Iterator[list[Batch]]:
         yield [batch]
 
 
+def leased(store: Store) -> Run:
+    return Run(store, acquire_lease(store, "measured", job_state=lambda job: None, owner="benchmark").attempt)
+
+
 def journal_and_checkpoints(rounds: int, steps: int = 100) -> None:
     torch.set_num_threads(1)
     config, execution, world = recipe("ti16", 4, 10**6), ExecutionConfig(log_every_steps=10), World()
@@ -113,7 +119,7 @@ def journal_and_checkpoints(rounds: int, steps: int = 100) -> None:
     with tempfile.TemporaryDirectory() as root:
         run = open_store(root)
         journal = Journal(run, 1)
-        saver = CheckpointSaver(run, attempt=1, before_commit=journal.seal)
+        saver = CheckpointSaver(leased(run), world, Retention(), journal.seal)
         save = Hook(
             10**6, lambda s: saver.save(s, {**IDENTITY, "save_id": f"{s.step}", "images_seen": 0}), on_stop="run"
         )
@@ -154,7 +160,7 @@ def stall(rounds: int) -> None:
     )
     ratios = []
     with tempfile.TemporaryDirectory() as root:
-        saver = CheckpointSaver(open_store(root), attempt=1, keep=1)
+        saver = CheckpointSaver(leased(open_store(root)), world, Retention(1))
         for number in range(rounds + 1):
             os.sync()  # neither waits for what the other has written
             started = time.perf_counter()

@@ -10,7 +10,7 @@ import pytest
 from vitline.infra.runs.run_state import StopReason
 from vitline.infra.runs.stopping import StopPoller
 from vitline.infra.storage import StoreFailed, open_store
-from vitline.vit.checkpoints.search import newest_checkpoint
+from vitline.vit.checkpoints.restore import newest_checkpoint
 
 from ..servers import small_disk as disks
 from .bench import SAVE_EVERY, STEPS, Training, from_the_first_batch

@@ -21,7 +21,7 @@ from vitline.infra.runs.stopping import StopPoller
 from vitline.infra.storage import StoreFailed, open_store
 from vitline.infra.stores import s3_store
 from vitline.vit.checkpoints.names import list_checkpoints
-from vitline.vit.checkpoints.search import newest_checkpoint
+from vitline.vit.checkpoints.restore import newest_checkpoint
 from vitline.vit.config import TrainConfig
 from vitline.vit.published.models import load_model
 from vitline.vit.run.training_run import TrainingRun

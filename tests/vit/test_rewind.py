@@ -3,12 +3,13 @@
 import pytest
 import torch
 
+from tests.vit.unleased import Unleased
 from vitline.infra.config import replace
 from vitline.infra.runs.lease import LeaseLost
 from vitline.infra.storage import open_store
 from vitline.vit.checkpoints.manifest import CannotResume
-from vitline.vit.checkpoints.names import list_checkpoints
-from vitline.vit.checkpoints.rewind import rewind
+from vitline.vit.checkpoints.names import Retention, list_checkpoints
+from vitline.vit.checkpoints.restore import rewind
 from vitline.vit.checkpoints.save import CheckpointSaver
 from vitline.vit.checkpoints.state_tensors import state_tensors
 from vitline.vit.training.loop import initial_state, train_step
@@ -23,7 +24,7 @@ def saved(tiny_recipe, make_batch, tmp_path):
     each step; checkpoints of the steps 4, 8 and 11."""
     recipe = replace(tiny_recipe, spike_guard={"action": "rewind", "rewind_steps": 3, "window_steps": 32})
     run, state, after = open_store(str(tmp_path)), initial_state(recipe, 5, CPU.device), {}
-    saver = CheckpointSaver(run, attempt=1, keep=9)
+    saver = CheckpointSaver(Unleased(run, 1), CPU, Retention(9))
     for step in range(1, 13):
         train_step(state, state.model, [make_batch(step)], recipe, CPU)
         after[step] = {name: value.clone() for name, value in state_tensors(state).items()}
@@ -77,7 +78,7 @@ def test_an_attempt_without_its_lease_deletes_nothing(saved):
 def test_pruning_keeps_a_checkpoint_to_go_back_to(saved, tiny_recipe, make_batch):
     """With one to keep, and 3 steps to go back from any later spike: 8 stays beside 11."""
     run, state, _, _ = saved
-    saver = CheckpointSaver(run, attempt=1, keep=1, rewind_steps=3)
+    saver = CheckpointSaver(Unleased(run, 1), CPU, Retention(1, rewind_steps=3))
     saver.save(state, {"save_id": "12", "images_seen": 0})
     saver.wait()
     assert steps(run) == [12, 8]

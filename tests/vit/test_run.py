@@ -26,7 +26,7 @@ from vitline.infra.runs.stopping import StopPoller
 from vitline.infra.storage import open_store
 from vitline.vit.checkpoints.best import best_checkpoint
 from vitline.vit.checkpoints.names import list_checkpoints
-from vitline.vit.checkpoints.search import newest_checkpoint
+from vitline.vit.checkpoints.restore import newest_checkpoint
 from vitline.vit.config import TrainConfig
 from vitline.vit.corpora.training_corpora import open_corpora
 from vitline.vit.cost.memory import activation_bytes

@@ -5,6 +5,7 @@ Imports no torch: `collect-garbage` uses it, too.
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from vitline.infra.storage import Store
@@ -117,26 +118,36 @@ def no_checkpoint(run: Store, step: int) -> str:
     )
 
 
-def is_permanent(step: int, *, save_every_steps: int, global_batch_size: int, keep_every_images: int | None) -> bool:
-    """Whether the checkpoint of a step lasts: of the regular ones the first at or after each multiple of `keep_every_images`. It
-    follows from the step alone, so a resumed run keeps the same ones."""
-    if keep_every_images is None or step % save_every_steps:
-        return False
-    before = step - save_every_steps
-    return step * global_batch_size // keep_every_images > before * global_batch_size // keep_every_images
+@dataclass(frozen=True)
+class Retention:
+    """Which checkpoints of a run are kept."""
 
+    keep: int = 2
+    """The newest so many that are not marked as damaged."""
+    rewind_steps: int = 0
+    """One more that is so many steps older than the newest: a spike at any later step can go back to it."""
+    keep_every_images: int | None = None
+    save_every_steps: int = 1
+    global_batch_size: int = 1
 
-def kept_checkpoints(keys: Iterable[str], keep: int, rewind_steps: int = 0) -> set[str]:
-    """Prefixes of the checkpoints to keep: the newest `keep` that are not marked as damaged, marked ones that are newer than all
-    but these, permanent ones, and those that a branch needs. Where there are fewer, the newest marked ones make up the number. With
-    `rewind_steps` also the newest that is so many steps older than the newest of all: a spike at any later step can go back to it."""
-    found = find_checkpoints(keys)
-    kept = found.unmarked[:keep]
-    if len(kept) < keep:
-        kept += found.marked[: keep - len(kept)]
-    elif kept:
-        kept += [name for name in found.marked if name > kept[keep - 1]]
-    if rewind_steps and found.unmarked:
-        kept += [name for name in found.unmarked if name.step <= found.unmarked[0].step - rewind_steps][:1]
-    pinned = [name for names in found.pins.values() for name in names if name in found.unmarked]
-    return {name.prefix for name in [*kept, *found.permanent, *pinned]}
+    def is_permanent(self, step: int) -> bool:
+        """Whether the checkpoint of a step is never deleted: of the regular ones the first at or after each multiple of
+        `keep_every_images`. It follows from the step alone, so a resumed run keeps the same ones."""
+        if self.keep_every_images is None or step % self.save_every_steps:
+            return False
+        images, before = step * self.global_batch_size, (step - self.save_every_steps) * self.global_batch_size
+        return images // self.keep_every_images > before // self.keep_every_images
+
+    def kept(self, keys: Iterable[str]) -> set[str]:
+        """Prefixes of the checkpoints to keep: the newest, those marked as damaged that are newer than all but these, permanent ones,
+        and those that a branch needs. Where there are fewer, the newest marked ones make up the number."""
+        found = find_checkpoints(keys)
+        kept = found.unmarked[: self.keep]
+        if len(kept) < self.keep:
+            kept += found.marked[: self.keep - len(kept)]
+        elif kept:
+            kept += [name for name in found.marked if name > kept[self.keep - 1]]
+        if self.rewind_steps and found.unmarked:
+            kept += [name for name in found.unmarked if name.step <= found.unmarked[0].step - self.rewind_steps][:1]
+        pinned = [name for names in found.pins.values() for name in names if name in found.unmarked]
+        return {name.prefix for name in [*kept, *found.permanent, *pinned]}

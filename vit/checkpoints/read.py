@@ -1,8 +1,6 @@
 """Reads a checkpoint, each tensor as a whole or the rows that a rank holds. Every byte that is read is checked against its sha256."""
 
-import logging
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,10 +9,7 @@ from torch import Tensor
 
 from vitline.infra.storage import Store
 from vitline.vit.checkpoints.manifest import CheckpointRef, WeightsError
-from vitline.vit.checkpoints.names import DAMAGED, MANIFEST
 from vitline.vit.checkpoints.tensor_file import DTYPES, TensorPiece, read_tensors
-
-log = logging.getLogger(__name__)
 
 Held = Callable[[TensorPiece], range | None]
 """The rows (of the first dimension) that a reader needs of the tensor of a piece; None for the whole tensor."""
@@ -79,10 +74,3 @@ def _overlap(piece: TensorPiece, rows: range) -> range:
     """The rows of the whole tensor that are in both."""
     first = piece["offsets"][0]
     return range(max(first, rows.start), min(first + piece["shape"][0], rows.stop))
-
-
-def mark_damaged(run: Store, prefix: str, error: WeightsError) -> None:
-    """Logs a damaged checkpoint and marks it, so that its step is saved again beside it. Its files stay as they are."""
-    log.warning("checkpoint %s is damaged, trying an older one: %s", run.uri_of(prefix), error)
-    if run.exists(f"{prefix}/{MANIFEST}"):  # else another attempt has deleted the checkpoint since it was listed
-        run.write_json(f"{prefix}/{DAMAGED}", {"schema_version": 1, "at": time.time(), "reason": str(error)})

@@ -21,6 +21,7 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
+from vitline.infra.runs.handle import Run
 from vitline.infra.storage import Store
 from vitline.vit.checkpoints.manifest import (
     SCHEMA_VERSION,
@@ -35,15 +36,19 @@ from vitline.vit.checkpoints.names import (
     FOLDER,
     MANIFEST,
     PERMANENT,
+    Retention,
     checkpoint_prefix,
     find_checkpoints,
-    kept_checkpoints,
     parse_prefix,
 )
 from vitline.vit.checkpoints.state_tensors import state_tensors
 from vitline.vit.checkpoints.tensor_file import TensorPiece, write_tensors
 from vitline.vit.training.loop import TrainState
 from vitline.vit.training.sharding.slices import ShardPlace, is_dtensor, is_first_copy, local_shard
+from vitline.vit.training.world import World
+
+PEER_TIMEOUT_S = 600.0
+"""How long rank 0 waits for the other ranks to write their share."""
 
 
 class RankIndex(TypedDict):
@@ -79,37 +84,22 @@ def share(tensors: Mapping[str, Tensor], rank: int, world_size: int) -> dict[str
 class CheckpointSaver:
     """Saves in the background. At most one save is in flight; the next call raises its error.
 
-    Every rank calls `check_lease` before it writes. Before the commit, rank 0 calls it again, then `before_commit` (which seals the
-    journal up to the step of the checkpoint, and marks the best of those before it), then `check_lease` once more. After the
-    commit it calls `check_lease`, then `after_commit`, and deletes older files.
-    An attempt that has lost its lease raises there and writes nothing more. `progress` is called as bytes are written. A step
-    that `is_permanent` is never deleted. With `rewind_steps` one checkpoint is kept that is so many steps older than the newest.
+    Every rank checks its lease before it writes. Before the commit, rank 0 checks it again, calls `before_commit` (which seals the
+    journal up to the step of the checkpoint, and marks the best of those before it), and checks it once more. After the
+    commit it checks it, calls `after_commit`, and deletes older files.
+    An attempt that has lost its lease raises there and writes nothing more. Written bytes count as progress of the run.
     """
 
     def __init__(
         self,
-        run: Store,
-        *,
-        attempt: int,
-        rank: int = 0,
-        world_size: int = 1,
-        keep: int = 2,
-        rewind_steps: int = 0,
-        is_permanent: Callable[[int], bool] = lambda step: False,
-        check_lease: Callable[[], object] = lambda: None,
-        before_commit: Callable[[], None] = lambda: None,
-        after_commit: Callable[[], None] = lambda: None,
-        progress: Callable[[], None] = lambda: None,
-        peer_timeout_s: float = 600.0,
+        held: Run,
+        world: World,
+        retention: Retention,
+        before_commit: Callable[[], object] = lambda: None,
+        after_commit: Callable[[], object] = lambda: None,
     ):
-        self.run, self.attempt, self.rank, self.world_size, self.keep = run, attempt, rank, world_size, keep
-        self.check_lease, self.before_commit, self.peer_timeout_s = check_lease, before_commit, peer_timeout_s
-        self.progress, self.is_permanent, self.after_commit, self.rewind_steps = (
-            progress,
-            is_permanent,
-            after_commit,
-            rewind_steps,
-        )
+        self.held, self.run, self.rank, self.world_size = held, held.store, world.rank, world.size
+        self.retention, self.before_commit, self.after_commit = retention, before_commit, after_commit
         self.buffers: dict[str, Tensor] = {}
         self.thread: threading.Thread | None = None
         self.error: BaseException | None = None
@@ -124,7 +114,7 @@ class CheckpointSaver:
         manifest: PendingManifest = {
             "schema_version": SCHEMA_VERSION,
             "step": state.step,
-            "attempt": self.attempt,
+            "attempt": self.held.attempt,
             "guard": state.guard.record() if state.guard.is_on else None,
             **meta,
         }
@@ -160,34 +150,34 @@ class CheckpointSaver:
             self.error = error
 
     def _write(self, mine: dict[str, tuple[Tensor, ShardPlace]], manifest: PendingManifest) -> None:
-        self.check_lease()
+        self.held.check()
         prefix = self._free_prefix(manifest["step"])
         if self.run.exists(f"{prefix}/manifest.json"):
             return  # this attempt committed it before its workers were restarted
         name = self._file(prefix, self.rank, manifest["save_id"])
         values, places = {n: value for n, (value, _) in mine.items()}, {n: place for n, (_, place) in mine.items()}
-        pieces = write_tensors(self.run, f"{name}.safetensors", values, self.progress, places)
+        pieces = write_tensors(self.run, f"{name}.safetensors", values, self.held.progress, places)
         self.run.write_json(f"{name}.json", RankIndex(save=manifest["save_id"], pieces=pieces))
         if self.rank == 0:
             files = self._await_peers(prefix, manifest["save_id"])
             if files is None:
                 return
-            self.check_lease()
+            self.held.check()
             self.before_commit()
-            self.check_lease()
-            if self.is_permanent(manifest["step"]):
+            self.held.check()
+            if self.retention.is_permanent(manifest["step"]):
                 self.run.write_json(
                     f"{prefix}/{PERMANENT}", {"schema_version": 1, "images_seen": manifest["images_seen"]}
                 )
             commit(self.run, prefix, {**manifest, "world_size": self.world_size, "files": files})
-            self.check_lease()
+            self.held.check()
             self.after_commit()
-            prune(self.run, self.keep, newest=prefix, rewind_steps=self.rewind_steps)
+            prune(self.run, self.retention, newest=prefix)
 
     def _free_prefix(self, step: int) -> str:
         """Where this attempt saves a step: beside its checkpoints of the step that are marked as damaged. Marks appear only
         before the training continues, so every rank finds the same."""
-        prefixes = (checkpoint_prefix(step, self.attempt, repetition) for repetition in itertools.count())
+        prefixes = (checkpoint_prefix(step, self.held.attempt, repetition) for repetition in itertools.count())
         return next(prefix for prefix in prefixes if not self.run.exists(f"{prefix}/{DAMAGED}"))
 
     def _file(self, prefix: str, rank: int, save_id: str) -> str:
@@ -200,7 +190,7 @@ class CheckpointSaver:
         None where the checkpoint is committed meanwhile, by workers of this attempt that were taken for dead: ranks that find
         it so write nothing, and are not waited for.
         """
-        deadline = time.monotonic() + self.peer_timeout_s
+        deadline = time.monotonic() + PEER_TIMEOUT_S
         names = [self._file(prefix, rank, save_id) for rank in range(self.world_size)]
         indexes: dict[str, list[TensorPiece]] = {}
         while len(indexes) < len(names):
@@ -215,26 +205,22 @@ class CheckpointSaver:
                 if time.monotonic() > deadline:
                     late = [name for name in names if name not in indexes]
                     raise WeightsError(
-                        f"{self.run.uri_of(late[0])}.json did not appear within {self.peer_timeout_s} s; its rank has "
+                        f"{self.run.uri_of(late[0])}.json did not appear within {PEER_TIMEOUT_S:.0f} s; its rank has "
                         "failed or is too slow. See the errors and logs of the workers."
                     )
                 time.sleep(0.05)
         return [{"key": f"{name}.safetensors", "pieces": indexes[name]} for name in names]
 
 
-def prune(run: Store, keep: int, newest: str, rewind_steps: int = 0) -> None:
-    """Deletes all but the newest `keep` checkpoints, and files that killed saves left for steps before `newest`.
+def prune(run: Store, retention: Retention, newest: str) -> None:
+    """Deletes the checkpoints that `retention` does not keep, and files that killed saves left for steps before `newest`.
 
     Unfinished saves of later attempts stay: an attempt that is suspended here may have a successor when it wakes. Checkpoints
-    that are marked as damaged do not count, and go once `keep` newer ones are there; permanent ones stay (`kept_checkpoints`). The
-    manifest of a checkpoint is deleted first, so that a partly deleted checkpoint is invisible.
+    that are marked as damaged do not count, and go once enough newer ones are there. The manifest of a checkpoint is deleted first,
+    so that a partly deleted checkpoint is invisible.
     """
     keys = run.list(FOLDER)
-    kept, found, last = (
-        kept_checkpoints(keys, keep, rewind_steps) | {newest},
-        find_checkpoints(keys),
-        parse_prefix(newest),
-    )
+    kept, found, last = retention.kept(keys) | {newest}, find_checkpoints(keys), parse_prefix(newest)
     old = [
         name.prefix
         for name in found.committed

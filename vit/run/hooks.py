@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from torch import Tensor
 
@@ -14,7 +13,7 @@ from vitline.infra.runs.run_state import StateDetail
 from vitline.infra.runs.watchdog import watched
 from vitline.infra.storage import open_store
 from vitline.vit.checkpoints.best import BestCheckpoint
-from vitline.vit.checkpoints.names import checkpoint_steps, is_permanent
+from vitline.vit.checkpoints.names import Retention, checkpoint_steps
 from vitline.vit.checkpoints.save import CheckpointSaver
 from vitline.vit.corpora.training_corpora import TrainingCorpus
 from vitline.vit.input.batches import Batch, LoaderResources, eval_batches
@@ -56,25 +55,15 @@ class RunHooks:
 
     def save_every(self) -> tuple[Hook, CheckpointSaver]:
         """Saves every `execution.save_every_steps` and before a stop. No save of an earlier saver may be in flight."""
-        execution, guard = self.config.execution, self.recipe.spike_guard
-        saver = CheckpointSaver(
-            self.held.store,
-            attempt=self.held.attempt,
-            rank=self.world.rank,
-            world_size=self.world.size,
+        execution = self.config.execution
+        retention = Retention(
             keep=execution.keep_checkpoints,
-            rewind_steps=guard.rewind_steps if guard.action == "rewind" else 0,
-            is_permanent=partial(
-                is_permanent,
-                save_every_steps=execution.save_every_steps,
-                global_batch_size=self.recipe.input.global_batch_size,
-                keep_every_images=execution.keep_every_images,
-            ),
-            check_lease=self.held.check,
-            before_commit=self._before_commit,
-            after_commit=self._let_parent_go,
-            progress=self.held.progress,
+            rewind_steps=self.recipe.spike_guard.steps_back,
+            keep_every_images=execution.keep_every_images,
+            save_every_steps=execution.save_every_steps,
+            global_batch_size=self.recipe.input.global_batch_size,
         )
+        saver = CheckpointSaver(self.held, self.world, retention, self._before_commit, self._let_parent_go)
         # Distinguishes the saves of this start from unfinished saves of an earlier start of the worker group.
         start_id = self.world.broadcast_int(int(time.time() * 1000))
         identity = self.start.identity
@@ -93,8 +82,8 @@ class RunHooks:
         """A branch that has a checkpoint of its own to go back to needs that of its parent no longer. Called after each commit."""
         if self.config.parent is None or self._parent_let_go:
             return
-        steps, guard = checkpoint_steps(self.held.store), self.recipe.spike_guard
-        if max(steps) - min(steps) >= (guard.rewind_steps if guard.action == "rewind" else 0):
+        steps = checkpoint_steps(self.held.store)
+        if max(steps) - min(steps) >= self.recipe.spike_guard.steps_back:
             unpin_parent(self.config.parent, self.spec.run_key)
             self._parent_let_go = True
 

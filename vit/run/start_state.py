@@ -10,8 +10,7 @@ from vitline.infra.records import check_digest
 from vitline.infra.runs.handle import Run
 from vitline.infra.storage import open_store
 from vitline.vit.checkpoints.manifest import CannotResume, RunIdentity
-from vitline.vit.checkpoints.resume import resume, start_from
-from vitline.vit.checkpoints.rewind import rewind
+from vitline.vit.checkpoints.restore import resume, rewind, start_from
 from vitline.vit.corpora.training_corpora import TrainingCorpora, open_corpora
 from vitline.vit.models.config import UserNetworkConfig
 from vitline.vit.models.user_code import user_code_error

@@ -19,7 +19,7 @@ no result. "Lease" stands for a check of the lease, which ends an attempt that h
 10. At the end, with the last checkpoint complete: scores are recorded, the model is published (lease), its figures are drawn.
     Lease: the best checkpoint is marked. The rest of the journal is sealed (lease). Lease: `state.json` is written last.
 
-Steps 1 to 5 and 10 are in `run/training_run.py`, 7 in `checkpoints/save.py`, 9 in `checkpoints/rewind.py`.
+Steps 1 to 5 and 10 are in `run/training_run.py`, 7 in `checkpoints/save.py`, 9 in `checkpoints/restore.py`.
 """
 
 import time

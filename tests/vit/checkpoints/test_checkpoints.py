@@ -9,15 +9,15 @@ import safetensors.torch
 import torch
 import torch.distributed as dist
 
+from tests.vit.unleased import Unleased
 from vitline.infra.config import digest_of, replace
 from vitline.infra.runs.lease import LeaseLost
 from vitline.infra.storage import open_store
 from vitline.vit.checkpoints import save
 from vitline.vit.checkpoints.manifest import CannotResume, WeightsError
-from vitline.vit.checkpoints.names import checkpoint_prefix, is_permanent, list_checkpoints
-from vitline.vit.checkpoints.resume import resume
+from vitline.vit.checkpoints.names import Retention, checkpoint_prefix, list_checkpoints
+from vitline.vit.checkpoints.restore import newest_checkpoint, resume
 from vitline.vit.checkpoints.save import CheckpointSaver, owners
-from vitline.vit.checkpoints.search import newest_checkpoint
 from vitline.vit.checkpoints.state_tensors import state_tensors
 from vitline.vit.training.loop import initial_state, train_step
 from vitline.vit.training.sharding.slices import local_shard
@@ -49,12 +49,10 @@ def trained(tiny_recipe, make_batch):
     return make
 
 
-def commit(run, state, meta, *, attempt=1, world_size=1, keep=5, is_permanent=lambda step: False):
+def commit(run, state, meta, *, attempt=1, world_size=1, **kept):
     """Saves as `world_size` ranks do, each with a saver of its own."""
-    savers = [
-        CheckpointSaver(run, attempt=attempt, rank=rank, world_size=world_size, keep=keep, is_permanent=is_permanent)
-        for rank in range(world_size)
-    ]
+    retention = Retention(**{"keep": 5, **kept})
+    savers = [CheckpointSaver(Unleased(run, attempt), World(rank, world_size), retention) for rank in range(world_size)]
     for saver in savers:
         saver.save(state, {**meta, "save_id": f"s-{state.step}", "images_seen": 8 * state.step})
     for saver in savers:
@@ -96,7 +94,7 @@ def test_ranks_write_even_shares_as_ordinary_safetensors_files(run, meta, traine
 def test_state_may_change_while_its_checkpoint_is_being_written(run, meta, trained, make_batch, tiny_recipe):
     state, expected = trained(3), trained(3)
     gate = threading.Event()
-    saver = CheckpointSaver(run, attempt=1, before_commit=gate.wait)
+    saver = CheckpointSaver(Unleased(run, 1), CPU, Retention(), gate.wait)
     saver.save(state, {**meta, "save_id": "s"})
     train_step(state, state.model, [make_batch(3)], tiny_recipe, CPU)
     assert list_checkpoints(run) == []  # not committed: invisible
@@ -293,7 +291,9 @@ def test_attempt_that_lost_its_lease_commits_nothing_and_raises(run, meta, train
     def lost():
         raise LeaseLost("attempt 2 holds it")
 
-    saver = CheckpointSaver(run, attempt=1, check_lease=lost)
+    held = Unleased(run, 1)
+    held.check = lost
+    saver = CheckpointSaver(held, CPU, Retention())
     saver.save(trained(2), {**meta, "save_id": "s"})
     with pytest.raises(LeaseLost):
         saver.wait()
@@ -304,7 +304,7 @@ def test_worker_that_wakes_after_its_replacement_has_committed_changes_nothing(r
     """Both are of one attempt, so neither has lost a lease; the old one is suspended before it writes its tensors."""
     old, state = trained(1), trained(2)
     old.step = state.step
-    saver, write = CheckpointSaver(run, attempt=1), save.write_tensors
+    saver, write = CheckpointSaver(Unleased(run, 1), CPU, Retention()), save.write_tensors
 
     def suspended(*args):
         monkeypatch.undo()
@@ -322,13 +322,14 @@ def test_worker_that_wakes_after_its_replacement_has_committed_changes_nothing(r
 def test_rank_0_does_not_wait_for_ranks_that_found_the_checkpoint_committed(run, meta, trained, monkeypatch):
     """An earlier start of the same attempt wakes and commits it after the new rank 0 has looked, and before rank 1 looks."""
     state = trained(2)
-    saver = CheckpointSaver(run, attempt=1, world_size=2, peer_timeout_s=5.0)
+    monkeypatch.setattr(save, "PEER_TIMEOUT_S", 5.0)
+    saver = CheckpointSaver(Unleased(run, 1), World(0, 2), Retention())
     write = save.write_tensors
 
     def overtaken(*args):
         monkeypatch.undo()
         commit(run, state, meta, world_size=2)
-        CheckpointSaver(run, attempt=1, rank=1, world_size=2)._write({}, {"step": 2, "save_id": "new"})
+        CheckpointSaver(Unleased(run, 1), World(1, 2), Retention())._write({}, {"step": 2, "save_id": "new"})
         return write(*args)
 
     monkeypatch.setattr(save, "write_tensors", overtaken)
@@ -356,7 +357,9 @@ def test_attempt_that_loses_its_lease_while_it_commits_deletes_no_file_of_its_su
             raise LeaseLost("attempt 2 holds it")
 
     monkeypatch.setattr(save, "commit", suspended)
-    saver = CheckpointSaver(run, attempt=1, check_lease=check)
+    lease = Unleased(run, 1)
+    lease.check = check
+    saver = CheckpointSaver(lease, CPU, Retention())
     saver.save(trained(3), {**meta, "save_id": "old"})
     with pytest.raises(LeaseLost):
         saver.wait()
@@ -368,7 +371,7 @@ def test_an_attempt_that_wakes_while_it_deletes_leaves_the_unfinished_save_of_it
     commit(run, trained(3), meta)
     theirs = f"{checkpoint_prefix(2, 2)}/rank-00000-of-00001-new.safetensors"
     run.write(theirs, b"being written by attempt 2, which resumed at step 1")
-    save.prune(run, 2, newest=checkpoint_prefix(3, 1))
+    save.prune(run, Retention(2), newest=checkpoint_prefix(3, 1))
     assert run.exists(theirs)
 
 
@@ -390,7 +393,7 @@ def test_files_of_a_killed_save_are_deleted_by_a_later_one(run, meta, trained):
 def test_workers_restarted_within_an_attempt_do_not_commit_older_files(run, meta, trained):
     """Rank 1 of an earlier start has left its files; the new rank 0 waits for the new rank 1."""
     old = trained(2)
-    CheckpointSaver(run, attempt=1, rank=1, world_size=2)._write(
+    CheckpointSaver(Unleased(run, 1), World(1, 2), Retention())._write(
         {"model/old": local_shard(torch.zeros(1))}, {"step": 2, "save_id": "before"}
     )
     commit(run, old, meta, world_size=2)
@@ -411,23 +414,21 @@ def test_workers_restarted_within_an_attempt_do_not_commit_older_files(run, meta
     ],
 )
 def test_the_first_regular_checkpoint_after_each_number_of_images_lasts(keep_every_images, expected):
-    found = [
-        step
-        for step in range(1, 64)  # preempted runs save at any step
-        if is_permanent(step, save_every_steps=10, global_batch_size=8, keep_every_images=keep_every_images)
-    ]
-    assert found == expected
+    retention = Retention(keep_every_images=keep_every_images, save_every_steps=10, global_batch_size=8)
+    assert [
+        step for step in range(1, 64) if retention.is_permanent(step)
+    ] == expected  # preempted runs save at any step
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_lasting_checkpoints_stay_beside_the_newest_unless_they_are_damaged(run, meta, trained, world_size):
     def save(step):
-        commit(run, trained(step), meta, world_size=world_size, keep=1, is_permanent=lambda step: step in (1, 3))
+        commit(run, trained(step), meta, world_size=world_size, keep=1, keep_every_images=2)
 
-    for step in (1, 2, 3, 4):
+    for step in (1, 2, 3, 4, 5):
         save(step)
-    assert list_checkpoints(run) == [checkpoint_prefix(step, 1) for step in (4, 3, 1)]
-    run.write_json(f"{checkpoint_prefix(3, 1)}/rejected.json", {"reason": "a byte differs"})
-    run.delete(f"{checkpoint_prefix(1, 1)}/permanent.json")
-    save(5)
-    assert {key.rpartition("/")[0] for key in run.list("checkpoints/")} == {checkpoint_prefix(5, 1)}
+    assert list_checkpoints(run) == [checkpoint_prefix(step, 1) for step in (5, 4, 2)]
+    run.write_json(f"{checkpoint_prefix(4, 1)}/rejected.json", {"reason": "a byte differs"})
+    run.delete(f"{checkpoint_prefix(2, 1)}/permanent.json")
+    save(7)
+    assert {key.rpartition("/")[0] for key in run.list("checkpoints/")} == {checkpoint_prefix(7, 1)}

@@ -11,11 +11,12 @@ import torch
 import torch.distributed as dist
 
 from tests.vit.training.train_together import NUM_CLASSES, RECIPE, STEPS, part
+from tests.vit.unleased import Unleased
 from vitline.infra.config import replace
 from vitline.infra.storage import open_store
 from vitline.vit.checkpoints import read
-from vitline.vit.checkpoints.resume import resume
-from vitline.vit.checkpoints.rewind import rewind
+from vitline.vit.checkpoints.names import Retention
+from vitline.vit.checkpoints.restore import resume, rewind
 from vitline.vit.checkpoints.save import CheckpointSaver
 from vitline.vit.config import ExecutionConfig, TrainRecipe
 from vitline.vit.published.models import content_digest
@@ -67,7 +68,7 @@ def changing(world: World, folder: str) -> tuple[list[float], dict[int, str]]:
         resume(run, state, META, world)
         part_of_it, state = losses(world, sharding, state, stop)
         found += part_of_it
-        saver = CheckpointSaver(run, attempt=1, rank=world.rank, world_size=world.size, keep=9)
+        saver = CheckpointSaver(Unleased(run, 1), world, Retention(9))
         saver.save(state, {**META, "save_id": f"{stop}", "images_seen": 0})
         saver.wait()
         world.broadcast_int(0)

@@ -10,7 +10,7 @@ import pytest
 from vitline.infra.storage import open_store
 from vitline.vit.checkpoints.manifest import open_checkpoint
 from vitline.vit.checkpoints.names import list_checkpoints
-from vitline.vit.checkpoints.resume import resume
+from vitline.vit.checkpoints.restore import resume
 from vitline.vit.config import ExecutionConfig
 from vitline.vit.published.models import content_digest
 from vitline.vit.training.loop import initial_state

@@ -61,7 +61,7 @@ class SpikeGuard:
         """
         limits = self.limits()
         if loss > limits[0] or grad_norm > limits[1]:
-            around = self.config.rewind_steps if self.config.action == "rewind" else 0
+            around = self.config.steps_back
             spike = Spike(
                 step=step,
                 first=max(1, step - around),
