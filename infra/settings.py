@@ -173,8 +173,8 @@ class Settings(BaseModel):
 
 def variables_of(field: str) -> tuple[str, ...]:
     """The environment variables of a setting, of which the first that is set counts."""
-    own = (field.upper(),) if field.startswith(("ray_", "mlflow_", "prefect_")) else _VARIABLES.get(field, ())
-    return *own, f"VITLINE_{field.upper()}"
+    own = field.upper() if field.startswith(("ray_", "mlflow_", "prefect_")) else f"VITLINE_{field.upper()}"
+    return _VARIABLES.get(field, (own,))
 
 
 def _checked(field: str, name: str, value: str) -> str:

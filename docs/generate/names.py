@@ -1,10 +1,8 @@
 """The pages of names (recipes, protocols, networks, tasks, presets) and of environment variables."""
 
-from pydantic import AliasChoices
-
 from vitline.data_prep.examples.presets import PRESETS
 from vitline.flows.reports.protocol_rows import protocol_rows
-from vitline.infra.settings import Settings
+from vitline.infra.settings import Settings, variables_of
 from vitline.vit.evaluation.tasks import VTAB_TASKS
 from vitline.vit.models.variants import REGISTERED, network_variant
 from vitline.vit.recipes import RECIPES
@@ -44,9 +42,8 @@ def names_page() -> str:
 
 def environment_page() -> str:
     rows = []
-    for field in Settings.model_fields.values():
-        assert isinstance(field.validation_alias, AliasChoices)
-        names = ", ".join(f"`{name}`" for name in field.validation_alias.choices)
+    for name, field in Settings.model_fields.items():
+        names = ", ".join(f"`{variable}`" for variable in variables_of(name))
         rows.append([names, text(field.description or "")])
     return joined(
         [

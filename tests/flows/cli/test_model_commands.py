@@ -195,7 +195,7 @@ def test_invalid_weights_are_refused(refused, official, names, root):
 
 
 def test_a_published_model_keeps_its_class_names_and_reports_another_resolution(
-    vitline, refused, official, names, drawn, root
+    vitline, refused, official, names, root
 ):
     def convert(*options):
         code, out, err = vitline("model", "convert", official / "tiny.npz", "p", "--root", root, "--json", *options)
@@ -204,12 +204,12 @@ def test_a_published_model_keeps_its_class_names_and_reports_another_resolution(
 
     first, second = convert("--classes", names), convert()
     assert first != second  # other class names make another model, which does not replace the first
-    np.save(official / "large.npy", drawn.random_images(1, 48, seed=1))
-    code, out, err = vitline("model", "forward", first, official / "large.npy", official / "out.npy", "--json")
+    larger = ("model", "convert", first, "larger", "--image-size", "48", "--root", root)
+    code, out, err = vitline(*larger, "--json")
     assert code == 0, err
-    assert json.loads(out)["adapted"] == ["pos_embed: resampled from 4 x 4 to 6 x 6 patches (bilinear-align-corners)"]
-    says = refused("model", "forward", first, official / "large.npy", official / "out.npy", "--variant", "h14")
-    assert "is not h14: " in says
+    resampled = ["pos_embed: resampled from 4 x 4 to 6 x 6 patches (bilinear-align-corners)"]
+    assert json.loads(out)["report"]["adapted"] == resampled
+    assert "is not h14: " in refused(*larger, "--variant", "h14")
     names.write_text("one\ntwo\n")
     assert "has a head of 7 classes, not 2" in refused(
         "model", "predict", first, official / "a.png", "--classes", names
