@@ -193,17 +193,9 @@ def run_row_or_why(root: Store, run: StoredRun) -> RunRow:
 
 
 def unreadable_row(root: Store, key: str, unreadable: UnreadableRecord) -> RunRow:
-    return {
-        "run": key,
-        "stage": "unknown",
-        "state": "unreadable",
-        "step": None,
-        "val_top1": None,
-        "reason": str(unreadable),
-        "model": None,
-        "updated_at": None,
-        "uri": root.uri_of(f"runs/{key}"),
-    }
+    unknown = dict.fromkeys(("step", "val_top1", "model", "updated_at"))
+    known = {"run": key, "stage": "unknown", "state": "unreadable", "reason": str(unreadable)}
+    return cast(RunRow, {**unknown, **known, "uri": root.uri_of(f"runs/{key}")})
 
 
 def run_row(root: Store, run: StoredRun) -> RunRow:
@@ -214,7 +206,7 @@ def run_row(root: Store, run: StoredRun) -> RunRow:
     # Only the pipeline of an active run is needed.
     active = now["state"] in AT_WORK and run.attempts
     submitted = run.records.read_json(f"attempts/a{run.attempts}.json") if active else {}
-    return {
+    row = {
         "run": config["run_key"],
         "stage": stage_of(config),
         "step": None,
@@ -226,6 +218,7 @@ def run_row(root: Store, run: StoredRun) -> RunRow:
         "pipeline": submitted.get("origin", {}).get("pipeline"),
         "uri": run.store.uri,
     }
+    return cast(RunRow, row)
 
 
 def find_run(root: str, key: str) -> Store:

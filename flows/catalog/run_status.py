@@ -1,7 +1,7 @@
 """The state and progress of a run: step of the total, images per second, and the time left."""
 
 from collections.abc import Mapping
-from typing import Any, NotRequired, TypedDict, cast
+from typing import Any, NotRequired, Required, cast
 
 from vitline.data_prep.progress import PROGRESS_KEY, preparation_progress
 from vitline.flows.catalog.snapshot import StoredRun
@@ -17,24 +17,13 @@ AT_WORK = ("running", WAITING)
 PROGRESS = ("step", "total_steps", "unit", "images_per_s", "bytes_per_s", "remaining_s", "refused", "loss", "running")
 
 
-class RunStatus(TypedDict):
+class RunStatus(RunProgress):
     """State of a run or pipeline, and its progress as far as it is known."""
 
-    state: str
+    state: Required[str]
     """A run state, `waiting`, `not started` or `unreadable`."""
     attempt: NotRequired[int | None]
     """Of a run."""
-    step: NotRequired[int | None]
-    total_steps: NotRequired[int]
-    unit: NotRequired[str]
-    images_per_s: NotRequired[float]
-    bytes_per_s: NotRequired[float]
-    remaining_s: NotRequired[float]
-    refused: NotRequired[int]
-    loss: NotRequired[float]
-    devices: NotRequired[str]
-    running: NotRequired[list[str]]
-    waiting_for: NotRequired[str]
     started_at: NotRequired[float]
     """Of a pipeline, in Unix seconds."""
     part: NotRequired[str]
@@ -85,13 +74,11 @@ def run_status_of(root: Store, run: StoredRun, config: RunFile) -> RunStatus:
     if run.attempts > (state["attempt"] if state else 0):
         return {"state": WAITING, "attempt": run.attempts}
     if state is None:
-        return {"state": "not started", "attempt": None, "step": None}
-    found: RunStatus = {"state": state["state"], "attempt": state["attempt"], "step": state.get("step")}
+        return {"state": "not started", "attempt": None}
     progress = progress_of(root, run.records, config) if state["state"] == "running" else None
     known = {name: value for name, value in progress.items() if value is not None} if progress else {}
-    if known.get("waiting_for"):
-        found["state"] = WAITING
-    return cast(RunStatus, {**found, **known})
+    now = WAITING if known.get("waiting_for") else state["state"]
+    return cast(RunStatus, {"attempt": state["attempt"], "step": state.get("step"), **known, "state": now})
 
 
 def progress_of(root: Store, run: Store, config: RunFile) -> RunProgress | None:
