@@ -1,6 +1,6 @@
 """Runs and plans evaluations for the command line."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from vitline.flows import console
@@ -59,38 +59,22 @@ def plan_and_show(
         console.emit({"total": total, "tasks": shown})
         return
     hours = [task.flop / rate / 3600 if rate else 0.0 for task in tasks]
-    show_table(f"Protocol {plan.protocol.name}", _COLUMNS, _cells(tasks, hours))
+    rows = [[cell(*each) for cell in _COLUMNS.values()] for each in zip(tasks, hours, strict=True)]
+    show_table(f"Protocol {plan.protocol.name}", [*_COLUMNS], rows)
     console.print_result(_sentence(total, rate, measured=tflops is None))
 
 
-_COLUMNS = [
-    "task",
-    "init",
-    "seed",
-    "trainings",
-    "finished",
-    "images to train on",
-    "to evaluate",
-    "device hours",
-    "loss",
-]
-
-
-def _cells(tasks: Sequence[TaskCost], hours: Sequence[float]) -> list[list[str]]:
-    return [
-        [
-            t.task,
-            t.start,
-            f"{t.seed}",
-            f"{t.trainings}",
-            f"{t.finished}",
-            f"{t.trained_images:,}",
-            f"{t.scored_images:,}",
-            f"{h:.2f}",
-            t.loss,
-        ]
-        for t, h in zip(tasks, hours, strict=True)
-    ]
+_COLUMNS: Mapping[str, Callable[[TaskCost, float], str]] = {
+    "task": lambda task, hours: task.task,
+    "init": lambda task, hours: task.start,
+    "seed": lambda task, hours: f"{task.seed}",
+    "trainings": lambda task, hours: f"{task.trainings}",
+    "finished": lambda task, hours: f"{task.finished}",
+    "images to train on": lambda task, hours: f"{task.trained_images:,}",
+    "to evaluate": lambda task, hours: f"{task.scored_images:,}",
+    "device hours": lambda task, hours: f"{hours:.2f}",
+    "loss": lambda task, hours: task.loss,
+}
 
 
 def _sentence(total: Mapping[str, Any], rate: float, *, measured: bool) -> str:

@@ -18,23 +18,16 @@ HOUSEKEEPING = ("reconcile", "collect-garbage")
 
 def write_home(settings: Settings, problems: Sequence[str]) -> None:
     """Writes the page. `problems` are sentences about what needs a person."""
+    folder, free = free_disk(settings)
+    disk = f"{free / 1e9:,.0f} GB are free on the disk of `{folder}`."
     with client() as api:
-        text = _text(api, settings, problems)
+        text = home_markdown(open_store(settings.root), problems, upcoming_runs(api, settings), disk)
         if found := find_home(settings):
             api.request("PATCH", "/artifacts/{id}", path_params={"id": found}, json={"data": text})
         else:
-            _create(api, settings, text)
-
-
-def _create(api: SyncPrefectClient, settings: Settings, text: str) -> None:
-    page = {"key": settings.project, "type": "markdown", "description": f"{settings.project}: home", "data": text}
-    api.request("POST", "/artifacts/", json=page)
-
-
-def _text(api: SyncPrefectClient, settings: Settings, problems: Sequence[str]) -> str:
-    folder, free = free_disk(settings)
-    disk = f"{free / 1e9:,.0f} GB are free on the disk of `{folder}`."
-    return home_markdown(open_store(settings.root), problems, upcoming_runs(api, settings), disk)
+            name = settings.project
+            page = {"key": name, "type": "markdown", "description": f"{name}: home", "data": text}
+            api.request("POST", "/artifacts/", json=page)
 
 
 def upcoming_runs(api: SyncPrefectClient, settings: Settings) -> list[Upcoming]:
