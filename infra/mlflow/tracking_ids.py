@@ -38,11 +38,8 @@ class TrackingIds:
 
     def read(self) -> dict[str, str]:
         """All stored ids; empty if there are none."""
-        try:
-            data, self._tag = self._store.read_tagged(self._key)
-            self._servers = json.loads(data)["servers"]
-        except FileNotFoundError:
-            self._servers, self._tag = {}, None
+        data, self._tag = self._store.read_tagged_or_none(self._key)
+        self._servers = {} if data is None else json.loads(data)["servers"]
         return self._servers.get(self._server, {})
 
     def save(self, ids: Mapping[str, str]) -> None:
@@ -52,7 +49,7 @@ class TrackingIds:
         servers = self._servers | {self._server: {**old, **ids}}
         data, store, key = json_bytes({"schema_version": 1, "servers": servers}), self._store, self._key
         try:
-            self._tag = store.compare_and_swap(key, data, self._tag) if self._tag else store.create(key, data)
+            self._tag = store.create_or_swap(key, data, self._tag)
         except PreconditionFailed as error:
             raise IdsChanged(f"{store.uri_of(key)} was changed by another sender; trying again.") from error
         self._servers = servers

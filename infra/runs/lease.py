@@ -111,7 +111,7 @@ def acquire_lease(
             counter=held.counter + 1 if held else 0,
         )
         with contextlib.suppress(PreconditionFailed):
-            _ = run.compare_and_swap(_KEY, json_bytes(lease), tag) if tag else run.create(_KEY, json_bytes(lease))
+            run.create_or_swap(_KEY, json_bytes(lease), tag)
             return lease
     raise RuntimeError(
         f"{run.uri_of(_KEY)} changed {_MAX_RACES} times in a row. Check whether an old attempt still writes heartbeats."
@@ -138,30 +138,27 @@ class LeaseHolder:
 
     def beat(self) -> Lease:
         """Writes a heartbeat. Raises LeaseLost if another attempt holds the lease."""
+        return self._write(time.time())
+
+    def release(self) -> None:
+        """Sets the heartbeat to 0, so that the next attempt can take the lease at once."""
+        self._stop.set()
+        self._write(0.0)
+
+    def _write(self, heartbeat: float) -> Lease:
         nonce = uuid.uuid4().hex
         for _ in range(_MAX_RACES):
             lease, tag = self._read_own()
-            if lease.nonce == nonce:
+            if lease.nonce == nonce:  # an earlier try of this write succeeded, but its reply was lost
                 return lease
-            beaten = replace(lease, heartbeat=time.time(), nonce=nonce, counter=lease.counter + 1)
-            with contextlib.suppress(
-                PreconditionFailed
-            ):  # another thread of this attempt, or the next attempt, wrote first: read the lease again
+            beaten = replace(lease, heartbeat=heartbeat, nonce=nonce, counter=lease.counter + 1)
+            # Another thread of this attempt, or the next attempt, may write first: then the lease is read again.
+            with contextlib.suppress(PreconditionFailed):
                 self.run.compare_and_swap(_KEY, json_bytes(beaten), tag)
                 return beaten
         raise RuntimeError(
             f"{self.run.uri_of(_KEY)} changed {_MAX_RACES} times in a row. Check whether two processes write heartbeats."
         )
-
-    def release(self) -> None:
-        """Sets the heartbeat to 0, so that the next attempt can take the lease at once."""
-        self._stop.set()
-        for _ in range(_MAX_RACES):
-            lease, tag = self._read_own()
-            with contextlib.suppress(PreconditionFailed):
-                released = replace(lease, heartbeat=0.0, nonce=uuid.uuid4().hex, counter=lease.counter + 1)
-                self.run.compare_and_swap(_KEY, json_bytes(released), tag)
-                return
 
     def __enter__(self) -> Self:
         self.beat()
@@ -224,9 +221,8 @@ def lease_version(run: Store) -> Hashable:
 
 
 def _read(run: Store) -> tuple[Lease | None, str | None]:
-    try:
-        data, tag = run.read_tagged(_KEY)
-    except FileNotFoundError:
+    data, tag = run.read_tagged_or_none(_KEY)
+    if data is None:
         return None, None
     with reading(run.uri_of(_KEY)):
         return Lease.model_validate(json.loads(data)), tag

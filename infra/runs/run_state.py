@@ -124,16 +124,7 @@ def write_state(run: Store, state: RunState, attempt: int, **detail: Unpack[Stat
     """
     if state not in OUTCOMES:
         raise ValueError(f"{state!r} is not a run state. infra/runs/run_state.py lists {', '.join(OUTCOMES)}.")
-    if "reason" in detail:
-        detail["reason"] = cleaned(plain(detail["reason"]))
-    record: RunStateRecord = {
-        **detail,
-        "schema_version": 1,
-        "state": state,
-        "attempt": attempt,
-        "updated_at": time.time(),
-    }
-    return _put(run, "state.json", record)
+    return _put(run, "state.json", state, attempt, detail)
 
 
 def read_state(run: Store) -> RunStateRecord | None:
@@ -185,43 +176,43 @@ def write_reconciled_state(run: Store, state: RunState, attempt: int, reason: st
 
     Nothing is written where a later attempt holds the lease, or where this attempt has a reconciled state already.
     """
-    reconciled: RunStateRecord = {
-        "schema_version": 1,
-        "state": state,
-        "attempt": attempt,
-        "reason": cleaned(plain(reason)),
-        "updated_at": time.time(),
-    }
     with contextlib.suppress(LeaseLost):
-        _put(run, "reconciled.json", reconciled)
+        _put(run, "reconciled.json", state, attempt, {"reason": reason})
 
 
-def _put(run: Store, key: str, record: RunStateRecord) -> RunState:
+def _put(run: Store, key: str, state: RunState, attempt: int, detail: StateDetail) -> RunState:
     """Creates or swaps a state and returns it, or returns the end state that this attempt has already.
 
     Raises LeaseLost if a later attempt holds the lease. The lease is read after the state, so the swap fails if another attempt
     acquires the lease and writes a state in between.
     """
+    if "reason" in detail:
+        detail["reason"] = cleaned(plain(detail["reason"]))
+    record: RunStateRecord = {
+        **detail,
+        "schema_version": 1,
+        "state": state,
+        "attempt": attempt,
+        "updated_at": time.time(),
+    }
     while True:
-        ended, tag = _ended(run, key, record["attempt"])
+        ended, tag = _ended(run, key, attempt)
         lease = read_lease(run)
-        if lease is not None and lease.attempt > record["attempt"]:
+        if lease is not None and lease.attempt > attempt:
             raise LeaseLost(
-                f"attempt {record['attempt']} lost the lease of {run.uri}: attempt {lease.attempt} holds it and writes "
-                "the state."
+                f"attempt {attempt} lost the lease of {run.uri}: attempt {lease.attempt} holds it and writes the state."
             )
         if ended is not None:
             return ended
         with contextlib.suppress(PreconditionFailed):  # another process wrote meanwhile: read state and lease again
-            _ = run.compare_and_swap(key, json_bytes(record), tag) if tag else run.create(key, json_bytes(record))
-            return record["state"]
+            run.create_or_swap(key, json_bytes(record), tag)
+            return state
 
 
 def _ended(run: Store, key: str, attempt: int) -> tuple[RunState | None, str | None]:
     """The end state of an attempt in a record, and the tag of the record. One that cannot be read is to be replaced."""
-    try:
-        data, tag = run.read_tagged(key)
-    except FileNotFoundError:
+    data, tag = run.read_tagged_or_none(key)
+    if data is None:
         return None, None
     with contextlib.suppress(UnreadableRecord), reading(run.uri_of(key)):
         found = _checked_state(json.loads(data))
@@ -245,20 +236,14 @@ def request_stop(run: Store, reason: StopReason, by: str, attempt: int) -> None:
         "requested_at": time.time(),
     }
     while True:
-        try:
-            data, tag = run.read_tagged("stop.json")
-            with contextlib.suppress(UnreadableRecord), reading(run.uri_of("stop.json")):
-                found = _checked_stop(json.loads(data))
-                if (found["attempt"], rank(found["reason"])) >= (attempt, rank(reason)):
-                    return
-            run.compare_and_swap("stop.json", json_bytes(request), tag)
-            return
-        except FileNotFoundError:
-            with contextlib.suppress(PreconditionFailed):
-                run.create("stop.json", json_bytes(request))
+        data, tag = run.read_tagged_or_none("stop.json")
+        with contextlib.suppress(UnreadableRecord), reading(run.uri_of("stop.json")):
+            found = _checked_stop(json.loads(data)) if data is not None else None
+            if found and (found["attempt"], rank(found["reason"])) >= (attempt, rank(reason)):
                 return
-        except PreconditionFailed:
-            pass  # another process wrote a request at the same time: read it and compare again
+        with contextlib.suppress(PreconditionFailed):  # another process wrote one at the same time: compare again
+            run.create_or_swap("stop.json", json_bytes(request), tag)
+            return
 
 
 def read_stop(run: Store) -> StopRequest | None:

@@ -131,6 +131,13 @@ class Store(ABC):
         """The object and its tag for `compare_and_swap`. Equal bytes may have equal tags, so objects that are swapped
         contain a nonce or a counter. Raises FileNotFoundError."""
 
+    def read_tagged_or_none(self, key: str) -> tuple[bytes | None, str | None]:
+        """As `read_tagged`, but (None, None) if the object does not exist."""
+        try:
+            return self.read_tagged(key)
+        except FileNotFoundError:
+            return None, None
+
     @abstractmethod
     def size(self, key: str) -> int:
         """Size of an object in bytes. Raises FileNotFoundError."""
@@ -160,6 +167,11 @@ class Store(ABC):
     def compare_and_swap(self, key: str, data: bytes, tag: str) -> str:
         """Replaces an object that has this tag, and returns the new tag. Raises PreconditionFailed if it has another tag or
         does not exist."""
+
+    def create_or_swap(self, key: str, data: bytes, tag: str | None) -> str:
+        """Writes an object that still is as `read_tagged_or_none` found it, and returns its tag. Raises PreconditionFailed if another
+        writer was first."""
+        return self.create(key, data) if tag is None else self.compare_and_swap(key, data, tag)
 
     @abstractmethod
     def list(self, prefix: str = "") -> Keys:
