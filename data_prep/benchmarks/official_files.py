@@ -10,7 +10,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from pydantic import Field, NonNegativeInt, ValidationError
+from pydantic import Field, NonNegativeInt
 
 from vitline.infra.config import FrozenConfig
 from vitline.infra.storage import Listed, Store
@@ -76,23 +76,14 @@ class OfficialFiles(FrozenConfig):
         )
 
 
-_TABLE = "official_files.toml"
-
-
 def official_files(data_set: str) -> OfficialFiles:
-    """The official files of a data set. Raises ValueError if the table does not list it, or lists it wrongly."""
-    tables = _tables()
-    if data_set not in tables:
-        raise ValueError(f"{_TABLE} has no table [{data_set}]; add it. The data sets are {', '.join(tables)}.")
-    try:
-        return OfficialFiles.model_validate(tables[data_set])
-    except ValidationError as error:
-        raise ValueError(f"{_TABLE}, table [{data_set}]: {error}") from error
+    """The official files of a data set."""
+    return OfficialFiles.model_validate(_tables()[data_set])
 
 
 @cache
 def _tables() -> dict[str, Any]:
-    return tomllib.loads((resources.files(__package__) / _TABLE).read_text(encoding="utf-8"))
+    return tomllib.loads((resources.files(__package__) / "official_files.toml").read_text(encoding="utf-8"))
 
 
 def files_fingerprint(there: Mapping[str, Listed]) -> str:

@@ -19,9 +19,7 @@ _LABELS = ("label", "labels")
 def dataset_card(manifest: Manifest, class_map: ClassMap) -> str:
     """A dataset card: YAML with the files of every split and the type of every column, then text. Splits that join others,
     such as trainval, are left out, because their rows would appear twice."""
-    splits = {
-        name: split for name, split in manifest.splits.items() if all(part.split == name for part in split.segments)
-    }
+    splits = manifest.own_splits
     classes = "class" if manifest.num_classes == 1 else "classes"
     lines = [
         "---",

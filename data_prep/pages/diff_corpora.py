@@ -22,7 +22,6 @@ from vitline.data_prep.shard_format import (
     SHARDS_KEY,
     Manifest,
     ShardReader,
-    SplitInfo,
     load_manifest,
     segment_keys,
 )
@@ -75,17 +74,8 @@ class _Corpus:
         self.source_ids = ClassMap.from_file(store.read_json(CLASSES_KEY)).source_ids
 
     @property
-    def own_splits(self) -> dict[str, SplitInfo]:
-        """The splits without those that join others."""
-        return {
-            name: info
-            for name, info in self.manifest.splits.items()
-            if all(segment.split == name for segment in info.segments)
-        }
-
-    @property
     def num_rows(self) -> int:
-        return sum(split.num_rows for split in self.own_splits.values())
+        return sum(split.num_rows for split in self.manifest.own_splits.values())
 
     def whole_shards(self) -> dict[tuple[str, str], int]:
         """(key, content digest) of every shard whose rows all belong to the corpus, with the number of rows."""
@@ -93,7 +83,7 @@ class _Corpus:
         digests = {line["key"]: line["content_digest"] for line in lines}
         return {
             (key, digests[key]): split.shard_rows(segment, i)
-            for split in self.own_splits.values()
+            for split in self.manifest.own_splits.values()
             for segment in split.segments
             for i, key in enumerate(segment_keys(segment)[: split.shards_in_use(segment)])
             if i * split.rows_per_row_group * split.row_groups_per_shard + split.shard_rows(segment, i)
@@ -162,7 +152,7 @@ def _partition_rows(
 def _rows(side: _Corpus, skipped: frozenset[str]) -> Iterator[pa.Table]:
     """The rows of a corpus as _ROW_SCHEMA, row group by row group."""
     columns = ["example_id", "sha256", "labels", *(["weights"] if side.manifest.has_weights else [])]
-    for name, split in side.own_splits.items():
+    for name, split in side.manifest.own_splits.items():
         groups = [group for group in range(split.num_row_groups) if split.place(group).key not in skipped]
         with ShardReader(side.store, side.manifest, name) as reader, ThreadPoolExecutor(_READ_THREADS) as threads:
             for i in range(0, len(groups), _GROUPS_AT_ONCE):

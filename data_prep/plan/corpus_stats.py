@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import TypeAdapter, ValidationError
 
 from vitline.data_prep.plan.similarity.dedup import LOCATOR_SCHEMA
 from vitline.data_prep.sources.splits import order_key
@@ -123,6 +124,9 @@ class Findings:
     count: int = 0
     num_left_out: int = 0
     first: tuple[Finding, ...] = ()
+
+
+_FINDINGS = TypeAdapter(dict[str, Findings])
 
 
 class Leak(NamedTuple):
@@ -262,14 +266,14 @@ class CorpusStats:
                 },
                 **{name: np.array(value[name], np.int64) for name in _ARRAYS},
                 kinds=dict(value["kinds"]),
-                refused={name: _findings(found) for name, found in value["refused"].items()},
+                refused=_FINDINGS.validate_python(value["refused"]),
                 sheet={int(label): tuple(SampleRow(**row) for row in rows) for label, rows in value["sheet"].items()},
-                duplicates={name: _findings(found) for name, found in value["duplicates"].items()},
-                leakage={Leak(*name.split(" ")): _findings(found) for name, found in value["leakage"].items()},
+                duplicates=_FINDINGS.validate_python(value["duplicates"]),
+                leakage={Leak(*k.split(" ")): v for k, v in _FINDINGS.validate_python(value["leakage"]).items()},
                 compared=frozenset((corpus, split) for corpus, split in value["compared"]),
                 older_versions=frozenset(value["older_versions"]),
             )
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, ValidationError) as error:
             raise ValueError(
                 f"this is not the {STATS_KEY} of a corpus: {type(error).__name__} {error}. Another program or version wrote "
                 "it. Prepare the corpus again."
@@ -424,13 +428,3 @@ def _sample_row(row: Mapping[str, Any], prefix: str = "") -> SampleRow:
     base, key = row[f"{prefix}base"] or "", row[f"{prefix}key"] or ""
     offset, length = row[f"{prefix}offset"] or 0, row[f"{prefix}length"]
     return SampleRow(example_id, order_key(0, example_id), base, key, offset, length)
-
-
-def _findings(value: Mapping[str, Any]) -> Findings:
-    first = []
-    for found in value["first"]:
-        other = found["other"]
-        first.append(
-            Finding(SampleRow(**found["picture"]), found["detail"], None if other is None else SampleRow(**other))
-        )
-    return Findings(value["count"], value["num_left_out"], tuple(first))

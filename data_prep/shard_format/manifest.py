@@ -205,6 +205,11 @@ class Manifest(StoredRecord):
         source = self.provenance.get("request", {}).get("source", {})
         return self.has_weights and source.get("kind") == "predictions"
 
+    @property
+    def own_splits(self) -> dict[str, SplitInfo]:
+        """The splits without those that join others, whose rows would count twice."""
+        return {name: info for name, info in self.splits.items() if all(s.split == name for s in info.segments)}
+
     def arrow_schema(self) -> pa.Schema:
         """Schema of every shard."""
         return shard_schema(single_label=self.single_label, has_weights=self.has_weights)

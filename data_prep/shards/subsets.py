@@ -17,7 +17,6 @@ from vitline.data_prep.shard_format import (
     first_rows,
     listed_shards,
     load_manifest,
-    segment_keys,
 )
 from vitline.data_prep.shards.content_digest import corpus_digest
 from vitline.infra.config import digest_of
@@ -71,7 +70,7 @@ def take(corpus: Store, num_rows: int, split: str = "train") -> Manifest:
             "provenance": {**manifest.provenance, "view_of": origin, "created_at": utc_now()},
         }
     )
-    keys = {key for part in splits.values() for s in part.segments for key in segment_keys(s)[: part.shards_in_use(s)]}
+    keys = {key for part in splits.values() for _, key in part.keys_in_use()}
     listed = read_table(corpus, SHARDS_KEY)
     lines = [{**row, "version": row["version"] or manifest.version} for row in listed.to_pylist() if row["key"] in keys]
     write_table(view, SHARDS_KEY, pa.Table.from_pylist(lines, schema=listed.schema))

@@ -65,14 +65,6 @@ class ReadBack:
     label_counts: dict[int, int]
 
 
-class PixelCheck(FrozenConfig):
-    """How to decode images again: the policy of the corpus, and the limits of the decoding process."""
-
-    policy: DecodePolicy
-    timeout_s: float
-    memory_bytes: int
-
-
 class VerifyTask(FrozenConfig):
     """One shard to check against its row in shards.parquet."""
 
@@ -80,8 +72,10 @@ class VerifyTask(FrozenConfig):
     spec: ShardSpec
     sha256: str
     listed: ListedShard
-    pixels: PixelCheck | None = None
+    pixels: DecodePolicy | None = None
     """How to decode every image; None: compare bytes only."""
+    limits: PrepareExecution = PrepareExecution()
+    """Limits of the decoding process."""
 
 
 class ShardCheck(FrozenConfig):
@@ -137,14 +131,15 @@ def verify_corpus(corpus: Store, executor: Executor = IN_PROCESS, *, pixels: boo
     for key in corpus.list():
         if not key.startswith(f"{WORK}/") and key.endswith(".parquet") and key not in specs and key not in _TABLES:
             problems[corpus.uri_of(key)] = "is not listed in the manifest: an extra shard"
-    check_pixels = _pixel_check(manifest) if pixels else None
+    limits = PrepareExecution.model_validate(manifest.provenance.get("request", {}).get("execution", {}))
     tasks = [
         VerifyTask(
             corpus=store.uri,
             spec=spec,
             sha256=listed[key]["sha256"],
             listed=ListedShard(manifest.name, key, digests[key], listed[key]["num_bytes"]),
-            pixels=check_pixels,
+            pixels=manifest.decode_policy if pixels else None,
+            limits=limits,
         )
         for key, (store, spec) in specs.items()
         if key in listed
@@ -244,7 +239,7 @@ def verify_shard(task: VerifyTask) -> ShardCheck:
         problem = f"has sha256 {found.sha256[:12]}, but the shard list says {task.sha256[:12]}: a byte was changed"
         return ShardCheck(key=key, problem=problem, label_counts={})
     num_wrong, pictures = 0, dict[str, str]()
-    for example_id, wrong in _wrong_pictures(corpus, task.listed, task.pixels) if task.pixels else ():
+    for example_id, wrong in _wrong_pictures(corpus, task) if task.pixels else ():
         num_wrong += 1
         if len(pictures) < _MAX_PICTURES:
             pictures[example_id] = wrong
@@ -252,18 +247,12 @@ def verify_shard(task: VerifyTask) -> ShardCheck:
     return ShardCheck(key=key, problem=corrupt, label_counts=found.label_counts, pictures=pictures)
 
 
-def _pixel_check(manifest: Manifest) -> PixelCheck:
-    request = manifest.provenance.get("request", {})
-    limits = PrepareExecution.model_validate(request.get("execution", {}))
-    return PixelCheck(
-        policy=manifest.decode_policy, timeout_s=limits.image_timeout_s, memory_bytes=limits.decode_memory_bytes
-    )
-
-
-def _wrong_pictures(corpus: Store, listed: ListedShard, check: PixelCheck) -> Iterator[tuple[str, str]]:
+def _wrong_pictures(corpus: Store, task: VerifyTask) -> Iterator[tuple[str, str]]:
     """Example id and defect of every image of a shard whose pixels differ from the examined ones."""
-    with SandboxedDecoder(check.policy, timeout_s=check.timeout_s, memory_bytes=check.memory_bytes) as decoder:
-        for (example_id, expected), outcome in decoder.run(_pictures(corpus, listed)):
+    assert task.pixels
+    timeout_s, memory_bytes = task.limits.image_timeout_s, task.limits.decode_memory_bytes
+    with SandboxedDecoder(task.pixels, timeout_s=timeout_s, memory_bytes=memory_bytes) as decoder:
+        for (example_id, expected), outcome in decoder.run(_pictures(corpus, task.listed)):
             if isinstance(outcome, ImageRejected):
                 yield example_id, f"cannot be decoded: {outcome}"
             elif outcome["pixel_sha256"] != expected:

@@ -196,9 +196,7 @@ class LabelTableCorpus(ImageSource):
         return columns
 
     def _check(self, columns: list[str], key: str) -> None:
-        source = self._source
-        needed = (source.image_column, source.labels_column, source.weights_column, source.id_column)
-        for name in filter(None, (*needed, source.split_column, source.group_column)):
+        for name in _named_columns(self._source):
             if columns.count(name) != 1:
                 shown = ", ".join(columns[:100]) or "none"
                 raise ValueError(
@@ -242,6 +240,11 @@ def _images_of(source: LabelTable, store: Store) -> str:
     return open_store(source.images).uri if source.images else store.uri
 
 
+def _named_columns(source: LabelTable) -> list[str]:
+    named = (source.image_column, source.labels_column, source.weights_column, source.id_column)
+    return [*dict.fromkeys(filter(None, (*named, source.split_column, source.group_column)))]
+
+
 def _kind(key: str) -> str:
     return next(kind for kind, endings in _KINDS.items() if key.lower().endswith(endings))
 
@@ -280,9 +283,7 @@ class _Rows:
                     yield self._example(row, number, unit)
 
     def of_parquet(self, group: int, first: int, end: int) -> Iterator[RawExample]:
-        source = self._source
-        named = (source.image_column, source.labels_column, source.weights_column, source.id_column)
-        names = [*dict.fromkeys(filter(None, (*named, source.split_column, source.group_column)))]
+        names = _named_columns(self._source)
         with ParquetRows(self._store, self._key) as table:
             at, rows_before = 0, table.first_row(group)
             for batch in table.batches(group, names):

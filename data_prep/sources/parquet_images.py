@@ -122,8 +122,9 @@ class ParquetCorpus(ImageSource):
 
     def examples(self, part: SourcePart, work: WorkFolder) -> Iterator[RawExample]:
         where = cast(dict[str, Any], part.where)
+        rule = SplitRule(self._recipe, frozenset(where["present"]))
         file = _File(_checked_store(where), where["key"], where["split"], where.get("rows"))
-        reader = _Reader(file, self._columns, self._label_of, self.single_label, self._rule(where["present"]))
+        reader = _Reader(file, self._columns, self._label_of, self.single_label, rule)
         try:
             if "damaged" in where:
                 raise Refusal(*where["damaged"])
@@ -147,9 +148,6 @@ class ParquetCorpus(ImageSource):
 
     def structure(self, work: WorkFolder) -> str:
         return "" if self._own else self._files.splits.description
-
-    def _rule(self, present: list[str]) -> SplitRule:
-        return SplitRule(self._recipe, frozenset(present))
 
     def class_info(self, source_id: str) -> ClassInfo:
         if self._own:

@@ -1,5 +1,3 @@
-import pytest
-
 from vitline.data_prep.benchmarks import official_files as module
 from vitline.data_prep.benchmarks.official_files import OfficialFile, official_files
 
@@ -20,23 +18,3 @@ def test_every_table_is_valid_and_names_each_file_once():
     for data_set in module._tables():
         names = [name for file in official_files(data_set).files for name in (file.name, *file.other_names)]
         assert len(set(names)) == len(names)
-
-
-def test_a_data_set_without_a_table_is_refused_with_the_names_of_the_tables():
-    with pytest.raises(ValueError, match=r"has no table \[dog\]; add it\. The data sets are caltech101, "):
-        official_files("dog")
-
-
-@pytest.mark.parametrize(
-    ("wrong", "field"),
-    [
-        ({"files": [{"name": "a.zip", "sha256": "0f"}]}, "files.0.sha256"),
-        ({"files": [{"name": "a.zip", "bytes": 1}]}, "files.0.bytes"),
-        ({"files": []}, "files"),
-        ({"files": [{"name": "a.zip"}], "licence": "MIT"}, "licence"),
-    ],
-)
-def test_a_table_with_a_wrong_entry_is_refused_with_its_name_and_the_entry(monkeypatch, wrong, field):
-    monkeypatch.setattr(module, "_tables", lambda: {"dog": {"title": "Dog", "home": "x", "terms": "x", **wrong}})
-    with pytest.raises(ValueError, match=rf"table \[dog\]: (?s:.*)\n{field}\n"):
-        official_files("dog")

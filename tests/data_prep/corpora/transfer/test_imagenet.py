@@ -106,12 +106,8 @@ def changed(**entries):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (json.dumps(REAL[:-1]), "holds a list of 25; expected one list of labels for each of 26 images"),
-        ("{}", "holds dict instead of a list"),
-        (changed(image3=[12]), r"image 3 has the labels \[12\]; expected distinct numbers from 0 to 11"),
-        (changed(image3=[2, 2]), r"image 3 has the labels \[2, 2\]"),
-        (changed(image3=[True]), r"image 3 has the labels \[true\]"),
-        (changed(image3=2), "image 3 has the labels 2;"),
+        (json.dumps(REAL[:-1]), "are not the published ones"),
+        ("{}", "are not the published ones"),
         (changed(image3=[4]), "are not the published ones"),
         ("[[", "Expecting value"),
         ("[" * 200_000, "recursion"),
@@ -131,7 +127,7 @@ def test_published_labels_of_real_are_accepted():
     if spec is None:
         pytest.skip("timm, which has a copy of real.json, is not installed")
     data = Path(spec.submodule_search_locations[0], "data/_info/imagenet_real_labels.json").read_bytes()
-    lists = label_lists(data, 50_000, 1000)
+    lists = label_lists(data)
     assert lists[:4] == [[], [970, 795], [230, 231], [809]]
     assert sum(map(bool, lists)) == TEST_SETS["imagenet-real"]
 
