@@ -3,7 +3,6 @@
 import dataclasses
 import re
 import threading
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from vitline.data_prep.pages.report import render_report
 from vitline.data_prep.plan.corpus_stats import CorpusStats, Finding, Findings, Leak, SampleRow, SampleRule, SplitStats
 from vitline.data_prep.shard_format import Counts, Manifest, SegmentInfo, SplitInfo
 
+from ...elements import Elements
 from ...pictures import noise as noise_of
 
 HOSTILE = '<script>alert("1")</script>&é'
@@ -86,21 +86,11 @@ def words(page):
     return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", re.sub(r"<style>.*?</style>", "", page, flags=re.S)))
 
 
-class Tags(HTMLParser):
-    def __init__(self, page):
-        super().__init__()
-        self.found = []
-        self.feed(page)
-
-    def handle_starttag(self, tag, attrs):
-        self.found.append((tag, dict(attrs)))
-
-
 def test_page_is_self_contained_and_escapes_names():
     page = render(stats_of(3))
     assert not {"\x1b", "\x07"} & set(page)
     assert r"\x1b[31m\x07" in page
-    tags = Tags(page).found
+    tags = Elements(page).found
     assert not {tag for tag, _ in tags} & {"script", "link", "iframe", "object", "b2"}
     links = [attrs[name] for _, attrs in tags for name in ("src", "href", "onerror", "onclick") if name in attrs]
     assert len(links) == 3
@@ -122,33 +112,17 @@ def test_leakage_is_shown_first_with_both_images():
 
 
 @pytest.mark.parametrize(
-    ("compared", "sentence"),
+    ("compared", "recipe", "sentence"),
     [
-        (
-            [("pets/1", "test")],
-            "None found. No training image of this corpus shows one of the evaluation images",
-        ),
-        ([], "Not checked. This corpus was not compared with any evaluation set"),
+        ([("pets/1", "test")], {}, "None found. No training image of this corpus shows one of the evaluation images"),
+        ([], {}, "Not checked. This corpus was not compared with any evaluation set"),
+        ([], {}, "The splits of this corpus were not compared with each other"),
+        ([], {"near_duplicates": "drop"}, "splits of this corpus were compared with each other (recipe.near_dup"),
     ],
 )
-def test_the_absence_of_leakage_is_explained(compared, sentence):
-    assert sentence in words(render(stats_of(3, compared=frozenset(compared))))
-
-
-@pytest.mark.parametrize(
-    ("recipe", "sentence"),
-    [
-        ({}, "The splits of this corpus were not compared with each other"),
-        (
-            {"near_duplicates": "drop"},
-            "The images in the splits of this corpus were compared with each other (recipe.near_dup",
-        ),
-    ],
-)
-def test_the_page_states_whether_its_own_splits_were_compared(recipe, sentence):
-    manifest = manifest_of(stats_of(3))
-    manifest = manifest.model_copy(update={"provenance": {"request": {"recipe": recipe}}})
-    stats = stats_of(3)
+def test_the_page_states_what_was_compared(compared, recipe, sentence):
+    stats = stats_of(3, compared=frozenset(compared))
+    manifest = manifest_of(stats).model_copy(update={"provenance": {"request": {"recipe": recipe}}})
     page = render_report(manifest, class_map_of(3), stats, lambda row: noise_of(len(row.example_id), (90, 130)))
     assert sentence in words(page)
 
@@ -172,7 +146,7 @@ def test_missing_images_show_the_reason():
 
     stats = stats_of(3, refused=refused)
     page = render(stats, load)
-    shown = {attrs["title"]: tag for tag, attrs in Tags(page).found if "title" in attrs}
+    shown = {attrs["title"]: tag for tag, attrs in Elements(page).found if "title" in attrs}
     assert {name: shown[name] for name in ("crash", "long", "small", "gone", "bad", "../x")} == {
         "crash": "div",
         "long": "img",

@@ -159,10 +159,6 @@ def test_an_invalid_number_of_rows_is_refused(refused, corpora, text):
     assert "is not a number of rows" in refused("data", "subset", "birds", "--root", corpora[0], "--", text)
 
 
-def test_a_subset_as_large_as_its_corpus_is_refused(refused, corpora):
-    assert "train of birds/" in refused("data", "subset", "birds", "30", "--root", corpora[0])
-
-
 def test_stats_show_the_content_of_a_corpus(data):
     shown = " ".join(data("show", "birds").split())
     for text in ("train 30 images", "val 10 images", "classes 2", "PNG RGB 40", "not_an_image 1", LEAK):

@@ -3,7 +3,6 @@
 import itertools
 import math
 import re
-from html.parser import HTMLParser
 
 import pytest
 from hypothesis import given
@@ -13,6 +12,8 @@ from vitline.flows.catalog.records import StageRecord
 from vitline.flows.reports.report import render, score_rows, stage_time, standard_error
 from vitline.infra.html.plots import line_plot, ticks
 from vitline.vit.evaluation.evaluate import Score
+
+from ...elements import Elements
 
 NASTY = '<script>alert("x")</script> & "birds" \'n\' <b>'
 
@@ -54,30 +55,6 @@ def page(**changes):
         "notes": ("A note.",),
     }
     return render(**{**fields, **changes})
-
-
-class Elements(HTMLParser):
-    """The elements of a page, all closed, and its text."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.found, self.text = [], [], ""
-        self.feed(text)
-        assert self.open == []
-
-    def handle_starttag(self, tag, attributes):
-        self.found.append((tag, dict(attributes)))
-        if tag not in ("meta", "img", "br"):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attributes):
-        self.found.append((tag, dict(attributes)))
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.text += data
 
 
 def test_the_page_has_no_external_references():

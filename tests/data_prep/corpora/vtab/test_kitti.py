@@ -154,10 +154,3 @@ def test_invalid_annotations_are_reported(kitti, name, old, new, message):
             archive.writestr(member, content)
     with pytest.raises(ValueError, match=message):
         Kitti(open_store(kitti[0]), "kitti_distance", 1 << 20).keys()
-
-
-def test_missing_archives_are_reported_in_one_error(tmp_path):
-    with pytest.raises(
-        ValueError, match=r"lacks data_object_image_2.zip, 12,569,945,557 .*; devkit_object.zip, .*cvlibs"
-    ):
-        Kitti(open_store(tmp_path), "kitti_distance", 1 << 20).files()
