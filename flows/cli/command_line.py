@@ -23,7 +23,6 @@ Recipe = Annotated[
         help="Model and training settings: a name (`vitline pretrain recipes`), a YAML file, or a Python function, PACKAGE.MODULE:FUNCTION."
     ),
 ]
-Plan = Annotated[bool, typer.Option("--plan", help="Show what this would take without starting anything.")]
 
 
 def settings(root: str | None = None) -> "Settings":

@@ -11,7 +11,9 @@ from vitline.flows.plans.evaluation_cost import TaskCost, measured_flops, task_c
 from vitline.flows.runs.evaluate_tasks import SCORE_COLUMNS, evaluate_tasks, score_cells
 from vitline.flows.runs.services import open_services
 from vitline.infra.settings import Settings
-from vitline.vit.evaluation.packing import trials_per_gpu
+from vitline.vit.cost.estimate import PlanGpus, hours_of
+from vitline.vit.evaluation.packing import SMALLEST_GPU_BYTES, memory_of_this_gpu, trials_per_gpu
+from vitline.vit.evaluation.probes import Probe
 
 
 def score_and_show(settings: Settings, request: EvaluateRequest, *, as_json: bool) -> None:
@@ -33,15 +35,19 @@ def score_and_show(settings: Settings, request: EvaluateRequest, *, as_json: boo
     show_table(title, SCORE_COLUMNS, [score_cells(score) for score in scores])
 
 
-def plan_and_show(
-    settings: Settings, request: EvaluateRequest, *, tflops: float | None, usd_per_hour: float | None, as_json: bool
-) -> None:
-    """Prints the plan. `tflops` is the sustained TFLOP/s of a device; without it, a few updates are timed on this machine."""
+def plan_and_show(settings: Settings, request: EvaluateRequest, gpus: PlanGpus, *, as_json: bool) -> None:
+    """Prints the plan on such GPUs; where none is named, a few updates are timed on this machine."""
     plan = resolve_evaluate(settings.root, request)
     if plan.note:
         console.say(plan.note)
     tasks = task_costs(settings.root, plan)
-    rate = 1e12 * tflops if tflops else measured_flops([task.network for task in tasks if task.flop])
+    if gpus.name is None:
+        rate, memory = measured_flops([task.network for task in tasks if task.flop]), memory_of_this_gpu()
+        source = "as measured on this machine"
+    else:
+        rate = gpus.flops("float32" if isinstance(plan.protocol, Probe) else plan.protocol.precision)
+        memory = gpus.gpu.memory_bytes or SMALLEST_GPU_BYTES
+        source = f"{gpus.mfu:.0%} of the peak of {gpus.name}"
     total: dict[str, Any] = {
         "protocol": plan.protocol.name,
         "trainings": sum(task.trainings for task in tasks),
@@ -49,19 +55,19 @@ def plan_and_show(
         "trained_images": sum(task.trained_images for task in tasks),
         "scored_images": sum(task.scored_images for task in tasks),
         "exaflop": sum(task.flop for task in tasks) / 1e18,
-        "device_hours": sum(task.flop for task in tasks) / rate / 3600 if rate else 0.0,
-        "trials_per_gpu": min(trials_per_gpu(task.network, average=task.average) for task in tasks),
+        "device_hours": hours_of(sum(task.flop for task in tasks), rate) if rate else 0.0,
+        "trials_per_gpu": min(trials_per_gpu(task.network, memory, average=task.average) for task in tasks),
     }
-    if usd_per_hour is not None:
-        total["usd"] = total["device_hours"] * usd_per_hour
+    if gpus.hour_price is not None:
+        total["usd"] = total["device_hours"] * gpus.hour_price
     if as_json:
         shown = [{name: value for name, value in vars(task).items() if name != "network"} for task in tasks]
         console.emit({"total": total, "tasks": shown})
         return
-    hours = [task.flop / rate / 3600 if rate else 0.0 for task in tasks]
+    hours = [hours_of(task.flop, rate) if rate else 0.0 for task in tasks]
     rows = [[cell(*each) for cell in _COLUMNS.values()] for each in zip(tasks, hours, strict=True)]
     show_table(f"Protocol {plan.protocol.name}", [*_COLUMNS], rows)
-    console.print_result(_sentence(total, rate, measured=tflops is None))
+    console.print_result(_sentence(total, rate, source))
 
 
 _COLUMNS: Mapping[str, Callable[[TaskCost, float], str]] = {
@@ -77,14 +83,13 @@ _COLUMNS: Mapping[str, Callable[[TaskCost, float], str]] = {
 }
 
 
-def _sentence(total: Mapping[str, Any], rate: float, *, measured: bool) -> str:
+def _sentence(total: Mapping[str, Any], rate: float, source: str) -> str:
     left = total["trainings"] - total["finished"]
     text = (
         f"{left} trainings of {total['trainings']} are left: {total['trained_images']:,} images to train on, "
         f"{total['scored_images']:,} to evaluate, {total['exaflop']:.3g} exaFLOP"
     )
     if rate:
-        source = "as measured on this machine" if measured else "as given"
         text += f"; {total['device_hours']:.2f} device hours at {rate / 1e12:.3g} TFLOP/s, {source}"
     if "usd" in total:
         text += f", {total['usd']:,.2f} USD"

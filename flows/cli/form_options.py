@@ -9,6 +9,7 @@ import typer
 
 from vitline.flows.forms.overrides import parse_overrides
 from vitline.infra.config import FrozenConfig
+from vitline.vit.cost.estimate import GPU, TRAINING_MFU, PlanGpus
 
 REQUIRED = inspect.Parameter.empty
 _TYPES = {"string": str, "integer": int, "number": float, "boolean": bool}
@@ -23,12 +24,14 @@ def form_command(
     spelled: Mapping[str, str] = {},
     without: Collection[str] = (),
     defaults: Mapping[str, Any] = {},
+    plans: bool = False,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A decorator that makes a function a command with an option for each field of `form`, and `--set` for its `overrides`. The
     function gets the values of these fields as a dict, without empty ones, and its own further options, which it declares as for typer.
 
     `arguments` are fields that are given by position, `spelled` are fields whose option has another name, `without` are fields
-    that have no option, `defaults` are defaults of the command other than those of the form, REQUIRED for none.
+    that have no option, `defaults` are defaults of the command other than those of the form, REQUIRED for none. A command that `plans`
+    has `--plan` and the options of its GPUs: its function gets `plan`, the GPUs, or None without `--plan`.
     """
     schemas = form.model_json_schema()["properties"]
     fields = [field for field in schemas if field not in {*without, "overrides"}]
@@ -47,17 +50,22 @@ def form_command(
         return _parameter(field, kind, default, typer.Option(spellings[field], help=text, min=schema.get("minimum")))
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        _, *own = inspect.signature(function).parameters.values()
+        own = [each for each in inspect.signature(function).parameters.values() if each.name not in {"fields", "plan"}]
         generated = [parameter(field) for field in fields]
         if "overrides" in schemas:
             text = f"{_help(schemas['overrides']['description'], spellings)} Repeatable."
             generated.append(_parameter("set_", list[str] | None, None, typer.Option("--set", help=text)))
+        if plans:
+            generated += _plan_options()
         parameters = [*generated, *(_parameter(each.name, each.annotation, each.default) for each in own)]
 
         def command(**given: Any) -> None:
             found = {field: value for field in fields if (value := given.pop(field)) is not None}
             if "overrides" in schemas:
                 found["overrides"] = parse_overrides(given.pop("set_") or [])
+            if plans:
+                gpus = PlanGpus(given.pop("gpu"), given.pop("mfu"), given.pop("gpu_hour_price"))
+                given["plan"] = gpus if given["plan"] else None
             function(found, **given)
 
         command.__doc__ = function.__doc__
@@ -68,6 +76,21 @@ def form_command(
         return function
 
     return decorate
+
+
+def _plan_options() -> list[inspect.Parameter]:
+    shown = "For `--plan`: "
+    gpu = f"{shown}the GPU of each worker: H200, A100-80GB, ..., or its peak and memory: 150TFLOPS-48GB. Default: {GPU}; for evaluations "
+    gpu += "this machine, measured."
+    mfu, price = f"{shown}fraction of the GPU's peak FLOP/s that is reached.", f"{shown}price of one GPU for an hour."
+    return [
+        _parameter(
+            "plan", bool, False, typer.Option("--plan", help="Show what this would take without starting anything.")
+        ),
+        _parameter("gpu", str | None, None, typer.Option(help=gpu)),
+        _parameter("mfu", float, TRAINING_MFU, typer.Option(help=mfu)),
+        _parameter("gpu_hour_price", float | None, None, typer.Option(min=0, help=price)),
+    ]
 
 
 def _parameter(name: str, kind: Any, default: Any, info: Any = None) -> inspect.Parameter:

@@ -27,7 +27,7 @@ from vitline.vit.pages.figures import MAX_IMAGES, inspect_network
 from vitline.vit.pages.page import write_inspection
 from vitline.vit.published.models import PublishedModel, file_bytes, publish
 from vitline.vit.training.timing.device_peak import peak_flops
-from vitline.vit.training.timing.gpu_peaks import Precision
+from vitline.vit.training.timing.gpus import Precision
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".avif")
 # A laptop measures these in a minute; a GPU measures all variants of the paper.

@@ -16,6 +16,7 @@ from vitline.flows.runs.services import Services, open_services
 from vitline.infra.html.text import field
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
+from vitline.vit.cost.estimate import PlanGpus
 from vitline.vit.recipes import recipe_named
 from vitline.vit.recipes.own import kind_of
 from vitline.vit.run.resolved import ResolvedTraining
@@ -70,10 +71,10 @@ def _weighted(text: str) -> tuple[str, float]:
         return text, 1.0
 
 
-def train_or_plan(settings: Settings, training: ResolvedTraining, *, plan: bool, as_json: bool) -> None:
+def train_or_plan(settings: Settings, training: ResolvedTraining, *, plan: PlanGpus | None, as_json: bool) -> None:
     """Runs a training to its end, or prints its plan."""
     if plan:
-        show_one(training_plan(training), as_json)
+        show_one(training_plan(training, plan), as_json)
         return
     with open_services(settings) as services:
         train_on(services, training, as_json=as_json)

@@ -13,7 +13,7 @@ from vitline.infra.html.text import num_bytes
 from vitline.vit.config import TrainConfig
 from vitline.vit.corpora.training_sources import sources_of
 from vitline.vit.cost.decoder_speed import DecoderSpeed, decoder_speed
-from vitline.vit.cost.demand import Demand, demand_of
+from vitline.vit.cost.estimate import Demand, PlanGpus, demand_of
 from vitline.vit.cost.input_speed import node_speed
 from vitline.vit.cost.input_verdict import STAGES, InputVerdict, Setting
 from vitline.vit.input.decoding.how_many import decode_processes
@@ -57,7 +57,7 @@ def show_bench(
 ) -> None:
     """Measures and prints. Raises ValueError before anything is measured for what does not fit together."""
     config, corpora, split = training.config, training.corpora, training.config.split
-    needed = demand_of(config.recipe, corpora.num_classes, gpu=gpu, mfu=mfu, images_per_s=images_per_s)
+    needed = demand_of(config.recipe, corpora.num_classes, PlanGpus(gpu, mfu), images_per_s)
     if not 1 <= workers <= config.execution.num_workers:
         raise ValueError(
             f"--workers {workers} of a node must be 1 to execution.num_workers={config.execution.num_workers}, the workers of the whole "

@@ -4,6 +4,7 @@ from vitline.flows.forms.nights import NightSettings
 from vitline.flows.forms.pipeline_plan import PipelinePlan
 from vitline.flows.plans.measured_speed import measured_speeds
 from vitline.vit.config import TrainConfig
+from vitline.vit.cost.estimate import hours_of
 
 
 def known_images_per_s(root: str, training: TrainConfig) -> float | None:
@@ -26,7 +27,7 @@ def check_deadline(root: str, plan: PipelinePlan) -> str:
     rate = known_images_per_s(root, plan.training)
     if rate is None:
         return f"deadline of {hours:g} h: no earlier run of this network has a known rate; the run is stopped at the deadline"
-    needed = images / rate / 3600
+    needed = hours_of(images, rate)
     if needed > hours:
         fits = max(int(hours * 3600 * rate / nights.num_seeds) - cooldown, 0)
         raise ValueError(
@@ -43,7 +44,7 @@ def _check_cooldown(hours: float | None, nights: NightSettings, rate: float | No
     text = f"{deadline}: a training that is not done after {begin:g} h is cooled down over {images:,} images"
     if rate is None:
         return f"{text}; no earlier run of this network has a known rate"
-    needed = images / rate / 3600
+    needed = hours_of(images, rate)
     if hours is not None and begin + needed > hours:
         fits = int((hours - begin) * 3600 * rate)
         raise ValueError(

@@ -16,7 +16,7 @@ from vitline.vit.features.features import missing_parts
 from vitline.vit.features.probe_trials import ProbeTrial, feature_splits, plan_probe_trials
 from vitline.vit.input.config import AugmentConfig, InputConfig
 from vitline.vit.models.config import AnyNetworkConfig, NetworkConfig, network_config
-from vitline.vit.models.flops import forward_flops
+from vitline.vit.models.flops import forward_flops, training_flops
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,8 @@ def sweep_cost(root: Store, task_sweep: TaskSweep) -> TaskCost:
         finished=total - len(todo) - len(finals),
         trained_images=trained,
         scored_images=evaluated,
-        flop=forward_flops(recipe.model, task_sweep.num_classes) * (3 * trained + evaluated),
+        flop=training_flops(recipe.model, task_sweep.num_classes) * trained
+        + forward_flops(recipe.model, task_sweep.num_classes) * evaluated,
         network=recipe.model,
         loss=recipe.loss,
         average=recipe.average_decay is not None,
@@ -124,7 +125,7 @@ def measured_flops(networks: Sequence[NetworkConfig]) -> float:
         total_steps=1,
     )
     seconds = seconds_per_step(recipe, ExecutionConfig(micro_batch_size=size), _CLASSES)
-    return 3 * forward_flops(network, _CLASSES) * size / seconds
+    return training_flops(network, _CLASSES) * size / seconds
 
 
 _CLASSES = 1000

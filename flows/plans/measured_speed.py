@@ -12,10 +12,9 @@ from vitline.infra.runs.journal import read_journal
 from vitline.infra.runs.run_state import NO_STATE, RunStateRecord, read_state
 from vitline.infra.storage import Store, open_store
 from vitline.vit.config import TrainConfig
-from vitline.vit.cost.demand import TRAINING_MFU
-from vitline.vit.models.flops import forward_flops
+from vitline.vit.cost.estimate import TRAINING_MFU, PlanGpus, demand_of
 from vitline.vit.run.run_spec import read_starts
-from vitline.vit.training.timing.gpu_peaks import peak_of
+from vitline.vit.training.timing.gpus import known_gpu
 
 log = logging.getLogger(__name__)
 # With fewer records, the warmup of caches and compilers would distort the median.
@@ -41,8 +40,8 @@ class MeasuredSpeed:
         recipe = self.config.recipe
         where = f"{self.workers} x {self.hardware}" if self.hardware else f"{self.workers} workers"
         said = f"{self.run}: {self.images_per_s:,.0f} images/s on {where}"
-        if (peak := peak_of(self.hardware, recipe.precision)) is not None:
-            planned = self.workers * peak * TRAINING_MFU / (3 * forward_flops(recipe.model, num_classes))
+        if known_gpu(self.hardware) is not None:
+            planned = self.workers * demand_of(recipe, num_classes, PlanGpus(self.hardware)).images_per_s
             said += f", {self.images_per_s / planned:.2f} of the plan at {TRAINING_MFU:.0%} of its peak"
         if self.memory is not None:
             had, plan = self.memory

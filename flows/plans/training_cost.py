@@ -7,7 +7,7 @@ from vitline.flows.plans.held_out import held_out
 from vitline.infra.html.text import num_bytes
 from vitline.infra.storage import open_store
 from vitline.vit.config import SpikeGuardConfig, TrainConfig, TrainRecipe
-from vitline.vit.cost.demand import GPU, TRAINING_MFU, demand_of
+from vitline.vit.cost.estimate import ASSUMED, PlanGpus, demand_of
 
 if TYPE_CHECKING:
     from vitline.vit.corpora.training_corpora import TrainingCorpora
@@ -80,18 +80,18 @@ class TrainingCost(TypedDict):
     """The corpora of a mixture by name."""
 
 
-def training_cost(training: "ResolvedTraining", *, gpu: str = GPU, mfu: float = TRAINING_MFU) -> TrainingCost:
-    """Steps, epochs, compute, reading and memory of a training, before it starts, on GPUs of a kind at a share of their peak FLOP/s.
+def training_cost(training: "ResolvedTraining", gpus: PlanGpus = ASSUMED) -> TrainingCost:
+    """Steps, epochs, compute, reading and memory of a training, before it starts.
 
     Raises ValueError for a GPU whose peak is not known, and for lanes, workers or batch that do not fit the corpus.
     """
-    from vitline.vit.models.flops import forward_flops
+    from vitline.vit.models.flops import forward_flops, training_flops
 
     config, corpora, recipe = training.config, training.corpora, training.config.recipe
     reading = reading_plan(config, corpora)
     rows = [part.num_rows(config.split) for part in corpora.parts]
     images = recipe.total_steps * recipe.input.global_batch_size
-    flops, scored_on = forward_flops(recipe.model, corpora.num_classes), held_out(config, corpora)
+    scored_on = held_out(config, corpora)
     cost: TrainingCost = {
         "config_digest": config.config_digest,
         "corpus": {
@@ -105,8 +105,8 @@ def training_cost(training: "ResolvedTraining", *, gpu: str = GPU, mfu: float = 
         "epochs": images / sum(rows),
         "loss": loss_text(recipe, single_label=corpora.single_label),
         "held_out": scored_on.text,
-        "forward_gflop_per_image": flops / 1e9,
-        "training_exaflop": 3 * flops * images / 1e18,
+        "forward_gflop_per_image": forward_flops(recipe.model, corpora.num_classes) / 1e9,
+        "training_exaflop": training_flops(recipe.model, corpora.num_classes) * images / 1e18,
         "workers": config.execution.num_workers,
         "device": DEVICES[config.execution.device],
         "reading": reading,
@@ -115,9 +115,7 @@ def training_cost(training: "ResolvedTraining", *, gpu: str = GPU, mfu: float = 
             high_latency=any(part.store.high_latency for part in corpora.parts),
             open_bytes=reading["open_memory_bytes"],
         ),
-        "bandwidth": bandwidth_text(
-            config, corpora.num_classes, _bytes_per_image(config.split, corpora), gpu=gpu, mfu=mfu
-        ),
+        "bandwidth": bandwidth_text(config, corpora.num_classes, _bytes_per_image(config.split, corpora), gpus),
     }
     if not scored_on.is_telling:
         cost["warning"] = f"{cost['corpus']['name']}: {scored_on.text}"
@@ -257,16 +255,13 @@ def _processes(number: int) -> str:
     return "1 input process" if number == 1 else f"{number} input processes"
 
 
-def bandwidth_text(
-    config: TrainConfig, num_classes: int, bytes_per_image: float, *, gpu: str = GPU, mfu: float = TRAINING_MFU
-) -> str:
+def bandwidth_text(config: TrainConfig, num_classes: int, bytes_per_image: float, gpus: PlanGpus) -> str:
     """Bytes per second of a node of up to eight GPUs, each at the rate of `demand_of`. On CPUs arithmetic is the limit."""
     if config.execution.device == "cpu":
         return f"{num_bytes(bytes_per_image)} an image"
-    need = demand_of(config.recipe, num_classes, gpu=gpu, mfu=mfu)
-    gpus = min(config.execution.num_workers, GPUS_PER_NODE)
-    rate = need.images_per_s * gpus
-    node = "with 1 GPU" if gpus == 1 else f"of {gpus} GPUs"
+    need, number = demand_of(config.recipe, num_classes, gpus), min(config.execution.num_workers, GPUS_PER_NODE)
+    rate = need.images_per_s * number
+    node = "with 1 GPU" if number == 1 else f"of {number} GPUs"
     return (
         f"{num_bytes(rate * bytes_per_image)}/s for a node {node}: {rate:,.0f} images/s, each {need.gpu} at {need.mfu:.0%} of its "
         "peak; `vitline data bench` measures it"

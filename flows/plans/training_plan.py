@@ -16,7 +16,7 @@ from vitline.flows.plans.training_cost import TrainingCost, training_cost
 from vitline.infra.html.text import clock, num_bytes, short
 from vitline.infra.storage import open_store
 from vitline.vit.config import TrainConfig
-from vitline.vit.cost.demand import GPU, TRAINING_MFU, demand_of
+from vitline.vit.cost.estimate import ASSUMED, PlanGpus, demand_of, hours_of
 from vitline.vit.models.config import UserNetworkConfig
 from vitline.vit.recipes import recipe_named
 from vitline.vit.run.resolved import ResolvedTraining
@@ -48,27 +48,16 @@ class TrainingPlan(TrainingCost):
     """What the newest trainings of the same network, batch and precision reached, beside what a plan would have said of them."""
 
 
-def training_plan(
-    training: ResolvedTraining,
-    *,
-    gpu: str = GPU,
-    mfu: float = TRAINING_MFU,
-    gpu_hour_price: float | None = None,
-) -> TrainingPlan:
-    """The plan of a training on GPUs of a kind at a share of their peak FLOP/s, beside the trainings below its root. Raises ValueError
-    like `training_cost`, and for a GPU whose peak is not known."""
+def training_plan(training: ResolvedTraining, gpus: PlanGpus = ASSUMED) -> TrainingPlan:
+    """The plan of a training, beside the trainings below its root. Raises ValueError like `training_cost`."""
     from vitline.vit.models.build import meta_network
 
-    config, recipe = training.config, training.config.recipe
-    cost = training_cost(training, gpu=gpu, mfu=mfu)
-    classes, images_per_s, days = (
-        cost["corpus"]["classes"],
-        None,
-        "not known for CPUs; `vitline model bench` measures a step",
-    )
+    config, recipe, cost = training.config, training.config.recipe, training_cost(training, gpus)
+    classes, images_per_s = cost["corpus"]["classes"], None
+    days = "not known for CPUs; `vitline model bench` measures a step"
     if config.execution.device != "cpu":
-        images_per_s = config.execution.num_workers * demand_of(recipe, classes, gpu=gpu, mfu=mfu).images_per_s
-        days = days_text(cost["images"], config.execution.num_workers, images_per_s, gpu, mfu, gpu_hour_price)
+        images_per_s = config.execution.num_workers * demand_of(recipe, classes, gpus).images_per_s
+        days = days_text(cost["images"], config.execution.num_workers, images_per_s, gpus)
     parameters = dict(meta_network(recipe.model, classes).named_parameters())
     weights = sum(each.numel() for each in parameters.values())
     return {
@@ -84,13 +73,13 @@ def training_plan(
     }
 
 
-def self_training_cost(root: str, plan: SelfTrainingPlan) -> dict[str, Any]:
+def self_training_cost(root: str, plan: SelfTrainingPlan, gpus: PlanGpus) -> dict[str, Any]:
     """What a self-training will take: the images to label, and the plan of the student."""
     unlabelled = load_manifest(open_store(plan.prediction.corpus))
     return {
         "teacher": plan.prediction.model,
         "images_to_label": sum(unlabelled.splits[name].num_rows for name in plan.prediction.splits),
-        "student": training_plan(resolve_pretrain(root, plan.training)),
+        "student": training_plan(resolve_pretrain(root, plan.training), gpus),
         "note": "the epochs of the student count its labelled corpus only: how many other images it gets is known once they have labels",
     }
 
@@ -114,9 +103,9 @@ def plan_rows(config: TrainConfig, cost: TrainingCost) -> list[list[str]]:
     }
     if config.execution.device != "cpu":
         workers = config.execution.num_workers
-        rate = workers * demand_of(config.recipe, cost["corpus"]["classes"], mfu=TRAINING_MFU).images_per_s
+        rate = workers * demand_of(config.recipe, cost["corpus"]["classes"], ASSUMED).images_per_s
         if cost["images"] > 60 * rate:
-            rows["on GPUs"] = days_text(cost["images"], workers, rate, GPU, TRAINING_MFU, None)
+            rows["on GPUs"] = days_text(cost["images"], workers, rate, ASSUMED)
             rows["store"] = cost["bandwidth"]
     return [[name, value] for name, value in rows.items()]
 
@@ -220,15 +209,16 @@ def checkpoints_text(config: TrainConfig, weights: int, images_per_s: float | No
     )
 
 
-def days_text(images: int, workers: int, images_per_s: float, gpu: str, mfu: float, price: float | None) -> str:
+def days_text(images: int, workers: int, images_per_s: float, gpus: PlanGpus) -> str:
     """`2.1 days on 8 H200 at 35 % of their peak (26,280 images/s): 403 GPU-hours, 1,008 at 2.5 each`"""
-    hours = images / images_per_s / 3600
+    hours, price = hours_of(images, images_per_s), gpus.hour_price
     time = f"{hours / 24:,.1f} days" if hours >= 48 else f"{hours:,.1f} h" if hours >= 1 else f"{60 * hours:,.1f} min"
     gpu_hours = hours * workers
     cost = "" if price is None else f", {gpu_hours * price:,.2f} at {price:g} each"
     spent = f"{gpu_hours:,.0f}" if gpu_hours >= 10 else f"{gpu_hours:.2g}"
     return (
-        f"{time} on {workers} {gpu} at {mfu:.0%} of their peak ({images_per_s:,.0f} images/s): {spent} GPU-hours{cost}"
+        f"{time} on {workers} {gpus.gpu.name} at {gpus.mfu:.0%} of their peak ({images_per_s:,.0f} images/s): "
+        f"{spent} GPU-hours{cost}"
     )
 
 

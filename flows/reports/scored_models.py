@@ -12,7 +12,7 @@ from vitline.infra.runs.journal import read_journal
 from vitline.infra.runs.run_state import read_state
 from vitline.infra.storage import Store, open_store
 from vitline.vit.evaluation.reference.published_checks import architecture_of, data_of_corpus, data_of_weights
-from vitline.vit.models.flops import forward_flops
+from vitline.vit.models.flops import training_flops
 from vitline.vit.published.model_record import model_record, network_of
 from vitline.vit.run.run_spec import read_starts
 
@@ -51,7 +51,7 @@ def model_facts(root: str, model: str | None, depth: int = CHAIN) -> ModelFacts:
         log.warning("%s", odd)
         return ModelFacts()
     seen = provenance.get("images_seen")
-    own_flops = 3 * forward_flops(network, config["num_classes"]) * seen / 1e18 if seen else None
+    own_flops = training_flops(network, config["num_classes"]) * seen / 1e18 if seen else None
     weights, data, own_days, origin = provenance.get("converted_from"), None, None, None
     if weights:
         data = data_of_weights(weights)

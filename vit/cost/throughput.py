@@ -1,29 +1,25 @@
 """Images per second, MFU and the largest batch of named networks on this device, as in the paper's Figure 12."""
 
 import itertools
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from statistics import median
 
 import torch
 from torch import Tensor
 
 from vitline.vit.config import ExecutionConfig, OptimConfig, TrainRecipe
-from vitline.vit.cost.step_time import synthetic_batch
+from vitline.vit.cost.step_time import Step, seconds_of, synthetic_batch
 from vitline.vit.input.config import AugmentConfig, InputConfig
 from vitline.vit.models.config import NetworkConfig
-from vitline.vit.models.flops import forward_flops
+from vitline.vit.models.flops import forward_flops, training_flops
 from vitline.vit.training.loop import TrainState, forward, initial_state, train_step
 from vitline.vit.training.parallel import set_tf32, wrap
-from vitline.vit.training.timing.gpu_peaks import Precision
+from vitline.vit.training.timing.gpus import Precision
 from vitline.vit.training.to_device.prefetcher import DevicePrefetcher
 from vitline.vit.training.world import World
 
 MAX_BATCH = 8192
 NUM_CLASSES = 1000
-Step = Callable[[], Tensor]
-"""Queues the work of a step and returns a number of it, 0-d on the device."""
 
 
 @dataclass(frozen=True)
@@ -93,21 +89,6 @@ def step_of(state: TrainState, mode: str, precision: Precision, batch_size: int,
     return forward_pass
 
 
-def seconds_of(step: Step, device: torch.device, steps: int) -> float:
-    """Seconds of a step, after two for warming up: the median on a CPU; on a GPU, which works on while the host queues more, the mean."""
-    waited = steps if device.type == "cuda" else 1
-    for _ in range(2):
-        float(step())
-    times = []
-    for _ in range(steps // waited):
-        start = time.perf_counter()
-        for _ in range(waited):
-            last = step()
-        float(last)  # waits for the device
-        times.append((time.perf_counter() - start) / waited)
-    return median(times)
-
-
 def largest_batch(state: TrainState, mode: str, precision: Precision, device: torch.device) -> int | None:
     """The largest power of two whose step fits into the GPU's memory; None on a CPU."""
     if device.type != "cuda":
@@ -134,8 +115,8 @@ def measure(variant: str, config: NetworkConfig, mode: str, setup: BenchSetup) -
         return Speed(variant, side, mode, precision, 0, None, None, 0)
     batch = setup.batch_size or (min(256, max(1, largest // 4)) if largest else 8)
     wrap(state.model, ExecutionConfig(compile=setup.compiled), World(device=device))
-    seconds = seconds_of(step_of(state, mode, precision, batch, device), device, setup.steps)
-    per_image = forward_flops(config, NUM_CLASSES) * (3 if mode == "training" else 1)
+    seconds = seconds_of(step_of(state, mode, precision, batch, device), device, setup.steps, warmups=2)
+    per_image = (training_flops if mode == "training" else forward_flops)(config, NUM_CLASSES)
     rate = batch / seconds
     mfu = rate * per_image / setup.peak if setup.peak else None
     return Speed(variant, side, mode, precision, batch, rate, mfu, largest)

@@ -13,8 +13,7 @@ from vitline.vit.models.config import (
 def forward_flops(config: NetworkConfig, num_classes: int) -> int:
     """FLOPs of the forward pass of one image, 2 per multiply-add, for matrix products and convolutions only.
 
-    Training counts as three times that, as in arXiv:2010.11929, Table 6. Norms, GELU, softmax, biases and the
-    standardisation of kernels are not counted, as is usual for MFU.
+    Norms, GELU, softmax, biases and the standardisation of kernels are not counted, as is usual for MFU.
     """
     if isinstance(config, BiTConfig):
         macs, channels = _bit_macs(config)
@@ -23,6 +22,11 @@ def forward_flops(config: NetworkConfig, num_classes: int) -> int:
         return config.feature_flop + 2 * config.embed_dim * num_classes
     assert isinstance(config, TransformerConfig)
     return 2 * (_stem_macs(config) + _encoder_macs(config) + _head_macs(config, num_classes))
+
+
+def training_flops(config: NetworkConfig, num_classes: int) -> int:
+    """FLOPs of training on one image: three forward passes, as in arXiv:2010.11929, Table 6."""
+    return 3 * forward_flops(config, num_classes)
 
 
 def _stem_macs(config: TransformerConfig) -> int:

@@ -24,7 +24,7 @@ from vitline.vit.evaluation.evaluate import (
     plan_task_sweeps,
     total_trials,
 )
-from vitline.vit.evaluation.packing import trial_resources
+from vitline.vit.evaluation.packing import memory_of_this_gpu, trial_resources
 from vitline.vit.evaluation.probes import Probe
 from vitline.vit.evaluation.run_trial import ensure_trial
 from vitline.vit.evaluation.trials import Trial, TrialResult
@@ -103,16 +103,19 @@ class Sweep:
 
     def execute(self, on_ray: OnRay) -> None:
         """Runs what is left, until all is done or the results of `on_ray` end because a stop was requested."""
-        cluster = cluster_limit()
-        tasks = deque(self._next_tasks(cluster))
+        cluster, gpu_bytes = cluster_limit(), 0
+        if cluster.get("GPU") and any(self.num_left):  # of one GPU: those of a cluster are taken to be alike
+            measured = deque([RayTask("gpu-memory", None, 1, 1, notes_progress=False)])
+            gpu_bytes = max((found for _, found in on_ray(_memory_of_a_gpu, measured)), default=0)
+        tasks = deque(self._next_tasks(cluster, gpu_bytes))
         progress = self.new_progress(self._num_done())
         progress.show(self._num_done(), running=sorted(self.running))
         for (trial, _), result in on_ray(partial(_run_trial, self.trials.uri), tasks):
             self._finish(trial, result)
-            tasks += self._next_tasks(cluster)
+            tasks += self._next_tasks(cluster, gpu_bytes)
             progress.show(self._num_done(), running=sorted(self.running))
 
-    def _next_tasks(self, cluster: dict[str, float]) -> list[RayTask[tuple[Trial, int]]]:
+    def _next_tasks(self, cluster: dict[str, float], gpu_bytes: int) -> list[RayTask[tuple[Trial, int]]]:
         """For each unscored task sweep without a running trial: its next trials, or none, if its score is recorded now."""
         tasks = []
         occupied = {*self.running.values(), *self.scores, *self.failed}
@@ -126,7 +129,7 @@ class Sweep:
                 continue
             # Task sweeps share trials where a task is given twice: do not start a trial that runs for another one.
             for trial in (trial for trial in todo if trial.key not in self.running):
-                cpus, gpus, threads = trial_resources(trial.recipe, cluster)
+                cpus, gpus, threads = trial_resources(trial.recipe, cluster, gpu_bytes)
                 tasks.append(RayTask(trial.key, (trial, threads), cpus, gpus))
                 self.running[trial.key] = index
             if score is not None:
@@ -145,6 +148,10 @@ class Sweep:
 
     def _num_done(self) -> int:
         return total_trials(self.task_sweeps) - sum(self.num_left)
+
+
+def _memory_of_a_gpu(_: None) -> int:
+    return memory_of_this_gpu()
 
 
 def _run_trial(trials_uri: str, trial_and_threads: tuple[Trial, int]) -> TrialResult:

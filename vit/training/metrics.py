@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitline.vit.config import TrainRecipe
 from vitline.vit.input.prefetch import WaitTimes
-from vitline.vit.models.flops import forward_flops
+from vitline.vit.models.flops import training_flops
 from vitline.vit.models.network import Network
 from vitline.vit.training.guard.spike_guard import Spike, SpikeGuard
 from vitline.vit.training.timing.device_peak import maker_peak
@@ -68,7 +68,7 @@ def guard_metrics(guard: SpikeGuard) -> dict[str, float]:
 def ideal_seconds(model: Network, recipe: TrainRecipe, device: torch.device) -> float | None:
     """Seconds that training on one image would take at the device's peak FLOP/s; None for a device of unknown peak."""
     peak = maker_peak(device, recipe.precision)
-    return 3 * forward_flops(recipe.model, model.num_classes) / peak if peak else None
+    return training_flops(recipe.model, model.num_classes) / peak if peak else None
 
 
 def measure(

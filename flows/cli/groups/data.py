@@ -8,7 +8,7 @@ import typer
 from vitline.flows.cli.command_line import Json, Recipe, Root, settings, show_rows
 from vitline.flows.cli.form_options import REQUIRED, form_command
 from vitline.flows.forms.forms import PrepareRequest, PretrainRequest
-from vitline.vit.cost.demand import GPU, MFU
+from vitline.vit.cost.estimate import GPU, MFU
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 Corpus = Annotated[str, typer.Argument(help="NAME, NAME/VERSION or URI")]

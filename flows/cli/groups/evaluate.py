@@ -6,9 +6,10 @@ from typing import Annotated, Any
 import typer
 
 from vitline.flows import console
-from vitline.flows.cli.command_line import Json, Plan, Root, settings, show_rows
+from vitline.flows.cli.command_line import Json, Root, settings, show_rows
 from vitline.flows.cli.form_options import REQUIRED, form_command
 from vitline.flows.forms.forms import EvaluateRequest
+from vitline.vit.cost.estimate import PlanGpus
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 NO_SCORES = (
@@ -26,18 +27,16 @@ def evaluate_protocols(json: Json = False) -> None:
 
 
 @form_command(
-    app, "run", EvaluateRequest, spelled={"tasks": "task"}, defaults={"tasks": REQUIRED, "protocol": "vit-paper"}
+    app,
+    "run",
+    EvaluateRequest,
+    spelled={"tasks": "task"},
+    defaults={"tasks": REQUIRED, "protocol": "vit-paper"},
+    plans=True,
 )
 def evaluate_run(
     fields: dict[str, Any],
-    plan: Plan = False,
-    tflops: Annotated[
-        float | None,
-        typer.Option(min=1e-3, help="For `--plan`: sustained TFLOP/s of a GPU. Default: measured on this machine."),
-    ] = None,
-    usd_per_hour: Annotated[
-        float | None, typer.Option(min=0, help="For `--plan`: price of one GPU for an hour.")
-    ] = None,
+    plan: PlanGpus | None,
     root: Root = None,
     json: Json = False,
 ) -> None:
@@ -47,7 +46,7 @@ def evaluate_run(
 
     Example: `vitline evaluate run --model birds --task digits --protocol small-images --from-scratch`
 
-    Example: `vitline evaluate run --model birds --task vtab --plan --tflops 150 --usd-per-hour 2.5`
+    Example: `vitline evaluate run --model birds --task vtab --plan --gpu H100 --gpu-hour-price 2.5`
     """
     from vitline.flows.cli.evaluation import plan_and_show, score_and_show
     from vitline.flows.cli.models import published_uri
@@ -56,7 +55,7 @@ def evaluate_run(
     chosen, request = settings(root), EvaluateRequest.model_validate(fields)
     request = replace(request, model=published_uri(chosen.root, request.model))
     if plan:
-        plan_and_show(chosen, request, tflops=tflops, usd_per_hour=usd_per_hour, as_json=json)
+        plan_and_show(chosen, request, plan, as_json=json)
     else:
         score_and_show(chosen, request, as_json=json)
 

@@ -4,17 +4,22 @@ from typing import Any
 
 import typer
 
-from vitline.flows.cli.command_line import Json, Plan, Root, settings
+from vitline.flows.cli.command_line import Json, Root, settings
 from vitline.flows.cli.form_options import form_command
 from vitline.flows.forms.forms import FinetuneRequest
+from vitline.vit.cost.estimate import PlanGpus
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
 @form_command(
-    app, "run", FinetuneRequest, spelled={"peak_lr": "lr", "global_batch_size": "batch", "image_size_px": "image-size"}
+    app,
+    "run",
+    FinetuneRequest,
+    spelled={"peak_lr": "lr", "global_batch_size": "batch", "image_size_px": "image-size"},
+    plans=True,
 )
-def finetune_run(fields: dict[str, Any], plan: Plan = False, root: Root = None, json: Json = False) -> None:
+def finetune_run(fields: dict[str, Any], plan: PlanGpus | None, root: Root = None, json: Json = False) -> None:
     """Fine-tune on a corpus as in the paper: zero-initialised head, SGD with momentum 0.9, cosine schedule, gradient clipping at 1.
 
     Example: `vitline finetune run --model birds --corpus flowers --steps 500 --lr 0.03`

@@ -5,10 +5,10 @@ from typing import Annotated, Any
 
 import typer
 
-from vitline.flows.cli.command_line import Json, Plan, Recipe, Root, settings, show_one, show_rows
+from vitline.flows.cli.command_line import Json, Recipe, Root, settings, show_one, show_rows
 from vitline.flows.cli.form_options import form_command
 from vitline.flows.forms.forms import BranchRequest, PretrainRequest, SelfTrainRequest
-from vitline.vit.cost.demand import GPU, TRAINING_MFU
+from vitline.vit.cost.estimate import PlanGpus
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -47,19 +47,12 @@ def header_fields(header: str) -> dict[str, str]:
     return {name.lower(): value for name, value in zip(found[1::2], found[2::2], strict=True)}
 
 
-@form_command(app, "run", PretrainRequest, without=("corpus", "corpus_weight", "mix_with", "recipe"))
+@form_command(app, "run", PretrainRequest, without=("corpus", "corpus_weight", "mix_with", "recipe"), plans=True)
 def pretrain_run(
     fields: dict[str, Any],
     corpus: Corpora,
     recipe: Recipe,
-    plan: Plan = False,
-    gpu: Annotated[str, typer.Option(help="For `--plan`: the GPU of each worker: H200, H100, A100, ...")] = GPU,
-    mfu: Annotated[
-        float, typer.Option(help="For `--plan`: fraction of the GPU's peak FLOP/s that is reached.")
-    ] = TRAINING_MFU,
-    gpu_hour_price: Annotated[
-        float | None, typer.Option(min=0, help="For `--plan`: price of one GPU for an hour, in any currency.")
-    ] = None,
+    plan: PlanGpus | None,
     root: Root = None,
     json: Json = False,
 ) -> None:
@@ -78,17 +71,22 @@ def pretrain_run(
     chosen = settings(root)
     training = requested_training(chosen.root, corpus, recipe, fields)
     if plan:
-        found = training_plan(training, gpu=gpu, mfu=mfu, gpu_hour_price=gpu_hour_price)
-        show_plan(found, training, recipe, json)
+        show_plan(training_plan(training, plan), training, recipe, json)
     else:
         train_or_plan(chosen, training, plan=False, as_json=json)
 
 
 @form_command(
-    app, "self-train", SelfTrainRequest, arguments=("teacher",), spelled={"splits": "split"}, without=("recipe",)
+    app,
+    "self-train",
+    SelfTrainRequest,
+    arguments=("teacher",),
+    spelled={"splits": "split"},
+    without=("recipe",),
+    plans=True,
 )
 def pretrain_self_train(
-    fields: dict[str, Any], recipe: Recipe, plan: Plan = False, root: Root = None, json: Json = False
+    fields: dict[str, Any], recipe: Recipe, plan: PlanGpus | None, root: Root = None, json: Json = False
 ) -> None:
     """Train a student on labelled images and on images that a teacher labels (noisy student). Finished stages are reused.
 
@@ -103,14 +101,14 @@ def pretrain_self_train(
     chosen = settings(root)
     stages = resolve_self_train(chosen.root, SelfTrainRequest.model_validate(with_recipe(fields, recipe)))
     if plan:
-        show_one(self_training_cost(chosen.root, stages), json)
+        show_one(self_training_cost(chosen.root, stages, plan), json)
         return
     with open_services(chosen) as services:
         self_train(stages, services, lambda student: train_on(services, student, as_json=json))
 
 
-@form_command(app, "branch", BranchRequest, arguments=("parent",))
-def pretrain_branch(fields: dict[str, Any], plan: Plan = False, root: Root = None, json: Json = False) -> None:
+@form_command(app, "branch", BranchRequest, arguments=("parent",), plans=True)
+def pretrain_branch(fields: dict[str, Any], plan: PlanGpus | None, root: Root = None, json: Json = False) -> None:
     """Start a new run from a checkpoint of another, with the same network, optimizer state, weight averages, position in the data and
     config, except for what the options change. The parent run is not affected.
 

@@ -14,8 +14,9 @@ from vitline.infra.records import UnreadableRecord
 from vitline.infra.runs.journal import read_journal
 from vitline.infra.runs.segments import JournalRecord
 from vitline.infra.storage import Store, open_store
+from vitline.vit.cost.estimate import hours_of
 from vitline.vit.models.config import network_config
-from vitline.vit.models.flops import forward_flops
+from vitline.vit.models.flops import training_flops
 from vitline.vit.published.model_record import published_record
 
 CURVES = {"train/loss": "Pre-training loss", "val/top1": "Accuracy on held-out images"}
@@ -94,7 +95,7 @@ def _by_step(records: Iterable[JournalRecord]) -> list[tuple[int, Mapping[str, J
 def _hours_since(loss: JournalRecord, rate: JournalRecord | None, images: int, last_ms: int | None) -> float:
     """Hours of training for so many images: by their rate, which leaves out the time between attempts, else by the clock."""
     if rate is not None and rate.value > 0:
-        return images / rate.value / 3600
+        return hours_of(images, rate.value)
     return 0.0 if last_ms is None else max(loss.timestamp_ms - last_ms, 0) / 3_600_000
 
 
@@ -105,7 +106,7 @@ def flops_per_image(root: Store, run_key: str, model: str | None) -> float | Non
         return None
     try:
         num_classes = published_record(open_store(model))["num_classes"] if model else 0
-        return 3.0 * forward_flops(network_config(config["recipe"]["model"]), num_classes)
+        return float(training_flops(network_config(config["recipe"]["model"]), num_classes))
     except (KeyError, FileNotFoundError, UnreadableRecord, ValidationError):
         return None
 

@@ -11,6 +11,7 @@ from vitline.flows.plans.training_cost import bandwidth_text, loading_text, trai
 from vitline.flows.plans.training_plan import plan_rows
 from vitline.infra.config import replace
 from vitline.infra.runs.run_state import NO_STATE
+from vitline.vit.cost.estimate import PlanGpus
 from vitline.vit.input.decoding import which_decoder
 from vitline.vit.run.resolved import resolve
 
@@ -61,13 +62,14 @@ def test_bandwidth_is_that_of_the_gpus_of_one_node(train_config):
     # Multiply-adds: stem 4 x 192 x 32; in 2 blocks 5 x 8,192 of projections and 2 x 25 x 32 of attention; head 32 x 10.
     macs = 24_576 + 2 * (40_960 + 1600) + 320
     rate = 2 * 0.5 * 67e12 / (3 * 2 * macs)
-    text = bandwidth_text(config, num_classes=10, bytes_per_image=1000, mfu=0.5)
+    text = bandwidth_text(config, num_classes=10, bytes_per_image=1000, gpus=PlanGpus(mfu=0.5))
     assert text == (
         f"{rate / 1e6:.3g} GB/s for a node of 2 GPUs: {rate:,.0f} images/s, each H200 at 50% of its peak; `vitline data bench` "
         "measures it"
     )
-    assert bandwidth_text(replace(config, **{"execution.device": "cpu"}), 10, 1000) == "1 kB an image"
-    assert "each A100 at 20% of its peak" in training_cost(resolve(config, "nowhere"), gpu="A100", mfu=0.2)["bandwidth"]
+    assert bandwidth_text(replace(config, **{"execution.device": "cpu"}), 10, 1000, PlanGpus()) == "1 kB an image"
+    cost = training_cost(resolve(config, "nowhere"), PlanGpus("A100", 0.2))
+    assert "each A100 at 20% of its peak" in cost["bandwidth"]
 
 
 def test_a_plan_says_what_the_spike_guard_does(train_config):

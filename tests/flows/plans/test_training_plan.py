@@ -24,6 +24,7 @@ from vitline.infra.runs.run_state import write_state
 from vitline.infra.runs.segments import list_segments
 from vitline.infra.storage import open_store
 from vitline.vit.config import TrainConfig
+from vitline.vit.cost.estimate import PlanGpus
 from vitline.vit.models.build import meta_network
 from vitline.vit.recipes import recipe_named
 from vitline.vit.run.resolved import resolve
@@ -88,10 +89,10 @@ def test_memory_counts_each_copy_of_the_weights_and_what_a_worker_keeps_of_them(
 
 
 def test_days_are_images_over_the_rate_and_have_a_price():
-    assert days_text(3_600_000 * 60, 8, 1_000.0, "H100", 0.35, 2.5) == (
+    assert days_text(3_600_000 * 60, 8, 1_000.0, PlanGpus("H100", 0.35, 2.5)) == (
         "2.5 days on 8 H100 at 35% of their peak (1,000 images/s): 480 GPU-hours, 1,200.00 at 2.5 each"
     )
-    assert days_text(30_000, 1, 1_000.0, "A100", 0.4, None) == (
+    assert days_text(30_000, 1, 1_000.0, PlanGpus("A100", 0.4)) == (
         "0.5 min on 1 A100 at 40% of their peak (1,000 images/s): 0.0083 GPU-hours"
     )
 
@@ -139,9 +140,9 @@ def test_a_plan_has_all_of_it_and_knows_gpus_by_name(train_config, root):
     assert plan["earlier_runs"] == []
     assert plan["days"] == "not known for CPUs; `vitline model bench` measures a step"
     on_gpus = replace(config, **{"execution.device": "auto"})
-    assert "on 2 A100 at 50% of their peak" in training_plan(resolve(on_gpus, root), gpu="A100", mfu=0.5)["days"]
+    assert "on 2 A100 at 50% of their peak" in training_plan(resolve(on_gpus, root), PlanGpus("A100", 0.5))["days"]
     with pytest.raises(ValueError, match=r"The peak of the GPU 'T1000' is not known; available: A100"):
-        training_plan(resolve(on_gpus, root), gpu="T1000")
+        training_plan(resolve(on_gpus, root), PlanGpus("T1000"))
     rows = dict(plan_rows(on_gpus, plan))
     assert "on GPUs" not in rows  # done in no time
     assert "on GPUs" in dict(plan_rows(on_gpus, {**plan, "images": 10**12}))

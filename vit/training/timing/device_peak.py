@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from vitline.vit.training.timing.gpu_peaks import Precision, peak_of
+from vitline.vit.training.timing.gpus import Precision, known_gpu
 
 
 def peak_flops(device: torch.device, precision: Precision) -> tuple[float | None, str]:
@@ -17,7 +17,8 @@ def peak_flops(device: torch.device, precision: Precision) -> tuple[float | None
 
 def maker_peak(device: torch.device, precision: Precision) -> float | None:
     """FLOP/s of a known GPU by its vendor; None for any other device."""
-    return peak_of(torch.cuda.get_device_name(device), precision) if device.type == "cuda" else None
+    gpu = known_gpu(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    return None if gpu is None else gpu.peak(precision)
 
 
 def measured_peak(precision: Precision) -> float:

@@ -36,9 +36,11 @@ def test_fewer_trials_share_a_gpu_as_networks_grow():
         )
 
     together = [
-        trials_per_gpu(network_variant(variant, image_size_px=px))
+        trials_per_gpu(network_variant(variant, image_size_px=px), 40 * 10**9)
         for variant, px in (("s16", 224), ("b16", 384), ("h14", 518))
     ]
     assert together == [4, 3, 2]
-    assert trial_resources(recipe("s16", 224), {"CPU": 64.0, "GPU": 4.0}) == (4, 0.25, 4)
-    assert trial_resources(recipe("s16", 224), {"CPU": 64.0}) == (1, 0, 1)
+    assert trials_per_gpu(network_variant("h14", image_size_px=518), 141 * 10**9) == 4
+    assert trials_per_gpu(network_variant("h14", image_size_px=518), 10**9) == 1
+    assert trial_resources(recipe("s16", 224), {"CPU": 64.0, "GPU": 4.0}, 40 * 10**9) == (4, 0.25, 4)
+    assert trial_resources(recipe("s16", 224), {"CPU": 64.0}, 40 * 10**9) == (1, 0, 1)

@@ -1,0 +1,70 @@
+"""What GPUs make of a training: images per second from peak FLOP/s and the operations of a network, and hours. Imports no torch."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from vitline.infra.html.text import short
+from vitline.vit.config import TrainRecipe
+from vitline.vit.models.flops import forward_flops, training_flops
+from vitline.vit.training.timing.gpus import Gpu, Precision, gpu_named
+
+GPU, MFU = "H200", 0.5
+"""What is assumed where nothing is said. 50 % is more than most trainings reach: an input that feeds it feeds them, too."""
+TRAINING_MFU = 0.35
+"""What plans count days with. B/16 and L/16 reached 0.37 and 0.33 on an H200 (tests/benchmarks/README.md)."""
+
+
+class PlanGpus(NamedTuple):
+    """The GPUs of a plan."""
+
+    name: str | None = None
+    """As `gpu_named` takes it; None where nothing was said."""
+    mfu: float = TRAINING_MFU
+    """Share of the peak that is reached."""
+    hour_price: float | None = None
+    """What an hour of one GPU costs."""
+
+    @property
+    def gpu(self) -> Gpu:
+        """Raises ValueError for a GPU that is not known."""
+        return gpu_named(self.name or GPU)
+
+    def flops(self, precision: Precision) -> float:
+        """FLOP/s that one GPU reaches. Raises ValueError for a GPU that is not known, and for a share out of range."""
+        if not 0 < self.mfu <= 1:
+            raise ValueError(
+                f"--mfu {self.mfu:g} must be more than 0 and at most 1, the share of the GPU's peak that training reaches."
+            )
+        return self.gpu.peak(precision) * self.mfu
+
+
+ASSUMED = PlanGpus()
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What one GPU needs."""
+
+    gpu: str | None
+    """None where the rate was given."""
+    mfu: float | None
+    images_per_s: float
+    origin: str
+
+
+def demand_of(recipe: TrainRecipe, num_classes: int, gpus: PlanGpus, images_per_s: float | None = None) -> Demand:
+    """The images per second of a training on one GPU: as given, else the FLOP/s that the GPU reaches over the operations of training
+    on one image. Raises ValueError like `PlanGpus.flops`, and for a rate out of range."""
+    if images_per_s is not None:
+        if not 0 < images_per_s < float("inf"):
+            raise ValueError(f"--images-per-s {images_per_s:g} must be more than 0.")
+        return Demand(None, None, images_per_s, "as given")
+    reached, flops = gpus.flops(recipe.precision), forward_flops(recipe.model, num_classes)
+    peak = short(gpus.gpu.peak(recipe.precision), "FLOP/s")
+    origin = f"{peak} in {recipe.precision} x {gpus.mfu:g} over 3 x {short(flops, 'FLOP')}"
+    return Demand(gpus.gpu.name, gpus.mfu, reached / training_flops(recipe.model, num_classes), origin)
+
+
+def hours_of(work: float, per_s: float) -> float:
+    """Hours of so many images, or operations, at a rate."""
+    return work / per_s / 3600
