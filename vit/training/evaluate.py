@@ -54,27 +54,22 @@ def evaluate(
     ranks together saw `num_examples` examples.
     """
     world = world or World()
-    was_training = network.training
-    network.eval()
-    # On the device until the end, so that the host need not wait for it in every batch.
-    sums = torch.zeros(3, dtype=torch.float64, device=world.device)
-    per_class = torch.zeros(network.num_classes, dtype=torch.float64, device=world.device)
     ranked = AveragePrecision() if average_precision else None
-    for (batch,) in DevicePrefetcher(([each] for each in batches), world.device):
+
+    def score(batch: Batch) -> Tensor:
         logits, targets = forward(network, batch.images, precision), targets_of(batch.labels, network.num_classes)
         losses, valid = loss_named(loss)(logits, targets), batch.valid
-        sums += torch.stack([num_correct(logits, batch.labels, valid), (losses * valid).sum(), valid.sum()]).double()
-        per_class += (targets * valid[:, None]).sum(dim=0).double()
         if ranked is not None and isinstance(batch.labels, MultiLabels):
             ranked.add(logits[: batch.num_valid], targets[: batch.num_valid])
         if note is not None:
             note(_predictions(batch, logits, losses, loss))
-    network.train(was_training)
-    correct, total_loss, seen = world.sum(sums).tolist()
-    majority = float(world.sum(per_class).max())
-    _check_seen(int(seen), num_examples)
+        sums = torch.stack([num_correct(logits, batch.labels, valid), (losses * valid).sum()])
+        return torch.cat([sums.double(), (targets * valid[:, None]).sum(dim=0).double()])
+
+    correct, total_loss, *per_class = _totals(network, batches, num_examples, world, score, network.num_classes + 2)
     mean = ranked.mean(world, network.num_classes) if ranked is not None else None
-    return Evaluation(correct / seen, total_loss / seen, int(seen), majority / seen, mean)
+    majority = max(per_class) / num_examples
+    return Evaluation(correct / num_examples, total_loss / num_examples, num_examples, majority, mean)
 
 
 @torch.inference_mode()
@@ -83,26 +78,40 @@ def evaluate_patches(
 ) -> Metrics:
     """`val/loss` and `val/patch_accuracy` of masked patch prediction on a split, like `evaluate`. The corruption of an image depends on its
     row only."""
-    was_training = network.training
-    network.eval()
-    sums = torch.zeros(3, dtype=torch.float64, device=world.device)
-    for (batch,) in DevicePrefetcher(([each] for each in batches), world.device):
+
+    def score(batch: Batch) -> Tensor:
         corruption = batch_corruption(batch, recipe, "val")
         predictions = forward(network, batch.images, recipe.precision, corruption)
         scores, valid = patch_scores(predictions, batch, corruption, recipe), batch.valid
-        sums += torch.stack([(scores.losses * valid).sum(), (scores.accuracy * valid).sum(), valid.sum()]).double()
+        return torch.stack([(scores.losses * valid).sum(), (scores.accuracy * valid).sum()])
+
+    loss, accuracy = _totals(network, batches, num_examples, world, score, 2)
+    return {"val/loss": loss / num_examples, "val/patch_accuracy": accuracy / num_examples}
+
+
+def _totals(
+    network: Network,
+    batches: Iterable[Batch],
+    num_examples: int,
+    world: World,
+    score: Callable[[Batch], Tensor],
+    num_sums: int,
+) -> list[float]:
+    """The `num_sums` sums that `score` gives for a batch on the device, added over the batches of all ranks."""
+    was_training = network.training
+    network.eval()
+    # On the device until the end, so that the host need not wait for it in every batch.
+    sums = torch.zeros(num_sums + 1, dtype=torch.float64, device=world.device)
+    for (batch,) in DevicePrefetcher(([each] for each in batches), world.device):
+        sums += torch.cat([score(batch).double(), batch.valid.sum()[None].double()])
     network.train(was_training)
-    loss, accuracy, seen = world.sum(sums).tolist()
-    _check_seen(int(seen), num_examples)
-    return {"val/loss": loss / seen, "val/patch_accuracy": accuracy / seen}
-
-
-def _check_seen(seen: int, num_examples: int) -> None:
+    *totals, seen = world.sum(sums).tolist()
     if seen != num_examples:
         raise RuntimeError(
-            f"{seen:,} examples were evaluated, but the split has {num_examples:,}. "
+            f"{seen:,.0f} examples were evaluated, but the split has {num_examples:,}. "
             "The score is not reported. Run `vitline data verify` on the corpus."
         )
+    return totals
 
 
 def _predictions(batch: Batch, logits: Float[Tensor, "B K"], losses: Float[Tensor, " B"], loss: str) -> Predictions:

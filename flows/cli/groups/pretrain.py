@@ -73,7 +73,7 @@ def pretrain_run(
     if plan:
         show_plan(training_plan(training, plan), training, recipe, json)
     else:
-        train_or_plan(chosen, training, plan=False, as_json=json)
+        train_or_plan(chosen, training, plan=None, as_json=json)
 
 
 @form_command(
