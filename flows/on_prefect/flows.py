@@ -206,7 +206,7 @@ def night_or_pipeline(request: PipelineRequest, services: Services, this: FlowRu
 
             services.observer.say(plan_text(open_store(services.root), request.name, this.night, plan.nights))
     with one_at_a_time(services, this):
-        if request.deadline_hours is not None and isinstance(services.observer, PrefectObserver):
+        if request.deadline_hours is not None:
             services.observer.deadline = time.monotonic() + 3600 * request.deadline_hours
         result = pretrain_then_transfer(plan, services)
     show_pipeline(result, services)
@@ -261,12 +261,12 @@ def alert_better_night(night: "NightRecord", *, promotes: bool) -> None:
 
 def send_alerts(request: ReconcileRequest, services: Services) -> list[str]:
     """Sends Prefect an event for every new problem that needs a person; returns the sentences of all that are there."""
-    from vitline.flows.on_prefect.alerts.automations import emit_problem
+    from vitline.flows.on_prefect.alerts.automations import emit
     from vitline.flows.on_prefect.alerts.problems import notify_new
 
     def tell(problem: "Problem") -> None:
         services.observer.say(problem.text)
-        emit_problem(problem)
+        emit(problem.kind, problem.subject, problem.text)
 
     jobs = services.cluster.jobs.list() if services.settings.ray_address else []
     limits = {"stalled_minutes": request.stalled_minutes, "min_free_bytes": 1e9 * request.min_free_gb}

@@ -76,11 +76,10 @@ class _StoreWarnings(logging.Handler):
 
 
 class PrefectObserver(Observer):
-    """Observer of one outermost flow run. As a context it reads the run's state; `deadline` is in `time.monotonic()` seconds."""
+    """Observer of one outermost flow run. As a context it reads the run's state."""
 
     def __init__(self, flow_run_id: UUID):
         self._flow_run_id = flow_run_id
-        self.deadline: float | None = None
         self._cancelled = self._suspended = False
         self.deleted = False
         """Whether somebody has deleted the flow run in Prefect. Its work continues, and Prefect shows it no longer."""
@@ -218,9 +217,6 @@ class PrefectObserver(Observer):
         self._show(lambda: create_markdown_artifact(markdown(), key=key, description=description))
 
     # Stop requests.
-
-    def time_left(self) -> float | None:
-        return None if self.deadline is None else self.deadline - time.monotonic()
 
     def check(self) -> None:
         if self._cancelled:

@@ -47,6 +47,9 @@ class Suspended(StopRequested):
 class Observer:
     """Reports the progress of stages and can request a stop: a terminal, or a Prefect flow run. This one does nothing."""
 
+    deadline: float | None = None
+    """In `time.monotonic()` seconds."""
+
     def say(self, text: str) -> None:
         """Reports a line of text."""
 
@@ -78,7 +81,7 @@ class Observer:
 
     def time_left(self) -> float | None:
         """Seconds until `check` raises StopRequested for the deadline; None without one."""
-        return None
+        return None if self.deadline is None else self.deadline - time.monotonic()
 
     def check(self) -> None:
         """Is called every second while a job runs. Raises StopRequested to stop it."""

@@ -17,7 +17,6 @@ from prefect.events.schemas.automations import AutomationCore, EventTrigger
 from prefect.events.schemas.events import ResourceSpecification
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 
-from vitline.flows.on_prefect.alerts.problems import Problem
 from vitline.flows.on_prefect.prefect_observer import client
 from vitline.flows.ops.prefect_http import flow_run_page
 from vitline.infra.names import known_names_text
@@ -207,7 +206,3 @@ def emit(kind: str, subject: str, text: str) -> None:
     }
     with client() as api:
         api.request("POST", "/events", json=[event])
-
-
-def emit_problem(problem: Problem) -> None:
-    emit(problem.kind, problem.subject, problem.text)
