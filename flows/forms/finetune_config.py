@@ -85,18 +85,14 @@ def _protocol_recipe(
     given = {field: value for field in fields if (value := getattr(request, field)) is not None}
     whole = TaskSplits(train="train", val="val", joined="train")
     settings = replace(protocol, **given).settings(architecture, task_facts(store, manifest, whole), request.seed)
-    rates = list(dict.fromkeys(setting.optim.peak_lr for setting in settings))
-    if len(rates) > 1 and request.peak_lr is None:
-        raise ValueError(
-            f"{protocol.name} chooses among the learning rates {', '.join(map(str, rates))}: set peak_lr to one of them, "
-            "or try all of them with an evaluation (`vitline evaluate run`)."
-        )
-    lengths = list(dict.fromkeys(setting.total_steps for setting in settings))
-    if len(lengths) > 1 and request.steps is None:
-        raise ValueError(
-            f"{protocol.name} chooses among {', '.join(f'{steps:,}' for steps in lengths)} steps: set steps to one of "
-            "them, or try all of them with an evaluation (`vitline evaluate run`)."
-        )
+    chosen = {"peak_lr": [each.optim.peak_lr for each in settings], "steps": [each.total_steps for each in settings]}
+    for field, values in chosen.items():
+        choices = [f"{value:,}" for value in dict.fromkeys(values)]
+        if len(choices) > 1 and getattr(request, field) is None:
+            raise ValueError(
+                f"{protocol.name} chooses {field} among {', '.join(choices)}: set it to one of them, or try all of them with an "
+                "evaluation (`vitline evaluate run`)."
+            )
     changes: dict[str, Any] = {} if request.peak_lr is None else {"optim.peak_lr": request.peak_lr}
     if request.steps is not None:
         changes |= with_steps(settings[0], request.steps)

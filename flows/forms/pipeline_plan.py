@@ -15,7 +15,7 @@ from vitline.flows.forms.nights import NightSettings, night_settings
 from vitline.flows.forms.probed_corpora import check_probed_names
 from vitline.flows.forms.requested_protocol import requested_protocol
 from vitline.flows.forms.training_config import check_mixture_fields, class_table_of, on_corpora, weights_of
-from vitline.flows.forms.training_draft import draft_training
+from vitline.flows.forms.training_draft import draft_training, steps_of
 from vitline.infra.config import digest_of
 from vitline.infra.keys import run_key
 from vitline.infra.storage import open_store
@@ -116,11 +116,8 @@ def _check_long_run(recipe: TrainRecipe, nights: NightSettings) -> None:
 
 def _check_cooldown(recipe: TrainRecipe, nights: NightSettings, deadline_hours: float | None) -> None:
     """Refuses a cooldown that is too short, comes after the deadline, or is the second one of its recipe."""
-    batch, cooldown, at = recipe.input.global_batch_size, nights.cooldown_images or 0, nights.cooldown_at_hours
-    if cooldown < batch:
-        raise ValueError(
-            f"nights.cooldown_images={cooldown:,} is less than one batch of {batch:,} images. Set it to at least that number."
-        )
+    steps_of(nights.cooldown_images or 0, recipe, "nights.cooldown_images")
+    at = nights.cooldown_at_hours
     if at is not None and deadline_hours is not None and at >= deadline_hours:
         raise ValueError(
             f"nights.cooldown_at_hours={at:g} is not before deadline_hours={deadline_hours:g}, by which cooldown and transfer are to be "

@@ -12,7 +12,14 @@ from vitline.flows.catalog.records import list_run_keys
 from vitline.flows.forms.forms import BranchRequest, PipelineRequest, PretrainRequest
 from vitline.flows.forms.overrides import refuse_form_fields
 from vitline.flows.forms.probed_corpora import with_probed_corpora
-from vitline.flows.forms.training_draft import check_loss, draft_training, recipe_of, recipe_title, training_name
+from vitline.flows.forms.training_draft import (
+    check_loss,
+    draft_training,
+    recipe_of,
+    recipe_title,
+    steps_of,
+    training_name,
+)
 from vitline.flows.forms.user_code import with_user_code
 from vitline.infra.config import replace
 from vitline.infra.runs.run_state import NO_STATE, read_state
@@ -144,12 +151,7 @@ def resolve_branch(root: str, request: BranchRequest) -> ResolvedTraining:
 def _cooldown(spec: RunSpec, request: BranchRequest) -> dict[str, Any]:
     """The changes for the cooldown of a form. Raises ValueError where there can be none."""
     recipe = spec.config.recipe
-    steps = int(request.cooldown_images or 0) // recipe.input.global_batch_size
-    if steps < 1:
-        raise ValueError(
-            f"cooldown_images={request.cooldown_images:,} is less than one batch of {recipe.input.global_batch_size:,} images. Set it "
-            "to at least that number."
-        )
+    steps = steps_of(int(request.cooldown_images or 0), recipe, "cooldown_images")
     begun = recipe.total_steps - recipe.optim.cooldown_steps
     if recipe.optim.cooldown_steps and request.step > begun:
         raise ValueError(

@@ -22,12 +22,7 @@ def draft_training(name: str, request: PretrainRequest | PipelineRequest) -> Tra
         execution = replace(execution, num_workers=request.num_workers)
     changes: dict[str, Any] = {"seed": request.seed}
     if request.train_images is not None:
-        steps = request.train_images // recipe.input.global_batch_size
-        if steps < 1:
-            raise ValueError(
-                f"train_images={request.train_images:,} is less than one batch of {recipe.input.global_batch_size:,} images. "
-                "Set it to at least that number."
-            )
+        steps = steps_of(request.train_images, recipe, "train_images")
         changes |= with_steps(recipe, steps)
     config = TrainConfig(name=name, corpus="not prepared yet", recipe=replace(recipe, **changes), execution=execution)
     overrides: dict[str, Any] = {path: value for path, value in request.overrides.items() if path != "recipe"}
@@ -62,6 +57,16 @@ def recipe_title(reference: str) -> str:
         return reference
     last = re.sub(r"\.ya?ml$", "", re.split("[/:]", reference)[-1])
     return re.sub("[^a-z0-9]+", "-", last.lower()).strip("-") or "recipe"
+
+
+def steps_of(images: int, recipe: TrainRecipe, field: str) -> int:
+    """The whole batches of so many images, which a field of a form names. Refuses less than one."""
+    batch = recipe.input.global_batch_size
+    if images < batch:
+        raise ValueError(
+            f"{field}={images:,} is less than one batch of {batch:,} images. Set it to at least that number."
+        )
+    return images // batch
 
 
 def with_steps(recipe: TrainRecipe, steps: int) -> dict[str, Any]:

@@ -34,9 +34,9 @@ def test_a_finetuning_takes_the_fields_of_a_protocol_that_the_request_leaves_out
     changed = recipe(protocol="vit-paper", steps=700, image_size_px=16, global_batch_size=64)
     assert (changed.total_steps, changed.model.image_size_px, changed.input.global_batch_size) == (700, 16, 64)
     assert changed.input.augment.train_resize_px == 19
-    with pytest.raises(ValueError, match=r"chooses among the learning rates 0\.001, 0\.003, 0\.01, 0\.03: set peak_lr"):
+    with pytest.raises(ValueError, match=r"chooses peak_lr among 0\.001, 0\.003, 0\.01, 0\.03: set it"):
         recipe(protocol="vit-paper-transfer")
-    with pytest.raises(ValueError, match=r"chooses among 1,000, 10,000 steps: set steps to one"):
+    with pytest.raises(ValueError, match=r"chooses steps among 1,000, 10,000: set it to one"):
         recipe(protocol="vit-paper-v1", peak_lr=0.01)
 
 
