@@ -1,10 +1,11 @@
 """`vitline ops reconcile` and `collect-garbage`: the functions of the flows, called without a flow run."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from vitline.flows.forms.forms import CollectGarbageRequest, ReconcileRequest
-from vitline.flows.ops.collect_garbage import OldFlowRuns, collect_garbage
+from vitline.flows.ops.collect_garbage import DeleteFlowRuns, collect_garbage
 from vitline.flows.ops.flow_runs import FlowRuns, NoFlowRuns
 from vitline.flows.ops.reconcile import Finding, reconcile
 from vitline.flows.runs.services import open_services
@@ -24,10 +25,10 @@ def reconcile_now(settings: Settings, request: Mapping[str, Any]) -> list[Findin
 
 def collect_garbage_now(settings: Settings, request: Mapping[str, Any]) -> list[Finding]:
     """Finds garbage and deletes it unless `dry_run`. Without PREFECT_API_URL no flow runs are deleted."""
-    prefect: OldFlowRuns | None = None
+    delete_flow_runs: DeleteFlowRuns | None = None
     if settings.prefect_api_url is not None:
-        from vitline.flows.on_prefect.old_flow_runs import PrefectOldFlowRuns
+        from vitline.flows.on_prefect.old_flow_runs import delete_old_flow_runs
 
-        prefect = PrefectOldFlowRuns(settings.project)
+        delete_flow_runs = partial(delete_old_flow_runs, settings.project)
     with open_services(settings) as services:
-        return collect_garbage(CollectGarbageRequest.model_validate(request), services, prefect)
+        return collect_garbage(CollectGarbageRequest.model_validate(request), services, delete_flow_runs)

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from prefect import flow, runtime
@@ -241,10 +242,10 @@ def reconcile_flow(request: ReconcileRequest, services: Services, this: FlowRun)
 @vitline_flow("collect-garbage")
 def collect_garbage_flow(request: CollectGarbageRequest, services: Services, this: FlowRun) -> str:
     """Deletes what is no longer needed, a week after it has listed it."""
-    from vitline.flows.on_prefect.old_flow_runs import NOTHING_TO_DO, PrefectOldFlowRuns
+    from vitline.flows.on_prefect.old_flow_runs import NOTHING_TO_DO, delete_old_flow_runs
     from vitline.flows.ops.collect_garbage import collect_garbage
 
-    findings = collect_garbage(request, services, PrefectOldFlowRuns(services.settings.project))
+    findings = collect_garbage(request, services, partial(delete_old_flow_runs, services.settings.project))
     return show_findings(services, "garbage", findings) or NOTHING_TO_DO["collect-garbage"]
 
 

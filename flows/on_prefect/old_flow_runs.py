@@ -33,42 +33,38 @@ _BULK = 50
 _ENTRYPOINT = "vitline.flows.on_prefect.flows."
 
 
-class PrefectOldFlowRuns:
-    """The old flow runs of vitline's deployments of a project, at the server of PREFECT_API_URL."""
+def delete_old_flow_runs(project: str, ended_before: float, idle_before: float, dry_run: bool) -> Iterator[Finding]:
+    """Deletes flow runs of vitline's deployments of a project, at the server of PREFECT_API_URL, with their subflows, logs and
+    artifacts: those that ended before `ended_before`, or before `idle_before` where they had nothing to do. Yields one finding
+    per deployment and reason. Times are Unix seconds."""
+    with client() as api:
+        for name, deployment in deployments_of(api, project):
+            rules: list[tuple[float, str, Wanted]] = [(ended_before, "ended", lambda run: True)]
+            if nothing := NOTHING_TO_DO.get(name.split("/")[0]):
+                rules.append((idle_before, "had nothing to do, and ended", partial(had_nothing_to_do, nothing)))
+            for before, what, wanted in rules:
+                subject, problem = f"deployment {name}", f"flow runs that {what} before {utc(before)}"
+                try:
+                    number = delete(api, deployment.id, before, wanted, dry_run)
+                except httpx.HTTPError as error:  # such as a server whose database is busy
+                    yield Finding(subject, problem, f"not all deleted: {error}".splitlines()[0])
+                    continue
+                more = "; the next collection deletes more" if number >= MOST else ""
+                if number:
+                    yield Finding(subject, problem, f"{'would be: ' * dry_run}deleted, {number} flow runs{more}")
 
-    def __init__(self, project: str) -> None:
-        self._project = project
 
-    def collect(self, ended_before: float, idle_before: float, dry_run: bool) -> Iterator[Finding]:
-        """Deletes flow runs that ended before `ended_before`, with their subflows, logs and artifacts; those that had nothing to
-        do where they ended before `idle_before`. Yields one finding per deployment and reason. Times are Unix seconds."""
-        with client() as api:
-            for name, deployment in self._deployments(api):
-                rules: list[tuple[float, str, Wanted]] = [(ended_before, "ended", lambda run: True)]
-                if nothing := NOTHING_TO_DO.get(name.split("/")[0]):
-                    rules.append((idle_before, "had nothing to do, and ended", partial(had_nothing_to_do, nothing)))
-                for before, what, wanted in rules:
-                    subject, problem = f"deployment {name}", f"flow runs that {what} before {utc(before)}"
-                    try:
-                        number = delete(api, deployment.id, before, wanted, dry_run)
-                    except httpx.HTTPError as error:  # such as a server whose database is busy
-                        yield Finding(subject, problem, f"not all deleted: {error}".splitlines()[0])
-                        continue
-                    more = "; the next collection deletes more" if number >= MOST else ""
-                    if number:
-                        yield Finding(subject, problem, f"{'would be: ' * dry_run}deleted, {number} flow runs{more}")
-
-    def _deployments(self, api: SyncPrefectClient) -> Iterator[tuple[str, DeploymentResponse]]:
-        """Those of vitline and this project: flows of other teams may have the same names."""
-        for flow in sorted(REQUESTS):
-            flows = FlowFilter.model_validate({"name": {"any_": [flow]}})
-            offset = 0
-            while page := api.read_deployments(flow_filter=flows, limit=_PAGE, offset=offset):
-                offset += len(page)
-                for deployment in page:
-                    ours = is_of_project(deployment.parameter_openapi_schema, self._project)
-                    if ours and (deployment.entrypoint or "").startswith(_ENTRYPOINT):
-                        yield f"{flow}/{deployment.name}", deployment
+def deployments_of(api: SyncPrefectClient, project: str) -> Iterator[tuple[str, DeploymentResponse]]:
+    """Those of vitline and this project: flows of other teams may have the same names."""
+    for flow in sorted(REQUESTS):
+        flows = FlowFilter.model_validate({"name": {"any_": [flow]}})
+        offset = 0
+        while page := api.read_deployments(flow_filter=flows, limit=_PAGE, offset=offset):
+            offset += len(page)
+            for deployment in page:
+                ours = is_of_project(deployment.parameter_openapi_schema, project)
+                if ours and (deployment.entrypoint or "").startswith(_ENTRYPOINT):
+                    yield f"{flow}/{deployment.name}", deployment
 
 
 def delete(api: SyncPrefectClient, deployment: UUID, before: float, wanted: Wanted, dry_run: bool) -> int:

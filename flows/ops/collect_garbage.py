@@ -7,8 +7,7 @@ neither it nor what it belongs to has changed meanwhile. Until then people see i
 import contextlib
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from vitline.flows.forms.forms import CollectGarbageRequest
 from vitline.flows.ops.garbage import FOLDERS, Ages, Garbage, find_garbage
@@ -25,14 +24,12 @@ IDLE_DAYS = 2.0
 """Flow runs of `reconcile` and `collect-garbage` that had nothing to do are kept this long."""
 
 
-class OldFlowRuns(Protocol):
-    """What collect-garbage deletes in Prefect."""
-
-    def collect(self, ended_before: float, idle_before: float, dry_run: bool) -> Iterator[Finding]: ...
+DeleteFlowRuns = Callable[[float, float, bool], Iterable[Finding]]
+"""Deletes flow runs in Prefect that ended before the first time, or the second one if they had nothing to do; not in a dry run."""
 
 
 def collect_garbage(
-    request: CollectGarbageRequest, services: Services, prefect: OldFlowRuns | None = None
+    request: CollectGarbageRequest, services: Services, delete_flow_runs: DeleteFlowRuns | None = None
 ) -> list[Finding]:
     """The garbage below the root and in Prefect, one finding per heap; it is deleted unless `dry_run`, or announced first.
 
@@ -56,7 +53,7 @@ def collect_garbage(
         due = since[heap.subject] + DAY_S * request.notice_days if heap.subject in since else now
         findings.append(Finding(heap.subject, heap.problem, treat(heap, request, due, now, signs[heap.subject])))
     ended, idle = (now - DAY_S * days for days in (request.flow_runs_days, min(IDLE_DAYS, request.flow_runs_days)))
-    for finding in prefect.collect(ended, idle, request.dry_run) if prefect else ():
+    for finding in delete_flow_runs(ended, idle, request.dry_run) if delete_flow_runs else ():
         services.observer.check()
         findings.append(finding)
     return findings

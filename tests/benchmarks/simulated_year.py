@@ -34,7 +34,7 @@ from vitline.flows.catalog.lists import list_models, list_runs_and_pipelines
 from vitline.flows.catalog.records import PipelineRecord, write_pipeline
 from vitline.flows.forms.forms import CollectGarbageRequest, ReconcileRequest
 from vitline.flows.on_prefect.deployments import COLLECT
-from vitline.flows.on_prefect.old_flow_runs import NOTHING_TO_DO, PrefectOldFlowRuns
+from vitline.flows.on_prefect.old_flow_runs import NOTHING_TO_DO, delete_old_flow_runs
 from vitline.flows.ops.collect_garbage import DAY_S, collect_garbage
 from vitline.flows.ops.flow_runs import NoFlowRuns
 from vitline.flows.ops.reconcile import reconcile
@@ -208,7 +208,7 @@ def flow_run_year(num_flow_runs: int, database: Path | None, by_api: int) -> Non
         later = real_time() + 100 * DAY_S
         while True:
             seconds, found = timed(
-                lambda: list(PrefectOldFlowRuns(DEFAULT_PROJECT).collect(later - 90 * DAY_S, later - 2 * DAY_S, False))
+                lambda: list(delete_old_flow_runs(DEFAULT_PROJECT, later - 90 * DAY_S, later - 2 * DAY_S, False))
             )
             print(
                 f"collection of {seconds:.1f} s: {'; '.join(f'{f.subject} {f.action}' for f in found) or 'nothing'}; {lists()}{size()}",

@@ -12,7 +12,7 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 
 from vitline.flows.on_prefect import old_flow_runs
-from vitline.flows.on_prefect.old_flow_runs import PrefectOldFlowRuns
+from vitline.flows.on_prefect.old_flow_runs import delete_old_flow_runs
 from vitline.flows.on_prefect.registration import register
 from vitline.infra.children import child_environment, end_with_parent
 from vitline.infra.local.databases import prepare_database
@@ -91,7 +91,7 @@ def no_flow_runs(prefect):
 def collect(days, idle_days=None, dry_run=False):
     """What a collection does `days` from now, for everything that has ended by then, or has ended without work."""
     ended, idle = (time.time() + DAY_S * at for at in (days, days if idle_days is None else idle_days))
-    found = PrefectOldFlowRuns(DEFAULT_PROJECT).collect(ended, idle, dry_run)
+    found = delete_old_flow_runs(DEFAULT_PROJECT, ended, idle, dry_run)
     return {finding.subject: finding.action for finding in found}
 
 
