@@ -14,11 +14,6 @@ from typing import NamedTuple
 REPEATED = 3
 """An error that occurs this often is reported."""
 RECENT = timedelta(hours=1)
-KNOWN = (
-    # Prefect's background tasks block each other in SQLite, and Prefect retries them (its issue 23051).
-    "database is locked",
-)
-"""Texts of tracebacks of other programs that need no action."""
 CLIENT_LEFT = re.compile(r": (?:context canceled|write tcp \S+: write: (?:broken pipe|connection reset by peer))$")
 """The end of an error of SeaweedFS where a client has closed its request before, or while, the store answered. Readers close the
 slower of two reads (hedged reads)."""
@@ -135,16 +130,6 @@ def repeated_errors(log: Path, now: datetime | None = None) -> list[LoggedError]
         if error.times >= REPEATED
         and (error.last is None or error.last >= since)
         and not CLIENT_LEFT.search(error.text)
-    ]
-
-
-def unexplained_tracebacks(folder: Path) -> list[str]:
-    """One line for each traceback in the logs of `folder` that matches none of `KNOWN`."""
-    return [
-        f"{log.name}: {error.times} x {error.text}"
-        for log in sorted(folder.glob("*.log*"))
-        for error in logged_errors(log)
-        if error.traceback and not any(known in error.text for known in KNOWN)
     ]
 
 

@@ -28,7 +28,6 @@ from playwright.sync_api import Page, sync_playwright
 from sklearn.datasets import load_digits
 
 from vitline.infra.local.processes import free_ports
-from vitline.infra.local.service_logs import unexplained_tracebacks
 
 BIN = Path(sys.executable).parent
 OURS = ("AWS_", "RAY_", "VITLINE_", "MLFLOW_", "PREFECT_")
@@ -274,8 +273,10 @@ class Day:
         return f"ended as {', '.join(states)}; the same form runs again: {line[:60]}"
 
     def no_server_logged_a_traceback(self) -> str:
-        found = unexplained_tracebacks(self.folder / ".vitline" / "logs")
-        assert not found, found
+        check = Path(__file__).parents[1] / "end_to_end" / "check_server_logs.py"
+        logs = self.folder / ".vitline" / "logs"
+        done = subprocess.run([sys.executable, check, logs], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
         return "none"
 
     def pictures(self) -> Path:

@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 from vitline.infra.children import processes_with
-from vitline.infra.local.service_logs import unexplained_tracebacks
 from vitline.infra.ray_jobs import RayJobs
 from vitline.infra.runs.lease import read_lease
 from vitline.infra.runs.run_state import read_state
@@ -20,6 +19,7 @@ from vitline.infra.storage import Store, open_store
 from vitline.vit.run.run_spec import read_progress
 
 from ..servers.stack import TINY
+from .check_server_logs import unexplained_tracebacks
 
 
 @pytest.fixture(scope="module")

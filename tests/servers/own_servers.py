@@ -17,10 +17,10 @@ import psutil
 from vitline.infra.children import child_environment, is_running
 from vitline.infra.local.databases import database_file
 from vitline.infra.local.processes import free_ports, temporary_folder
-from vitline.infra.local.service_logs import unexplained_tracebacks
 from vitline.infra.local.stack import check_services, find_stack, stack_environment, start_stack, stop_stack
 from vitline.infra.plain_text import last_words
 
+from ..end_to_end.check_server_logs import unexplained_tracebacks
 from ..eventually import eventually
 from .stack import FINAL
 

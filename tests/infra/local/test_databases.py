@@ -222,7 +222,7 @@ def test_a_restarted_service_neither_migrates_nor_uses_an_older_database(stack_f
     """The packages were upgraded below a running stack: Prefect would migrate its database without a copy."""
     config, _ = prepare_stack_config(stack_folder, {}, str(stack_folder.parent / "root"))
     before = revision(database_file(stack_folder, package))
-    supervisor = Supervisor(config, stack_folder, [package], None)
+    supervisor = Supervisor(config, stack_folder, [package])
     for running in supervisor.running.values():
         supervisor._launch(running)
         assert running.process is None
