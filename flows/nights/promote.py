@@ -64,13 +64,9 @@ def make_champion(root: Store, record: PipelineRecord, *, why: str, by: str) -> 
     assert record.model is not None
     assert record.model_digest is not None
     name = f"{CHAMPIONS}/{record.name}.json"
-    try:
-        data, tag = root.read_tagged(name)
-    except FileNotFoundError:
-        before = None
-    else:
-        with reading(root.uri_of(name)):
-            before = ChampionRecord.model_validate_json(data)
+    data, tag = root.read_tagged_or_none(name)
+    with reading(root.uri_of(name)):
+        before = ChampionRecord.model_validate_json(data) if data is not None else None
     champion = ChampionRecord(
         name=record.name,
         pipeline=record.key,
@@ -84,7 +80,7 @@ def make_champion(root: Store, record: PipelineRecord, *, why: str, by: str) -> 
     )
     new = champion.model_dump_json(indent=1).encode()
     try:
-        root.create(name, new) if before is None else root.compare_and_swap(name, new, tag)
+        root.create_or_swap(name, new, tag)
     except PreconditionFailed as error:
         raise RuntimeError(
             f"Another champion of {record.name} was promoted at the same time. Look at it, and try again."

@@ -96,17 +96,14 @@ def signed(heap: Garbage) -> str:
 
 def announce(root: Store, signs: Mapping[str, str], now: float) -> dict[str, float]:
     """Since when each heap has been listed without a change. Writes it down for the next collections."""
-    try:
-        data, tag = root.read_tagged(NOTICES)
-    except FileNotFoundError:
-        data, tag = b"{}", None
-    before = listed_before(root, data)
+    data, tag = root.read_tagged_or_none(NOTICES)
+    before = listed_before(root, data or b"{}")
     # A heap that was listed by a clock that was ahead is listed anew.
     since = {subject: min(before.get((subject, sign), now), now) for subject, sign in signs.items()}
     listed = [{"subject": subject, "sign": signs[subject], "since": at} for subject, at in since.items()]
     content = json_bytes({"schema_version": 1, "written_at": now, "listed": listed})
     try:
-        _ = root.compare_and_swap(NOTICES, content, tag) if tag else root.create(NOTICES, content)
+        root.create_or_swap(NOTICES, content, tag)
     except PreconditionFailed as error:
         raise RuntimeError(
             f"Another collection has written {root.uri_of(NOTICES)} at the same time. Start this one again when that one has ended."

@@ -179,20 +179,13 @@ class Sending:
     def _content(self, entry: OutboxEntry, followed: Followed) -> Any:
         """Identifies the content of a run in few requests: state, attempts and, every SEGMENTS_S, the segments."""
         if entry.kind == "pipeline":
-            return tagged(self._root, f"pipelines/{entry.key}.json")
+            return self._root.read_tagged_or_none(f"pipelines/{entry.key}.json")[1]
         store, now = self._root.child(f"runs/{entry.key}"), time.monotonic()
-        state = (tagged(store, "state.json"), tagged(store, "reconciled.json"))
+        state = [store.read_tagged_or_none(key)[1] for key in ("state.json", "reconciled.json")]
         if followed.content and followed.content[0] == state and now - followed.segments_at < SEGMENTS_S:
             return followed.content
         followed.segments_at = now
         return (state, store.list("attempts/"), list_segments(store))
-
-
-def tagged(store: Store, key: str) -> str | None:
-    try:
-        return store.read_tagged(key)[1]
-    except FileNotFoundError:
-        return None
 
 
 def one_line(error: Exception) -> str:
