@@ -120,16 +120,8 @@ def progress_line(title: str, p: RunProgress | None, elapsed_s: float) -> str:
         parts.append(f"{p['bytes_per_s'] / 1e6:,.1f} MB/s")
     if (loss := p.get("loss")) is not None:
         parts.append(f"loss {loss:.3f}")
-    if p.get("validation"):
-        parts.append(p["validation"])
-    if p.get("spikes"):
-        parts.append(p["spikes"])
-    if p.get("devices"):
-        parts.append(f"on {p['devices']}")
-    if p.get("input_wait"):
-        parts.append(p["input_wait"])
-    if p.get("slow_rank"):
-        parts.append(p["slow_rank"])
+    devices = f"on {p['devices']}" if p.get("devices") else None
+    parts += filter(None, (p.get("validation"), p.get("spikes"), devices, p.get("input_wait"), p.get("slow_rank")))
     if p.get("refused"):
         parts.append(f"{p['refused']:,} refused")
     if (remaining_s := p.get("remaining_s")) is not None:
