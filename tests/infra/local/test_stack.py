@@ -220,21 +220,6 @@ start_stack(folder / "stack", log_dir=folder / "logs", services=("s3", "mlflow")
 """
 
 
-OWNER = """
-import os, pathlib, sys, time
-from vitline.infra.local.stack import start_stack
-folder = pathlib.Path(sys.argv[1])
-start_stack(folder / "stack", log_dir=folder / "logs", services=("s3",), ends_with_caller=True, announce=print)
-os._exit(0)
-"""
-
-
-def test_stack_ends_with_the_process_that_started_it(tmp_path):
-    subprocess.run([sys.executable, "-c", OWNER, str(tmp_path)], check=True, stdout=subprocess.DEVNULL)
-    eventually(lambda: not processes_of(tmp_path / "stack"), awaited="the stack outlives the process that started it")
-    assert not (tmp_path / "stack" / "stack.json").exists()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_interrupted_start_leaves_nothing_running(tmp_path, number):
