@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Mapping
-from typing import NotRequired, Self, TypedDict, TypeVar
+from typing import NotRequired, Self, TypedDict
 
 from vitline.infra.runs.journal import Journal
 from vitline.infra.runs.lease import LeaseHolder, LeaseLost
@@ -11,8 +11,6 @@ from vitline.infra.runs.run_state import RunState, StateDetail, StopReason, writ
 from vitline.infra.runs.stopping import StopPoller
 from vitline.infra.runs.watchdog import Watchdog, note_progress
 from vitline.infra.storage import Store
-
-T = TypeVar("T")
 
 
 class WorkerError(TypedDict):
