@@ -5,11 +5,10 @@ import gzip
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import BinaryIO, NoReturn, Self
+from typing import Any, NoReturn, Self
 
-from vitline.infra.stores.store import Keys, Listed, Store, StoreFailed, checked_key
+from vitline.infra.stores.store import Listed, Store, StoreFailed, checked_key
 
 INDEX_KEY = "ops/records.json.gz"
 _FORMAT = 1
@@ -103,9 +102,6 @@ class _View(Store):
     def size(self, key: str) -> int:
         return len(self.read(key))
 
-    def list(self, prefix: str = "") -> Keys:
-        return sorted(each.key for each in self.scan(prefix))
-
     def scan(self, prefix: str = "") -> Iterator[Listed]:
         wanted = self._prefix + prefix
         self._records.require_listed(wanted)
@@ -113,22 +109,9 @@ class _View(Store):
             if key.startswith(wanted):
                 yield replace(found, key=key[len(self._prefix) :])
 
-    def writer(self, key: str) -> AbstractContextManager[BinaryIO]:
-        self._refuse(key)
-
-    def write(self, key: str, data: bytes) -> None:
-        self._refuse(key)
-
-    def create(self, key: str, data: bytes) -> str:
-        self._refuse(key)
-
-    def compare_and_swap(self, key: str, data: bytes, tag: str) -> str:
-        self._refuse(key)
-
-    def delete(self, key: str) -> None:
-        self._refuse(key)
-
-    def _refuse(self, key: str) -> NoReturn:
+    def _refuse(self, key: str, *_: Any, **__: Any) -> NoReturn:
         raise TypeError(
             f"{self.uri_of(key)} cannot be written through a view of listed records; open the store itself."
         )
+
+    writer = write = create = compare_and_swap = delete = _refuse

@@ -114,9 +114,6 @@ class S3Store(Store):
             upload.abort()
             raise
 
-    def list(self, prefix: str = "") -> Keys:
-        return sorted(found.key for found in self.scan(prefix))
-
     def scan(self, prefix: str = "") -> Iterator[Listed]:
         go_on: dict[str, str] | None = {}
         while go_on is not None:

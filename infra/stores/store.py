@@ -173,9 +173,9 @@ class Store(ABC):
         writer was first."""
         return self.create(key, data) if tag is None else self.compare_and_swap(key, data, tag)
 
-    @abstractmethod
     def list(self, prefix: str = "") -> Keys:
         """All keys that start with `prefix`, sorted. The prefix may end inside a name."""
+        return sorted(found.key for found in self.scan(prefix))
 
     @abstractmethod
     def scan(self, prefix: str = "") -> Iterator[Listed]:
