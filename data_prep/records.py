@@ -18,7 +18,6 @@ from vitline.data_prep.decode import DecodeReason
 from vitline.data_prep.parquet_files import read_table, table_writer, write_table
 from vitline.data_prep.partitions import read_partition, write_partitions
 from vitline.data_prep.sources.raw import EXAMPLE_SCHEMA, SourcePart, WorkFolder
-from vitline.infra.config import FrozenConfig
 from vitline.infra.runs.watchdog import note_progress
 from vitline.infra.storage import Store
 
@@ -78,12 +77,6 @@ def read_request(corpus: Store) -> CorpusConfig:
     return CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY))
 
 
-class Listing(FrozenConfig):
-    """The size of a listed source; written after its parts, so that a restart does not list again."""
-
-    num_chunks: int
-
-
 class Chunks:
     """The chunk files of one corpus. Each chunk size has a prefix of its own, so a changed size cannot mix chunks."""
 
@@ -100,13 +93,13 @@ class Chunks:
     def records_key(self, chunk: int) -> str:
         return f"{self._prefix}/records-{chunk:07d}.parquet"
 
-    def load_listing(self) -> Listing | None:
-        """The listing of an earlier attempt, if it was completed."""
+    def num_listed(self) -> int:
+        """Number of chunks that an earlier attempt listed; 0 if it did not complete the list, which is then made anew."""
         found = self._corpus.read_json_or_none(f"{self._prefix}/listing.json")
-        return Listing.model_validate(found) if found else None
+        return int(found["num_chunks"]) if found else 0
 
-    def save_listing(self, parts: Iterable[SourcePart]) -> Listing:
-        """Save the parts of a source. Holds a few thousand of them at a time."""
+    def save_listing(self, parts: Iterable[SourcePart]) -> int:
+        """Save the parts of a source and return their number. Holds a few thousand of them at a time."""
         num_chunks, batch = 0, []
         for part in parts:
             note_progress()
@@ -116,9 +109,8 @@ class Chunks:
                 self._save_parts(num_chunks - len(batch), batch)
                 batch = []
         self._save_parts(num_chunks - len(batch), batch)
-        listing = Listing(num_chunks=num_chunks)
-        self._corpus.write_json(f"{self._prefix}/listing.json", listing.model_dump())
-        return listing
+        self._corpus.write_json(f"{self._prefix}/listing.json", {"num_chunks": num_chunks})
+        return num_chunks
 
     def _save_parts(self, first: int, batch: list[str]) -> None:
         if batch:
@@ -134,8 +126,7 @@ class Chunks:
 
     def parts(self) -> Iterator[SourcePart]:
         """All parts, in order."""
-        listing = self.load_listing()
-        for first in range(0, listing.num_chunks if listing else 0, _PARTS_PER_FILE):
+        for first in range(0, self.num_listed(), _PARTS_PER_FILE):
             for text in read_table(self._corpus, self._parts_key(first))["part"].to_pylist():
                 yield SourcePart.model_validate_json(text)
 

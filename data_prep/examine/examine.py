@@ -14,7 +14,7 @@ from vitline.data_prep.examine.images import Examined
 from vitline.data_prep.examine.local_range import LocalRange
 from vitline.data_prep.examine.range_reads import ByteRange, Data, Read, read_ahead
 from vitline.data_prep.examine.sandboxed_decoder import SandboxedDecoder
-from vitline.data_prep.records import DENIED, RECORD_SCHEMA, REQUEST_KEY, Chunks, Listing, read_request
+from vitline.data_prep.records import DENIED, RECORD_SCHEMA, REQUEST_KEY, Chunks, read_request
 from vitline.data_prep.sources.open_source import open_source
 from vitline.data_prep.sources.raw import ExampleRow, RawExample, row_of
 from vitline.data_prep.sources.splits import hashed_split, order_key, unit_key
@@ -60,25 +60,25 @@ class ChunkDone(FrozenConfig):
     """Protections that the decoding process could not set up on its machine, in words."""
 
 
-def list_source(config: CorpusConfig, root: Store, corpus: Store) -> Listing:
-    """List the parts of a source, or load the listing of an earlier attempt from the corpus.
+def list_source(config: CorpusConfig, root: Store, corpus: Store) -> int:
+    """List the parts of a source, unless an earlier attempt has done it, and return their number.
 
     Raises ValueError if the source is empty, and FetchUnavailable from the source.
     """
     corpus.write_json(REQUEST_KEY, config.model_dump(mode="json"))
     chunks = Chunks(corpus, config)
-    if listing := chunks.load_listing():
-        return listing
+    if num_chunks := chunks.num_listed():
+        return num_chunks
     source = open_source(config)
-    listing = chunks.save_listing(source.parts(chunks.work_folder(root)))
-    if not listing.num_chunks:
+    num_chunks = chunks.save_listing(source.parts(chunks.work_folder(root)))
+    if not num_chunks:
         raise ValueError(
             f"{config.name}: {source.origin} holds no examples. "
             "A source must hold labelled images; a table, rows below its header."
         )
     if structure := source.structure(chunks.work_folder(root)):
         log.info("%s is read as: %s", config.name, structure)
-    return listing
+    return num_chunks
 
 
 def examine_chunk(task: ChunkTask) -> ChunkDone:

@@ -154,12 +154,9 @@ def _boxes(read: Read, start: int, inside: tuple[bytes, ...], wanted: bytes) -> 
     return found
 
 
-def _sgi(read: Read) -> set[Size]:
-    return {(width, height) for width, height in (_unpack(read, ">HH", 6),)}
-
-
-def _qoi(read: Read) -> set[Size]:
-    return {(width, height) for width, height in (_unpack(read, ">II", 4),)}
+def _pair(read: Read, code: str, offset: int) -> set[Size]:
+    width, height = _unpack(read, code, offset)
+    return {(width, height)}
 
 
 def _pcx(read: Read) -> set[Size]:
@@ -178,7 +175,7 @@ _FORMATS: tuple[tuple[str, bytes, Callable[[Read], set[Size]]], ...] = (
     ("PPM", rb"P[0-6fyPF]", _ppm),
     ("JPEG2000", rb"\xff\x4f\xff\x51|\0\0\0\x0cjP  \r\n\x87\n", _jpeg2000),
     ("AVIF", rb"....ftyp", _avif),
-    ("SGI", rb"\x01\xda", _sgi),
-    ("QOI", rb"qoif", _qoi),
+    ("SGI", rb"\x01\xda", lambda read: _pair(read, ">HH", 6)),
+    ("QOI", rb"qoif", lambda read: _pair(read, ">II", 4)),
     ("PCX", rb"\x0a[\0\x02\x03\x05][\0\x01]", _pcx),
 )

@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vitline.data_prep.config import CorpusConfig, CorpusRecipe
-from vitline.data_prep.examine.examine import Record
 from vitline.data_prep.labels.class_maps import load_class_map
 from vitline.data_prep.labels.classes import ClassMap
 from vitline.data_prep.pages.dry_run_report import Cores, DryRun, Estimate, render
@@ -152,7 +151,7 @@ def _estimate(observed: _Observed, cores: Cores) -> DryRun:
 def _judge_sample(observed: _Observed) -> _SampleVerdicts:
     """Divide the sample into accepted and refused images. Raises ValueError if no image is accepted."""
     sample = observed.sample
-    sample.rows = _first_of_each_id(sample.rows)
+    sample.rows = list({row["example_id"]: row for row in reversed(sample.rows)}.values())[::-1]  # the first of each id
     records = pa.Table.from_pylist(sample.rows, schema=RECORD_SCHEMA)
     accepted, rejects, class_map = _verdicts(observed.config, observed.source, records)
     if not len(accepted):
@@ -162,10 +161,6 @@ def _judge_sample(observed: _Observed) -> _SampleVerdicts:
             f"({_late(sample) if sample.late else reasons}). Check that source and kind are correct."
         )
     return _SampleVerdicts(records, accepted, rejects, class_map)
-
-
-def _first_of_each_id(rows: list[Record]) -> list[Record]:
-    return list({row["example_id"]: row for row in reversed(rows)}.values())[::-1]
 
 
 def _expect(observed: _Observed, verdicts: _SampleVerdicts) -> _Expected:
@@ -181,7 +176,7 @@ def _expect(observed: _Observed, verdicts: _SampleVerdicts) -> _Expected:
     num_expected = distinct.value - sum(number.value for number in refused.values())
     if kept:
         num_decoded = num_expected + refused.pop("unknown_class", Estimate(0, True)).value
-        refused |= {reason: Estimate(lost * num_decoded / _total(kept), complete) for reason, lost in kept.lost.items()}
+        refused |= {reason: Estimate(lost * num_decoded / kept.total, complete) for reason, lost in kept.lost.items()}
         num_expected = num_decoded * kept.share
         _check_left(observed, kept)
     by_split = kept.splits if kept else Counter(verdicts.accepted["split"].to_pylist())
@@ -292,17 +287,13 @@ def _kept(observed: _Observed, every: pa.Table | None) -> Kept | None:
     return kept_rows(readable, *request, examined=False)
 
 
-def _total(kept: Kept) -> int:
-    return max(1, kept.splits.total() + kept.lost.total())
-
-
 def _check_left(observed: _Observed, kept: Kept) -> None:
     """Raises ValueError if the preparation would fail because no image is left for train."""
     config, source = observed.config, observed.source
     if kept.train_at_most or observed.base or source.is_test_set:
         return
     raise ValueError(
-        f"{source.origin}: no image would be left for train. Of {_total(kept):,} images {kept.lost.total():,} would be left out. "
+        f"{source.origin}: no image would be left for train. Of {kept.total:,} images {kept.lost.total():,} would be left out. "
         f"{why_none_is_left(config, kept.splits.total(), kept.lost, kept.labels)}"
     )
 

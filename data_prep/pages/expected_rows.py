@@ -34,10 +34,14 @@ class Kept:
     train_at_most: int = 0
 
     @property
+    def total(self) -> int:
+        """Images that stay or are lost, at least 1."""
+        return max(1, self.splits.total() + self.lost.total())
+
+    @property
     def share(self) -> float:
         """Share of the images that stay."""
-        kept = self.splits.total()
-        return kept / max(1, kept + self.lost.total())
+        return self.splits.total() / self.total
 
 
 def kept_rows(

@@ -54,7 +54,6 @@ class ListedSource:
     listed: bool = False
     """Whether the source lists every example without reading images; the counts below are of these lists."""
     labels: Counter[str] = field(default_factory=Counter)
-    splits: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     num_merged: int = 0
     """Examples that equal another one in every field."""
@@ -95,7 +94,6 @@ def list_parts(
         found.listed = True
         found.refused.update(counts(rows["reason"].drop_null()))
         readable = rows.filter(pc.is_null(rows["reason"]))
-        found.splits.update(counts(readable["split"]))
         found.labels.update(counts(pc.list_flatten(readable["labels"])))
     return found
 

@@ -255,15 +255,10 @@ def _find_dropped(job: _Job, buckets: Sequence[SortTask], partitioned: Sequence[
     dropped = _AllDropped(leak_keys, tuple(exact))
     if job.config.recipe.near_duplicates == "keep":
         return dropped
-    near_tasks = _near_tasks(buckets, dropped, _num_accepted(partitioned))
+    changes = {"drops": dropped.keys, "gains": dropped.gain_keys, "band_bits": band_bits(_num_accepted(partitioned))}
+    near_tasks = [NearTask(**(task.model_dump() | changes)) for task in buckets]
     judged = drop_near_duplicates(near_tasks, job.executor, job.show)
     return _AllDropped(leak_keys, (*exact, judged.drops), judged.num_left)
-
-
-def _near_tasks(buckets: Sequence[SortTask], dropped: _AllDropped, num_accepted: int) -> list[NearTask]:
-    """Tasks that look for images that resemble another image of the corpus, after equal images were dropped."""
-    changes = {"drops": dropped.keys, "gains": dropped.gain_keys, "band_bits": band_bits(num_accepted)}
-    return [NearTask(**(task.model_dump() | changes)) for task in buckets]
 
 
 def _num_accepted(partitioned: Sequence[PartitionedRecords]) -> int:

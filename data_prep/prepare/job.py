@@ -74,22 +74,22 @@ def _list(config: CorpusConfig, root: Store, store: Store, executor: Executor) -
         base.check(config)
         for split in base.manifest.splits:  # its shard list becomes part of this corpus
             listed_shards(base.corpus, base.manifest, split)
-    listing = list_source(config, root, store)
+    num_chunks = list_source(config, root, store)
     check_ids(config, store, root, base.shards() if base else (), executor)
-    return Preparation(config, store, base, listing, {"list": time.monotonic() - start})
+    return Preparation(config, store, base, num_chunks, {"list": time.monotonic() - start})
 
 
 def _examine(preparations: Sequence[Preparation], root: Store, executor: Executor) -> None:
     """Examine every chunk that has no records yet, for all corpora in one execution."""
     start, tasks, progress = time.monotonic(), [], _progress("examine", preparations)
     for work in preparations:
-        uri, num_chunks = work.store.uri, work.listing.num_chunks
+        uri, num_chunks = work.store.uri, work.num_chunks
         chunks = Chunks(work.store, work.config)
         chunks.forget_denied()
         finished = chunks.finished()
         todo = [chunk for chunk in range(num_chunks) if chunk not in finished]
         progress.begin(uri, num_chunks, "parts", done=num_chunks - len(todo))
-        merged = bool(Chunks(work.store, work.config).num_merged())
+        merged = bool(chunks.num_merged())
         tasks += [ChunkTask(corpus=uri, root=root.uri, chunk=chunk, any_merged=merged) for chunk in todo]
     lacking = set[str]()
     for done in executor.run(examine_chunk, tasks):
@@ -101,7 +101,7 @@ def _examine(preparations: Sequence[Preparation], root: Store, executor: Executo
         )
     for work in preparations:
         work.seconds["examine"] = time.monotonic() - start
-        share = len(tasks) / sum(each.listing.num_chunks for each in preparations)
+        share = len(tasks) / sum(each.num_chunks for each in preparations)
         work.examine_s = work.seconds["examine"] / share if share >= _LEAST_SHARE else None
 
 

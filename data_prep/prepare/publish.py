@@ -17,7 +17,7 @@ from vitline.data_prep.plan.corpus_stats import STATS_KEY, CorpusStats, merged
 from vitline.data_prep.plan.leakage import LEAKAGE_SCHEMA, leak_lists
 from vitline.data_prep.plan.plan_shards import Base, CorpusPlan, Selection, split_of
 from vitline.data_prep.plan.sort_records import REJECTS_SCHEMA, rejects_key
-from vitline.data_prep.records import Chunks, Listing
+from vitline.data_prep.records import Chunks
 from vitline.data_prep.shard_format import (
     CARD_KEY,
     CLASSES_KEY,
@@ -60,7 +60,7 @@ class Preparation:
     config: CorpusConfig
     store: Store
     base: Base | None
-    listing: Listing
+    num_chunks: int
     seconds: dict[str, float]
     examine_s: float | None = None
     """Seconds to examine all corpora, including what earlier attempts had done; None if too little was left to estimate it."""

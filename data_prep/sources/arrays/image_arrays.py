@@ -1,6 +1,6 @@
 """Pixel arrays, with each image as a lossless PNG in the spill: CIFAR's binary archives, idx files (as for MNIST), npz.
 
-Nothing is unpickled. Files are streamed: one image is in memory, and for CIFAR one file of the archive. Headers are compared with
+Nothing is unpickled. Files are streamed: some MiB of images are in memory, and for CIFAR one file of the archive. Headers are compared with
 the available bytes before any image is read. A damaged array is a ValueError and never a partial result: after a flipped bit, a
 compressed file continues with wrong pixels until its checksum is verified at the end.
 The official test part becomes test; val is drawn from train if there is none.
