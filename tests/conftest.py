@@ -77,6 +77,23 @@ def full_disk():
     return full
 
 
+@pytest.fixture
+def overtake(monkeypatch):
+    """overtake(owner, name, act): right before the next call of a method or function, another process does `act()`."""
+
+    def make(owner, name, act):
+        real = getattr(owner, name)
+
+        def overtaken(*args, **named):
+            monkeypatch.undo()
+            act()
+            return real(*args, **named)
+
+        monkeypatch.setattr(owner, name, overtaken)
+
+    return make
+
+
 @pytest.fixture(scope="session")
 def digits_root(tmp_path_factory) -> str:
     """A root that holds the scikit-learn digits as a task corpus; read only."""

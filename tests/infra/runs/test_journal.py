@@ -217,15 +217,8 @@ def test_a_resumed_journal_reads_back_to_its_checkpoint_only_and_repeats_no_late
     ]
 
 
-def test_segment_that_arrives_while_its_journal_is_closed_is_known(run, monkeypatch):
-    create = run.create
-
-    def overtaken(key, data):
-        monkeypatch.undo()
-        create(key, lines(1)[0])
-        return create(key, data)
-
-    monkeypatch.setattr(run, "create", overtaken)
+def test_segment_that_arrives_while_its_journal_is_closed_is_known(run, overtake):
+    overtake(run, "create", lambda: run.create("journal/a1/segment-000000.jsonl", lines(1)[0]))
     journal = Journal(run, 2)
     journal.record({"a": 5.0}, 1)
     journal.close()

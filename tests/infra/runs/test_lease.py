@@ -182,16 +182,9 @@ def test_attempt_that_lost_its_lease_fails_to_check_and_to_send_heartbeats(run):
         LeaseHolder(open_store(f"{run.uri}/other"), 1).check()
 
 
-def test_takeover_between_read_and_write_of_a_heartbeat_wins(run, monkeypatch):
+def test_takeover_between_read_and_write_of_a_heartbeat_wins(run, overtake):
     first = take(run)
-    compare_and_swap = run.compare_and_swap
-
-    def taken_over(key, data, tag):
-        monkeypatch.undo()
-        take(run, {first.job_id: "stopped"})
-        return compare_and_swap(key, data, tag)
-
-    monkeypatch.setattr(run, "compare_and_swap", taken_over)
+    overtake(run, "compare_and_swap", lambda: take(run, {first.job_id: "stopped"}))
     with pytest.raises(LeaseLost):
         LeaseHolder(run, 1).beat()
     assert read_lease(run).attempt == 2

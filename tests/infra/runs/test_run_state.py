@@ -46,20 +46,13 @@ def test_read_state_returns_the_state_written_last(run):
         write_state(run, "done", 1)
 
 
-def test_state_of_a_later_attempt_is_not_overwritten_by_one_that_wakes(run, monkeypatch):
+def test_state_of_a_later_attempt_is_not_overwritten_by_one_that_wakes(run, overtake):
     def take():
         return acquire_lease(run, "owls-0a", job_state=lambda job: "failed", owner="test").attempt
 
     write_state(run, "running", take())
-    swap = run.compare_and_swap
-
-    def overtaken(key, data, tag):
-        """Attempt 1 has read the state and the lease; its successor writes first."""
-        monkeypatch.undo()
-        write_state(run, "running", take())
-        return swap(key, data, tag)
-
-    monkeypatch.setattr(run, "compare_and_swap", overtaken)
+    # Attempt 1 has read the state and the lease; its successor writes first.
+    overtake(run, "compare_and_swap", lambda: write_state(run, "running", take()))
     with pytest.raises(LeaseLost, match="attempt 2 holds it"):
         write_state(run, "finished", 1)
     assert read_state(run)["attempt"] == 2
@@ -82,17 +75,10 @@ def test_the_first_end_state_of_an_attempt_counts(run, first):
     assert write_state(run, "running", 3) == "running"
 
 
-def test_end_state_that_another_process_writes_in_between_counts(run, monkeypatch):
+def test_end_state_that_another_process_writes_in_between_counts(run, overtake):
     """The driver ends a job at its deadline in the moment in which a worker finishes it."""
     write_state(run, "running", 1)
-    swap = run.compare_and_swap
-
-    def overtaken(key, data, tag):
-        monkeypatch.undo()
-        write_state(run, "finished", 1, step=20)
-        return swap(key, data, tag)
-
-    monkeypatch.setattr(run, "compare_and_swap", overtaken)
+    overtake(run, "compare_and_swap", lambda: write_state(run, "finished", 1, step=20))
     assert write_state(run, "out_of_time", 1, reason="the deadline has passed") == "finished"
     assert (read_state(run)["state"], read_state(run)["step"]) == ("finished", 20)
 
@@ -126,16 +112,9 @@ def test_strongest_stop_request_to_the_newest_attempt_is_kept(run, first, second
     assert (stop["reason"], stop["attempt"], stop["by"]) == (*standing, "someone")
 
 
-def test_stop_request_that_loses_a_race_keeps_the_stronger_request(run, monkeypatch):
-    create = run.create
-
-    def cancelled_in_between(key, data):
-        monkeypatch.undo()
-        request_stop(run, "cancelled", "a person", 1)
-        create(key, data)
-
-    monkeypatch.setattr(run, "create", cancelled_in_between)
+def test_stop_request_that_loses_a_race_keeps_the_stronger_request(run, overtake):
+    overtake(run, "create", lambda: request_stop(run, "cancelled", "a person", 1))
     request_stop(run, "preempted", "the flow", 1)
     assert read_stop(run)["by"] == "a person"
     with pytest.raises(PreconditionFailed):
-        create("stop.json", b"")
+        run.create("stop.json", b"")

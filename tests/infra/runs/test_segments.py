@@ -156,15 +156,9 @@ def test_attempt_that_wakes_after_the_merge_changes_nothing(run):
     assert repr(read_journal(run)) == records
 
 
-def test_of_two_merges_at_once_one_is_refused(run, monkeypatch):
-    records, real = repr(read_journal(run)), run.create
-
-    def overtaken(key, data):
-        monkeypatch.undo()
-        merge(run)
-        return real(key, data)
-
-    monkeypatch.setattr(run, "create", overtaken)
+def test_of_two_merges_at_once_one_is_refused(run, overtake):
+    records = repr(read_journal(run))
+    overtake(run, "create", lambda: merge(run))
     with pytest.raises(PreconditionFailed):
         merge_journal(run)
     assert repr(read_journal(run)) == records

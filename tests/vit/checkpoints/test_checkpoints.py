@@ -300,18 +300,12 @@ def test_attempt_that_lost_its_lease_commits_nothing_and_raises(run, meta, train
     assert list_checkpoints(run) == []
 
 
-def test_worker_that_wakes_after_its_replacement_has_committed_changes_nothing(run, meta, trained, monkeypatch):
+def test_worker_that_wakes_after_its_replacement_has_committed_changes_nothing(run, meta, trained, overtake):
     """Both are of one attempt, so neither has lost a lease; the old one is suspended before it writes its tensors."""
     old, state = trained(1), trained(2)
     old.step = state.step
-    saver, write = CheckpointSaver(Unleased(run, 1), CPU, Retention()), save.write_tensors
-
-    def suspended(*args):
-        monkeypatch.undo()
-        commit(run, state, meta)
-        return write(*args)
-
-    monkeypatch.setattr(save, "write_tensors", suspended)
+    saver = CheckpointSaver(Unleased(run, 1), CPU, Retention())
+    overtake(save, "write_tensors", lambda: commit(run, state, meta))
     saver.save(old, {**meta, "save_id": "old"})
     saver.wait()
     restored = trained(1)
@@ -319,20 +313,17 @@ def test_worker_that_wakes_after_its_replacement_has_committed_changes_nothing(r
     assert_equal_states(restored, state)
 
 
-def test_rank_0_does_not_wait_for_ranks_that_found_the_checkpoint_committed(run, meta, trained, monkeypatch):
+def test_rank_0_does_not_wait_for_ranks_that_found_the_checkpoint_committed(run, meta, trained, overtake, monkeypatch):
     """An earlier start of the same attempt wakes and commits it after the new rank 0 has looked, and before rank 1 looks."""
     state = trained(2)
     monkeypatch.setattr(save, "PEER_TIMEOUT_S", 5.0)
     saver = CheckpointSaver(Unleased(run, 1), World(0, 2), Retention())
-    write = save.write_tensors
 
-    def overtaken(*args):
-        monkeypatch.undo()
+    def commit_at_an_earlier_start():
         commit(run, state, meta, world_size=2)
         CheckpointSaver(Unleased(run, 1), World(1, 2), Retention())._write({}, {"step": 2, "save_id": "new"})
-        return write(*args)
 
-    monkeypatch.setattr(save, "write_tensors", overtaken)
+    overtake(save, "write_tensors", commit_at_an_earlier_start)
     saver.save(state, {**meta, "save_id": "new"})
     saver.wait()
     restored = trained(1)
