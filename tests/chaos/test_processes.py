@@ -90,17 +90,6 @@ def test_a_training_that_resumes_at_other_batches_is_noticed(scenario, fresh):
         scenario(fresh)
 
 
-def test_a_small_disk_that_cannot_be_mounted_skips_the_test():
-    refusing = patch.object(disks, "_MOUNT", "echo mount: permission denied >&2; exit 32")
-    with refusing, pytest.raises(pytest.skip.Exception, match="permission denied"):
-        disks.small_disk().__enter__()
-    with (
-        patch.object(disks.shutil, "which", lambda name: None),
-        pytest.raises(pytest.skip.Exception, match="util-linux"),
-    ):
-        disks.small_disk().__enter__()
-
-
 def newest_step_of_whole(training: Training) -> int:
     """The step of the newest checkpoint, each of which must be whole; 0 without one."""
 

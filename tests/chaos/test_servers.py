@@ -4,7 +4,6 @@ import re
 import time
 from typing import Any
 
-import httpx
 import pytest
 
 from vitline.flows.catalog.records import attempt_records
@@ -14,7 +13,6 @@ from vitline.infra.storage import Store
 from vitline.vit.run.run_spec import RunSpec, read_starts
 
 from ..eventually import eventually
-from ..servers import own_servers as servers_of_a_test
 from ..servers.own_servers import AWAY, OwnServers, own_servers
 from .bench import Bench, Training
 
@@ -120,10 +118,3 @@ def is_submitted(bench: Bench, name: str) -> bool:
 
 def has_ended(run: Store) -> bool:
     return (read_state(run) or NO_STATE)["state"] != "running"
-
-
-def test_a_server_whose_database_is_busy_is_asked_again():
-    answers = [httpx.Response(status, request=httpx.Request("GET", "http://server/")) for status in (503, 503, 200)]
-    assert servers_of_a_test.answer_of(lambda: answers.pop(0)).status_code == 200
-    with pytest.raises(httpx.HTTPStatusError, match="404"):
-        servers_of_a_test.answer_of(lambda: httpx.Response(404, request=httpx.Request("GET", "http://server/")))

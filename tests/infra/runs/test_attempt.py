@@ -280,12 +280,6 @@ def test_a_job_that_follows_its_deadline_saves_first(run, started, monkeypatch):
     assert "deadline of the flow run" in state["reason"]
 
 
-def test_a_job_that_ends_in_time_never_hears_of_its_deadline(run, attempted, monkeypatch):
-    monkeypatch.setenv("VITLINE_TIME_LEFT_S", "3600")
-    assert attempted(lambda held: ("finished", {}))[0] == 0
-    assert not run.exists("stop.json")
-
-
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_process_whose_lease_was_taken_ends_and_writes_nothing(run, started, stopped):
     """Its next heartbeat finds the loss, or the check before it writes the state that a stop request asks for."""
