@@ -3,7 +3,7 @@ setting comes from. `training_plan` loads torch, to count weights and activation
 
 from itertools import islice
 from math import ceil
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
@@ -12,7 +12,7 @@ from vitline.data_prep.shard_format import load_manifest
 from vitline.flows.forms.self_training_plan import SelfTrainingPlan
 from vitline.flows.forms.training_config import resolve_pretrain
 from vitline.flows.plans.measured_speed import measured_speeds
-from vitline.flows.plans.training_cost import TrainingCost, training_cost
+from vitline.flows.plans.training_cost import GPUS_PER_NODE, TrainingCost, training_cost
 from vitline.infra.html.text import clock, num_bytes, short
 from vitline.infra.storage import open_store
 from vitline.vit.config import TrainConfig
@@ -21,6 +21,10 @@ from vitline.vit.models.config import UserNetworkConfig
 from vitline.vit.recipes import recipe_named
 from vitline.vit.run.resolved import ResolvedTraining
 from vitline.vit.training.schedule import lr_at
+from vitline.vit.training.timing.gpus import Gpu
+
+if TYPE_CHECKING:
+    from vitline.vit.cost.training_memory import PlannedMemory
 
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 48
@@ -40,6 +44,8 @@ class TrainingPlan(TrainingCost):
     """What is decayed, and what is not."""
     memory: str
     """What a worker holds."""
+    memory_verdict: str
+    """Whether that fits into the memory of a GPU."""
     checkpoints: str
     """Their size, number and traffic."""
     days: str
@@ -60,13 +66,15 @@ def training_plan(training: ResolvedTraining, gpus: PlanGpus = ASSUMED) -> Train
         days = days_text(cost["images"], config.execution.num_workers, images_per_s, gpus)
     parameters = dict(meta_network(recipe.model, classes).named_parameters())
     weights = sum(each.numel() for each in parameters.values())
+    micro_batch, memory = worker_memory(config, weights)
     return {
         **cost,
         "batch": batch_text(config),
         "schedule": schedule_text(config),
         "learning_rate": lr_picture(config),
         "weight_decay": decay_text(config, parameters),
-        "memory": memory_text(config, weights),
+        "memory": memory_text(config, weights, micro_batch, memory),
+        "memory_verdict": verdict_text(config, micro_batch, memory, gpus.gpu),
         "checkpoints": checkpoints_text(config, weights, images_per_s),
         "days": days,
         "earlier_runs": [speed.text(classes) for speed in islice(measured_speeds(training.root, config), _EARLIER)],
@@ -162,15 +170,47 @@ def decay_text(config: TrainConfig, parameters: dict[str, Any]) -> str:
     )
 
 
-def memory_text(config: TrainConfig, weights: int) -> str:
-    """What a worker holds, one of the fewest: weights, gradients, moments and average in float32, and the activations of a micro-batch."""
+def worker_memory(config: TrainConfig, weights: int) -> "tuple[int, PlannedMemory]":
+    """The micro-batch of a worker, one of the fewest, and what it holds."""
     from vitline.vit.cost.training_memory import planned_memory
 
     recipe, execution = config.recipe, config.execution
-    workers = execution.min_workers or execution.num_workers
+    workers = _fewest_workers(config)
     largest = max(1, min(execution.planned_micro_batch, -(-recipe.input.global_batch_size // workers)))
-    sharers = workers if execution.sharding == "fsdp" else 1
-    plan = planned_memory(recipe, execution, weights, largest, sharers)
+    sharers = {"none": 1, "fsdp": workers, "hsdp": min(workers, GPUS_PER_NODE)}[execution.sharding]
+    return largest, planned_memory(recipe, execution, weights, largest, sharers)
+
+
+def _fewest_workers(config: TrainConfig) -> int:
+    return config.execution.min_workers or config.execution.num_workers
+
+
+def verdict_text(config: TrainConfig, micro_batch: int, plan: "PlannedMemory", gpu: Gpu) -> str:
+    """`fits: 12.3 GB of the 141 GB of an H200 (9%)`; of a micro-batch that the GPU finds at its start, with one example."""
+    from vitline.vit.cost.training_memory import fit_of
+
+    if config.execution.device == "cpu":
+        return "not known for CPUs"
+    if gpu.memory_bytes is None:
+        return f"not known: the memory of {gpu.name} was not given; add it, as in {gpu.name}-48GB"
+    least = plan.split + plan.activations // micro_batch
+    needed = least if config.execution.micro_batch_size == "auto" else plan.total
+    found = fit_of(needed, gpu.memory_bytes)
+    text = f"{found}: {num_bytes(needed)} of the {num_bytes(gpu.memory_bytes)} of {gpu.name} ({needed / gpu.memory_bytes:.0%})"
+    if config.execution.micro_batch_size == "auto":
+        text += ", with a micro-batch of 1; the largest that fits is found at the start"
+    changes = {
+        "a smaller execution.micro_batch_size": needed > least and fit_of(least, gpu.memory_bytes) != "does not fit",
+        "execution.activation_checkpointing=full": config.execution.activation_checkpointing != "full",
+        "execution.sharding=fsdp": config.execution.sharding == "none" and _fewest_workers(config) > 1,
+        "a GPU with more memory": True,
+    }
+    return text if found == "fits" else f"{text}; take {' or '.join(name for name, helps in changes.items() if helps)}"
+
+
+def memory_text(config: TrainConfig, weights: int, micro_batch: int, plan: "PlannedMemory") -> str:
+    """What a worker holds: weights, gradients, moments and average in float32, and the activations of a micro-batch."""
+    recipe, execution, workers = config.recipe, config.execution, _fewest_workers(config)
     parts = ", ".join(f"{name} {num_bytes(4 * number * weights)}" for name, number in plan.copies.items() if number)
     split = {
         "none": "",
@@ -181,7 +221,7 @@ def memory_text(config: TrainConfig, weights: int) -> str:
     mode = "" if again == "none" else f", activation checkpointing {again}"
     return (
         f"{num_bytes(plan.held)} for {weights / 1e6:,.1f} M weights ({parts}){split}; {num_bytes(plan.activations)} of activations "
-        f"for a micro-batch of {largest} ({recipe.precision}{mode}); to which torch adds what it needs to compute"
+        f"for a micro-batch of {micro_batch} ({recipe.precision}{mode}); to which torch adds what it needs to compute"
     )
 
 

@@ -6,6 +6,7 @@ import torch
 
 from vitline.vit.config import ExecutionConfig, TrainRecipe
 from vitline.vit.cost.step_time import synthetic_batch
+from vitline.vit.cost.training_memory import FRACTION
 from vitline.vit.models.recompute import recompute_blocks
 from vitline.vit.training.loop import TrainState, example_losses_of
 from vitline.vit.training.sharding.slices import local_shard
@@ -14,8 +15,6 @@ from vitline.vit.training.world import World
 
 log = logging.getLogger(__name__)
 
-FRACTION = 0.85
-"""Share of a GPU's memory that a step may take; the rest is for compiled code, messages of the ranks, scores, and gaps between blocks."""
 _SMALL, _LARGE = 4, 8
 
 

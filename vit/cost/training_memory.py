@@ -1,6 +1,6 @@
 """The memory of a worker of a training, as a plan has it before anything runs, and as a GPU has had it."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -9,6 +9,10 @@ from vitline.infra.runs.run_state import StateDetail
 from vitline.vit.config import ExecutionConfig, TrainRecipe
 from vitline.vit.cost.memory import activation_bytes
 from vitline.vit.training.world import World
+
+FRACTION = 0.85
+"""Share of a GPU's memory that a step may take; the rest is for compiled code, messages of the ranks, scores, and gaps between blocks."""
+Fit = Literal["fits", "tight", "does not fit"]
 
 
 class PlannedMemory(NamedTuple):
@@ -26,6 +30,13 @@ class PlannedMemory(NamedTuple):
     @property
     def total(self) -> int:
         return self.split + self.activations
+
+
+def fit_of(num_bytes: int, gpu_bytes: int) -> Fit:
+    """Whether what a plan counts fits into the memory of a GPU; `tight` if it leaves less than a step needs besides."""
+    if num_bytes <= FRACTION * gpu_bytes:
+        return "fits"
+    return "tight" if num_bytes <= gpu_bytes else "does not fit"
 
 
 def kept_copies(recipe: TrainRecipe) -> dict[str, int]:

@@ -16,6 +16,8 @@ from vitline.flows.plans.training_plan import (
     schedule_text,
     settings_of,
     training_plan,
+    verdict_text,
+    worker_memory,
 )
 from vitline.infra.config import replace
 from vitline.infra.runs.journal import Journal
@@ -25,9 +27,11 @@ from vitline.infra.runs.segments import list_segments
 from vitline.infra.storage import open_store
 from vitline.vit.config import TrainConfig
 from vitline.vit.cost.estimate import PlanGpus
+from vitline.vit.cost.training_memory import PlannedMemory
 from vitline.vit.models.build import meta_network
 from vitline.vit.recipes import recipe_named
 from vitline.vit.run.resolved import resolve
+from vitline.vit.training.timing.gpus import gpu_named
 
 
 @pytest.fixture
@@ -74,18 +78,39 @@ def test_matrices_are_decayed_and_checkpoints_hold_weights_moments_and_average(b
     assert checkpoints_text(permanent, weights, None).endswith("and one every 100,000,000 images: 12.4 GB at the end")
 
 
+def memory_of(config, weights):
+    return memory_text(config, weights, *worker_memory(config, weights))
+
+
 def test_memory_counts_each_copy_of_the_weights_and_what_a_worker_keeps_of_them(train_config):
     config = train_config("plan")
-    alone = memory_text(config, 10_000)
+    alone = memory_of(config, 10_000)
     held, _, rest = alone.partition(" for ")
     for part in ("weights ", "gradients ", "moments ", "activations for a micro-batch of "):
         assert part in rest
     assert (held, "split" in alone) == ("160 kB", False)  # of float32 weights, gradients and two moments
     four = {"execution.num_workers": 4, "execution.sharding": "fsdp"}
-    assert f"{held} for " in memory_text(replace(config, **four), 10_000)
-    assert ", split over 4 workers: " in memory_text(replace(config, **four), 10_000)
-    averaged = memory_text(replace(config, **{"recipe.average_decay": 0.9}), 10_000)
+    assert f"{held} for " in memory_of(replace(config, **four), 10_000)
+    assert ", split over 4 workers: " in memory_of(replace(config, **four), 10_000)
+    averaged = memory_of(replace(config, **{"recipe.average_decay": 0.9}), 10_000)
     assert ", average " in averaged
+
+
+def test_memory_fits_is_tight_or_does_not_fit_with_what_would_help(b16):
+    def text(gpu, held=6 * 10**9, activations=16 * 10**9, **execution):
+        config = replace(b16, **{f"execution.{name}": value for name, value in execution.items()})
+        return verdict_text(config, 256, PlannedMemory({}, held, held, activations), gpu_named(gpu))
+
+    assert text("H200") == "fits: 22 GB of the 141 GB of H200 (16%)"
+    assert text("1TFLOPS-24GB") == (
+        "tight: 22 GB of the 24 GB of 1TFLOPS-24GB (92%); take a smaller execution.micro_batch_size or "
+        "execution.activation_checkpointing=full or execution.sharding=fsdp or a GPU with more memory"
+    )
+    sharded = text("V100", held=17 * 10**9, sharding="fsdp", activation_checkpointing="full", micro_batch_size=256)
+    assert sharded == "does not fit: 33 GB of the 16 GB of V100 (206%); take a GPU with more memory"
+    auto = text("V100", micro_batch_size="auto")
+    assert auto.startswith("fits: 6.06 GB of the 16 GB of V100 (38%), with a micro-batch of 1; the largest that fits")
+    assert text("1TFLOPS") == "not known: the memory of 1TFLOPS was not given; add it, as in 1TFLOPS-48GB"
 
 
 def test_days_are_images_over_the_rate_and_have_a_price():
@@ -138,6 +163,7 @@ def test_a_plan_has_all_of_it_and_knows_gpus_by_name(train_config, root):
     config = replace(train_config("owls", workers=2), **{"execution.device": "cpu"})
     plan = training_plan(resolve(config, root))
     assert plan["earlier_runs"] == []
+    assert plan["memory_verdict"] == "not known for CPUs"
     assert plan["days"] == "not known for CPUs; `vitline model bench` measures a step"
     on_gpus = replace(config, **{"execution.device": "auto"})
     assert "on 2 A100 at 50% of their peak" in training_plan(resolve(on_gpus, root), PlanGpus("A100", 0.5))["days"]
