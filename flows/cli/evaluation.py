@@ -7,12 +7,12 @@ from vitline.flows import console
 from vitline.flows.cli.tables import show_table
 from vitline.flows.forms.evaluation_plan import resolve_evaluate
 from vitline.flows.forms.forms import EvaluateRequest
-from vitline.flows.plans.evaluation_cost import TaskCost, measured_flops, task_costs
+from vitline.flows.plans.evaluation_cost import TaskCost, task_costs
 from vitline.flows.runs.evaluate_tasks import SCORE_COLUMNS, evaluate_tasks, score_cells
 from vitline.flows.runs.services import open_services
 from vitline.infra.settings import Settings
 from vitline.vit.cost.estimate import PlanGpus, hours_of
-from vitline.vit.evaluation.packing import SMALLEST_GPU_BYTES, memory_of_this_gpu, trials_per_gpu
+from vitline.vit.evaluation.packing import SMALLEST_GPU_BYTES, trials_per_gpu
 from vitline.vit.evaluation.probes import Probe
 
 
@@ -36,18 +36,13 @@ def score_and_show(settings: Settings, request: EvaluateRequest, *, as_json: boo
 
 
 def plan_and_show(settings: Settings, request: EvaluateRequest, gpus: PlanGpus, *, as_json: bool) -> None:
-    """Prints the plan on such GPUs; where none is named, a few updates are timed on this machine."""
+    """Prints the plan on such GPUs."""
     plan = resolve_evaluate(settings.root, request)
     if plan.note:
         console.say(plan.note)
     tasks = task_costs(settings.root, plan)
-    if gpus.name is None:
-        rate, memory = measured_flops([task.network for task in tasks if task.flop]), memory_of_this_gpu()
-        source = "as measured on this machine"
-    else:
-        rate = gpus.flops("float32" if isinstance(plan.protocol, Probe) else plan.protocol.precision)
-        memory = gpus.gpu.memory_bytes or SMALLEST_GPU_BYTES
-        source = f"{gpus.mfu:.0%} of the peak of {gpus.name}"
+    rate = gpus.flops("float32" if isinstance(plan.protocol, Probe) else plan.protocol.precision)
+    memory = gpus.gpu.memory_bytes or SMALLEST_GPU_BYTES
     total: dict[str, Any] = {
         "protocol": plan.protocol.name,
         "trainings": sum(task.trainings for task in tasks),
@@ -55,7 +50,7 @@ def plan_and_show(settings: Settings, request: EvaluateRequest, gpus: PlanGpus, 
         "trained_images": sum(task.trained_images for task in tasks),
         "scored_images": sum(task.scored_images for task in tasks),
         "exaflop": sum(task.flop for task in tasks) / 1e18,
-        "device_hours": hours_of(sum(task.flop for task in tasks), rate) if rate else 0.0,
+        "device_hours": hours_of(sum(task.flop for task in tasks), rate),
         "trials_per_gpu": min(trials_per_gpu(task.network, memory, average=task.average) for task in tasks),
     }
     if gpus.hour_price is not None:
@@ -64,10 +59,10 @@ def plan_and_show(settings: Settings, request: EvaluateRequest, gpus: PlanGpus, 
         shown = [{name: value for name, value in vars(task).items() if name != "network"} for task in tasks]
         console.emit({"total": total, "tasks": shown})
         return
-    hours = [hours_of(task.flop, rate) if rate else 0.0 for task in tasks]
+    hours = [hours_of(task.flop, rate) for task in tasks]
     rows = [[cell(*each) for cell in _COLUMNS.values()] for each in zip(tasks, hours, strict=True)]
     show_table(f"Protocol {plan.protocol.name}", [*_COLUMNS], rows)
-    console.print_result(_sentence(total, rate, source))
+    console.print_result(_sentence(total, rate, gpus))
 
 
 _COLUMNS: Mapping[str, Callable[[TaskCost, float], str]] = {
@@ -78,19 +73,18 @@ _COLUMNS: Mapping[str, Callable[[TaskCost, float], str]] = {
     "finished": lambda task, hours: f"{task.finished}",
     "images to train on": lambda task, hours: f"{task.trained_images:,}",
     "to evaluate": lambda task, hours: f"{task.scored_images:,}",
-    "device hours": lambda task, hours: f"{hours:.2f}",
+    "GPU-hours": lambda task, hours: f"{hours:.2f}",
     "loss": lambda task, hours: task.loss,
 }
 
 
-def _sentence(total: Mapping[str, Any], rate: float, source: str) -> str:
+def _sentence(total: Mapping[str, Any], rate: float, gpus: PlanGpus) -> str:
     left = total["trainings"] - total["finished"]
     text = (
         f"{left} trainings of {total['trainings']} are left: {total['trained_images']:,} images to train on, "
-        f"{total['scored_images']:,} to evaluate, {total['exaflop']:.3g} exaFLOP"
+        f"{total['scored_images']:,} to evaluate, {total['exaflop']:.3g} exaFLOP; {total['device_hours']:.2f} GPU-hours at "
+        f"{rate / 1e12:.3g} TFLOP/s, {gpus.mfu:.0%} of the peak of {gpus.name}"
     )
-    if rate:
-        text += f"; {total['device_hours']:.2f} device hours at {rate / 1e12:.3g} TFLOP/s, {source}"
     if "usd" in total:
         text += f", {total['usd']:,.2f} USD"
     packed = f" A GPU runs up to {total['trials_per_gpu']} of these trainings at a time." if left else ""

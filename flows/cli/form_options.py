@@ -80,14 +80,13 @@ def form_command(
 
 def _plan_options() -> list[inspect.Parameter]:
     shown = "For `--plan`: "
-    gpu = f"{shown}the GPU of each worker: H200, A100-80GB, ..., or its peak and memory: 150TFLOPS-48GB. Default: {GPU}; for evaluations "
-    gpu += "this machine, measured."
+    gpu = f"{shown}the GPU of each worker: H200, A100-80GB, ..., or its peak and memory: 150TFLOPS-48GB."
     mfu, price = f"{shown}fraction of the GPU's peak FLOP/s that is reached.", f"{shown}price of one GPU for an hour."
     return [
         _parameter(
             "plan", bool, False, typer.Option("--plan", help="Show what this would take without starting anything.")
         ),
-        _parameter("gpu", str | None, None, typer.Option(help=gpu)),
+        _parameter("gpu", str, GPU, typer.Option(help=gpu)),
         _parameter("mfu", float, TRAINING_MFU, typer.Option(help=mfu)),
         _parameter("gpu_hour_price", float | None, None, typer.Option(min=0, help=price)),
     ]

@@ -1,4 +1,4 @@
-"""What an evaluation will take: trainings, images and operations of each task, before it starts; FLOP/s of this machine."""
+"""What an evaluation will take: trainings, images and operations of each task, before it starts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,15 +7,13 @@ from itertools import groupby
 from vitline.data_prep.shard_format import load_manifest
 from vitline.flows.forms.evaluation_plan import EvaluationPlan
 from vitline.infra.storage import Store, open_store
-from vitline.vit.config import ExecutionConfig, OptimConfig, TrainRecipe
+from vitline.vit.config import TrainRecipe
 from vitline.vit.evaluation.evaluate import EvaluationSpec, TaskSweep, init_text, plan_task_sweeps
-from vitline.vit.evaluation.packing import micro_batch_size
 from vitline.vit.evaluation.probes import Probe
 from vitline.vit.evaluation.trials import finished_result
 from vitline.vit.features.features import missing_parts
 from vitline.vit.features.probe_trials import ProbeTrial, feature_splits, plan_probe_trials
-from vitline.vit.input.config import AugmentConfig, InputConfig
-from vitline.vit.models.config import AnyNetworkConfig, NetworkConfig, network_config
+from vitline.vit.models.config import AnyNetworkConfig
 from vitline.vit.models.flops import forward_flops, training_flops
 
 
@@ -106,29 +104,6 @@ def probe_cost(root: Store, probe_trials: Sequence[ProbeTrial], plan: Evaluation
         flop=forward_flops(plan.architecture, probe_trials[0].num_classes) * images,
         network=plan.architecture,
     )
-
-
-def measured_flops(networks: Sequence[NetworkConfig]) -> float:
-    """FLOP/s of a training on one device of this machine (a GPU or a core), from a few updates of the first network."""
-    from vitline.vit.cost.step_time import seconds_per_step
-    from vitline.vit.training.world import World
-
-    if not networks:
-        return 0.0
-    network = network_config(networks[0])
-    size = micro_batch_size(network, World.current().device.type)
-    augment = AugmentConfig(image_size_px=network.image_size_px)
-    recipe = TrainRecipe(
-        model=network,
-        input=InputConfig(global_batch_size=size, num_lanes=1, augment=augment),
-        optim=OptimConfig(optimizer="sgd", warmup_steps=0),
-        total_steps=1,
-    )
-    seconds = seconds_per_step(recipe, ExecutionConfig(micro_batch_size=size), _CLASSES)
-    return training_flops(network, _CLASSES) * size / seconds
-
-
-_CLASSES = 1000
 
 
 def _longest(recipes: Sequence[TrainRecipe]) -> TrainRecipe:

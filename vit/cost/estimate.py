@@ -17,8 +17,8 @@ TRAINING_MFU = 0.35
 class PlanGpus(NamedTuple):
     """The GPUs of a plan."""
 
-    name: str | None = None
-    """As `gpu_named` takes it; None where nothing was said."""
+    name: str = GPU
+    """As `gpu_named` takes it."""
     mfu: float = TRAINING_MFU
     """Share of the peak that is reached."""
     hour_price: float | None = None
@@ -27,7 +27,7 @@ class PlanGpus(NamedTuple):
     @property
     def gpu(self) -> Gpu:
         """Raises ValueError for a GPU that is not known."""
-        return gpu_named(self.name or GPU)
+        return gpu_named(self.name)
 
     def flops(self, precision: Precision) -> float:
         """FLOP/s that one GPU reaches. Raises ValueError for a GPU that is not known, and for a share out of range."""
