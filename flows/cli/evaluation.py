@@ -1,6 +1,6 @@
 """Runs and plans evaluations for the command line."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from vitline.flows import console
@@ -59,23 +59,23 @@ def plan_and_show(settings: Settings, request: EvaluateRequest, gpus: PlanGpus, 
         shown = [{name: value for name, value in vars(task).items() if name != "network"} for task in tasks]
         console.emit({"total": total, "tasks": shown})
         return
-    hours = [hours_of(task.flop, rate) for task in tasks]
-    rows = [[cell(*each) for cell in _COLUMNS.values()] for each in zip(tasks, hours, strict=True)]
-    show_table(f"Protocol {plan.protocol.name}", [*_COLUMNS], rows)
+    rows = [_row(task, rate) for task in tasks]
+    show_table(f"Protocol {plan.protocol.name}", list(rows[0]), [list(row.values()) for row in rows])
     console.print_result(_sentence(total, rate, gpus))
 
 
-_COLUMNS: Mapping[str, Callable[[TaskCost, float], str]] = {
-    "task": lambda task, hours: task.task,
-    "init": lambda task, hours: task.start,
-    "seed": lambda task, hours: f"{task.seed}",
-    "trainings": lambda task, hours: f"{task.trainings}",
-    "finished": lambda task, hours: f"{task.finished}",
-    "images to train on": lambda task, hours: f"{task.trained_images:,}",
-    "to evaluate": lambda task, hours: f"{task.scored_images:,}",
-    "GPU-hours": lambda task, hours: f"{hours:.2f}",
-    "loss": lambda task, hours: task.loss,
-}
+def _row(task: TaskCost, rate: float) -> dict[str, str]:
+    return {
+        "task": task.task,
+        "init": task.start,
+        "seed": f"{task.seed}",
+        "trainings": f"{task.trainings}",
+        "finished": f"{task.finished}",
+        "images to train on": f"{task.trained_images:,}",
+        "to evaluate": f"{task.scored_images:,}",
+        "GPU-hours": f"{hours_of(task.flop, rate):.2f}",
+        "loss": task.loss,
+    }
 
 
 def _sentence(total: Mapping[str, Any], rate: float, gpus: PlanGpus) -> str:

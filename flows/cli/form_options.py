@@ -12,6 +12,20 @@ from vitline.infra.config import FrozenConfig
 from vitline.vit.cost.estimate import GPU, TRAINING_MFU, PlanGpus
 
 REQUIRED = inspect.Parameter.empty
+_PLAN_OPTIONS: dict[str, tuple[Any, Any, Any]] = {
+    "plan": (bool, False, typer.Option("--plan", help="Show what this would take without starting anything.")),
+    "gpu": (
+        str,
+        GPU,
+        typer.Option(help="For `--plan`: the GPU of each worker: H200, A100-80GB, ..., or 150TFLOPS-48GB."),
+    ),
+    "mfu": (float, TRAINING_MFU, typer.Option(help="For `--plan`: fraction of the GPU's peak FLOP/s that is reached.")),
+    "gpu_hour_price": (
+        float | None,
+        None,
+        typer.Option(min=0, help="For `--plan`: price of one GPU for an hour, in USD."),
+    ),
+}
 _TYPES = {"string": str, "integer": int, "number": float, "boolean": bool}
 
 
@@ -56,7 +70,7 @@ def form_command(
             text = f"{_help(schemas['overrides']['description'], spellings)} Repeatable."
             generated.append(_parameter("set_", list[str] | None, None, typer.Option("--set", help=text)))
         if plans:
-            generated += _plan_options()
+            generated += [_parameter(option, *facts) for option, facts in _PLAN_OPTIONS.items()]
         parameters = [*generated, *(_parameter(each.name, each.annotation, each.default) for each in own)]
 
         def command(**given: Any) -> None:
@@ -76,20 +90,6 @@ def form_command(
         return function
 
     return decorate
-
-
-def _plan_options() -> list[inspect.Parameter]:
-    shown = "For `--plan`: "
-    gpu = f"{shown}the GPU of each worker: H200, A100-80GB, ..., or its peak and memory: 150TFLOPS-48GB."
-    mfu, price = f"{shown}fraction of the GPU's peak FLOP/s that is reached.", f"{shown}price of one GPU for an hour."
-    return [
-        _parameter(
-            "plan", bool, False, typer.Option("--plan", help="Show what this would take without starting anything.")
-        ),
-        _parameter("gpu", str, GPU, typer.Option(help=gpu)),
-        _parameter("mfu", float, TRAINING_MFU, typer.Option(help=mfu)),
-        _parameter("gpu_hour_price", float | None, None, typer.Option(min=0, help=price)),
-    ]
 
 
 def _parameter(name: str, kind: Any, default: Any, info: Any = None) -> inspect.Parameter:

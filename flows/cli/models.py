@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from vitline.infra.config import canonical_json
 from vitline.infra.settings import expanded
 from vitline.infra.storage import is_location, open_store
 from vitline.vit.convert.weights import UNPUBLISHED, Weights, load_weights
-from vitline.vit.cost.throughput import Speed, bench
+from vitline.vit.cost.throughput import BenchSetup, Speed, measure
 from vitline.vit.input.augment import evaluation_pixels
 from vitline.vit.models.variants import network_variant
 from vitline.vit.models.vit import Transformer
@@ -188,20 +189,12 @@ def bench_rows(
 ) -> tuple[list[Speed], str]:
     """A row for every variant, resolution and mode; and a line about the peak of the device and its source."""
     names = variants or (PAPER_VARIANTS if torch.cuda.is_available() else SMALL_VARIANTS)
-    configs = {name: [network_variant(name, image_size_px=size) for size in sizes_px] for name in names}
+    configs = [(name, network_variant(name, image_size_px=size)) for name in names for size in sizes_px]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     peak, source = peak_flops(device, precision)
-    rows = []
-    for speed in bench(
-        configs,
-        device=device,
-        peak=peak,
-        modes=modes,
-        precision=precision,
-        batch_size=batch_size,
-        steps=steps,
-        compiled=compiled,
-    ):
+    setup, rows = BenchSetup(device, precision, batch_size, steps, compiled, peak), []
+    for (name, config), mode in product(configs, modes):
+        speed = measure(name, config, mode, setup)
         shown = f"{speed.images_per_s:.1f} images/s" if speed.images_per_s else "not even one image fits"
         console.say(f"{speed.variant} {speed.image_size_px} px {speed.mode}: {shown}")
         rows.append(speed)

@@ -1,7 +1,6 @@
 """Images per second, MFU and the largest batch of named networks on this device, as in the paper's Figure 12."""
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -106,8 +105,9 @@ def largest_batch(state: TrainState, mode: str, precision: Precision, device: to
 
 
 def measure(variant: str, config: NetworkConfig, mode: str, setup: BenchSetup) -> Speed:
-    """One line of the table."""
+    """One line of the table. TF32 as in a training."""
     device, precision, side = setup.device, setup.precision, config.image_size_px
+    set_tf32(precision == "bfloat16")
     state = initial_state(recipe_of(config, precision, 1), NUM_CLASSES, device)
     state.model.train(mode == "training")
     largest = largest_batch(state, mode, precision, device)
@@ -120,23 +120,3 @@ def measure(variant: str, config: NetworkConfig, mode: str, setup: BenchSetup) -
     rate = batch / seconds
     mfu = rate * per_image / setup.peak if setup.peak else None
     return Speed(variant, side, mode, precision, batch, rate, mfu, largest)
-
-
-def bench(
-    configs: dict[str, list[NetworkConfig]],
-    *,
-    device: torch.device,
-    peak: float | None,
-    modes: tuple[str, ...],
-    precision: Precision,
-    batch_size: int | None = None,
-    steps: int = 5,
-    compiled: bool = False,
-) -> Iterator[Speed]:
-    """Yields one line per variant, resolution and mode as soon as it is measured. TF32 as in a training."""
-    setup = BenchSetup(device, precision, batch_size, steps, compiled, peak)
-    set_tf32(precision == "bfloat16")
-    for variant, sizes in configs.items():
-        for config in sizes:
-            for mode in modes:
-                yield measure(variant, config, mode, setup)
