@@ -325,6 +325,10 @@ class ExecutionConfig(FrozenConfig):
         """What plans count with, and CPUs use: the number, or 64 for `auto`."""
         return 64 if self.micro_batch_size == "auto" else self.micro_batch_size
 
+    @property
+    def fewest_workers(self) -> int:
+        return self.min_workers or self.num_workers
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.min_workers is not None and self.min_workers > self.num_workers:

@@ -7,7 +7,7 @@ from vitline.flows.plans.held_out import held_out
 from vitline.infra.html.text import num_bytes
 from vitline.infra.storage import open_store
 from vitline.vit.config import SpikeGuardConfig, TrainConfig, TrainRecipe
-from vitline.vit.cost.estimate import ASSUMED, PlanGpus, demand_of
+from vitline.vit.cost.estimate import ASSUMED, GPUS_PER_NODE, PlanGpus, demand_of
 
 if TYPE_CHECKING:
     from vitline.vit.corpora.training_corpora import TrainingCorpora
@@ -18,9 +18,6 @@ DEVICES = {
     "cuda": "cuda: a GPU for each worker; waits for GPUs",
     "cpu": "cpu",
 }
-
-GPUS_PER_NODE = 8
-"""Most GPUs of one machine for which a plan counts."""
 
 
 class TrainingCorpus(TypedDict):

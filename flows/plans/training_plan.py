@@ -12,7 +12,7 @@ from vitline.data_prep.shard_format import load_manifest
 from vitline.flows.forms.self_training_plan import SelfTrainingPlan
 from vitline.flows.forms.training_config import resolve_pretrain
 from vitline.flows.plans.measured_speed import measured_speeds
-from vitline.flows.plans.training_cost import GPUS_PER_NODE, TrainingCost, training_cost
+from vitline.flows.plans.training_cost import TrainingCost, training_cost
 from vitline.infra.html.text import clock, num_bytes, short
 from vitline.infra.storage import open_store
 from vitline.vit.config import TrainConfig
@@ -56,6 +56,7 @@ class TrainingPlan(TrainingCost):
 
 def training_plan(training: ResolvedTraining, gpus: PlanGpus = ASSUMED) -> TrainingPlan:
     """The plan of a training, beside the trainings below its root. Raises ValueError like `training_cost`."""
+    from vitline.vit.cost.training_memory import worker_memory
     from vitline.vit.models.build import meta_network
 
     config, recipe, cost = training.config, training.config.recipe, training_cost(training, gpus)
@@ -66,15 +67,15 @@ def training_plan(training: ResolvedTraining, gpus: PlanGpus = ASSUMED) -> Train
         days = days_text(cost["images"], config.execution.num_workers, images_per_s, gpus)
     parameters = dict(meta_network(recipe.model, classes).named_parameters())
     weights = sum(each.numel() for each in parameters.values())
-    micro_batch, memory = worker_memory(config, weights)
+    memory = worker_memory(config, weights)
     return {
         **cost,
         "batch": batch_text(config),
         "schedule": schedule_text(config),
         "learning_rate": lr_picture(config),
         "weight_decay": decay_text(config, parameters),
-        "memory": memory_text(config, weights, micro_batch, memory),
-        "memory_verdict": verdict_text(config, micro_batch, memory, gpus.gpu),
+        "memory": memory_text(config, weights, memory),
+        "memory_verdict": verdict_text(config, memory, gpus.gpu),
         "checkpoints": checkpoints_text(config, weights, images_per_s),
         "days": days,
         "earlier_runs": [speed.text(classes) for speed in islice(measured_speeds(training.root, config), _EARLIER)],
@@ -128,7 +129,7 @@ def batch_text(config: TrainConfig) -> str:
         return f"{workers} {'worker' if workers == 1 else 'workers'} x {rounds} {plural} of at most {execution.planned_micro_batch}"
 
     measured = "; a GPU may take another number, found at its start" if execution.micro_batch_size == "auto" else ""
-    fewest = execution.min_workers or execution.num_workers
+    fewest = execution.fewest_workers
     fewer = f"; with the fewest workers, {shared(fewest)}" if fewest < execution.num_workers else ""
     return f"{batch:,} images a step: {shared(execution.num_workers)}{fewer}{measured}"
 
@@ -170,22 +171,7 @@ def decay_text(config: TrainConfig, parameters: dict[str, Any]) -> str:
     )
 
 
-def worker_memory(config: TrainConfig, weights: int) -> "tuple[int, PlannedMemory]":
-    """The micro-batch of a worker, one of the fewest, and what it holds."""
-    from vitline.vit.cost.training_memory import planned_memory
-
-    recipe, execution = config.recipe, config.execution
-    workers = _fewest_workers(config)
-    largest = max(1, min(execution.planned_micro_batch, -(-recipe.input.global_batch_size // workers)))
-    sharers = {"none": 1, "fsdp": workers, "hsdp": min(workers, GPUS_PER_NODE)}[execution.sharding]
-    return largest, planned_memory(recipe, execution, weights, largest, sharers)
-
-
-def _fewest_workers(config: TrainConfig) -> int:
-    return config.execution.min_workers or config.execution.num_workers
-
-
-def verdict_text(config: TrainConfig, micro_batch: int, plan: "PlannedMemory", gpu: Gpu) -> str:
+def verdict_text(config: TrainConfig, plan: "PlannedMemory", gpu: Gpu) -> str:
     """`fits: 12.3 GB of the 141 GB of an H200 (9%)`; of a micro-batch that the GPU finds at its start, with one example."""
     from vitline.vit.cost.training_memory import fit_of
 
@@ -193,24 +179,24 @@ def verdict_text(config: TrainConfig, micro_batch: int, plan: "PlannedMemory", g
         return "not known for CPUs"
     if gpu.memory_bytes is None:
         return f"not known: the memory of {gpu.name} was not given; add it, as in {gpu.name}-48GB"
-    least = plan.split + plan.activations // micro_batch
-    needed = least if config.execution.micro_batch_size == "auto" else plan.total
+    needed = plan.least if config.execution.micro_batch_size == "auto" else plan.total
     found = fit_of(needed, gpu.memory_bytes)
     text = f"{found}: {num_bytes(needed)} of the {num_bytes(gpu.memory_bytes)} of {gpu.name} ({needed / gpu.memory_bytes:.0%})"
     if config.execution.micro_batch_size == "auto":
         text += ", with a micro-batch of 1; the largest that fits is found at the start"
     changes = {
-        "a smaller execution.micro_batch_size": needed > least and fit_of(least, gpu.memory_bytes) != "does not fit",
+        "a smaller execution.micro_batch_size": needed > plan.least
+        and fit_of(plan.least, gpu.memory_bytes) != "does not fit",
         "execution.activation_checkpointing=full": config.execution.activation_checkpointing != "full",
-        "execution.sharding=fsdp": config.execution.sharding == "none" and _fewest_workers(config) > 1,
+        "execution.sharding=fsdp": config.execution.sharding == "none" and config.execution.fewest_workers > 1,
         "a GPU with more memory": True,
     }
     return text if found == "fits" else f"{text}; take {' or '.join(name for name, helps in changes.items() if helps)}"
 
 
-def memory_text(config: TrainConfig, weights: int, micro_batch: int, plan: "PlannedMemory") -> str:
+def memory_text(config: TrainConfig, weights: int, plan: "PlannedMemory") -> str:
     """What a worker holds: weights, gradients, moments and average in float32, and the activations of a micro-batch."""
-    recipe, execution, workers = config.recipe, config.execution, _fewest_workers(config)
+    recipe, execution, workers = config.recipe, config.execution, config.execution.fewest_workers
     parts = ", ".join(f"{name} {num_bytes(4 * number * weights)}" for name, number in plan.copies.items() if number)
     split = {
         "none": "",
@@ -221,7 +207,7 @@ def memory_text(config: TrainConfig, weights: int, micro_batch: int, plan: "Plan
     mode = "" if again == "none" else f", activation checkpointing {again}"
     return (
         f"{num_bytes(plan.held)} for {weights / 1e6:,.1f} M weights ({parts}){split}; {num_bytes(plan.activations)} of activations "
-        f"for a micro-batch of {micro_batch} ({recipe.precision}{mode}); to which torch adds what it needs to compute"
+        f"for a micro-batch of {plan.micro_batch} ({recipe.precision}{mode}); to which torch adds what it needs to compute"
     )
 
 

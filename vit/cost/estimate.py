@@ -12,6 +12,8 @@ GPU, MFU = "H200", 0.5
 """What is assumed where nothing is said. 50 % is more than most trainings reach: an input that feeds it feeds them, too."""
 TRAINING_MFU = 0.35
 """What plans count days with. B/16 and L/16 reached 0.37 and 0.33 on an H200 (tests/benchmarks/README.md)."""
+GPUS_PER_NODE = 8
+"""Most GPUs of one machine for which a plan counts."""
 
 
 class PlanGpus(NamedTuple):

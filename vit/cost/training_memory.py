@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from vitline.infra.runs.run_state import StateDetail
-from vitline.vit.config import ExecutionConfig, TrainRecipe
+from vitline.vit.config import ExecutionConfig, TrainConfig, TrainRecipe
+from vitline.vit.cost.estimate import GPUS_PER_NODE
 from vitline.vit.cost.memory import activation_bytes
 from vitline.vit.training.world import World
 
@@ -26,10 +27,16 @@ class PlannedMemory(NamedTuple):
     """What one worker holds of them."""
     activations: int
     """Kept for the backward pass of a micro-batch."""
+    micro_batch: int
 
     @property
     def total(self) -> int:
         return self.split + self.activations
+
+    @property
+    def least(self) -> int:
+        """With a micro-batch of one example."""
+        return self.split + self.activations // self.micro_batch
 
 
 def fit_of(num_bytes: int, gpu_bytes: int) -> Fit:
@@ -59,7 +66,15 @@ def planned_memory(
         bfloat16=recipe.precision == "bfloat16",
         checkpointing=execution.activation_checkpointing,
     )
-    return PlannedMemory(copies, held, held // sharers, activations)
+    return PlannedMemory(copies, held, held // sharers, activations, micro_batch)
+
+
+def worker_memory(config: TrainConfig, weights: int) -> PlannedMemory:
+    """Of a worker, one of the fewest."""
+    recipe, execution, workers = config.recipe, config.execution, config.execution.fewest_workers
+    largest = max(1, min(execution.planned_micro_batch, -(-recipe.input.global_batch_size // workers)))
+    sharers = {"none": 1, "fsdp": workers, "hsdp": min(workers, GPUS_PER_NODE)}[execution.sharding]
+    return planned_memory(recipe, execution, weights, largest, sharers)
 
 
 def reset_peak_memory(world: World) -> None:

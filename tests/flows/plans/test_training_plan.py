@@ -17,7 +17,6 @@ from vitline.flows.plans.training_plan import (
     settings_of,
     training_plan,
     verdict_text,
-    worker_memory,
 )
 from vitline.infra.config import replace
 from vitline.infra.runs.journal import Journal
@@ -27,7 +26,7 @@ from vitline.infra.runs.segments import list_segments
 from vitline.infra.storage import open_store
 from vitline.vit.config import TrainConfig
 from vitline.vit.cost.estimate import PlanGpus
-from vitline.vit.cost.training_memory import PlannedMemory
+from vitline.vit.cost.training_memory import PlannedMemory, worker_memory
 from vitline.vit.models.build import meta_network
 from vitline.vit.recipes import recipe_named
 from vitline.vit.run.resolved import resolve
@@ -79,7 +78,7 @@ def test_matrices_are_decayed_and_checkpoints_hold_weights_moments_and_average(b
 
 
 def memory_of(config, weights):
-    return memory_text(config, weights, *worker_memory(config, weights))
+    return memory_text(config, weights, worker_memory(config, weights))
 
 
 def test_memory_counts_each_copy_of_the_weights_and_what_a_worker_keeps_of_them(train_config):
@@ -99,7 +98,7 @@ def test_memory_counts_each_copy_of_the_weights_and_what_a_worker_keeps_of_them(
 def test_memory_fits_is_tight_or_does_not_fit_with_what_would_help(b16):
     def text(gpu, held=6 * 10**9, activations=16 * 10**9, **execution):
         config = replace(b16, **{f"execution.{name}": value for name, value in execution.items()})
-        return verdict_text(config, 256, PlannedMemory({}, held, held, activations), gpu_named(gpu))
+        return verdict_text(config, PlannedMemory({}, held, held, activations, 256), gpu_named(gpu))
 
     assert text("H200") == "fits: 22 GB of the 141 GB of H200 (16%)"
     assert text("1TFLOPS-24GB") == (
