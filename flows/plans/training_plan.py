@@ -184,9 +184,9 @@ def verdict_text(config: TrainConfig, plan: "PlannedMemory", gpu: Gpu) -> str:
     text = f"{found}: {num_bytes(needed)} of the {num_bytes(gpu.memory_bytes)} of {gpu.name} ({needed / gpu.memory_bytes:.0%})"
     if config.execution.micro_batch_size == "auto":
         text += ", with a micro-batch of 1; the largest that fits is found at the start"
+    fitting = plan.examples_that_fit(gpu.memory_bytes)
     changes = {
-        "a smaller execution.micro_batch_size": needed > plan.least
-        and fit_of(plan.least, gpu.memory_bytes) != "does not fit",
+        f"execution.micro_batch_size={fitting}": 0 < fitting < plan.micro_batch,
         "execution.activation_checkpointing=full": config.execution.activation_checkpointing != "full",
         "execution.sharding=fsdp": config.execution.sharding == "none" and config.execution.fewest_workers > 1,
         "a GPU with more memory": True,

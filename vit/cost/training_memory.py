@@ -38,6 +38,10 @@ class PlannedMemory(NamedTuple):
         """With a micro-batch of one example."""
         return self.split + self.activations // self.micro_batch
 
+    def examples_that_fit(self, gpu_bytes: int) -> int:
+        """The largest micro-batch of a GPU with so much memory; less than 1 if there is none."""
+        return int((FRACTION * gpu_bytes - self.split) / self.activations * self.micro_batch)
+
 
 def fit_of(num_bytes: int, gpu_bytes: int) -> Fit:
     """Whether what a plan counts fits into the memory of a GPU; `tight` if it leaves less than a step needs besides."""

@@ -102,7 +102,7 @@ def test_memory_fits_is_tight_or_does_not_fit_with_what_would_help(b16):
 
     assert text("H200") == "fits: 22 GB of the 141 GB of H200 (16%)"
     assert text("1TFLOPS-24GB") == (
-        "tight: 22 GB of the 24 GB of 1TFLOPS-24GB (92%); take a smaller execution.micro_batch_size or "
+        "tight: 22 GB of the 24 GB of 1TFLOPS-24GB (92%); take execution.micro_batch_size=230 or "
         "execution.activation_checkpointing=full or execution.sharding=fsdp or a GPU with more memory"
     )
     sharded = text("V100", held=17 * 10**9, sharding="fsdp", activation_checkpointing="full", micro_batch_size=256)
