@@ -105,8 +105,8 @@ class Sweep:
         """Runs what is left, until all is done or the results of `on_ray` end because a stop was requested."""
         cluster, gpu_bytes = cluster_limit(), 0
         if cluster.get("GPU") and any(self.num_left):  # of one GPU: those of a cluster are taken to be alike
-            measured = deque([RayTask("gpu-memory", None, 1, 1, notes_progress=False)])
-            gpu_bytes = max((found for _, found in on_ray(_memory_of_a_gpu, measured)), default=0)
+            measured = deque([RayTask("gpu-memory", None, 1, 1)])
+            gpu_bytes = max((found for _, found in on_ray(lambda _: memory_of_this_gpu(), measured)), default=0)
         tasks = deque(self._next_tasks(cluster, gpu_bytes))
         progress = self.new_progress(self._num_done())
         progress.show(self._num_done(), running=sorted(self.running))
@@ -148,10 +148,6 @@ class Sweep:
 
     def _num_done(self) -> int:
         return total_trials(self.task_sweeps) - sum(self.num_left)
-
-
-def _memory_of_a_gpu(_: None) -> int:
-    return memory_of_this_gpu()
 
 
 def _run_trial(trials_uri: str, trial_and_threads: tuple[Trial, int]) -> TrialResult:
