@@ -2,7 +2,6 @@
 ILSVRC2012."""
 
 import io
-import tarfile
 import uuid
 from types import SimpleNamespace
 
@@ -15,6 +14,8 @@ from vitline.data_prep.prepare.job import prepare
 from vitline.data_prep.shard_format import ShardReader
 from vitline.data_prep.sources.raw import SourcePart, WorkFolder
 from vitline.infra.storage import open_store
+
+from ...tars import tar_of
 
 
 @pytest.fixture
@@ -67,17 +68,6 @@ def prepared(tmp_path, task_source):
         return manifest, corpus, rows
 
     return prepare_task
-
-
-def tar_of(files, mode="w"):
-    """A tar of files by their paths."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode=mode) as archive:
-        for name, data in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
-    return out.getvalue()
 
 
 def meta(synsets, compressed=True):

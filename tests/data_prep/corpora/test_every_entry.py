@@ -3,10 +3,8 @@ other libraries than in the code under test."""
 
 import csv
 import gzip
-import io
 import json
 import random
-import tarfile
 import uuid
 import zipfile
 from collections import Counter
@@ -33,6 +31,8 @@ from vitline.data_prep.sources.open_source import open_source
 from vitline.data_prep.sources.raw import WorkFolder
 from vitline.infra.storage import open_store
 
+from ...tars import link_of, tar_of
+
 
 def ids_of(config, each=5):
     """The ids that a source gives, read part by part."""
@@ -50,14 +50,8 @@ def archive_of(members, kind, path):
                 info.external_attr = (0o120777 if target else 0o100644) << 16
                 archive.writestr(info, target or data)
         return path
-    with tarfile.open(path, "w:gz" if kind == "tar.gz" else "w") as archive:
-        for name, data, target in members:
-            info = tarfile.TarInfo(name)
-            if target:
-                info.type, info.linkname = tarfile.SYMTYPE, target
-            else:
-                info.size = len(data)
-            archive.addfile(info, None if target else io.BytesIO(data))
+    files = [link_of(name, target) if target else (name, data) for name, data, target in members]
+    path.write_bytes(tar_of(files, "w:gz" if kind == "tar.gz" else "w"))
     return path
 
 
@@ -196,11 +190,7 @@ def _parquet(folder, picture):
 def _webdataset(folder, picture):
     files = [(f"{i}.{ending}", data) for i in range(12) for ending, data in (("jpg", picture(i)), ("cls", b"1"))]
     files += [("bad.jpg", b"no picture"), ("bad.cls", b"1"), ("no-label.jpg", picture(99)), ("no-image.cls", b"1")]
-    with tarfile.open(folder / "a.tar", "w") as archive:
-        for name, data in files:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
+    (folder / "a.tar").write_bytes(tar_of(files))
     return WebDataset(path=str(folder / "a.tar")), 15
 
 

@@ -1,8 +1,6 @@
 """The same splits give the same joined splits, whatever kind of source names them."""
 
 import csv
-import io
-import tarfile
 import uuid
 import zipfile
 from pathlib import Path
@@ -27,6 +25,8 @@ from vitline.data_prep.prepare.job import prepare
 from vitline.data_prep.shards.subsets import take
 from vitline.infra.storage import open_store
 
+from ...tars import tar_of
+
 LABELS = ("cat", "dog")
 
 
@@ -39,11 +39,8 @@ def folder(place, pictures):
 
 
 def tar(place, pictures):
-    with tarfile.open(place / "a.tar.gz", "w:gz") as archive:
-        for split, name, label, data in pictures:
-            info = tarfile.TarInfo(f"{split}/{label}/{name}.png")
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
+    files = {f"{split}/{label}/{name}.png": data for split, name, label, data in pictures}
+    (place / "a.tar.gz").write_bytes(tar_of(files, "w:gz"))
     return ClassFolders(path=str(place / "a.tar.gz"), top_folders="splits")
 
 
@@ -75,12 +72,13 @@ def parquet(place, pictures):
 def webdataset(place, pictures):
     for split in {split for split, *_ in pictures}:
         (place / "web" / split).mkdir(parents=True)
-        with tarfile.open(place / "web" / split / "0.tar", "w") as archive:
-            for of, name, label, data in pictures:
-                for ending, body in (("png", data), ("cls", label.encode())) if of == split else ():
-                    info = tarfile.TarInfo(f"{name}.{ending}")
-                    info.size = len(body)
-                    archive.addfile(info, io.BytesIO(body))
+        files = [
+            file
+            for of, name, label, data in pictures
+            for file in ((f"{name}.png", data), (f"{name}.cls", label.encode()))
+            if of == split
+        ]
+        (place / "web" / split / "0.tar").write_bytes(tar_of(files))
     return WebDataset(path=str(place / "web"))
 
 

@@ -13,21 +13,15 @@ from vitline.data_prep.prepare import job
 from vitline.infra.config import replace
 from vitline.infra.storage import open_store
 
+from ...tars import tar_of
+
 
 @pytest.fixture
 def tar_of_classes(picture):
     """The bytes of a tar with `per_class` images in each of four class folders."""
 
     def make(per_class=10):
-        out = io.BytesIO()
-        with tarfile.open(fileobj=out, mode="w") as archive:
-            for c, label in enumerate("abcd"):
-                for i in range(per_class):
-                    member = tarfile.TarInfo(f"{label}/{i:02d}.jpg")
-                    data = picture(100 * c + i)
-                    member.size = len(data)
-                    archive.addfile(member, io.BytesIO(data))
-        return out.getvalue()
+        return tar_of({f"{'abcd'[c]}/{i:02d}.jpg": picture(100 * c + i) for c in range(4) for i in range(per_class)})
 
     return make
 

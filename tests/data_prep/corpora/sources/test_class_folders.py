@@ -1,7 +1,6 @@
 """Class folders with links, hidden files and odd names, on disks, in stores and in archives."""
 
 import gzip
-import io
 import os
 import subprocess
 import tarfile
@@ -16,6 +15,8 @@ from vitline.data_prep.config import ClassFolders, CorpusRecipe
 from vitline.data_prep.sources.class_folders import ClassFolderCorpus
 from vitline.data_prep.sources.raw import WorkFolder
 from vitline.infra.storage import open_store
+
+from ....tars import link_of, tar_of
 
 
 def opened(path, links="follow", top_folders="auto", allowed_roots=(), **recipe):
@@ -453,19 +454,9 @@ def test_links_between_folders_do_not_multiply(tmp_path):
 
 @pytest.mark.parametrize("kind", ["a.tar", "a.tgz"])
 def test_a_hostile_archive_leaves_nothing_outside_of_the_work_folder(tmp_path, kind):
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as archive:
-        for name in ("cat/1.jpg", "../../up.jpg", "/tmp/abs.jpg", "cat/2.jpg"):
-            member = tarfile.TarInfo(name)
-            member.size = 3
-            archive.addfile(member, io.BytesIO(b"abc"))
-        link = tarfile.TarInfo("cat/out")
-        link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path)
-        archive.addfile(link)
-        member = tarfile.TarInfo("cat/out/3.jpg")
-        member.size = 3
-        archive.addfile(member, io.BytesIO(b"abc"))
-    (tmp_path / "a.tar").write_bytes(out.getvalue()[:-5000])  # truncated
+    files = [(name, b"abc") for name in ("cat/1.jpg", "../../up.jpg", "/tmp/abs.jpg", "cat/2.jpg")]
+    whole = tar_of([*files, link_of("cat/out", str(tmp_path)), ("cat/out/3.jpg", b"abc")])
+    (tmp_path / "a.tar").write_bytes(whole[:-5000])  # truncated
     (tmp_path / "a.tgz").write_bytes(gzip.compress((tmp_path / "a.tar").read_bytes()))
     before = {path for path in tmp_path.rglob("*")}
     work = work_folder(str(tmp_path / "work"))

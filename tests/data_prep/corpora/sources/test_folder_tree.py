@@ -1,7 +1,5 @@
 """Which folders are splits, and which are classes: one answer for a folder, a prefix of a store and an archive of the same tree."""
 
-import io
-import tarfile
 import uuid
 import zipfile
 
@@ -11,6 +9,8 @@ from vitline.data_prep.config import ClassFolders, CorpusRecipe
 from vitline.data_prep.sources.class_folders import ClassFolderCorpus
 from vitline.data_prep.sources.raw import WorkFolder
 from vitline.infra.storage import open_store
+
+from ....tars import tar_of
 
 CLASSES = ("cat", "dog")
 
@@ -37,11 +37,9 @@ def made(kind, paths, place):
             for path in paths:
                 archive.writestr(path, b"x")
         return place / "src.zip"
-    with tarfile.open(place / f"src.{kind}", "w" if kind == "tar" else "w:gz") as archive:
-        for path in paths:
-            info = tarfile.TarInfo(f"./{path}")
-            info.size = 1
-            archive.addfile(info, io.BytesIO(b"x"))
+    (place / f"src.{kind}").write_bytes(
+        tar_of([(f"./{path}", b"x") for path in paths], "w" if kind == "tar" else "w:gz")
+    )
     return place / f"src.{kind}"
 
 

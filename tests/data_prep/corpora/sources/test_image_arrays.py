@@ -3,7 +3,6 @@
 import gzip
 import io
 import struct
-import tarfile
 import zipfile
 
 import numpy as np
@@ -16,6 +15,8 @@ from vitline.data_prep.decode import decode
 from vitline.data_prep.sources.arrays.image_arrays import ImageArraysCorpus
 from vitline.data_prep.sources.raw import WorkFolder
 from vitline.infra.storage import open_store
+
+from ....tars import tar_of
 
 NO_HASHING = CorpusRecipe(val_fraction=0, test_fraction=0)
 
@@ -83,16 +84,6 @@ def _crc(kind, data):
     return f"{state ^ 0xFFFFFFFF:08x}"
 
 
-def tar_gz(files):
-    sink = io.BytesIO()
-    with tarfile.open(fileobj=sink, mode="w:gz") as tar:
-        for name, data in files.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    return sink.getvalue()
-
-
 def cifar_records(labels, first):
     """Records of planar images with one or two labels."""
     return b"".join(
@@ -111,7 +102,7 @@ def cifar10(tmp_path):
     files["cifar-10-batches-bin/test_batch.bin"] = cifar_records([[3]], 100)
     files = {"cifar-10-batches-bin/batches.meta.txt": names.encode(), **files}
     path = tmp_path / "cifar-10-binary.tar.gz"
-    path.write_bytes(tar_gz(files))
+    path.write_bytes(tar_of(files, "w:gz"))
     return path
 
 
@@ -139,7 +130,7 @@ def test_cifar_100_has_two_labels(tmp_path, read, layout, labels):
     path = tmp_path / "c100.tgz"
     fine, coarse = ("\n".join(f"{kind} {i}" for i in range(n)).encode() for kind, n in (("fine", 100), ("coarse", 20)))
     files = {"a/train.bin": cifar_records([[3, 99]], 0), "a/test.bin": cifar_records([[3, 99], [200, 201]], 5)}
-    path.write_bytes(tar_gz(files | {"a/fine_label_names.txt": fine, "a/coarse_label_names.txt": coarse}))
+    path.write_bytes(tar_of(files | {"a/fine_label_names.txt": fine, "a/coarse_label_names.txt": coarse}, "w:gz"))
     found = read(path, layout)
     assert [example[:3] for example in found[:2]] == [("train/00000", "train", labels), ("test/00000", "test", labels)]
     assert found[2][3] == "no_label"
@@ -153,8 +144,8 @@ def test_files_that_are_not_cifar_archives_are_refused(cifar10, read):
         data[:-9]: "truncated|Compressed file ended",
         data[: len(data) // 2]: "truncated|Compressed file ended",
         data[:-6] + bytes([data[-6] ^ 1]) + data[-5:]: "CRC check failed",
-        tar_gz({"x/data_batch_1.bin": b"\0" * 3073}): "lacks data_batch_2.bin, .* consists of pickles",
-        tar_gz({"x/data_batch_1.bin": b"\0" * 3000}): "data_batch_1.bin with 3,000 bytes",
+        tar_of({"x/data_batch_1.bin": b"\0" * 3073}, "w:gz"): "lacks data_batch_2.bin, .* consists of pickles",
+        tar_of({"x/data_batch_1.bin": b"\0" * 3000}, "w:gz"): "data_batch_1.bin with 3,000 bytes",
         b"not an archive": "cannot be read|invalid gzip|Not a gzipped",
     }
     for content, message in wrong.items():

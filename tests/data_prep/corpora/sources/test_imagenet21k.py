@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import tarfile
 import uuid
 
 import pytest
@@ -13,6 +12,8 @@ from vitline.data_prep.decode import decode
 from vitline.data_prep.sources.imagenet.imagenet21k import ImageNet21kCorpus
 from vitline.data_prep.sources.raw import WorkFolder
 from vitline.infra.storage import open_store
+
+from ....tars import tar_of
 
 
 def opened(path, **recipe):
@@ -31,16 +32,6 @@ def listed(path, **recipe):
 
 def located(example):
     return open_store(example.base).read(example.key, example.offset, example.offset + example.length)
-
-
-def tar_of(files):
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for name, data in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
-    return out.getvalue()
 
 
 def synset_tar(wnid, num_images=2):

@@ -3,7 +3,6 @@
 import io
 import json
 import shutil
-import struct
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from vitline.data_prep.sources.tfds import TfdsCorpus
 from vitline.infra.storage import open_store
 
 from ....pictures import noise
+from ....tars import framed
 
 NAMES = ("tabby cat", "dog", "owl")
 NO_HASHING = CorpusRecipe(val_fraction=0, test_fraction=0)
@@ -83,15 +83,6 @@ def payloads(folder, split):
     return ArrayRecordReader(str(folder / f"toy-{split}.array_record-00000-of-00001")).read_all()
 
 
-def framed(payload):
-    def masked(data):
-        crc = crc32c(data)
-        return struct.pack("<I", ((crc >> 15 | crc << 17 & 0xFFFFFFFF) + 0xA282EAD8) & 0xFFFFFFFF)
-
-    head = struct.pack("<Q", len(payload))
-    return head + masked(head) + payload + masked(payload)
-
-
 @pytest.fixture
 def as_tfrecord(written, tmp_path):
     """The same records as tfrecord, train in two shards."""
@@ -107,7 +98,7 @@ def as_tfrecord(written, tmp_path):
         split["shardLengths"] = [str(len(part)) for part in parts]
         for i, part in enumerate(parts):
             name = f"toy-{split['name']}.tfrecord-{i:05d}-of-{len(parts):05d}"
-            (copy / name).write_bytes(b"".join(map(framed, part)))
+            (copy / name).write_bytes(framed(part, crc32c))
     (copy / "dataset_info.json").write_text(json.dumps(info))
     return copy
 
@@ -223,7 +214,7 @@ def test_examples_lost_in_a_damaged_shard_are_refused(as_tfrecord, read, damage,
 def test_records_beyond_the_listed_number_are_refused(as_tfrecord, read):
     shard = as_tfrecord / "toy-train.tfrecord-00000-of-00002"
     whole = shard.read_bytes()
-    for more in (framed(b"more"), b"garbage"):
+    for more in (framed([b"more"], crc32c), b"garbage"):
         shard.write_bytes(whole + more)
         _, examples = read(as_tfrecord)
         assert [e.example_id for e in examples if e.refused] == ["train/toy-train.tfrecord-00000-of-00002!00000004"]
@@ -253,7 +244,7 @@ def test_records_without_image_or_label_are_refused(as_tfrecord, read):
         return example.SerializeToString()
 
     wrong = [record([], [1]), record([noise(0, (9, 8))], [-1]), record([noise(0, (9, 8))], []), b"\xff"]
-    (as_tfrecord / "toy-train.tfrecord-00000-of-00002").write_bytes(b"".join(map(framed, wrong)))
+    (as_tfrecord / "toy-train.tfrecord-00000-of-00002").write_bytes(framed(wrong, crc32c))
     _, examples = read(as_tfrecord)
     reasons = [e.refused and e.refused[0] for e in examples[:4]]
     assert reasons == ["damaged_archive", "no_label", "no_label", "damaged_archive"]

@@ -1,6 +1,5 @@
 """WebDataset tars, as the webdataset library writes and reads them."""
 
-import io
 import json
 import tarfile
 import uuid
@@ -14,20 +13,11 @@ from vitline.data_prep.sources.raw import WorkFolder
 from vitline.data_prep.sources.webdataset import WebDatasetCorpus
 from vitline.infra.storage import StoreFailed, open_store
 
+from ....tars import tar_of
+
 
 def corpus(folder, path="", recipe=None, **source):
     return WebDatasetCorpus(WebDataset(path=f"{folder.uri}/{path}".rstrip("/"), **source), recipe or CorpusRecipe())
-
-
-def tar(*members, mode="w"):
-    """A tar of (name, bytes) pairs; a TarInfo can take the place of a name."""
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode=mode) as archive:
-        for name, data in members:
-            info = name if isinstance(name, tarfile.TarInfo) else tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    return file.getvalue()
 
 
 def refusals(rows):
@@ -68,7 +58,9 @@ def test_tars_written_by_webdataset_are_read_as_webdataset_reads_them(folder, tm
 
 def test_labels_are_read_from_text_and_json(memory, read):
     metadata = {"meta": {"tags": ["ünï", "b", "ünï"]}, "label": 7, "a.b": "dotted"}
-    data = tar(("1.png", b"p"), ("1.JSON", json.dumps(metadata).encode()), ("1.txt", b" big cat\n"), ("1.cls", b"x"))
+    data = tar_of(
+        [("1.png", b"p"), ("1.JSON", json.dumps(metadata).encode()), ("1.txt", b" big cat\n"), ("1.cls", b"x")]
+    )
     memory.write("x.tar", data)
 
     def labels(**source):
@@ -110,7 +102,7 @@ def test_files_that_are_not_examples_are_refused_with_a_reason(memory, read):
         ("11.jpg", b"x"),
         ("11.cls", b"-1"),
     ]
-    memory.write("x.tar", tar(*members))
+    memory.write("x.tar", tar_of(members))
     recipe = CorpusRecipe(decode=DecodePolicy(max_bytes=100))
     rows = read(corpus(memory, recipe=recipe))
     assert [(row[0], row[5]) for row in rows if not row[6]] == [
@@ -132,9 +124,9 @@ def test_files_that_are_not_examples_are_refused_with_a_reason(memory, read):
 @pytest.mark.parametrize("ending", ["tar", "tar.gz"])
 def test_a_damaged_tar_loses_only_what_follows_the_damage(memory, ending, read):
     members = [(f"{i}.{kind}", b"%d" % i * size) for i in range(10) for kind, size in (("jpg", 3000), ("txt", 1))]
-    data = tar(*members, mode="w" if ending == "tar" else "w:gz")
+    data = tar_of(members, mode="w" if ending == "tar" else "w:gz")
     memory.write(f"x.{ending}", data[: len(data) // 2])
-    memory.write(f"y.{ending}", tar(("1.jpg", b"x"), ("1.txt", b"y"), mode="w" if ending == "tar" else "w:gz"))
+    memory.write(f"y.{ending}", tar_of({"1.jpg": b"x", "1.txt": b"y"}, mode="w" if ending == "tar" else "w:gz"))
     rows = read(corpus(memory, label_key="txt"))
     assert "uncounted_loss" in {reason for reason, _ in refusals(rows).values()}
     good = [row[0] for row in rows if not row[6]]
@@ -145,7 +137,7 @@ def test_a_damaged_tar_loses_only_what_follows_the_damage(memory, ending, read):
 
 def test_an_unreadable_tar_is_refused_and_a_failing_store_raises(tmp_path, monkeypatch):
     for name in ("a.tar", "b.tar"):
-        (tmp_path / name).write_bytes(tar(("1.jpg", b"x"), ("1.cls", b"1")))
+        (tmp_path / name).write_bytes(tar_of({"1.jpg": b"x", "1.cls": b"1"}))
     source, work = corpus(open_store(tmp_path)), open_store(f"memory://{uuid.uuid4().hex}")
     work = WorkFolder(work, work, 512)
     gone, there = source.parts(work)
@@ -166,9 +158,9 @@ def test_sources_that_are_not_webdatasets_are_errors_with_the_next_step(memory, 
         corpus(memory, "train-{0000..0012}.tar")
     with pytest.raises(ValueError, match=r"with files named \*\.tar"):
         list(corpus(memory).parts(WorkFolder(memory, memory, 1)))
-    memory.write("a.tar", tar(("1.jpg", b"x")))
+    memory.write("a.tar", tar_of({"1.jpg": b"x"}))
     first = corpus(memory).fingerprint()
-    memory.write("b.tar", tar())
+    memory.write("b.tar", tar_of({}))
     assert corpus(memory).fingerprint() != first
     assert [row[0] for row in read(corpus(memory))] == ["a.tar!1.jpg"]
 
@@ -185,7 +177,7 @@ def test_keys_have_dots_and_their_files_stand_apart(memory, read, mode, monkeypa
     name = "x.tar" if mode == "w" else "x.tar.gz"
     together = sorted([*images, *labels, ("v1.jpg", b"preferred"), ("v1.json", b"{}")])
     for members in (images + labels, labels + images, together):
-        memory.write(name, tar(*members, mode=mode))
+        memory.write(name, tar_of(members, mode=mode))
         rows = read(corpus(memory, name))
         found = {row[0].partition("!")[2]: (row[5], row[1][0]) for row in rows if not row[6]}
         assert found.keys() == {*keys}
@@ -194,7 +186,7 @@ def test_keys_have_dots_and_their_files_stand_apart(memory, read, mode, monkeypa
         assert refused == {"v1.3.png": "no_label"} | ({"v1.png": "ignored_file"} if members is together else {})
     monkeypatch.setattr(webdataset, "_LARGEST_WHOLE_BYTES", 0)
     assert read(corpus(memory, name), 5) == rows
-    memory.write(name, tar(*images, *labels, mode=mode))
+    memory.write(name, tar_of([*images, *labels], mode))
     assert len([row for row in read(corpus(memory, name), 5) if not row[6]]) == len(keys)
     if mode == "w:gz":  # bytes that cannot be read again are held up to a limit
         monkeypatch.setattr(webdataset, "_MOST_WAITING_BYTES", 60)

@@ -1,7 +1,6 @@
 """Caltech-101: splits that are found by comparing the archive with the published images."""
 
 import io
-import tarfile
 import zipfile
 
 import numpy as np
@@ -11,18 +10,10 @@ from PIL import Image
 
 from vitline.data_prep.benchmarks.tfds_order import tfds_order
 
+from ....tars import tar_of
+
 NUM_TEST = 40
 NAMES = ("accordion", "background_google", "faces")
-
-
-def tar_bytes(members, mode="w"):
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode=mode) as tar:
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    return file.getvalue()
 
 
 def write_archive(folder, pictures, method=zipfile.ZIP_DEFLATED):
@@ -30,7 +21,7 @@ def write_archive(folder, pictures, method=zipfile.ZIP_DEFLATED):
     members["101_ObjectCategories/BACKGROUND_Google/tmp"] = b"no picture"
     with zipfile.ZipFile(folder / "caltech-101.zip", "w", method) as archive:
         archive.writestr("__MACOSX/caltech-101/._101_ObjectCategories.tar.gz", b"Mac")
-        archive.writestr("caltech-101/101_ObjectCategories.tar.gz", tar_bytes(members, "w:gz"))
+        archive.writestr("caltech-101/101_ObjectCategories.tar.gz", tar_of(members, "w:gz"))
         archive.writestr("caltech-101/Annotations.tar", b"boxes")
 
 
@@ -49,7 +40,7 @@ def write_published(folder, split, pictures, encode=webp):
         for i, (key, data) in enumerate(part):
             members[f"s{500 * number + i:07d}.webp"] = encode(data)
             members[f"s{500 * number + i:07d}.cls"] = str(NAMES.index(key.split("/")[0].lower())).encode()
-        (folder / split / f"{number}.tar").write_bytes(tar_bytes(members))
+        (folder / split / f"{number}.tar").write_bytes(tar_of(members))
     (folder / split / "nshards.txt").write_text("2")
 
 

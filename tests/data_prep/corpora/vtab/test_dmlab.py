@@ -1,9 +1,5 @@
 """DMLab: records in a compressed tar, or unpacked; their keys, classes and bytes."""
 
-import io
-import struct
-import tarfile
-
 import pytest
 
 from vitline.data_prep.archives.tfrecord import crc32c
@@ -11,6 +7,8 @@ from vitline.data_prep.benchmarks.tfds_order import tfds_order
 from vitline.data_prep.benchmarks.vtab.dmlab import DmLab
 from vitline.data_prep.sources.raw import SourcePart
 from vitline.infra.storage import open_store
+
+from ....tars import framed, tar_of
 
 NUM_TEST = 20
 SHARDS = {"train": 3, "validation": 2, "test": 1}
@@ -31,15 +29,6 @@ def record(name, label, image):
     return delimited(1, b"".join(delimited(1, delimited(1, key) + delimited(2, f)) for key, f in features.items()))
 
 
-def framed(payload):
-    def masked(data):
-        crc = crc32c(data)
-        return struct.pack("<I", (((crc >> 15) | (crc << 17 & 0xFFFFFFFF)) + 0xA282EAD8) & 0xFFFFFFFF)
-
-    head = struct.pack("<Q", len(payload))
-    return head + masked(head) + payload + masked(payload)
-
-
 @pytest.fixture(scope="module")
 def pictures():
     return {}
@@ -55,7 +44,7 @@ def shards(mini, set_splits, pictures):
         for i in range(count):
             if first + i not in pictures:
                 pictures[first + i] = mini.picture(first + i, (6, 4), "JPEG")
-            records.append(framed(record(f"{split}_{i}.jpg".encode(), i % 6, pictures[first + i])))
+            records.append(framed([record(f"{split}_{i}.jpg".encode(), i % 6, pictures[first + i])], crc32c))
         for shard in range(SHARDS[split]):
             name = f"dmlab-{split}.tfrecord-{shard:05d}-of-{SHARDS[split]:05d}"
             files[name] = b"".join(records[shard :: SHARDS[split]])
@@ -64,11 +53,7 @@ def shards(mini, set_splits, pictures):
 
 
 def write_tar(path, files):
-    with tarfile.open(path, "w:gz", compresslevel=1) as tar:
-        for name, data in {"./._dmlab-train.tfrecord-00000-of-00003": b"AppleDouble", **files}.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
+    path.write_bytes(tar_of({"./._dmlab-train.tfrecord-00000-of-00003": b"AppleDouble", **files}, "w:gz"))
 
 
 def reader(folder):
@@ -116,8 +101,8 @@ def test_damage_is_reported_before_any_image_is_read(tmp_path, shards):
             rf"dmlab.tar.gz!{name}, record at byte \d+: .*checksum .* does not match. Download the file again",
         ),
         (shards[name][:-3], rf"dmlab.tar.gz!{name}: the record at byte \d+ has .* truncated\. Copy it again"),
-        (framed(b""), rf"{name}, record at byte 12: the record has no filename"),
-        (framed(record(b"\xff.jpg", 1, b"")), rf"{name}, record at byte 12: 'utf-8' codec can't decode"),
+        (framed([b""], crc32c), rf"{name}, record at byte 12: the record has no filename"),
+        (framed([record(b"\xff.jpg", 1, b"")], crc32c), rf"{name}, record at byte 12: 'utf-8' codec can't decode"),
     ):
         write_tar(tmp_path / "dmlab.tar.gz", shards | {name: data})
         with pytest.raises(ValueError, match=message):
@@ -131,7 +116,7 @@ def test_damage_is_reported_before_any_image_is_read(tmp_path, shards):
 def test_a_record_without_class_or_image_is_refused_individually(tmp_path):
     records = [record(b"a.jpg", 6, b"x"), record(b"b.jpg", 5, b"x"), record(b"c.jpg", 0, b"")[:-3], b""]
     name = "dmlab-train.tfrecord"
-    (tmp_path / name).write_bytes(b"".join(map(framed, records)) + b"cut")
+    (tmp_path / name).write_bytes(framed(records, crc32c) + b"cut")
     found = list(reader(tmp_path).pictures(SourcePart(name=name, where={"key": name}), None))
     assert [(one.key, one.refused and one.refused[0]) for one in found[:2]] == [("a.jpg", "no_label"), ("b.jpg", None)]
     assert [one.refused[0] for one in found[2:]] == ["damaged_archive"] * 3

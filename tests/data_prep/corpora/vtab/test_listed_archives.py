@@ -2,8 +2,6 @@
 
 import ast
 import importlib.util
-import io
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -14,15 +12,9 @@ from vitline.data_prep.benchmarks.registry import open_data
 from vitline.data_prep.benchmarks.tfds_order import tfds_order
 from vitline.infra.storage import open_store
 
+from ....tars import tar_of
+
 NUM_TEST = 30
-
-
-def pack(path, members, mode="w:gz"):
-    with tarfile.open(path, mode) as tar:
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
 
 
 def in_order(split, keys):
@@ -54,7 +46,7 @@ def dtd(tmp_path, set_splits, mini):
 @pytest.mark.slow
 def test_dtd_is_split_by_the_lists_of_its_first_fold_and_keeps_bytes(tmp_path, dtd, prepared):
     members, splits = dtd
-    pack(tmp_path / "dtd-r1.0.1.tar.gz", members)
+    (tmp_path / "dtd-r1.0.1.tar.gz").write_bytes(tar_of(members, "w:gz"))
     manifest, _, rows = prepared("dtd", tmp_path)
     assert [row[0] for row in rows["train"]] == in_order("train", splits["train1"])
     assert [row[0] for row in rows["val"]] == in_order("validation", splits["val1"])
@@ -76,10 +68,12 @@ def test_a_list_with_missing_or_repeated_images_is_refused(tmp_path, dtd, prepar
     members, splits = dtd
     lists = dict(members)
     del lists["dtd/labels/val1.txt"]
-    pack(tmp_path / "dtd-r1.0.1.tar.gz", lists)
+    (tmp_path / "dtd-r1.0.1.tar.gz").write_bytes(tar_of(lists, "w:gz"))
     with pytest.raises(ValueError, match=r"lacks labels/val1\.txt.*robots\.ox\.ac\.uk"):
         prepared("dtd", tmp_path)
-    pack(tmp_path / "dtd-r1.0.1.tar.gz", members | {"dtd/labels/val1.txt": f"{splits['train1'][0]}\n".encode()})
+    (tmp_path / "dtd-r1.0.1.tar.gz").write_bytes(
+        tar_of(members | {"dtd/labels/val1.txt": f"{splits['train1'][0]}\n".encode()}, "w:gz")
+    )
     with pytest.raises(ValueError, match=r"contain zigzagged/zigzagged_0000\.jpg twice, in train and validation"):
         prepared("dtd", tmp_path)
 
@@ -90,7 +84,9 @@ def flowers(tmp_path, set_splits, mini):
     set_splits("flowers102", mini.three_splits(NUM_TEST))
     total = mini.num_train + mini.num_val + NUM_TEST
     images = {n: mini.picture(n, kind="JPEG") for n in range(1, total + 1)}
-    pack(tmp_path / "102flowers.tgz", {f"jpg/image_{n:05d}.jpg": data for n, data in images.items()})
+    (tmp_path / "102flowers.tgz").write_bytes(
+        tar_of({f"jpg/image_{n:05d}.jpg": data for n, data in images.items()}, "w:gz")
+    )
     labels = np.array([[n % 102 + 1 for n in images]], np.uint8)
     savemat(tmp_path / "imagelabels.mat", {"labels": labels}, do_compression=True)
     numbers = np.arange(1, total + 1, dtype=np.uint16)[None]
@@ -147,13 +143,13 @@ def test_pets_have_class_numbers_and_names_from_their_files(tmp_path, set_splits
     pictures = {name: mini.picture(i, kind=kinds.get(name, "JPEG")) for i, (name, _) in enumerate([*trainval, *test])}
     members = {f"images/{name}.jpg": data for name, data in pictures.items()}
     unlisted = {"images/Abyssinian_100.mat": b"MATLAB 5.0", "images/Abyssinian_9999.jpg": mini.picture(9999)}
-    pack(tmp_path / "images.tar.gz", members | unlisted)
+    (tmp_path / "images.tar.gz").write_bytes(tar_of(members | unlisted, "w:gz"))
     lists = {
         "annotations/list.txt": b"#Image CLASS-ID SPECIES BREED ID\n",
         "annotations/trainval.txt": "".join(f"{name} {number} 1 1\n" for name, number in trainval).encode(),
         "annotations/test.txt": "".join(f"{name} {number} 2 1\n" for name, number in test).encode(),
     }
-    pack(tmp_path / "annotations.tar.gz", lists)
+    (tmp_path / "annotations.tar.gz").write_bytes(tar_of(lists, "w:gz"))
     _, _, rows = prepared("pets", tmp_path)
     keys = [f"{name}.jpg" for name, _ in trainval]
     assert [row[0] for row in rows["trainval"]] == in_order("train", keys)
@@ -163,7 +159,7 @@ def test_pets_have_class_numbers_and_names_from_their_files(tmp_path, set_splits
     assert every["train/Bengal_2.jpg"][1:] == (2, pictures["Bengal_2"])
     assert [*open_data("pets", open_store(tmp_path), 1 << 20).class_names()] == breeds
     lists["annotations/test.txt"] = b"Abyssinian_5000\n"
-    pack(tmp_path / "annotations.tar.gz", lists)
+    (tmp_path / "annotations.tar.gz").write_bytes(tar_of(lists, "w:gz"))
     with pytest.raises(
         ValueError, match=r"test\.txt has the line 'Abyssinian_5000'; expected lines such as Abyssinian_100 1 1 1"
     ):
@@ -180,7 +176,7 @@ def test_resisc45_is_read_from_a_tar_and_its_rar_is_refused_with_a_command(tmp_p
     pictures = {
         f"NWPU-RESISC45/{names[i % 2]}/{names[i % 2]}_{i:03d}.jpg": mini.picture(i, kind="JPEG") for i in range(1200)
     }
-    pack(tmp_path / "NWPU-RESISC45.tar", pictures, "w")
+    (tmp_path / "NWPU-RESISC45.tar").write_bytes(tar_of(pictures))
     _, _, rows = prepared("resisc45", tmp_path)
     row = by_id(rows)["train/airplane_airplane_007.jpg"]
     assert row[1:] == (0, pictures["NWPU-RESISC45/airplane/airplane_007.jpg"])

@@ -2,7 +2,6 @@
 
 import builtins
 import io
-import tarfile
 
 import numpy as np
 import pytest
@@ -13,6 +12,8 @@ from vitline.data_prep.benchmarks.registry import open_data
 from vitline.data_prep.benchmarks.tfds_order import tfds_order
 from vitline.data_prep.benchmarks.vtab import sun397
 from vitline.infra.storage import open_store
+
+from ....tars import tar_of
 
 NUM_TEST = 30
 
@@ -36,12 +37,11 @@ def sun(tmp_path, set_splits, mini):
     folders = ["/a/abbey", "/a/apartment_building/outdoor", "/z/zen_garden"]
     total = mini.num_train + mini.num_val + NUM_TEST
     keys = [f"{folders[i % 3]}/sun_{i:016d}.jpg" for i in range(total)]
-    with tarfile.open(tmp_path / "SUN397.tar.gz", "w:gz") as tar:
-        for i, key in enumerate([*keys, "/a/abbey/sun_unlisted.jpg"]):
-            data = mini.picture(i, kind=("JPEG", "PNG", "BMP", "GIF")[i % 4])
-            info = tarfile.TarInfo(f"SUN397{key}")
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
+    pictures = {
+        f"SUN397{key}": mini.picture(i, kind=("JPEG", "PNG", "BMP", "GIF")[i % 4])
+        for i, key in enumerate([*keys, "/a/abbey/sun_unlisted.jpg"])
+    }
+    (tmp_path / "SUN397.tar.gz").write_bytes(tar_of(pictures, "w:gz"))
     cut = mini.num_train, mini.num_train + mini.num_val
     splits = {"tr": keys[: cut[0]], "va": keys[cut[0] : cut[1]], "te": keys[cut[1] :]}
     for name, part in splits.items():

@@ -1,7 +1,5 @@
 """A VTAB task as a corpus: its examples and their order, and the error if one is missing."""
 
-import io
-import tarfile
 import zipfile
 
 import numpy as np
@@ -16,6 +14,8 @@ from vitline.data_prep.prepare.job import prepare
 from vitline.data_prep.shards.verify_shards import verify_corpus
 from vitline.infra.storage import open_store
 from vitline.vit.evaluation.tasks import VTAB_TASKS, find_task_splits
+
+from ....tars import tar_of
 
 NUM_TEST = 40
 
@@ -34,13 +34,9 @@ def cifar(tmp_path, set_splits, mini):
     records["test"][3, 2:] = records["train"][5, 2:]
     folder = tmp_path / "cifar100"
     folder.mkdir()
-    with tarfile.open(folder / "cifar-100-binary.tar.gz", "w:gz") as tar:
-        members = {f"{split}.bin": rows.tobytes() for split, rows in records.items()}
-        members["fine_label_names.txt"] = "".join(f"class {i}\n" for i in range(100)).encode()
-        for name, data in members.items():
-            info = tarfile.TarInfo(f"cifar-100-binary/{name}")
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
+    members = {f"cifar-100-binary/{split}.bin": rows.tobytes() for split, rows in records.items()}
+    members["cifar-100-binary/fine_label_names.txt"] = "".join(f"class {i}\n" for i in range(100)).encode()
+    (folder / "cifar-100-binary.tar.gz").write_bytes(tar_of(members, "w:gz"))
     return folder, records
 
 
