@@ -85,7 +85,10 @@ def _protocol_recipe(
     given = {field: value for field in fields if (value := getattr(request, field)) is not None}
     whole = TaskSplits(train="train", val="val", joined="train")
     settings = replace(protocol, **given).settings(architecture, task_facts(store, manifest, whole), request.seed)
-    chosen = {"peak_lr": [each.optim.peak_lr for each in settings], "steps": [each.total_steps for each in settings]}
+    chosen: dict[str, list[float]] = {
+        "peak_lr": [each.optim.peak_lr for each in settings],
+        "steps": [each.total_steps for each in settings],
+    }
     for field, values in chosen.items():
         choices = [f"{value:,}" for value in dict.fromkeys(values)]
         if len(choices) > 1 and getattr(request, field) is None:
