@@ -14,7 +14,7 @@ from vitline.infra.config import replace
 from vitline.infra.runs.journal import read_journal
 from vitline.infra.runs.run_state import read_state
 from vitline.vit.checkpoints.manifest import open_checkpoint
-from vitline.vit.checkpoints.names import checkpoint_steps, find_checkpoints, list_checkpoints
+from vitline.vit.checkpoints.names import Retention, checkpoint_steps, find_checkpoints, list_checkpoints
 from vitline.vit.checkpoints.read import read_checkpoint
 from vitline.vit.checkpoints.save import prune
 from vitline.vit.published.models import adapt, load_model
@@ -142,11 +142,11 @@ def test_a_pinned_checkpoint_stays_until_the_branch_has_one_of_its_own(train, st
     config = branch(parent, step=10)
     key = resolve(config, parent.uri.rpartition("/runs/")[0]).spec().run_key
     pin_parent(config.parent, key)
-    prune(parent, keep=1, newest=list_checkpoints(parent)[0])
+    prune(parent, Retention(1), newest=list_checkpoints(parent)[0])
     assert checkpoint_steps(parent) == [10, 20]
     assert branches_of(parent) == {key: 10}
     train(config)
-    prune(parent, keep=1, newest=list_checkpoints(parent)[0])
+    prune(parent, Retention(1), newest=list_checkpoints(parent)[0])
     assert checkpoint_steps(parent) == [20]
     assert branches_of(parent) == {key: 10}
 
