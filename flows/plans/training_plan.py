@@ -172,7 +172,7 @@ def decay_text(config: TrainConfig, parameters: dict[str, Any]) -> str:
 
 
 def verdict_text(config: TrainConfig, plan: "PlannedMemory", gpu: Gpu) -> str:
-    """`fits: 12.3 GB of the 141 GB of an H200 (9%)`; of a micro-batch that the GPU finds at its start, with one example."""
+    """`fits: 12.3 GB of the 141 GB of H200 (9%)`; of a micro-batch that the GPU finds at its start, with one example."""
     from vitline.vit.cost.training_memory import fit_of
 
     if config.execution.device == "cpu":
