@@ -73,7 +73,7 @@ class DecodePolicy(FrozenConfig):
     max_pixels: Annotated[int, Field(gt=0, le=_PILLOW_PIXEL_CEILING)] = 89_000_000
     """Largest width x height, checked in the header before anything is decoded, so a decompression bomb costs nothing."""
     max_jpeg2000_pixels: PositiveInt | None = omitted_at_default(None)
-    """The same for JPEG 2000, of which even a picture of one colour, in a file of 2 kB, takes many times as long per pixel as a
+    """The same for JPEG 2000, of which even an image of one colour, in a file of 2 kB, takes many times as long per pixel as a
     JPEG, in each epoch. None: `max_pixels`. A limit of time would depend on the machine, and so would the corpus."""
     min_side_px: PositiveInt = 1
     """Smallest allowed width and height."""

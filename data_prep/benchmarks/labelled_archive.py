@@ -6,7 +6,7 @@ from functools import cached_property
 
 from vitline.data_prep.archives.archive_members import Member
 from vitline.data_prep.benchmarks.annotation_files import keep_labels, kept_labels
-from vitline.data_prep.benchmarks.picture_files import picture_members, picture_parts
+from vitline.data_prep.benchmarks.image_files import image_members, image_parts
 from vitline.data_prep.benchmarks.vtab_data import BenchmarkData, Found, Key
 from vitline.data_prep.decode import ImageRejected
 from vitline.data_prep.sources.raw import SourcePart, WorkFolder
@@ -30,8 +30,8 @@ class LabelledArchive(BenchmarkData):
     def members(
         self, part: SourcePart, wanted: Callable[[str], bool]
     ) -> Iterator[tuple[Member, bytes | None, tuple[str, int, int] | None]]:
-        """As `picture_members`."""
-        return picture_members(self.store, part, self.max_bytes, wanted)
+        """As `image_members`."""
+        return image_members(self.store, part, self.max_bytes, wanted)
 
     @property
     def archive(self) -> str:
@@ -56,9 +56,9 @@ class LabelledArchive(BenchmarkData):
 
     def parts(self, work: WorkFolder) -> Iterator[SourcePart]:
         keep_labels(work, self.checked_labels)
-        yield from picture_parts(self.store, self.archive, work)
+        yield from image_parts(self.store, self.archive, work)
 
-    def pictures(self, part: SourcePart, work: WorkFolder) -> Iterator[Found]:
+    def images(self, part: SourcePart, work: WorkFolder) -> Iterator[Found]:
         labels = kept_labels(work)
         for member, data, where in self.members(part, lambda path: self.key_of(path) in labels):
             key = self.key_of(member.path) or member.path

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
+from vitline.data_prep.benchmarks.image_files import place_of
 from vitline.data_prep.benchmarks.official_files import files_fingerprint
 from vitline.data_prep.benchmarks.official_splits import OfficialSplits, Views, order_key
-from vitline.data_prep.benchmarks.picture_files import place_of
 from vitline.data_prep.benchmarks.tfds_order import tfds_order
 from vitline.data_prep.benchmarks.vtab_data import BenchmarkData, Found, Key
 from vitline.data_prep.labels.classes import ClassInfo, number_label
@@ -44,7 +44,7 @@ class OfficialCorpus(ImageSource):
 
     def examples(self, part: SourcePart, work: WorkFolder) -> Iterator[RawExample]:
         with Spill(work, part) as spill:
-            for found in self._data.pictures(part, work):
+            for found in self._data.images(part, work):
                 if found.refused:
                     example_id = readable_id(f"{found.split}/{found.key}")
                     yield RawExample(example_id, (), "train", spill.base, spill.key, refused=found.refused)

@@ -56,5 +56,5 @@ class BenchmarkData(ABC):
         """As `ImageSource.parts`."""
 
     @abstractmethod
-    def pictures(self, part: SourcePart, work: WorkFolder) -> Iterator[Found]:
+    def images(self, part: SourcePart, work: WorkFolder) -> Iterator[Found]:
         """Every image of a part; images whose keys are not in `keys` are left out later."""

@@ -65,11 +65,11 @@ def perceptual_hashes(pixels: np.ndarray) -> tuple[bytes, bytes]:
     return thumbnail_hashes(thumbnail(pixels))
 
 
-def thumbnail_hashes(picture: np.ndarray) -> tuple[bytes, bytes]:
+def thumbnail_hashes(image: np.ndarray) -> tuple[bytes, bytes]:
     """As `perceptual_hashes`, for a given thumbnail."""
     basis, order, frequency, odd = _dct()
     # All values are whole numbers below 2^53, which float64 adds exactly in any order: every machine computes the same bits.
-    grey = (picture.reshape(-1, 3).astype(np.float64) @ _LUMINANCE).reshape(THUMBNAIL_PX, THUMBNAIL_PX)
+    grey = (image.reshape(-1, 3).astype(np.float64) @ _LUMINANCE).reshape(THUMBNAIL_PX, THUMBNAIL_PX)
     spectrum = basis @ grey @ basis.T
     coefficients = np.round(spectrum.reshape(-1)[order] * frequency * _TO_FINE_LEVELS)
     size = math.sqrt((coefficients * coefficients).sum() / len(order))

@@ -1,6 +1,6 @@
-"""Thumbnails of 32 x 32 pixels: input of perceptual hashes, and confirmation that two images show the same picture.
+"""Thumbnails of 32 x 32 pixels: input of perceptual hashes, and confirmation that two images look the same.
 
-A hash finds candidates; the two thumbnails decide. Two images show the same picture if one was scaled, recompressed, made lighter
+A hash finds candidates; the two thumbnails decide. Two images look the same if one was scaled, recompressed, made lighter
 or darker, mirrored, or cropped by up to an eighth at any edge. Different drawings of one series (another mouth, another emblem in
 the folder) are not the same; tests/benchmarks/near_duplicates.py measures both.
 """
@@ -39,12 +39,12 @@ def thumbnail(pixels: np.ndarray) -> np.ndarray:
 
 
 def looks_same(a: np.ndarray, b: np.ndarray) -> bool:
-    """`same_pictures` for one pair, (32, 32, 3) uint8 each."""
-    return bool(same_pictures(a[None], b[None])[0])
+    """`same_images` for one pair, (32, 32, 3) uint8 each."""
+    return bool(same_images(a[None], b[None])[0])
 
 
-def same_pictures(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Which pairs of thumbnails, two arrays (pairs, 32, 32, 3) uint8, show the same picture, possibly mirrored: (pairs,) bool.
+def same_images(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Which pairs of thumbnails, two arrays (pairs, 32, 32, 3) uint8, look the same, possibly mirrored: (pairs,) bool.
 
     Symmetric. Two images without contrast are never the same.
     """

@@ -7,7 +7,7 @@ from typing import Any
 from vitline.data_prep.config import CorpusConfig
 from vitline.data_prep.labels.classes import ClassMap
 from vitline.data_prep.pages.report import size_plots
-from vitline.data_prep.pages.report_pictures import load_pictures, read_sample
+from vitline.data_prep.pages.report_images import load_images, read_sample
 from vitline.data_prep.plan.corpus_stats import CorpusStats
 from vitline.infra.html.page import render as render_page
 from vitline.infra.html.text import duration, num_bytes
@@ -166,7 +166,7 @@ def render(found: DryRun, config: CorpusConfig) -> str:
         title=f"{found.name}: dry run",
         found=found,
         stats=found.stats,
-        pictures=load_pictures(found.stats, config.recipe.decode, read_sample),
+        images=load_images(found.stats, config.recipe.decode, read_sample),
         classes=[(found.class_names.get(label, label), label, f"{n:,}") for label, n in classes[:_MAX_CLASSES_SHOWN]],
         sizes=size_plots(found.stats),
     )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from vitline.data_prep.labels.classes import ClassMap
-from vitline.data_prep.pages.report_pictures import leaks_by_size, load_pictures
+from vitline.data_prep.pages.report_images import leaks_by_size, load_images
 from vitline.data_prep.plan.check_refused import loss_text
 from vitline.data_prep.plan.corpus_stats import (
     ASPECT_RATIO,
@@ -59,7 +59,7 @@ def render_report(
         credit=manifest.provenance.get("credit") or manifest.provenance.get("origin", ""),
         manifest=manifest,
         stats=stats,
-        pictures=load_pictures(stats, manifest.decode_policy, load),
+        images=load_images(stats, manifest.decode_policy, load),
         lost=loss_text(manifest),
         leaks=leaks_by_size(stats),
         num_leaked=sum(found.count - found.num_left_out for found in stats.leakage.values()),

@@ -32,7 +32,7 @@ def check_refused(config: CorpusConfig, corpus: Store, refused: Mapping[str, Fin
     problem = too_many(config, {reason: found.count for reason, found in counted.items()}, num_accepted)
     if problem:
         first = {reason: found.first[0] for reason, found in counted.items()}
-        named = "; ".join(f"{each.picture.example_id}: {reason} ({each.detail})" for reason, each in first.items())
+        named = "; ".join(f"{each.image.example_id}: {reason} ({each.detail})" for reason, each in first.items())
         raise ValueError(
             f"{config.name}: {problem}, so nothing is published. The first of each reason: {named}. All are listed in "
             f"{corpus.uri}/{PLAN}/rejects/*.parquet. {_next_step(config, counted, num_accepted)}"
@@ -177,7 +177,7 @@ def _check_losses(config: CorpusConfig, refused: Mapping[str, Findings]) -> None
     lost = refused.get(UNCOUNTED)
     if lost is None or config.execution.uncounted_losses == "accept" or _is_benchmark(config):
         return
-    named = "; ".join(f"{each.picture.example_id}: {each.detail}" for each in lost.first[:_EXAMPLES_NAMED])
+    named = "; ".join(f"{each.image.example_id}: {each.detail}" for each in lost.first[:_EXAMPLES_NAMED])
     more = f"; and {lost.count - _EXAMPLES_NAMED:,} more" if lost.count > _EXAMPLES_NAMED else ""
     raise ValueError(
         f"{config.name}: an unknown number of images is missing, so nothing is published: {lost.count:,} "
@@ -203,11 +203,11 @@ def too_many(config: CorpusConfig, counted: Mapping[str, int], num_accepted: int
     total = sum(counted.values())
     benchmark = _is_benchmark(config)
     limit = 0.0 if benchmark else config.execution.max_refused_fraction
-    num_pictures = num_accepted + total
-    if total <= limit * num_pictures:
+    num_images = num_accepted + total
+    if total <= limit * num_images:
         return ""
     return (
-        f"{total:,} of {num_pictures:,} images are refused ({_by_reason(counted)}), "
+        f"{total:,} of {num_images:,} images are refused ({_by_reason(counted)}), "
         f"more than the share {limit:g} that {'a benchmark' if benchmark else 'execution.max_refused_fraction'} allows"
     )
 

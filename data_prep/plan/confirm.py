@@ -1,4 +1,4 @@
-"""Confirms on thumbnails which pairs of images with near hashes show the same picture.
+"""Confirms on thumbnails which pairs of images with near hashes look the same.
 
 A task compares some hundred pairs. Reading an image of a shard means reading its row group, so pairs with images of shards come in
 the order of these shards, and all pairs of a row group share its reading.
@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from vitline.data_prep.executors import FEW_PAIRS, Executor
 from vitline.data_prep.partitions import in_groups, read_partition, write_partitions
-from vitline.data_prep.plan.locate_pictures import PLACE_SCHEMA, PictureReader, Place
+from vitline.data_prep.plan.locate_images import PLACE_SCHEMA, ImageReader, Place
 from vitline.data_prep.plan.similarity.near_duplicates import resolve
 from vitline.data_prep.progress import StageProgress
 from vitline.data_prep.records import read_request
@@ -33,7 +33,7 @@ PAIRS_SCHEMA = pa.schema(
 
 
 class Same(NamedTuple):
-    """A pair that shows the same picture, by the positions of both. The byte range of the other image is within its file, also if
+    """A pair that looks the same, by the positions of both. The byte range of the other image is within its file, also if
     that is a shard."""
 
     image: int
@@ -98,7 +98,7 @@ def save_pairs(corpus: Store, key: str, pairs: pa.Table, num_left: int, *, greed
 def confirm(
     files: Sequence[PairFile], executor: Executor, show: StageProgress, *, greedy: bool = False
 ) -> dict[tuple[str, str], list[Same]]:
-    """For every file, by corpus and key, the pairs that show the same picture.
+    """For every file, by corpus and key, the pairs that look the same.
 
     `greedy`: only the pairs (dropped image, image that stays) of `resolve`, which compares no more than the result depends on. The
     smaller position stays.
@@ -124,45 +124,45 @@ def compare_pairs(task: PairTask) -> PairsCompared:
     """Compare the thumbnails of some hundred pairs."""
     corpus = open_store(task.corpus)
     pairs = read_partition(corpus, [task.key], task.number, PAIRS_SCHEMA)
-    compare: Callable[[pa.Table, PictureReader], list[Same]] = _dropped if task.greedy else same_pictures
+    compare: Callable[[pa.Table, ImageReader], list[Same]] = _dropped if task.greedy else same_images
     same = tuple(compare(pairs, _reader_of_thread(corpus)))
     return PairsCompared(corpus=task.corpus, key=task.key, num_pairs=len(pairs), same=same)
 
 
-def same_pictures(pairs: pa.Table, pictures: PictureReader) -> list[Same]:
-    """Those of the pairs (PAIRS_SCHEMA) that show the same picture."""
+def same_images(pairs: pa.Table, images: ImageReader) -> list[Same]:
+    """Those of the pairs (PAIRS_SCHEMA) that look the same."""
     found = list[Same]()
     for start in range(0, len(pairs), PAIRS_PER_TASK):
         rows = pairs.slice(start, PAIRS_PER_TASK).to_pylist()
         places = [(Place.of(row), Place.of(row, "other_")) for row in rows]
-        for row, (_, other), is_same in zip(rows, places, pictures.same_pairs(places), strict=True):
+        for row, (_, other), is_same in zip(rows, places, images.same_pairs(places), strict=True):
             if is_same:
-                found.append(Same(row["image"], row["other"], *pictures.range_of(other)))
+                found.append(Same(row["image"], row["other"], *images.range_of(other)))
     return found
 
 
-def _dropped(pairs: pa.Table, pictures: PictureReader) -> list[Same]:
+def _dropped(pairs: pa.Table, images: ImageReader) -> list[Same]:
     """Every dropped image with the one that stays."""
     rows, places = pairs.to_pylist(), dict[int, Place]()
     for row in rows:
         places[row["image"]], places[row["other"]] = Place.of(row), Place.of(row, "other_")
-    dropped = resolve(((row["image"], row["other"]) for row in rows), lambda a, b: pictures.same(places[a], places[b]))
-    return [Same(image, kept, *pictures.range_of(places[kept])) for image, kept in dropped.items()]
+    dropped = resolve(((row["image"], row["other"]) for row in rows), lambda a, b: images.same(places[a], places[b]))
+    return [Same(image, kept, *images.range_of(places[kept])) for image, kept in dropped.items()]
 
 
 class _OfThread(threading.local):
     corpus = ""
-    reader: PictureReader
+    reader: ImageReader
 
 
 _OF_THREAD = _OfThread()
 
 
-def _reader_of_thread(corpus: Store) -> PictureReader:
+def _reader_of_thread(corpus: Store) -> ImageReader:
     """The reader of this thread for the tasks of a preparation: where images look alike, an image is in pairs of many tasks. The
     version in the URI of the corpus covers the state of its source, so no other image comes to a place that is known."""
     if _OF_THREAD.corpus != corpus.uri:
-        _OF_THREAD.corpus, _OF_THREAD.reader = corpus.uri, PictureReader(read_request(corpus).recipe.decode)
+        _OF_THREAD.corpus, _OF_THREAD.reader = corpus.uri, ImageReader(read_request(corpus).recipe.decode)
     return _OF_THREAD.reader
 
 

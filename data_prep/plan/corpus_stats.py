@@ -112,7 +112,7 @@ class SampleRow:
 class Finding:
     """An image, a detail about it, and the image that it repeats, if any."""
 
-    picture: SampleRow
+    image: SampleRow
     detail: str = ""
     other: SampleRow | None = None
 
@@ -330,7 +330,7 @@ def _row_order(row: SampleRow) -> tuple[int, str]:
 
 
 def _finding_order(found: Finding) -> tuple[int, str, str]:
-    return (*_row_order(found.picture), found.other.example_id if found.other else "")
+    return (*_row_order(found.image), found.other.example_id if found.other else "")
 
 
 def _first(values: Iterable[V], order: Callable[[V], Any], number: int) -> tuple[V, ...]:

@@ -19,9 +19,9 @@ from vitline.data_prep.config import CorpusConfig
 from vitline.data_prep.executors import Executor
 from vitline.data_prep.find_corpus import Corpora, FoundCorpus, prepared_corpus
 from vitline.data_prep.parquet_files import read_table, write_table
-from vitline.data_prep.plan.confirm import PairFile, Same, confirm, located_pairs, same_pictures, save_pairs
+from vitline.data_prep.plan.confirm import PairFile, Same, confirm, located_pairs, same_images, save_pairs
 from vitline.data_prep.plan.corpus_stats import CorpusStats, SampleRule, merged
-from vitline.data_prep.plan.locate_pictures import PLACE_SCHEMA, PictureReader, listed_as_cell
+from vitline.data_prep.plan.locate_images import PLACE_SCHEMA, ImageReader, listed_as_cell
 from vitline.data_prep.plan.similarity.dedup import LOCATOR_SCHEMA, drops_table
 from vitline.data_prep.plan.similarity.near_duplicates import HashIndex, as_words
 from vitline.data_prep.progress import StageProgress
@@ -89,7 +89,7 @@ class LeakTask(FrozenConfig):
     older: tuple[str, ...] = ()
     """NAME/VERSION of evaluation sets that were skipped because a newer version is compared."""
     same: tuple[Same, ...] = ()
-    """For `look_for_leaks`: the pairs that show the same picture."""
+    """For `look_for_leaks`: the pairs that look the same."""
 
     @property
     def pairs_key(self) -> str:
@@ -350,7 +350,7 @@ def leaked_rows(records: pa.Table, corpus: Store, config: CorpusConfig) -> pa.Ta
     corpus."""
     index = read_table(corpus, DECONTAMINATE_KEY)
     pairs, _ = candidates(records, index)
-    return _drops(records, index, same_pictures(pairs, PictureReader(config.recipe.decode)))
+    return _drops(records, index, same_images(pairs, ImageReader(config.recipe.decode)))
 
 
 def save_decontamination(config: CorpusConfig, corpus: Store, root: Store) -> None:

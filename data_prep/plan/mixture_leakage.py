@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from vitline.data_prep.decode import DecodePolicy
 from vitline.data_prep.find_corpus import FoundCorpus
-from vitline.data_prep.plan.confirm import same_pictures
+from vitline.data_prep.plan.confirm import same_images
 from vitline.data_prep.plan.leakage import EVALUATION_SCHEMA, candidates, prepared_sets, published_rows, rows_of_shard
-from vitline.data_prep.plan.locate_pictures import PictureReader
+from vitline.data_prep.plan.locate_images import ImageReader
 from vitline.data_prep.shard_format import KnownShard, Manifest, known_shards
 from vitline.infra.storage import Store
 
@@ -75,9 +75,9 @@ def _evaluation_sets(corpora: Sequence[FoundCorpus], root: Store, val_split: str
 def _leaks(title: str, shards: Sequence[KnownShard], index: pa.Table, policy: DecodePolicy) -> list[MixtureLeak]:
     names = list(zip(index["corpus"].to_pylist(), index["split"].to_pylist(), strict=True))
     found: Counter[tuple[str, str]] = Counter()
-    pictures = PictureReader(policy)
+    images = ImageReader(policy)
     for shard in shards:
         pairs, _ = candidates(rows_of_shard(shard, ["phash", "phash_mirror"]), index)
-        hits = {(pair.image, names[pair.other]) for pair in same_pictures(pairs, pictures)}
+        hits = {(pair.image, names[pair.other]) for pair in same_images(pairs, images)}
         found.update(name for _, name in hits)
     return [MixtureLeak(title, corpus, split, count) for (corpus, split), count in sorted(found.items())]

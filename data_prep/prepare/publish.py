@@ -11,7 +11,7 @@ import pyarrow as pa
 from vitline.data_prep.config import CorpusConfig
 from vitline.data_prep.pages.dataset_card import dataset_card
 from vitline.data_prep.pages.report import render_report
-from vitline.data_prep.pages.report_pictures import read_sample
+from vitline.data_prep.pages.report_images import read_sample
 from vitline.data_prep.parquet_files import read_table, table_writer, write_table
 from vitline.data_prep.plan.corpus_stats import STATS_KEY, CorpusStats, merged
 from vitline.data_prep.plan.leakage import LEAKAGE_SCHEMA, leak_lists

@@ -39,7 +39,7 @@ from vitline.infra.storage import Store, open_store
 
 _BLOCK_BYTES = 1 << 20
 _TABLES = (REJECTS_KEY, SHARDS_KEY, LEAKAGE_KEY)
-_MAX_PICTURES = 100  # per shard that are named individually
+_MAX_IMAGES = 100  # per shard that are named individually
 
 
 class ShardSpec(FrozenConfig):
@@ -84,7 +84,7 @@ class ShardCheck(FrozenConfig):
     key: str
     problem: str | None
     label_counts: dict[int, int]
-    pictures: dict[str, str] = Field(default_factory=dict)
+    images: dict[str, str] = Field(default_factory=dict)
     """Example id -> what is wrong with its pixels, for the first 100 of the shard."""
 
 
@@ -101,9 +101,9 @@ class VerifyReport(FrozenConfig):
     """Labels of the rows that were read."""
     problems: dict[str, str]
     """URI -> what is wrong with it; for shards, shard list and class map."""
-    pictures: dict[str, dict[str, str]]
+    images: dict[str, dict[str, str]]
     """URI of a shard -> example id -> what is wrong with its pixels, up to 100 per shard. Empty unless pixels were checked."""
-    beside: dict[str, str]
+    auxiliary: dict[str, str]
     """URI -> what is wrong with it; for the auxiliary files: refused examples, leakage, statistics, report."""
 
 
@@ -145,14 +145,14 @@ def verify_corpus(corpus: Store, executor: Executor = IN_PROCESS, *, pixels: boo
         if key in listed
     ]
     label_counts: Counter[int] = Counter()
-    pictures = {}
+    images = {}
     for check in executor.run(verify_shard, tasks):
         label_counts.update(check.label_counts)
         uri = specs[check.key][0].uri_of(check.key)
         if check.problem:
             problems[uri] = check.problem
-        if check.pictures:
-            pictures[uri] = check.pictures
+        if check.images:
+            images[uri] = check.images
     return VerifyReport(
         corpus=corpus.uri,
         num_shards=len(specs),
@@ -160,8 +160,8 @@ def verify_corpus(corpus: Store, executor: Executor = IN_PROCESS, *, pixels: boo
         num_rows_read=sum(spec.num_rows for _, spec in specs.values()),
         label_counts=dict(sorted(label_counts.items())),
         problems=dict(sorted(problems.items())),
-        pictures=dict(sorted(pictures.items())),
-        beside=dict(sorted(_wrong_beside(corpus, manifest).items())),
+        images=dict(sorted(images.items())),
+        auxiliary=dict(sorted(_wrong_auxiliary(corpus, manifest).items())),
     )
 
 
@@ -175,7 +175,7 @@ def _num_rows(manifest: Manifest) -> int:
     return rows.total()
 
 
-def _wrong_beside(corpus: Store, manifest: Manifest) -> dict[str, str]:
+def _wrong_auxiliary(corpus: Store, manifest: Manifest) -> dict[str, str]:
     """Auxiliary files that cannot be read, with the reason; a subset has none and relies on those of its parent."""
     if manifest.view_of is not None:
         return {}
@@ -238,28 +238,28 @@ def verify_shard(task: VerifyTask) -> ShardCheck:
     if found.sha256 != task.sha256:
         problem = f"has sha256 {found.sha256[:12]}, but the shard list says {task.sha256[:12]}: a byte was changed"
         return ShardCheck(key=key, problem=problem, label_counts={})
-    num_wrong, pictures = 0, dict[str, str]()
-    for example_id, wrong in _wrong_pictures(corpus, task) if task.pixels else ():
+    num_wrong, images = 0, dict[str, str]()
+    for example_id, wrong in _wrong_images(corpus, task) if task.pixels else ():
         num_wrong += 1
-        if len(pictures) < _MAX_PICTURES:
-            pictures[example_id] = wrong
+        if len(images) < _MAX_IMAGES:
+            images[example_id] = wrong
     corrupt = f"holds {num_wrong:,} corrupt images among {task.spec.num_rows:,}" if num_wrong else None
-    return ShardCheck(key=key, problem=corrupt, label_counts=found.label_counts, pictures=pictures)
+    return ShardCheck(key=key, problem=corrupt, label_counts=found.label_counts, images=images)
 
 
-def _wrong_pictures(corpus: Store, task: VerifyTask) -> Iterator[tuple[str, str]]:
+def _wrong_images(corpus: Store, task: VerifyTask) -> Iterator[tuple[str, str]]:
     """Example id and defect of every image of a shard whose pixels differ from the examined ones."""
     assert task.pixels
     timeout_s, memory_bytes = task.limits.image_timeout_s, task.limits.decode_memory_bytes
     with SandboxedDecoder(task.pixels, timeout_s=timeout_s, memory_bytes=memory_bytes) as decoder:
-        for (example_id, expected), outcome in decoder.run(_pictures(corpus, task.listed)):
+        for (example_id, expected), outcome in decoder.run(_images(corpus, task.listed)):
             if isinstance(outcome, ImageRejected):
                 yield example_id, f"cannot be decoded: {outcome}"
             elif outcome["pixel_sha256"] != expected:
                 yield example_id, "decodes to pixels that do not match its pixel_sha256"
 
 
-def _pictures(corpus: Store, listed: ListedShard) -> Iterator[tuple[tuple[str, bytes], bytes]]:
+def _images(corpus: Store, listed: ListedShard) -> Iterator[tuple[tuple[str, bytes], bytes]]:
     with open_shard(corpus, listed) as file:
         for group in range(file.metadata.num_row_groups):
             table = file.row_group(group, ["image", "example_id", "pixel_sha256"])

@@ -23,7 +23,7 @@ from vitline.data_prep.sources.folder_layout import (
     PathAliases,
     Refused,
     is_hidden,
-    is_picture,
+    is_image,
     readable_id,
     refusal_by_name,
 )
@@ -267,7 +267,7 @@ class _Archive:
             damage = survey.damage_path if part.where["whole"] else ""
             stretch: Any = part.where
             for member, data in read_members(
-                self._store, self._key, self._recipe.decode.max_bytes, **stretch, wanted=is_picture, names=survey.names
+                self._store, self._key, self._recipe.decode.max_bytes, **stretch, wanted=is_image, names=survey.names
             ):
                 damage = "" if member.path == damage else damage
                 yield from self._of_member(survey, member, data, spill)

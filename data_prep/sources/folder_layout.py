@@ -15,7 +15,7 @@ from vitline.data_prep.sources.split_names import SplitPatterns
 Refused = tuple[str, str]
 _SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini", "icon\r"})
 # Extensions of files that are often next to images. Files with other extensions, or none, are judged by content.
-_NO_PICTURE_ENDINGS = frozenset(
+_NO_IMAGE_ENDINGS = frozenset(
     "." + ending
     for line in (
         "txt md rst csv tsv json jsonl xml html htm css js py ipynb yaml yml toml ini log db sqlite lock",
@@ -173,7 +173,7 @@ def refusal_by_name(path: str) -> Refused | None:
     if is_hidden(name) or any(is_hidden(folder) for folder in folders):
         return "ignored_file", "hidden file or system file"
     ending = os.path.splitext(name)[1].lower()
-    return ("ignored_file", f"not an image by its extension {ending}") if ending in _NO_PICTURE_ENDINGS else None
+    return ("ignored_file", f"not an image by its extension {ending}") if ending in _NO_IMAGE_ENDINGS else None
 
 
 def readable_id(path: str) -> str:
@@ -181,7 +181,7 @@ def readable_id(path: str) -> str:
     return unicodedata.normalize("NFC", path.encode(errors="surrogateescape").decode(errors="replace"))
 
 
-def is_picture(member: Member) -> bool:
+def is_image(member: Member) -> bool:
     """Whether the bytes of a member should be read, by its name."""
     return refusal_by_name(member.path) is None
 

@@ -226,17 +226,17 @@ def verify_and_show(settings: Settings, name: str, *, pixels: bool, as_json: boo
     if as_json:
         console.emit(report.model_dump(mode="json"))
     else:
-        for uri, problem in (report.problems | report.beside).items():
+        for uri, problem in (report.problems | report.auxiliary).items():
             console.print_result(visible(f"{uri} {problem}"))
-            for example_id, wrong in report.pictures.get(uri, {}).items():
+            for example_id, wrong in report.images.get(uri, {}).items():
                 console.print_result(visible(f"  {example_id} {wrong}"))
-    if report.problems.keys() - report.pictures.keys():
+    if report.problems.keys() - report.images.keys():
         raise RuntimeError(
             f"{corpus.uri} has {len(report.problems)} files that differ from what was written; do not train on it."
         )
-    if report.pictures:
+    if report.images:
         raise RuntimeError(
-            f"{len(report.pictures)} shards of {corpus.uri} are as written but hold corrupt images; do not train on it. "
+            f"{len(report.images)} shards of {corpus.uri} are as written but hold corrupt images; do not train on it. "
             "Prepare the same source again: preparation now refuses corrupt images, and makes a new version without them."
         )
     if not as_json:
@@ -246,8 +246,8 @@ def verify_and_show(settings: Settings, name: str, *, pixels: bool, as_json: boo
         console.print_result(
             f"{corpus.uri}: {report.num_shards:,} shards with {rows} are as written{', and every image is intact' * pixels}."
         )
-    if report.beside:
+    if report.auxiliary:
         raise RuntimeError(
-            f"{corpus.uri} has {len(report.beside)} auxiliary files that differ from what was written. Its images and labels "
+            f"{corpus.uri} has {len(report.auxiliary)} auxiliary files that differ from what was written. Its images and labels "
             "are intact and can be trained on. To restore the files, delete manifest.json and prepare the same corpus again."
         )

@@ -129,9 +129,9 @@ def train_folder(
 
     Example: `vitline train-folder --source ~/pictures/birds --name birds`
     """
-    from vitline.flows.cli.own_pictures import run_own_pictures
+    from vitline.flows.cli.train_folder import train_folder
 
-    run_own_pictures(settings(root), source, name, steps=steps, confirm=not yes, as_json=json)
+    train_folder(settings(root), source, name, steps=steps, confirm=not yes, as_json=json)
 
 
 def problem_and_option(problem: Mapping[str, Any]) -> str:

@@ -31,7 +31,7 @@ DeleteFlowRuns = Callable[[float, float, bool], Iterable[Finding]]
 def collect_garbage(
     request: CollectGarbageRequest, services: Services, delete_flow_runs: DeleteFlowRuns | None = None
 ) -> list[Finding]:
-    """The garbage below the root and in Prefect, one finding per heap; it is deleted unless `dry_run`, or announced first.
+    """The garbage below the root and in Prefect, one finding per item; it is deleted unless `dry_run`, or announced first.
 
     Raises RuntimeError where another collection announces garbage at the same time.
     """
@@ -43,15 +43,15 @@ def collect_garbage(
 
     ages = Ages(now - DAY_S * request.older_than_days, now - DAY_S * request.unfinished_days)
     found = list(find_garbage(root, request.keep_checkpoints, ages, kept))
-    signs = {heap.subject: signed(heap) for heap in found}
+    signs = {item.subject: signed(item) for item in found}
     since: dict[str, float] = {}
     if request.notice_days and not request.dry_run:
-        shown = (heap.subject for heap in found if heap.listed_first and not named(heap, request.keep))
+        shown = (item.subject for item in found if item.listed_first and not named(item, request.keep))
         since = announce(root, {subject: signs[subject] for subject in shown}, now)
-    for heap in found:
+    for item in found:
         services.observer.check()
-        due = since[heap.subject] + DAY_S * request.notice_days if heap.subject in since else now
-        findings.append(Finding(heap.subject, heap.problem, treat(heap, request, due, now, signs[heap.subject])))
+        due = since[item.subject] + DAY_S * request.notice_days if item.subject in since else now
+        findings.append(Finding(item.subject, item.problem, treat(item, request, due, now, signs[item.subject])))
     ended, idle = (now - DAY_S * days for days in (request.flow_runs_days, min(IDLE_DAYS, request.flow_runs_days)))
     for finding in delete_flow_runs(ended, idle, request.dry_run) if delete_flow_runs else ():
         services.observer.check()
@@ -59,46 +59,46 @@ def collect_garbage(
     return findings
 
 
-def treat(heap: Garbage, request: CollectGarbageRequest, due: float, now: float, sign: str) -> str:
-    """Deletes or merges a heap, if it is due, and says what was done."""
-    what, done = f"{len(heap.keys)} objects", "merged" if heap.merge else "deleted"
-    if named(heap, request.keep):
+def treat(item: Garbage, request: CollectGarbageRequest, due: float, now: float, sign: str) -> str:
+    """Deletes or merges an item, if it is due, and says what was done."""
+    what, done = f"{len(item.keys)} objects", "merged" if item.merge else "deleted"
+    if named(item, request.keep):
         return "kept: `keep` names it"
     if request.dry_run:
         return f"would be: {done}, {what}"
     if due > now:
         return f"listed; deleted after {utc(due)} if it is still garbage, {what}"
-    if signed(heap) != sign:
+    if signed(item) != sign:
         return "kept: it has changed meanwhile"
     try:
-        keys = heap.merge() if heap.merge else heap.keys
+        keys = item.merge() if item.merge else item.keys
     except UnreadableRecord as unreadable:
         return f"kept: {unreadable}"
     except PreconditionFailed:
         return "kept: it has changed meanwhile"
     for key in keys:
-        heap.store.delete(key)
+        item.store.delete(key)
     return f"{done}, {what}"
 
 
-def named(heap: Garbage, names: Iterable[str]) -> bool:
-    """Whether one of the names is the key of what a heap belongs to, or how it begins."""
-    return any(heap.subject.split()[-1].startswith(name) for name in names)
+def named(item: Garbage, names: Iterable[str]) -> bool:
+    """Whether one of the names is the key of what an item belongs to, or how it begins."""
+    return any(item.subject.split()[-1].startswith(name) for name in names)
 
 
-def signed(heap: Garbage) -> str:
-    """Changes with the keys of a heap and with what it belongs to. Equal for a record that cannot be read any more."""
+def signed(item: Garbage) -> str:
+    """Changes with the keys of an item and with what it belongs to. Equal for a record that cannot be read any more."""
     try:
-        return digest_of([heap.keys, heap.sign_of_life()])
+        return digest_of([item.keys, item.sign_of_life()])
     except UnreadableRecord as unreadable:
         return str(unreadable)
 
 
 def announce(root: Store, signs: Mapping[str, str], now: float) -> dict[str, float]:
-    """Since when each heap has been listed without a change. Writes it down for the next collections."""
+    """Since when each item has been listed without a change. Writes it down for the next collections."""
     data, tag = root.read_tagged_or_none(NOTICES)
     before = listed_before(root, data or b"{}")
-    # A heap that was listed by a clock that was ahead is listed anew.
+    # An item that was listed by a clock that was ahead is listed anew.
     since = {subject: min(before.get((subject, sign), now), now) for subject, sign in signs.items()}
     listed = [{"subject": subject, "sign": signs[subject], "since": at} for subject, at in since.items()]
     content = json_bytes({"schema_version": 1, "written_at": now, "listed": listed})
@@ -112,10 +112,10 @@ def announce(root: Store, signs: Mapping[str, str], now: float) -> dict[str, flo
 
 
 def listed_before(root: Store, data: bytes) -> dict[tuple[str, str], float]:
-    """When each heap, by subject and sign, was first listed. Nothing, where the record cannot be read: all is listed anew."""
+    """When each item, by subject and sign, was first listed. Nothing, where the record cannot be read: all is listed anew."""
     with contextlib.suppress(UnreadableRecord), reading(root.uri_of(NOTICES)):
         listed = json.loads(data).get("listed", [])
-        return {(heap["subject"], heap["sign"]): float(heap["since"]) for heap in listed}
+        return {(item["subject"], item["sign"]): float(item["since"]) for item in listed}
     return {}
 
 

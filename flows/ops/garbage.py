@@ -314,8 +314,8 @@ def publications(root: Store, ages: Ages, kept: Kept) -> Iterator[Garbage]:
             continue  # what nearly every model is: no record needs to be read
         for folder, names in folders.items():
             with keeping(kept, f"model {model}/{folder}"):
-                if (heap := publication(root, model, folder, names, ages)) is not None:
-                    yield heap
+                if (item := publication(root, model, folder, names, ages)) is not None:
+                    yield item
 
 
 def publication(root: Store, model: str, folder: str, names: Sequence[str], ages: Ages) -> Garbage | None:

@@ -134,10 +134,10 @@ def transfer_table(report: ScoreReport, extent: Extent = "usual") -> Table:
         of = f", {seed_statistic(row.protocol)} of {row.num_seeds} seeds" if row.num_seeds > 1 else ""
         texts = (_with_noise(cell.value, cell.noise) if cell else "-" for cell in cells)
         lines.append(Line(f"{_model_label(row)}{of}", tuple(texts), "ours"))
-        if beside := report.beside("transfer", row):
-            found = differences(row, beside)
+        if reference := report.reference("transfer", row):
+            found = differences(row, reference)
             minus = (_with_noise(d.value, d.noise, "+") if (d := found.get(c)) else "-" for c in TRANSFER_CORPORA)
-            lines.append(Line(f"  minus {beside.label}", tuple(minus), "detail"))
+            lines.append(Line(f"  minus {reference.label}", tuple(minus), "detail"))
     lines += _published_lines(report, "transfer", extent, foot, _published_transfer)
     more = " `--all` shows all published rows." if extent == "usual" else ""
     return _table(
@@ -224,23 +224,23 @@ def check_table(report: ScoreReport) -> Table:
 def _vtab_lines(report: ScoreReport, row: ModelScores, columns: Sequence[str]) -> list[Line]:
     """The scores of a model, their noise, and the difference to its published row. A mean over fewer than 19 tasks has a line
     of its own."""
-    means, beside = vtab_means(row), report.beside("vtab", row)
+    means, reference = vtab_means(row), report.reference("vtab", row)
     whole: dict[str, Cell | Mean] = {g: m for g, m in means.items() if m.num_tasks == m.num_wanted} | dict(row.cells)
     shown = [whole.get(name) for name in columns]
     lines = [
         Line(_model_label(row), tuple(_cell_text(n, c) for n, c in zip(columns, shown, strict=True)), "ours"),
         Line(f"  {_what_noise_is(row)}", _noises(columns, shown), "detail"),
     ]
-    found = differences(row, beside) if beside else {}
+    found = differences(row, reference) if reference else {}
     minus = tuple(_signed(n, found[n].value) if n in found and n in whole else "" for n in columns)
-    if beside and any(minus):
-        lines.append(Line(f"  minus {beside.label}", minus, "detail"))
+    if reference and any(minus):
+        lines.append(Line(f"  minus {reference.label}", minus, "detail"))
     if "all" not in whole:
         mean, blank = means["all"], ("",) * (len(columns) - 1)
         label = f"  mean of {mean.num_tasks} of {mean.num_wanted}, ±{_fine(mean.noise)}"
         lines.append(Line(label, (*blank, _fine(mean.value)), "detail"))
-        if beside and "all" in found:
-            label = f"  minus {beside.label}, same {mean.num_tasks}"
+        if reference and "all" in found:
+            label = f"  minus {reference.label}, same {mean.num_tasks}"
             lines.append(Line(label, (*blank, _signed("all", found["all"].value)), "detail"))
     return lines
 

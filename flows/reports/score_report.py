@@ -47,7 +47,7 @@ class ScoreReport:
     num_left_out: int
     """Number of records that a newer one of the same model, protocol, task and seed replaces."""
 
-    def beside(self, table: Table, row: ModelScores) -> PublishedRow | None:
+    def reference(self, table: Table, row: ModelScores) -> PublishedRow | None:
         """The published row that a model is compared with in a table: the requested one, or the one that matches."""
         if table not in COMPARED:
             return None
@@ -77,12 +77,12 @@ class ScoreReport:
         ]
 
 
-def read_report(root: str, beside: str | None = None, of: Collection[Score] | None = None) -> ScoreReport:
+def read_report(root: str, compare_with: str | None = None, of: Collection[Score] | None = None) -> ScoreReport:
     """The report of all scores below a root; with `of` only those of the models of these scores, and these scores.
 
-    Raises ValueError if `beside` names no published row.
+    Raises ValueError if `compare_with` names no published row.
     """
-    requested = published_named(beside) if beside else None
+    requested = published_named(compare_with) if compare_with else None
     corpora = list_corpora(root)
     records, left_out = latest_records(
         read_records(open_store(root), say_unreadable), {corpus["digest"] for corpus in corpora}
@@ -108,7 +108,7 @@ def published_for(report: ScoreReport, table: Table, extent: Extent) -> list[Pub
     `compared`: those that models are compared with, or the headlines if there are none. `usual`: also all of VTAB except
     version 1, and in the transfer table those of the networks that were scored. `every`: also version 1 and other networks.
     """
-    compared = [beside for row in report.tables[table] if (beside := report.beside(table, row))]
+    compared = [reference for row in report.tables[table] if (reference := report.reference(table, row))]
     scored = {report.facts[row.init].architecture for row in report.tables[table]} - {None}
     rows = [row for row in ROWS.values() if not {*COMPARED[table]}.isdisjoint({*row.scores, *row.printed_means})]
     if extent == "every":
@@ -135,15 +135,15 @@ def as_data(report: ScoreReport) -> dict[str, Any]:
 
 
 def _row_data(report: ScoreReport, table: Table, row: ModelScores) -> dict[str, Any]:
-    beside = report.beside(table, row)
+    reference = report.reference(table, row)
     return {
         "model": row.label,
         "init": row.init,
         "protocol": row.protocol,
         "scores": {corpus: asdict(cell) for corpus, cell in row.cells.items()},
         "means": {group: asdict(mean) for group, mean in vtab_means(row).items()} if table == "vtab" else {},
-        "beside": beside.label if beside else None,
-        "differences": {name: asdict(d) for name, d in differences(row, beside).items()} if beside else {},
+        "reference": reference.label if reference else None,
+        "differences": {name: asdict(d) for name, d in differences(row, reference).items()} if reference else {},
         "wall_s": row.wall_s,
         "trainings": row.num_trainings,
     }

@@ -27,7 +27,7 @@ from sklearn.datasets import load_digits
 
 from vitline.data_prep.decode import ImageRejected, decode
 from vitline.data_prep.examine.images import perceptual_hashes, pixel_sha256
-from vitline.data_prep.examine.thumbnails import looks_same, same_pictures, thumbnail
+from vitline.data_prep.examine.thumbnails import looks_same, same_images, thumbnail
 from vitline.data_prep.plan.similarity.near_duplicates import MAX_DISTANCE, HashIndex, band_keys, distances
 
 ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif"})
@@ -301,7 +301,7 @@ def print_confirmation(rounds: int) -> None:
     zeros = digits.images[digits.target == 0][:128]
     drawn = np.stack([thumbnail(np.repeat((zero * 15).astype(np.uint8)[..., None], 3, axis=2)) for zero in zeros])
     a, b = drawn[:64], drawn[64:]
-    together = [cpu_s(lambda: same_pictures(a, b)) / len(a) * 1e3 for _ in range(rounds)]
+    together = [cpu_s(lambda: same_images(a, b)) / len(a) * 1e3 for _ in range(rounds)]
     alone = [
         cpu_s(lambda: [looks_same(*pair) for pair in zip(a, b, strict=True)]) / len(a) * 1e3 for _ in range(rounds)
     ]

@@ -239,7 +239,7 @@ class Day:
             server.wait()
         return f"classes {row['classes']}, probabilities {[round(p, 2) for p in row['probabilities']]}"
 
-    def vitline_run_trains_on_own_pictures(self) -> str:
+    def train_folder_trains(self) -> str:
         done = self.command(BIN / "vitline", "train-folder", "--source", self.pictures(), "--name", "own")
         text = done.stdout + done.stderr
         lines = text[text.index("from vitline import load_model") :].splitlines()
@@ -300,7 +300,7 @@ STEPS_OF_THE_DAY: tuple[Callable[[Day], str], ...] = (
     Day.scheduled_night_starts_on_time,
     Day.compare_runs_shows_the_night,
     Day.mlflow_registry_serves_the_candidate,
-    Day.vitline_run_trains_on_own_pictures,
+    Day.train_folder_trains,
     Day.stack_restart_during_a_run_is_reconciled,
     Day.no_server_logged_a_traceback,
 )

@@ -18,7 +18,7 @@ from vitline.data_prep.benchmarks.tfds_order import order_prefix
 from vitline.data_prep.benchmarks.transfer.imagenet_task import ImagenetTask, file_name
 from vitline.data_prep.benchmarks.transfer.transfer_splits import OFFICIAL_SPLITS, VIEWS
 from vitline.data_prep.config import CorpusRecipe
-from vitline.data_prep.sources.folder_layout import is_picture
+from vitline.data_prep.sources.folder_layout import is_image
 from vitline.data_prep.sources.raw import RawExample, SourcePart, WorkFolder
 from vitline.infra.storage import Store
 
@@ -74,6 +74,6 @@ class Imagenet(ImagenetTask):
         for member in index(self.store, where["key"], where["start"], where["end"]):
             if member.kind == "damage" and member.refused:
                 raise ValueError(f"{self.store.uri_of(where['key'])}: {member.refused[1]}. Download it again.")
-            if member.kind == "file" and not member.refused and is_picture(member):
+            if member.kind == "file" and not member.refused and is_image(member):
                 found.append(order_prefix("train", file_name(member.path)))
         return np.array(found, np.uint64)

@@ -8,8 +8,8 @@ makes folder 10 class 2.
 import re
 from collections.abc import Iterator
 
+from vitline.data_prep.benchmarks.image_files import image_members, image_parts, place_of
 from vitline.data_prep.benchmarks.official_files import official_files
-from vitline.data_prep.benchmarks.picture_files import picture_members, picture_parts, place_of
 from vitline.data_prep.benchmarks.tfds_order import order_prefix
 from vitline.data_prep.benchmarks.transfer.imagenet_task import ImagenetTask
 from vitline.data_prep.benchmarks.transfer.transfer_splits import TEST_SETS
@@ -31,11 +31,11 @@ class ImagenetV2(ImagenetTask):
 
     def parts(self, work: WorkFolder) -> Iterator[SourcePart]:
         _ = self.kit  # raises if its classes differ
-        yield from picture_parts(self.store, self.files()[self.official.files[0].name].key, work)
+        yield from image_parts(self.store, self.files()[self.official.files[0].name].key, work)
 
     def examples(self, part: SourcePart, work: WorkFolder) -> Iterator[RawExample]:
         with Spill(work, part) as spill:
-            for member, data, where in picture_members(self.store, part, self.max_bytes, _is_image):
+            for member, data, where in image_members(self.store, part, self.max_bytes, _is_image):
                 if member.refused:
                     example_id = readable_id(member.path)
                     yield RawExample(example_id, (), "test", spill.base, spill.key, refused=member.refused)

@@ -22,10 +22,10 @@ from vitline.data_prep.archives.archive_members import CorruptArchive, Member
 from vitline.data_prep.archives.archives import archive_kind, member_pieces, read_members
 from vitline.data_prep.archives.tar_members import read_tar, tar_members
 from vitline.data_prep.benchmarks.annotation_files import keep_labels
+from vitline.data_prep.benchmarks.image_files import image_paths
 from vitline.data_prep.benchmarks.labelled_archive import LabelledArchive
 from vitline.data_prep.benchmarks.official_files import official_files
 from vitline.data_prep.benchmarks.official_splits import OFFICIAL_SPLITS
-from vitline.data_prep.benchmarks.picture_files import picture_paths
 from vitline.data_prep.benchmarks.tfds_order import tfds_order
 from vitline.data_prep.decode import DecodePolicy, decode
 from vitline.data_prep.examine.images import pixel_sha256
@@ -35,7 +35,7 @@ from vitline.infra.storage import Store
 
 _INNER = "caltech-101/101_ObjectCategories.tar.gz"
 _HUB = "clip-benchmark/wds_vtab-caltech101"
-_Picture = tuple[bytes, str]
+_Image = tuple[bytes, str]
 """Digest of the pixels, and class: the class distinguishes equal images of several classes."""
 
 
@@ -52,7 +52,7 @@ class Caltech101(LabelledArchive):
         return labels
 
     def key_of(self, path: str) -> str | None:
-        return _key(path) if _is_picture(path) else None
+        return _key(path) if _is_image(path) else None
 
     def class_names(self) -> Sequence[str]:
         return self._class_names
@@ -73,8 +73,8 @@ class Caltech101(LabelledArchive):
             except CorruptArchive as error:
                 raise ValueError(f"{error}. Download it again from {self.official.home}.") from error
         else:
-            paths = [*picture_paths(self.store, self.archive)]
-        return sorted({_class(_key(path)) for path in paths if _is_picture(path)})
+            paths = [*image_paths(self.store, self.archive)]
+        return sorted({_class(_key(path)) for path in paths if _is_image(path)})
 
     @cached_property
     def _vtab_splits(self) -> dict[str, str]:
@@ -89,7 +89,7 @@ class Caltech101(LabelledArchive):
                     f"{self.store.uri}/{split} has {there:,} images, but {expected:,} are expected. Copy all its tars again "
                     f"from {_HUB}."
                 )
-        splits = _matched(dict(self._archive_pictures()), published)
+        splits = _matched(dict(self._archive_images()), published)
         if missing := published["train"].total() + published["test"].total() - sum(s != "val" for s in splits.values()):
             raise ValueError(
                 f"{missing:,} of the images in train/ and test/ at {self.store.uri} have no counterpart with equal pixels and "
@@ -105,12 +105,12 @@ class Caltech101(LabelledArchive):
             )
         return splits
 
-    def _archive_pictures(self) -> Iterator[tuple[str, set[_Picture]]]:
+    def _archive_images(self) -> Iterator[tuple[str, set[_Image]]]:
         """Key of each image of the archive, and the pixels that TFDS may have decoded. Raises ValueError for a damaged one."""
         where: dict[str, Any] = {"key": self.archive}
         if self.archive.endswith("/"):
             where["files"] = [listed.key for listed in self.store.scan(self.archive)]
-        for member, data, _ in self.members(SourcePart(name=self.archive, where=where), _is_picture):
+        for member, data, _ in self.members(SourcePart(name=self.archive, where=where), _is_image):
             key = _key(member.path)
             digests = {self._digest(self.archive, member, data)}
             with contextlib.suppress(ValueError):  # not a JPEG
@@ -119,7 +119,7 @@ class Caltech101(LabelledArchive):
                 digests.add(pixel_sha256(simplejpeg.decode_jpeg(data, "RGB", fastdct=True, strict=False)))
             yield key, {(digest, _class(key)) for digest in digests}
 
-    def _published(self, split: str) -> Iterator[_Picture]:
+    def _published(self, split: str) -> Iterator[_Image]:
         """The images of a split on the Hub. Raises ValueError for a damaged one, or one without a label."""
         for listed in self.store.scan(self.file(f"{split}/")):
             if archive_kind(listed.key) not in ("tar", "tar.gz"):
@@ -165,25 +165,25 @@ class Caltech101(LabelledArchive):
             yield error.as_member(), None, None
 
 
-def _matched(archive: Mapping[str, set[_Picture]], published: Mapping[str, Counter[_Picture]]) -> dict[str, str]:
+def _matched(archive: Mapping[str, set[_Image]], published: Mapping[str, Counter[_Image]]) -> dict[str, str]:
     """train, val or test, by key: val for images of the archive that are not published.
 
     Equal images of one class cannot be distinguished. Those of train are assumed to come first in the order of TFDS, those of val
     last: if this contradicts the order, every other assignment does as well.
     """
-    keys: dict[_Picture, list[str]] = {}
-    for key, pictures in archive.items():
-        for picture in pictures:
-            keys.setdefault(picture, []).append(key)
+    keys: dict[_Image, list[str]] = {}
+    for key, images in archive.items():
+        for image in images:
+            keys.setdefault(image, []).append(key)
     splits = dict.fromkeys(archive, "val")
-    for picture in published["train"].keys() | published["test"].keys():
-        equal, train, test = keys.get(picture, []), published["train"][picture], published["test"][picture]
+    for image in published["train"].keys() | published["test"].keys():
+        equal, train, test = keys.get(image, []), published["train"][image], published["test"][image]
         ordered = [equal[i] for i in tfds_order("train", equal)]
         splits |= dict.fromkeys(ordered[:train], "train") | dict.fromkeys(ordered[train : train + test], "test")
     return splits
 
 
-def _is_picture(path: str) -> bool:
+def _is_image(path: str) -> bool:
     return path.count("/") >= 1 and path.endswith(".jpg") and refusal_by_name(path) is None
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
+from vitline.data_prep.benchmarks.image_files import image_paths
 from vitline.data_prep.benchmarks.labelled_archive import LabelledArchive
 from vitline.data_prep.benchmarks.official_files import OfficialFile, official_files
-from vitline.data_prep.benchmarks.picture_files import picture_paths
 from vitline.data_prep.sources.folder_layout import refusal_by_name
 from vitline.infra.config import replace
 from vitline.infra.storage import Listed
@@ -26,7 +26,7 @@ class ClassArchive(LabelledArchive):
 
     @cached_property
     def _paths(self) -> list[str]:
-        return [path for path in picture_paths(self.store, self.archive) if _is_of_class(path)]
+        return [path for path in image_paths(self.store, self.archive) if _is_of_class(path)]
 
 
 def _is_of_class(path: str) -> bool:

@@ -8,15 +8,15 @@ from typing import Any
 
 from vitline.data_prep.archives.archives import member_pieces
 from vitline.data_prep.archives.json_array import json_items
+from vitline.data_prep.benchmarks.image_files import image_paths
 from vitline.data_prep.benchmarks.label_rules import clevr_count, clevr_distance
 from vitline.data_prep.benchmarks.labelled_archive import LabelledArchive
 from vitline.data_prep.benchmarks.official_files import official_files
-from vitline.data_prep.benchmarks.picture_files import picture_paths
 from vitline.data_prep.sources.folder_layout import refusal_by_name
 
 _SPLITS = {"train": "train", "val": "validation"}
 """TFDS names of CLEVR's splits. Its test split has no scenes."""
-_PICTURE = re.compile(r"(?:^|/)images/(train|val)/([^/]+)\Z")
+_IMAGE = re.compile(r"(?:^|/)images/(train|val)/([^/]+)\Z")
 _SCENES = re.compile(r"(?:^|/)scenes/CLEVR_(train|val)_scenes\.json\Z")
 _READ_BYTES = 4 << 20
 
@@ -34,20 +34,20 @@ class Clevr(LabelledArchive):
         return [f"nearest object up to {ends[0]}", *beyond, f"nearest object beyond {ends[-1]}"]
 
     def key_of(self, path: str) -> str | None:
-        picture = _picture(path)
-        return picture and picture[1]
+        image = _image(path)
+        return image and image[1]
 
     def labels(self) -> Mapping[str, Mapping[str, int]]:
-        pictures: dict[str, list[str]] = {split: [] for split in _SPLITS.values()}
+        images: dict[str, list[str]] = {split: [] for split in _SPLITS.values()}
         scenes: dict[str, str] = {}
-        for path in picture_paths(self.store, self.archive):
-            if picture := _picture(path):
-                pictures[picture[0]].append(picture[1])
+        for path in image_paths(self.store, self.archive):
+            if image := _image(path):
+                images[image[0]].append(image[1])
             elif found := _SCENES.search(path):
                 scenes[_SPLITS[found[1]]] = path
         if missing := [name for name, split in _SPLITS.items() if split not in scenes]:
             raise self.official.damaged(self._uri, f"scenes/CLEVR_{missing[0]}_scenes.json is missing")
-        return {split: self._labels_of(sorted(names), scenes[split]) for split, names in pictures.items()}
+        return {split: self._labels_of(sorted(names), scenes[split]) for split, names in images.items()}
 
     def _labels_of(self, names: list[str], path: str) -> dict[str, int]:
         """The class of every image of a split, from the scenes in the file `path`."""
@@ -85,9 +85,9 @@ class Clevr(LabelledArchive):
         return self.store.uri_of(self.archive.rstrip("/"))
 
 
-def _picture(path: str) -> tuple[str, str] | None:
+def _image(path: str) -> tuple[str, str] | None:
     """TFDS split and key of an image; None for any other file."""
-    found = _PICTURE.search(path)
+    found = _IMAGE.search(path)
     return None if found is None or refusal_by_name(path) else (_SPLITS[found[1]], found[2])
 
 

@@ -10,10 +10,10 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from vitline.data_prep.benchmarks.annotation_files import annotation_texts
+from vitline.data_prep.benchmarks.image_files import image_parts
 from vitline.data_prep.benchmarks.labelled_archive import LabelledArchive
 from vitline.data_prep.benchmarks.official_files import official_files
 from vitline.data_prep.benchmarks.opencv import opencv
-from vitline.data_prep.benchmarks.picture_files import picture_parts
 from vitline.data_prep.benchmarks.vtab_data import Key
 from vitline.data_prep.decode import DEFAULT_POLICY, ImageRejected
 from vitline.data_prep.sources.folder_layout import refusal_by_name
@@ -42,7 +42,7 @@ class DiabeticRetinopathy(LabelledArchive):
 
     def parts(self, work: WorkFolder) -> Iterator[SourcePart]:
         yield from super().parts(work)
-        yield from picture_parts(self.store, self.file("test.zip"), work)
+        yield from image_parts(self.store, self.file("test.zip"), work)
 
     def key_of(self, path: str) -> str | None:
         """10_left for train/10_left.jpeg."""

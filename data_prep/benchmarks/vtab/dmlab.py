@@ -46,7 +46,7 @@ class DmLab(BenchmarkData):
         for file in self.files().values():
             yield SourcePart(name=file.key, num_bytes=file.size, where={"key": file.key})
 
-    def pictures(self, part: SourcePart, work: WorkFolder) -> Iterator[Found]:
+    def images(self, part: SourcePart, work: WorkFolder) -> Iterator[Found]:
         key = str(part.where["key"])
         try:
             for split, name, records in self._shards(key):

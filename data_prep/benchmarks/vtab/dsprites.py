@@ -72,7 +72,7 @@ class DSprites(BenchmarkData):
                 name=f"rows-{number:04d}", num_bytes=(stop - start) << 12, num_examples=stop - start, where=where
             )
 
-    def pictures(self, part: SourcePart, work: WorkFolder) -> Iterator[Found]:
+    def images(self, part: SourcePart, work: WorkFolder) -> Iterator[Found]:
         start, stop = int(str(part.where["start"])), int(str(part.where["stop"]))
         labels, row = self._labels(start, stop), start
         with self._array(_IMAGES) as images:

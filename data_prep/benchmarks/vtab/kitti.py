@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from vitline.data_prep.benchmarks.annotation_files import annotation_texts
+from vitline.data_prep.benchmarks.image_files import image_paths
 from vitline.data_prep.benchmarks.label_rules import kitti_distance
 from vitline.data_prep.benchmarks.labelled_archive import LabelledArchive
 from vitline.data_prep.benchmarks.official_files import official_files
-from vitline.data_prep.benchmarks.picture_files import picture_paths
 from vitline.data_prep.sources.folder_layout import refusal_by_name
 
-_PICTURE = re.compile(r"(?:^|/)training/image_2/([0-9]{6})\.png\Z")
+_IMAGE = re.compile(r"(?:^|/)training/image_2/([0-9]{6})\.png\Z")
 _LABEL = re.compile(r"(?:^|/)training/label_2/([0-9]{6})\.txt\Z")
 _MAPPING = re.compile(r"(?:^|/)(train_rand|train_mapping)\.txt\Z")
 _NUM_FIELDS, _KIND, _Z = 15, 0, 13
@@ -33,9 +33,9 @@ class Kitti(LabelledArchive):
         return number and f"{number}.png"
 
     def labels(self) -> Mapping[str, Mapping[str, int]]:
-        splits, distances = self._splits_of_pictures(), self._distances()
+        splits, distances = self._splits_of_images(), self._distances()
         labels: dict[str, dict[str, int]] = {"train": {}, "validation": {}, "test": {}}
-        for path in picture_paths(self.store, self.archive):
+        for path in image_paths(self.store, self.archive):
             number = _number(path)
             if number is None or int(number) >= len(splits):  # TFDS leaves these out as well
                 continue
@@ -57,7 +57,7 @@ class Kitti(LabelledArchive):
                 raise self.official.damaged(where, error) from error
         return found
 
-    def _splits_of_pictures(self) -> list[str]:
+    def _splits_of_images(self) -> list[str]:
         """The TFDS split of images 0, 1, ...: that of their drive."""
         key, texts = self.file("devkit_object.zip"), dict[str, str]()
         for path, text in annotation_texts(self.store, key, lambda path: bool(_MAPPING.search(path))):
@@ -65,7 +65,7 @@ class Kitti(LabelledArchive):
         try:
             if missing := {"train_rand.txt", "train_mapping.txt"} - texts.keys():
                 raise ValueError(f"mapping/{min(missing)} is missing")
-            drives = drives_of_pictures(texts["train_rand.txt"], texts["train_mapping.txt"])
+            drives = drives_of_images(texts["train_rand.txt"], texts["train_mapping.txt"])
             splits = splits_of_drives(drives)
         except ValueError as error:
             raise self.official.damaged(self._uri("devkit_object.zip"), error) from error
@@ -77,7 +77,7 @@ class Kitti(LabelledArchive):
 
 def _number(path: str) -> str | None:
     """The six digits of an image; None for any other file."""
-    found = _PICTURE.search(path)
+    found = _IMAGE.search(path)
     return None if found is None or refusal_by_name(path) else found[1]
 
 
@@ -93,7 +93,7 @@ def _objects(text: str) -> Iterator[tuple[str, float]]:
         yield fields[_KIND], z
 
 
-def drives_of_pictures(rand: str, mapping: str) -> list[str]:
+def drives_of_images(rand: str, mapping: str) -> list[str]:
     """The drive of every image. `rand` (train_rand.txt) has for each image the number, from 1 on, of its line in `mapping`
     (train_mapping.txt), whose second word is the drive. Raises ValueError for any other content."""
     lines, drives = mapping.splitlines(), []

@@ -49,7 +49,7 @@ class PatchCamelyon(BenchmarkData):
                     where={"split": split, "start": start, "stop": stop},
                 )
 
-    def pictures(self, part: SourcePart, work: WorkFolder) -> Iterator[Found]:
+    def images(self, part: SourcePart, work: WorkFolder) -> Iterator[Found]:
         where: Any = part.where
         split, start, stop = where["split"], where["start"], where["stop"]
         labels, key, store = self._labels(split), self._key(split, "x"), self.store

@@ -26,7 +26,7 @@ class _CifarArchive(BenchmarkData):
 
     def keys(self) -> Mapping[str, Sequence[Key]]:
         (part,) = self._arrays.parts(max_pixels=32 * 32)
-        return {split: range(count) for split, count in self._arrays.num_pictures(part).items()}
+        return {split: range(count) for split, count in self._arrays.num_images(part).items()}
 
     def class_names(self) -> Sequence[str]:
         return self._arrays.class_names()
@@ -34,9 +34,9 @@ class _CifarArchive(BenchmarkData):
     def parts(self, work: WorkFolder) -> Iterator[SourcePart]:
         yield from self._arrays.parts(max_pixels=32 * 32)
 
-    def pictures(self, part: SourcePart, work: WorkFolder) -> Iterator[Found]:
-        for picture in self._arrays.pictures(part):
-            yield Found(str(picture.split), picture.number, picture.label, lossless_png(picture.pixels))
+    def images(self, part: SourcePart, work: WorkFolder) -> Iterator[Found]:
+        for image in self._arrays.images(part):
+            yield Found(str(image.split), image.number, image.label, lossless_png(image.pixels))
 
 
 class Cifar10(_CifarArchive):
@@ -73,7 +73,7 @@ class Svhn(BenchmarkData):
         for split, name in _SVHN_FILES.items():
             yield SourcePart(name=split, num_bytes=self.files()[name].size)
 
-    def pictures(self, part: SourcePart, work: WorkFolder) -> Iterator[Found]:
+    def images(self, part: SourcePart, work: WorkFolder) -> Iterator[Found]:
         pixels, labels = self._arrays(part.name)
         for number, label in enumerate(labels):
             yield Found(part.name, number, label, lossless_png(pixels[number].transpose(2, 1, 0)))

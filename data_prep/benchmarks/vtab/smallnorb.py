@@ -42,20 +42,20 @@ class SmallNorb(BenchmarkData):
 
     def parts(self, work: WorkFolder) -> Iterator[SourcePart]:
         for split in _STEMS:
-            with self._open(split, "dat") as pictures:
+            with self._open(split, "dat") as images:
                 count = len(self._labels(split))
-                if pictures.dtype != np.uint8 or pictures.shape != (count, 2, 96, 96):
+                if images.dtype != np.uint8 or images.shape != (count, 2, 96, 96):
                     raise self.official.damaged(
-                        pictures.uri,
-                        f"an array of shape {pictures.shape} and type {pictures.dtype}; expected {(count, 2, 96, 96)} uint8, a "
+                        images.uri,
+                        f"an array of shape {images.shape} and type {images.dtype}; expected {(count, 2, 96, 96)} uint8, a "
                         "pair for every row of its -info file",
                     )
-            yield SourcePart(name=split, num_bytes=math.prod(pictures.shape), num_examples=count)
+            yield SourcePart(name=split, num_bytes=math.prod(images.shape), num_examples=count)
 
-    def pictures(self, part: SourcePart, work: WorkFolder) -> Iterator[Found]:
+    def images(self, part: SourcePart, work: WorkFolder) -> Iterator[Found]:
         labels = self._labels(part.name)
-        with self._open(part.name, "dat") as pictures:
-            for row, (left, _) in enumerate(pictures.rows()):
+        with self._open(part.name, "dat") as images:
+            for row, (left, _) in enumerate(images.rows()):
                 yield Found(part.name, row, labels[row], lossless_png(left))
 
     def _labels(self, split: str) -> list[int]:

@@ -208,9 +208,9 @@ def resolve(pairs: Iterable[tuple[K, K]], same: Callable[[K, K], bool] | None = 
         if a != b:
             smaller.setdefault(max(a, b), set()).add(min(a, b))
     dropped: dict[K, K] = {}
-    for picture in sorted(smaller):
-        for other in sorted(smaller[picture]):
-            if other not in dropped and (same is None or same(other, picture)):
-                dropped[picture] = other
+    for image in sorted(smaller):
+        for other in sorted(smaller[image]):
+            if other not in dropped and (same is None or same(other, image)):
+                dropped[image] = other
                 break
     return dropped

@@ -21,7 +21,7 @@ READ_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class ArrayImage:
     """Pixels (h, w) or (h, w, 3), with split, number and label."""
 
     split: str | None
@@ -47,7 +47,7 @@ class Arrays(ABC):
         """Every array or archive. Raises ValueError if it does not match the layout."""
 
     @abstractmethod
-    def pictures(self, part: SourcePart) -> Iterator[Picture]:
+    def images(self, part: SourcePart) -> Iterator[ArrayImage]:
         """All images of a part. Raises ValueError if the array is damaged."""
 
     def class_names(self) -> list[str]:

@@ -11,7 +11,7 @@ from pydantic import JsonValue
 
 from vitline.data_prep.archives.archive_members import Member
 from vitline.data_prep.archives.archives import archive_kind, index, read_members
-from vitline.data_prep.sources.arrays.array_layouts import READ_BYTES, OneFile, Picture, damage_of, unpacked
+from vitline.data_prep.sources.arrays.array_layouts import READ_BYTES, ArrayImage, OneFile, damage_of, unpacked
 from vitline.data_prep.sources.raw import SourcePart
 
 _MAX_MEMBER_BYTES = 256 * 1024 * 1024
@@ -74,7 +74,7 @@ class Cifar(OneFile):
         where: dict[str, JsonValue] = {"counts": dict(counts), "present": ["test", "train"]}
         yield SourcePart(name=self.key, num_bytes=file.size, num_examples=sum(counts.values()), where=where)
 
-    def pictures(self, part: SourcePart) -> Iterator[Picture]:
+    def images(self, part: SourcePart) -> Iterator[ArrayImage]:
         counts: Any = part.where["counts"]
         firsts = self._firsts(counts)
         for member, data in read_members(self.store, self.key, _MAX_MEMBER_BYTES, wanted=self._wanted):
@@ -84,7 +84,7 @@ class Cifar(OneFile):
         if firsts:
             raise ValueError(f"{self.uri}: {', '.join(firsts)} changed since it was listed. Start again.")
 
-    def num_pictures(self, part: SourcePart) -> dict[str, int]:
+    def num_images(self, part: SourcePart) -> dict[str, int]:
         """Number of images of each split."""
         counts: Any = part.where["counts"]
         totals: dict[str, int] = {}
@@ -118,12 +118,12 @@ class Cifar(OneFile):
             ends[split] = firsts[name] + counts[name]
         return firsts
 
-    def _of_member(self, split: str, first: int, data: bytes) -> Iterator[Picture]:
+    def _of_member(self, split: str, first: int, data: bytes) -> Iterator[ArrayImage]:
         records = np.frombuffer(data, np.uint8).reshape(-1, self._record_bytes)
         for number, record in enumerate(records, first):
             label = int(record[self._cifar.label_at])
             pixels = record[self._cifar.num_labels :].reshape(_CIFAR_SHAPE).transpose(1, 2, 0)
-            yield Picture(split, number, pixels, label)
+            yield ArrayImage(split, number, pixels, label)
 
 
 def _name(member: Member) -> str:

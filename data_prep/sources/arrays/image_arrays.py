@@ -13,7 +13,7 @@ from vitline.data_prep.archives.lossless_png import lossless_png
 from vitline.data_prep.config import CorpusRecipe, ImageArrays
 from vitline.data_prep.labels.classes import ClassInfo, number_label
 from vitline.data_prep.labels.label_texts import numbered_class
-from vitline.data_prep.sources.arrays.array_layouts import Arrays, Picture
+from vitline.data_prep.sources.arrays.array_layouts import ArrayImage, Arrays
 from vitline.data_prep.sources.arrays.cifar_archive import Cifar
 from vitline.data_prep.sources.arrays.paired_arrays import Idx, Npz
 from vitline.data_prep.sources.raw import (
@@ -53,23 +53,23 @@ class ImageArraysCorpus(ImageSource):
         present: Any = part.where["present"]
         rule = SplitRule(self._recipe, frozenset(present))
         with Spill(work, part) as spill:
-            for picture in self._arrays.pictures(part):
-                yield _as_example(picture, rule, spill, self._arrays.num_classes)
+            for image in self._arrays.images(part):
+                yield _as_example(image, rule, spill, self._arrays.num_classes)
 
     def class_info(self, source_id: str) -> ClassInfo:
         return numbered_class(source_id, self._arrays.class_names())
 
 
-def _as_example(picture: Picture, rule: SplitRule, spill: Spill, num_classes: int | None) -> RawExample:
-    example_id = f"{picture.split or 'images'}/{picture.number:05d}"
-    split = rule.assign_split(example_id, picture.split)
-    if picture.label < 0 or (num_classes is not None and picture.label >= num_classes):
-        refused = ("no_label", f"label {picture.label} is not a class ({num_classes or 'unknown number of'} classes)")
+def _as_example(image: ArrayImage, rule: SplitRule, spill: Spill, num_classes: int | None) -> RawExample:
+    example_id = f"{image.split or 'images'}/{image.number:05d}"
+    split = rule.assign_split(example_id, image.split)
+    if image.label < 0 or (num_classes is not None and image.label >= num_classes):
+        refused = ("no_label", f"label {image.label} is not a class ({num_classes or 'unknown number of'} classes)")
         return RawExample(example_id, (), split, spill.base, spill.key, refused=refused)
-    file = lossless_png(picture.pixels)
+    file = lossless_png(image.pixels)
     return RawExample(
         example_id=example_id,
-        labels=(number_label(picture.label),),
+        labels=(number_label(image.label),),
         split=split,
         data=file,
         **spill.keep(file),

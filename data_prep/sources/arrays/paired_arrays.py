@@ -15,10 +15,10 @@ from pydantic import JsonValue
 
 from vitline.data_prep.sources.arrays.array_layouts import (
     READ_BYTES,
+    ArrayImage,
     Arrays,
     CorruptArray,
     OneFile,
-    Picture,
     buffered,
     damage_of,
     unpacked,
@@ -78,21 +78,21 @@ class _Paired(Arrays):
     def parts(self, max_pixels: int) -> Iterator[SourcePart]:
         pairs = self.pairs()
         present: list[JsonValue] = [split for split in sorted({split for split, _, _ in pairs if split})]
-        for split, pictures, labels in pairs:
-            with self.open(pictures) as images, self.open(labels) as numbers:
+        for split, array, labels in pairs:
+            with self.open(array) as images, self.open(labels) as numbers:
                 _check(images, max_pixels)
                 _check_labels(numbers, images.shape[0])
                 where: dict[str, JsonValue] = {"split": split, "labels": labels, "present": present}
                 num_bytes = math.prod(images.shape)
-                yield SourcePart(name=pictures, num_bytes=num_bytes, num_examples=images.shape[0], where=where)
+                yield SourcePart(name=array, num_bytes=num_bytes, num_examples=images.shape[0], where=where)
 
-    def pictures(self, part: SourcePart) -> Iterator[Picture]:
+    def images(self, part: SourcePart) -> Iterator[ArrayImage]:
         labels, split = str(part.where["labels"]), part.where["split"]
         named = None if split is None else str(split)
         with self.open(part.name) as images, self.open(labels) as numbers:
             layout = _channels(images.shape)
             for number, (row, label) in enumerate(zip(images.rows(), numbers.rows(), strict=True)):
-                yield Picture(named, number, _pixels(row, layout), int(label.reshape(-1)[0]))
+                yield ArrayImage(named, number, _pixels(row, layout), int(label.reshape(-1)[0]))
 
 
 def _check(images: StreamedArray, max_pixels: int) -> None:
@@ -188,7 +188,7 @@ class Idx(_Paired):
         splits = [split for split, _, _ in pairs]
         if len(set(splits)) < len(splits) or (None in splits and len(splits) > 1):
             raise ValueError(
-                f"{self.uri} holds {', '.join(pictures for _, pictures, _ in pairs)}: several arrays of one split. "
+                f"{self.uri} holds {', '.join(images for _, images, _ in pairs)}: several arrays of one split. "
                 "Put each data set into a folder of its own."
             )
         return pairs
@@ -243,9 +243,9 @@ class Npz(OneFile, _Paired):
         with self._zip() as archive:
             names = {name.removesuffix(".npy") for name in archive.namelist()}
         pairs: list[tuple[str | None, str, str]] = []
-        for pictures, labels in _NPZ_NAMES:
+        for images, labels in _NPZ_NAMES:
             for split in ("train", "val", "test"):
-                pair = (split, pictures.format(split), labels.format(split))
+                pair = (split, images.format(split), labels.format(split))
                 if {pair[1], pair[2]} <= names:
                     pairs.append(pair)
         if {"images", "labels"} <= names:

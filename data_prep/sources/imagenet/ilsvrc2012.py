@@ -11,7 +11,7 @@ from vitline.data_prep.archives.archive_members import Member
 from vitline.data_prep.archives.archives import index, read_members, stretches
 from vitline.data_prep.config import CorpusRecipe, Ilsvrc2012
 from vitline.data_prep.labels.classes import ClassInfo
-from vitline.data_prep.sources.folder_layout import is_picture, readable_id, refusal_by_name
+from vitline.data_prep.sources.folder_layout import is_image, readable_id, refusal_by_name
 from vitline.data_prep.sources.imagenet.ilsvrc2012_kit import KIT, Kit, read_kit
 from vitline.data_prep.sources.imagenet.imagenet21k import OTHERS, refused_tars, synset_examples, synset_parts
 from vitline.data_prep.sources.raw import ImageSource, RawExample, SourcePart, SplitRule, WorkFolder, files_digest
@@ -67,7 +67,7 @@ class Ilsvrc2012Corpus(ImageSource):
     def examples(self, part: SourcePart, work: WorkFolder) -> Iterator[RawExample]:
         if part.name.startswith("val-"):
             stretch: Any = part.where
-            for member, data in read_members(self._store, VAL, self._max_bytes, **stretch, wanted=is_picture):
+            for member, data in read_members(self._store, VAL, self._max_bytes, **stretch, wanted=is_image):
                 if member.kind != "folder":
                     yield self._validation_example(member, data)
             return

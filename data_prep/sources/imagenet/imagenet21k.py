@@ -11,7 +11,7 @@ from typing import Any
 from vitline.data_prep.archives.archive_members import Member, checked_path
 from vitline.data_prep.archives.archives import archive_kind, index, read_members, read_tars_inside
 from vitline.data_prep.config import CorpusRecipe, ImageNet21k
-from vitline.data_prep.sources.folder_layout import is_picture, readable_id, refusal_by_name
+from vitline.data_prep.sources.folder_layout import is_image, readable_id, refusal_by_name
 from vitline.data_prep.sources.raw import (
     ImageSource,
     RawExample,
@@ -81,7 +81,7 @@ class ImageNet21kCorpus(ImageSource):
 
     def _streamed(self, part: SourcePart, work: WorkFolder) -> Iterator[RawExample]:
         tars, name, num_inside = SynsetTars(), "", 0
-        found = read_tars_inside(self._store, self._archive, self._max_bytes, lambda _: bool(tars.opened), is_picture)
+        found = read_tars_inside(self._store, self._archive, self._max_bytes, lambda _: bool(tars.opened), is_image)
         with Spill(work, part) as spill:
             for member, inner, data in found:
                 if inner is not None:
@@ -157,7 +157,7 @@ def synset_examples(store: Store, part: SourcePart, max_bytes: int, prefix: str 
     """The images of the tar of a synset, without splits. Ids: `prefix`, name of the tar, `!`, path of the member."""
     where: Any = part.where
     found = False
-    for member, data in read_members(store, where["key"], max_bytes, where["start"], where["end"], wanted=is_picture):
+    for member, data in read_members(store, where["key"], max_bytes, where["start"], where["end"], wanted=is_image):
         found = True
         yield from synset_example(store, where["key"], where["synset"], member, data, prefix)
     if not found:

@@ -10,7 +10,7 @@ from PIL import Image
 
 from vitline.data_prep.config import ClassFolders, CorpusConfig, LabelTable
 from vitline.data_prep.find_corpus import Corpora
-from vitline.data_prep.plan.locate_pictures import PictureReader
+from vitline.data_prep.plan.locate_images import ImageReader
 from vitline.data_prep.plan.mixture_leakage import find_mixture_leaks
 from vitline.data_prep.prepare import job
 from vitline.infra.storage import open_store
@@ -109,7 +109,7 @@ def requests(tmp_path):
 def compared(monkeypatch):
     """Pairs compared so far: one by one, as for near duplicates, and many at once, as for leaks."""
     counts = {"same": 0, "same_pairs": 0}
-    same, same_pairs = PictureReader.same, PictureReader.same_pairs
+    same, same_pairs = ImageReader.same, ImageReader.same_pairs
 
     def one(self, a, b):
         counts["same"] += 1
@@ -119,8 +119,8 @@ def compared(monkeypatch):
         counts["same_pairs"] += len(pairs)
         return same_pairs(self, pairs)
 
-    monkeypatch.setattr(PictureReader, "same", one)
-    monkeypatch.setattr(PictureReader, "same_pairs", many)
+    monkeypatch.setattr(ImageReader, "same", one)
+    monkeypatch.setattr(ImageReader, "same_pairs", many)
     return counts
 
 

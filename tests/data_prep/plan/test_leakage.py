@@ -11,7 +11,7 @@ from sklearn.datasets import load_sample_images
 from vitline.data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe
 from vitline.data_prep.executors import InProcess
 from vitline.data_prep.find_corpus import corpus_store
-from vitline.data_prep.plan import confirm, leakage, locate_pictures, near
+from vitline.data_prep.plan import confirm, leakage, locate_images, near
 from vitline.data_prep.prepare import job
 from vitline.data_prep.shard_format import load_manifest
 from vitline.infra.config import replace
@@ -122,8 +122,8 @@ def test_pairs_are_compared_in_batches_by_workers_and_counted(corpora, memory_ro
 def test_pairs_in_one_row_group_share_its_reading(corpora, memory_root, monkeypatch):
     pets, web = corpora
     prepared(pets, memory_root)
-    groups, made = [], locate_pictures._ShardGroup.__init__
-    monkeypatch.setattr(locate_pictures._ShardGroup, "__init__", lambda *a: groups.append(a[1:]) or made(*a))
+    groups, made = [], locate_images._ShardGroup.__init__
+    monkeypatch.setattr(locate_images._ShardGroup, "__init__", lambda *a: groups.append(a[1:]) or made(*a))
     found = load_manifest(prepared(web, memory_root))
     splits = load_manifest(corpus_store(open_store(memory_root), pets)).splits
     assert found.provenance.get("leak_pairs_not_compared") is None

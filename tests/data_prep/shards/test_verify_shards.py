@@ -110,7 +110,7 @@ def test_auxiliary_files_are_checked_too(corpus):
     corpus.write("stats.json", b"[]")
     report = verify_corpus(corpus)
     assert report.problems == {}
-    found = {uri.rpartition("/")[2]: problem for uri, problem in report.beside.items()}
+    found = {uri.rpartition("/")[2]: problem for uri, problem in report.auxiliary.items()}
     assert found.keys() == {"rejects.parquet", "report.html", "stats.json"}
     assert found["rejects.parquet"] == "is missing"
     assert "cannot be read" in found["report.html"]
@@ -120,7 +120,7 @@ def test_a_subset_has_its_own_rows_and_consistent_counts(corpus):
     manifest = take(corpus, 49)
     report = verify_corpus(open_store(f"{corpus.uri.rpartition('/')[0]}/{manifest.version}"))
     rows = 49 + manifest.splits["val"].num_rows + manifest.splits["test"].num_rows
-    assert (report.num_rows, report.problems, report.beside) == (rows, {}, {})
+    assert (report.num_rows, report.problems, report.auxiliary) == (rows, {}, {})
     assert rows <= report.num_rows_read < 120
     counts = manifest.counts
     assert counts.num_found == counts.num_accepted + counts.num_refused == rows
@@ -167,15 +167,15 @@ def with_corrupt_picture(fill_folder, prepared, tmp_path, memory_root, monkeypat
 def test_a_stored_corrupt_image_is_found_if_pixels_are_checked(with_corrupt_picture):
     corpus = with_corrupt_picture
     report = verify_corpus(corpus)
-    assert (report.num_rows, report.problems, report.pictures) == (15, {}, {})
+    assert (report.num_rows, report.problems, report.images) == (15, {}, {})
     report = verify_corpus(corpus, Threads(), pixels=True)
     ((uri, problem),) = report.problems.items()
     assert re.fullmatch(r"holds 1 corrupt images among \d+", problem)
-    ((example_id, wrong),) = report.pictures[uri].items()
+    ((example_id, wrong),) = report.images[uri].items()
     assert example_id == "cat/noise1.png"
     assert wrong.startswith("cannot be decoded: corrupt: ")
 
 
 def test_unchanged_pixels_are_no_problem(corpus):
     report = verify_corpus(corpus, pixels=True)
-    assert (report.problems, report.pictures) == ({}, {})
+    assert (report.problems, report.images) == ({}, {})

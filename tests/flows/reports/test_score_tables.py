@@ -80,7 +80,7 @@ def test_vtab_scores_are_compared_with_the_row_of_the_same_network(scored):
 
 def test_a_mean_over_some_tasks_shows_their_number(scored):
     scored.add(scored.model("ours"), "vtab-dtd", 0.5)
-    table = vtab_table(read_report(scored.root, beside="ViT-L/16 (I21k)"))
+    table = vtab_table(read_report(scored.root, compare_with="ViT-L/16 (I21k)"))
     assert line(table, "ours")[-1] == "-"
     assert line(table, "  mean of 1 of 19")[-1] == "50.00"
     assert line(table, "  minus ViT-L/16 (I21k), same 1")[-1] == "-24.10"
@@ -151,7 +151,7 @@ def test_the_command_prints_tables_writes_a_page_and_refuses_bad_options(vitline
     assert "Caltech101" in {attributes.get("title") for _, attributes in Elements(page.read_text()).found}
     _, out, _ = vitline("evaluate", "report", "--root", scored.root, "--json")
     (row,) = json.loads(out)["tables"]["vtab"]
-    assert row["beside"] == "ViT-L/16 (I21k)"
+    assert row["reference"] == "ViT-L/16 (I21k)"
     assert row["differences"]["vtab-dtd"]["value"] == pytest.approx(0.009)
     assert row["means"]["all"]["num_tasks"] == 1
     assert "ViT-L/16 (I21k)" in refused("evaluate", "report", "--root", scored.root, "--compare-with", "ViT-L16")

@@ -190,16 +190,16 @@ def difference(cell: Cell | Mean, published: float | None, deviation: float | No
     return Difference(cell.value - published, math.hypot(cell.noise, deviation or 0.0))
 
 
-def differences(row: ModelScores, beside: PublishedRow) -> dict[str, Difference]:
+def differences(row: ModelScores, reference: PublishedRow) -> dict[str, Difference]:
     """Differences to a published row, by corpus and by VTAB group. Both means of a group are over the tasks that we scored."""
     found = {
-        corpus: difference(cell, beside.scores.get(corpus), beside.deviations.get(corpus))
+        corpus: difference(cell, reference.scores.get(corpus), reference.deviations.get(corpus))
         for corpus, cell in row.cells.items()
     }
     for group, mean in vtab_means(row).items():
         whole = mean.num_tasks == mean.num_wanted
-        published = published_mean(beside, group, row.cells)
-        found[group] = difference(mean, published, beside.deviations.get(group) if whole else None)
+        published = published_mean(reference, group, row.cells)
+        found[group] = difference(mean, published, reference.deviations.get(group) if whole else None)
     return {name: value for name, value in found.items() if value is not None}
 
 

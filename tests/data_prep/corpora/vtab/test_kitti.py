@@ -9,7 +9,7 @@ import pytest
 
 from vitline.data_prep.benchmarks.official_splits import OfficialSplits, Slice
 from vitline.data_prep.benchmarks.tfds_order import tfds_order
-from vitline.data_prep.benchmarks.vtab.kitti import Kitti, drives_of_pictures, splits_of_drives
+from vitline.data_prep.benchmarks.vtab.kitti import Kitti, drives_of_images, splits_of_drives
 from vitline.infra.storage import open_store
 
 FIELDS = "0.00 0 -1.57 614.24 181.78 727.31 284.77 1.57 1.73 4.15 {x} 1.65 {z} -1.59"
@@ -88,7 +88,7 @@ def test_drives_are_drawn_as_in_tfds(tfds_splits, num_drives):
     numbers = [*range(num_drives), *rng.integers(0, num_drives, 500)]
     lines = [f"2011_09_26 2011_09_26_drive_{rng.integers(10_000):04d}_{i}_sync 0000000000" for i in range(num_drives)]
     rand, mapping = ",".join(f"{n + 1}" for n in numbers), "\n".join(lines)
-    drives = drives_of_pictures(rand, mapping)
+    drives = drives_of_images(rand, mapping)
     splits = splits_of_drives(drives)
     found = {name: [i for i, drive in enumerate(drives) if splits[drive] == name] for name in set(splits.values())}
     expected = dict(zip(("train", "validation", "test"), map(sorted, tfds_splits(rand, mapping)), strict=True))

@@ -8,7 +8,7 @@ from PIL import Image, ImageDraw
 from sklearn.datasets import load_digits, load_sample_images
 
 from vitline.data_prep.examine.images import perceptual_hashes
-from vitline.data_prep.examine.thumbnails import looks_same, same_pictures, thumbnail
+from vitline.data_prep.examine.thumbnails import looks_same, same_images, thumbnail
 
 
 def pieces():
@@ -59,7 +59,7 @@ def test_changed_photographs_are_near_and_confirmed(photos, change):
     ]
     near = [min(distance(plain, other), distance(mirror, other)) <= 31 for (plain, mirror), other in hashes]
     a, b = (np.stack([thumbnail(picture) for picture in pictures]) for pictures in (photos, changed))
-    same = same_pictures(a, b)
+    same = same_images(a, b)
     assert same.tolist() == [looks_same(*pair) for pair in zip(a, b, strict=True)]  # whatever else is compared
     assert np.mean(np.logical_and(near, same)) >= (0.8 if change == "crop" else 1)
 
@@ -116,8 +116,8 @@ def test_grey_images_are_judged_as_if_they_had_colour(photos):
     coloured = plain.copy()
     coloured[:, 0, 0, 2] ^= 1
     for others in (changed, np.roll(plain, 1, axis=0)):
-        assert same_pictures(plain, others).tolist() == same_pictures(coloured, others).tolist()
-    assert same_pictures(plain, changed).sum() > len(photos) // 2
+        assert same_images(plain, others).tolist() == same_images(coloured, others).tolist()
+    assert same_images(plain, changed).sum() > len(photos) // 2
 
 
 def test_same_picture_is_symmetric_and_flat_images_match_nothing(photos):

@@ -13,9 +13,9 @@ from PIL import Image
 
 from vitline.data_prep.decode import DecodePolicy
 from vitline.data_prep.shard_format import Counts, Manifest, SegmentInfo, SplitInfo
-from vitline.flows.cli.own_pictures import estimate
+from vitline.flows.cli.train_folder import estimate
 from vitline.vit.input.order import Order
-from vitline.vit.recipes.own_pictures import TIERS, own_pictures
+from vitline.vit.recipes.own_images import TIERS, own_images
 
 
 def manifest_of(num_train, *, with_val=True, single_label=True, image_bytes=30_000) -> Manifest:
@@ -45,7 +45,7 @@ def manifest_of(num_train, *, with_val=True, single_label=True, image_bytes=30_0
 def config_of(num_train, num_workers=2, **changes):
     total_steps = changes.pop("total_steps", None)
     manifest = manifest_of(num_train, **changes)
-    return own_pictures("birds", "corpora/birds/1", manifest, num_workers=num_workers, total_steps=total_steps)
+    return own_images("birds", "corpora/birds/1", manifest, num_workers=num_workers, total_steps=total_steps)
 
 
 @given(st.one_of(st.integers(1, 5_000), st.integers(1, 10_000_000)), st.integers(1, 64))
@@ -103,13 +103,13 @@ def test_zero_steps_are_refused():
 
 def test_gpus_are_used_if_there_are_any():
     manifest = manifest_of(50_000)
-    gpu = own_pictures("birds", "c", manifest, num_workers=8, num_gpus=1, num_cpus=16)
+    gpu = own_images("birds", "c", manifest, num_workers=8, num_gpus=1, num_cpus=16)
     assert (gpu.recipe.precision, gpu.execution.compile, gpu.execution.device) == ("bfloat16", True, "cuda")
     assert (gpu.execution.num_workers, gpu.execution.decode_threads) == (1, 12)
-    four = own_pictures("birds", "c", manifest, num_workers=8, num_gpus=4, num_cpus=16).execution
+    four = own_images("birds", "c", manifest, num_workers=8, num_gpus=4, num_cpus=16).execution
     assert (four.num_workers, four.decode_threads) == (4, 3)
-    cpu = own_pictures("birds", "c", manifest, num_workers=2)
-    elsewhere = own_pictures("birds", "c", manifest, num_workers=2, num_gpus=None)
+    cpu = own_images("birds", "c", manifest, num_workers=2)
+    elsewhere = own_images("birds", "c", manifest, num_workers=2, num_gpus=None)
     assert (elsewhere.execution.device, elsewhere.config_digest) == ("auto", cpu.config_digest)
     assert (cpu.recipe.precision, cpu.execution.compile, cpu.execution.device) == ("float32", False, "cpu")
 
@@ -123,8 +123,8 @@ def test_several_labels_per_image_are_trained_with_a_sigmoid_loss():
 
 def test_the_name_of_a_corpus_is_made_a_valid_name_of_the_run():
     manifest = manifest_of(800)
-    assert own_pictures("my_birds.v2", "c", manifest, num_workers=1).name == "my-birds-v2"
-    assert len(own_pictures("b" * 80, "c", manifest, num_workers=1).name) <= 63
+    assert own_images("my_birds.v2", "c", manifest, num_workers=1).name == "my-birds-v2"
+    assert len(own_images("b" * 80, "c", manifest, num_workers=1).name) <= 63
 
 
 def test_the_estimate_includes_every_step_and_the_start(monkeypatch):

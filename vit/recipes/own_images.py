@@ -34,7 +34,7 @@ TIERS = (
 )
 
 
-def own_pictures(
+def own_images(
     name: str,
     corpus_uri: str,
     manifest: Manifest,

@@ -9,7 +9,7 @@ from vitline.data_prep.sources.raw import Locator, SourcePart, Spill, WorkFolder
 from vitline.infra.storage import Store
 
 
-def picture_parts(store: Store, key: str, work: WorkFolder) -> Iterator[SourcePart]:
+def image_parts(store: Store, key: str, work: WorkFolder) -> Iterator[SourcePart]:
     """The parts of an archive, or of a folder (`key` ends with /)."""
     if key.endswith("/"):
         batch: list[Any] = []
@@ -33,10 +33,10 @@ def picture_parts(store: Store, key: str, work: WorkFolder) -> Iterator[SourcePa
             )
 
 
-def picture_members(
+def image_members(
     store: Store, part: SourcePart, max_bytes: int, wanted: Callable[[str], bool]
 ) -> Iterator[tuple[Member, bytes | None, tuple[str, int, int] | None]]:
-    """The files of a part from `picture_parts` whose path is `wanted`: member, bytes, and the location of the bytes if they are
+    """The files of a part from `image_parts` whose path is `wanted`: member, bytes, and the location of the bytes if they are
     stored plainly. Paths in a folder are keys of the store. Refused members, such as damage, have no bytes."""
     where: Any = part.where
     if "files" in where:
@@ -60,7 +60,7 @@ def place_of(store: Store, where: tuple[str, int, int] | None, data: bytes, spil
     return {"base": store.uri, "key": key, "offset": offset, "length": length}
 
 
-def picture_paths(store: Store, key: str) -> Iterator[str]:
+def image_paths(store: Store, key: str) -> Iterator[str]:
     """Every path in an archive (without reading its bytes) or a folder. Raises ValueError for a damaged archive."""
     if key.endswith("/"):
         yield from (found.key for found in store.scan(key))

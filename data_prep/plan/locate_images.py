@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from vitline.data_prep.decode import DecodePolicy, ImageRejected
 from vitline.data_prep.examine.decode_sandboxed import decode_all_apart
 from vitline.data_prep.examine.range_reads import ByteRange, Data, read_ahead
-from vitline.data_prep.examine.thumbnails import looks_same, same_pictures, thumbnail
+from vitline.data_prep.examine.thumbnails import looks_same, same_images, thumbnail
 from vitline.data_prep.plan.similarity.dedup import LOCATOR_SCHEMA
 from vitline.data_prep.shard_format import ListedShard, open_shard
 from vitline.infra.storage import Store, open_store
@@ -64,7 +64,7 @@ class Place(NamedTuple):
         return ByteRange(self.base, self.key, self.offset, None if self.length is None else self.offset + self.length)
 
 
-class PictureReader:
+class ImageReader:
     """Reads images by their places. Caches some thousand thumbnails and one row group. Raises ShardError for a shard that is
     missing, damaged or another one than is listed."""
 
@@ -74,7 +74,7 @@ class PictureReader:
         self._group: tuple[tuple[str, str, int], _ShardGroup] | None = None
 
     def same(self, a: Place, b: Place) -> bool:
-        """Whether two images show the same picture, also scaled, recompressed or mirrored. False if one is unreadable."""
+        """Whether two images look the same, also scaled, recompressed or mirrored. False if one is unreadable."""
         first, second = self._thumbnail(a), self._thumbnail(b)
         return first is not None and second is not None and looks_same(first, second)
 
@@ -90,7 +90,7 @@ class PictureReader:
                 thumbnails[0].append(first)
                 thumbnails[1].append(second)
         if readable:
-            for i, found in zip(readable, same_pictures(*map(np.stack, thumbnails)).tolist(), strict=True):
+            for i, found in zip(readable, same_images(*map(np.stack, thumbnails)).tolist(), strict=True):
                 same[i] = found
         return same
 

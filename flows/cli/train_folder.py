@@ -17,7 +17,7 @@ from vitline.infra.html.text import clock, percent
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
 from vitline.vit.config import TrainConfig
-from vitline.vit.recipes.own_pictures import own_pictures
+from vitline.vit.recipes.own_images import own_images
 from vitline.vit.run.devices import devices_text
 from vitline.vit.run.resolved import resolve
 
@@ -26,7 +26,7 @@ INPUT_SHARE = 0.25
 START_S = 25.0
 
 
-def run_own_pictures(
+def train_folder(
     settings: Settings, source: Path, name: str, *, steps: int | None, confirm: bool, as_json: bool
 ) -> None:
     """Prepares `source`, estimates the time of the training, trains, and prints the score on held-out pictures."""
@@ -39,7 +39,7 @@ def run_own_pictures(
         for line in refusals(corpus, limit=10):
             console.say(f"  {line}")
         gpus, cpus = (gpus_here() if trains_here(settings) else None), os.cpu_count() or 1
-        config = own_pictures(
+        config = own_images(
             name, corpus.uri, corpus.manifest, num_workers=min(cpus, 8), total_steps=steps, num_gpus=gpus, num_cpus=cpus
         )
         opened = {corpus.uri: (open_store(corpus.uri), corpus.manifest)}

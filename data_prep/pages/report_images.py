@@ -20,7 +20,7 @@ _READ_THREADS = 16
 # An image may have 89 million pixels: a few hundred MB while it is decoded.
 _DECODED_AT_ONCE = 2
 _THUMBNAIL_PX, _THUMBNAIL_BYTES = 96, 4_000
-_MAX_LEAKS_WITH_PICTURES = 8
+_MAX_LEAKS_WITH_IMAGES = 8
 _SHOWN = frozenset({"duplicate", "near_duplicate", "leakage", "small_class", "unknown_class"}) | frozenset(
     {"side_too_small", "side_too_large", "aspect_ratio", "refused_by_policy", "no_label"}
 )
@@ -30,10 +30,10 @@ _SHOWN = frozenset({"duplicate", "near_duplicate", "leakage", "small_class", "un
 def leaks_by_size(stats: CorpusStats) -> list[tuple[Leak, Findings, bool]]:
     """The largest leaks first, each with whether its images are shown: a root may hold dozens of evaluation sets."""
     ordered = sorted(stats.leakage.items(), key=lambda item: (-item[1].count, item[0]))
-    return [(leak, found, rank < _MAX_LEAKS_WITH_PICTURES) for rank, (leak, found) in enumerate(ordered)]
+    return [(leak, found, rank < _MAX_LEAKS_WITH_IMAGES) for rank, (leak, found) in enumerate(ordered)]
 
 
-class Pictures:
+class Images:
     """Thumbnails by the location of their bytes, or the reason why there is none."""
 
     def __init__(self, found: Mapping[tuple[object, ...], str]) -> None:
@@ -53,7 +53,7 @@ def read_sample(row: SampleRow) -> bytes:
     return read_located(open_store(row.base), row.key, row.offset, row.length)
 
 
-def load_pictures(stats: CorpusStats, policy: DecodePolicy, load: Callable[[SampleRow], bytes]) -> Pictures:
+def load_images(stats: CorpusStats, policy: DecodePolicy, load: Callable[[SampleRow], bytes]) -> Images:
     """All images that the report shows, decoded in a separate process: they may have changed since they were examined, and some
     were never decoded."""
     # Lift the limits for which an image may have been refused, in order to show it, except that on pixels, which bounds memory.
@@ -81,22 +81,22 @@ def load_pictures(stats: CorpusStats, policy: DecodePolicy, load: Callable[[Samp
 
     jobs = {_place(row): row for row in _shown(stats) if row.base}
     with ThreadPoolExecutor(_READ_THREADS) as pool:
-        return Pictures(dict(zip(jobs, pool.map(shown, jobs.values()), strict=True)))
+        return Images(dict(zip(jobs, pool.map(shown, jobs.values()), strict=True)))
 
 
 def _shown(stats: CorpusStats) -> Iterable[SampleRow]:
     """Every image of the page that can be decoded."""
     for rows in stats.sheet.values():
         yield from rows
-    leaks = (found for _, found, with_pictures in leaks_by_size(stats) if with_pictures)
+    leaks = (found for _, found, with_images in leaks_by_size(stats) if with_images)
     for found in (*leaks, *stats.duplicates.values()):
         for each in found.first:
-            yield each.picture
+            yield each.image
             if each.other:
                 yield each.other
     for reason, found in stats.refused.items():
         if reason in _SHOWN:
-            yield from (each.picture for each in found.first)
+            yield from (each.image for each in found.first)
 
 
 def _thumbnail(pixels: np.ndarray) -> str:
