@@ -11,6 +11,7 @@ from vitline.flows.forms.pipeline_plan import resolve_pipeline
 from vitline.flows.forms.training_config import resolve_branch, resolve_pretrain
 from vitline.flows.runs import pretrain
 from vitline.flows.runs.end_to_end import existing_corpus, pretrain_stage
+from vitline.flows.runs.services import Observer
 from vitline.infra.stores.file_store import FileStore
 
 REQUESTS = ("read", "read_tagged", "list", "scan", "size", "create", "compare_and_swap", "write", "delete", "writer")
@@ -57,8 +58,7 @@ def services(monkeypatch):
         raise Submitted
 
     monkeypatch.setattr(pretrain, "run_stage", submitted)
-    nobody = SimpleNamespace(say=lambda text: None, planned=lambda key, rows: None)
-    return lambda root: SimpleNamespace(root=root, observer=nobody)
+    return lambda root: SimpleNamespace(root=root, observer=Observer())
 
 
 def asked_again(asked):
