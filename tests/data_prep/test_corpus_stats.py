@@ -160,7 +160,7 @@ def test_counts_of_five_images():
     assert [row.example_id for row in stats.sheet[0]] == ["e", "b", "a"]
     assert [row.example_id for row in stats.sheet[39]] == ["d", "c", "b"]
     assert stats.refused["empty"].count == 2
-    assert {each.picture.key for each in stats.refused["empty"].first} == {"x", "z"}
+    assert {each.image.key for each in stats.refused["empty"].first} == {"x", "z"}
 
 
 def test_duplicates_and_leaks_are_counted_by_kind_and_split():

@@ -49,7 +49,7 @@ def birds():
 def test_labelled_images_are_found_with_their_split_and_others_are_left_out(birds):
     work = WorkFolder(birds.store, birds.store.child("work"), 10)
     (part,) = birds.parts(work)
-    assert [*Birds(birds.store, "birds", 1 << 20).pictures(part, work)] == [
+    assert [*Birds(birds.store, "birds", 1 << 20).images(part, work)] == [
         Found("test", "auk", refused=("corrupt", "bad bytes")),
         Found("train", "ibis", 0, b"GREY"),  # another image than the file, so without a place in the store
         Found("train", "owl", 1, b"Owl", ("birds/owl.jpg", 0, 3)),

@@ -169,7 +169,7 @@ def test_an_image_that_cannot_be_processed_is_refused_with_its_key(retinopathy):
         archive.writestr("test/unlisted_left.jpeg", b"no picture")
     data, work = reader(folder), WorkFolder(open_store(folder), open_store(f"{folder}/work"), 10)
     part = [*data.parts(work)][-1]
-    (found,) = data.pictures(part, work)
+    (found,) = data.images(part, work)
     assert (found.split, found.key, found.refused[0]) == ("test", key, "not_an_image")
 
 

@@ -86,7 +86,7 @@ def test_an_unpacked_frame_is_read_by_range(tmp_path, shards):
     store = open_store(tmp_path)
     (part, *rest) = reader(tmp_path).parts(None)
     assert (part.name, len(rest)) == ("dmlab-test.tfrecord-00000-of-00001", 5)
-    for found in reader(tmp_path).pictures(part, None):
+    for found in reader(tmp_path).images(part, None):
         key, offset, length = found.where
         assert store.read(key, offset, offset + length) == found.data
 
@@ -117,7 +117,7 @@ def test_a_record_without_class_or_image_is_refused_individually(tmp_path):
     records = [record(b"a.jpg", 6, b"x"), record(b"b.jpg", 5, b"x"), record(b"c.jpg", 0, b"")[:-3], b""]
     name = "dmlab-train.tfrecord"
     (tmp_path / name).write_bytes(framed(records, crc32c) + b"cut")
-    found = list(reader(tmp_path).pictures(SourcePart(name=name, where={"key": name}), None))
+    found = list(reader(tmp_path).images(SourcePart(name=name, where={"key": name}), None))
     assert [(one.key, one.refused and one.refused[0]) for one in found[:2]] == [("a.jpg", "no_label"), ("b.jpg", None)]
     assert [one.refused[0] for one in found[2:]] == ["damaged_archive"] * 3
     assert "ends within a record header" in found[-1].refused[1]

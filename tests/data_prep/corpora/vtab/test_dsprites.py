@@ -81,7 +81,7 @@ def test_classes_alternate_between_three_and_two_orientations(tmp_path):
     classes[:, 3] = np.arange(40)
     write_npz(tmp_path, images, classes)
     data = data_of(tmp_path, "dsprites_orientation")
-    labels = [found.label for part in data.parts(None) for found in data.pictures(part, None)]
+    labels = [found.label for part in data.parts(None) for found in data.images(part, None)]
     assert labels[:8] == [0, 0, 0, 1, 1, 2, 2, 2]
     assert labels[-2:] == [15, 15]
     assert data.class_names()[:2] == ["orientation 0 to 2 of 40", "orientation 3 to 4 of 40"]
@@ -109,7 +109,7 @@ def test_files_that_are_not_dsprites_are_refused(tmp_path, write):
     write(tmp_path, images, classes)
     (part,) = data.parts(None)
     with pytest.raises(ValueError, match="a pixel has value 255; expected 0 and 1"):
-        list(data.pictures(part, None))
+        list(data.images(part, None))
 
 
 def test_the_last_part_verifies_the_checksum_of_the_npz(tmp_path):
@@ -121,7 +121,7 @@ def test_the_last_part_verifies_the_checksum_of_the_npz(tmp_path):
     path.write_bytes(path.read_bytes().replace(checksum, bytes(4)))
     (part,) = data_of(tmp_path).parts(None)
     with pytest.raises(ValueError, match="Bad CRC-32"):
-        list(data_of(tmp_path).pictures(part, None))
+        list(data_of(tmp_path).images(part, None))
 
 
 def test_hdf5_with_arrays_in_other_files_or_damage_is_refused(tmp_path, monkeypatch):

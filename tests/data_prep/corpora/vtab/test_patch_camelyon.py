@@ -92,13 +92,13 @@ def test_a_compressed_file_is_decompressed_once_per_part_and_removed(tmp_path):
         ("test-000000", 40),
     ]
     assert not work.store.list()
-    begun = data.pictures(parts[0], work)
+    begun = data.images(parts[0], work)
     next(begun)
     begun.close()
     (copy,) = work.store.list()  # left by a worker that was stopped
     assert copy.startswith("spill/")
     path_of(tmp_path, "train", "x").write_bytes(b"not read again")
-    assert len(list(data.pictures(parts[0], work))) == 40
+    assert len(list(data.images(parts[0], work))) == 40
     assert not work.store.list()
 
 
@@ -109,7 +109,7 @@ def test_parts_of_an_unpacked_file_begin_at_chunk_boundaries(tmp_path):
         path_of(tmp_path, split, "x", packed=False).write_bytes(hdf5("x", pixels, chunks=(8, 48, 96, 3)))
     parts = [part for part in data.parts(place_of(tmp_path, 10)) if part.where["split"] == "train"]
     assert [part.num_examples for part in parts] == [16, 16, 8]
-    found = {each.key: each.data for part in parts for each in data.pictures(part, place_of(tmp_path))}
+    found = {each.key: each.data for part in parts for each in data.images(part, place_of(tmp_path))}
     assert found == {f"train_{i}": lossless_png(pixels[i]) for i in range(40)}
 
 
@@ -132,16 +132,16 @@ def test_files_that_are_not_patch_camelyon_are_refused(tmp_path):
     packed.write_bytes(packed.read_bytes()[:-3000])
     train, valid, _ = data.parts(work)
     with pytest.raises(ValueError, match=r"of shape \(39, 96, 96, 3\) and type uint8; expected \(40, 96, 96, 3\)"):
-        list(data.pictures(train, work))
+        list(data.images(train, work))
     with pytest.raises(ValueError, match="is damaged: Compressed file ended"):
-        list(data.pictures(valid, work))
+        list(data.images(valid, work))
     assert not [key for key in work.store.list() if "valid" in key]
 
 
 def test_errors_of_the_store_are_not_reported_as_damage(tmp_path, monkeypatch):
     data, work = small(tmp_path), place_of(tmp_path)
     (part, *_) = data.parts(work)
-    next(data.pictures(part, work))  # the file is unpacked now
+    next(data.images(part, work))  # the file is unpacked now
 
     class Failing(io.RawIOBase):
         def __init__(self, file):
@@ -167,4 +167,4 @@ def test_errors_of_the_store_are_not_reported_as_damage(tmp_path, monkeypatch):
         FileStore, "open", lambda store, key: Failing(opening(store, key)) if "unpacked" in key else opening(store, key)
     )
     with pytest.raises(StoreFailed, match="the service is away"):
-        list(data.pictures(part, work))
+        list(data.images(part, work))

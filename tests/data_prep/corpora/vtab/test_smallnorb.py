@@ -109,4 +109,4 @@ def test_other_and_damaged_files_are_refused(smallnorb):
     dat.write_bytes(gzip.compress(norb(arrays["test"])[:-1000], 1))
     _, part = data.parts(None)
     with pytest.raises(ValueError, match="is truncated in row 229 of 230"):
-        list(data.pictures(part, None))
+        list(data.images(part, None))
