@@ -6,9 +6,8 @@ from pathlib import Path
 from vitline.flows import console
 from vitline.flows.catalog.lists import list_runs_and_pipelines, without_parts
 from vitline.flows.catalog.run_status import RunRow
-from vitline.flows.forms.forms import ReconcileRequest
+from vitline.flows.forms.forms import FORMS, ReconcileRequest
 from vitline.flows.on_prefect.prefect_runs import PrefectFlowRuns
-from vitline.flows.on_prefect.request_checks import REQUESTS
 from vitline.flows.ops.flow_runs import SeenFlowRun
 from vitline.flows.ops.reconcile import Finding, reconcile
 from vitline.flows.runs.services import open_services
@@ -59,5 +58,5 @@ def at_work_in_prefect(settings: Settings) -> list[SeenFlowRun]:
     """The outermost flow runs that have a process: not those that are suspended, and not housekeeping."""
     from vitline.flows.on_prefect.home.prefect_home import HOUSEKEEPING
 
-    unfinished = PrefectFlowRuns(settings.project, REQUESTS.keys() - {*HOUSEKEEPING}).unfinished()
+    unfinished = PrefectFlowRuns(settings.project, FORMS.keys() - {*HOUSEKEEPING}).unfinished()
     return [run for run in unfinished if run.parent is None and run.state != "PAUSED"]

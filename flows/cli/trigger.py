@@ -21,7 +21,7 @@ from vitline.flows.on_prefect.prefect_observer import client
 from vitline.flows.on_prefect.prefect_private import LAST_LINE, RUN_LOG
 from vitline.flows.on_prefect.prefect_runs import accepted
 from vitline.flows.on_prefect.registration import check_root
-from vitline.flows.on_prefect.request_checks import REQUESTS
+from vitline.flows.on_prefect.request_checks import RESOLVES
 from vitline.flows.ops.prefect_http import flow_run_page
 from vitline.infra.ray_jobs import AWAY_S
 from vitline.infra.settings import Settings
@@ -49,7 +49,7 @@ def trigger(settings: Settings, name: str, changes: Mapping[str, Any]) -> tuple[
         check_root({name: found}, settings)
         request = read_request(deployment.model, changes, (found.parameters or {}).get("request", {}))
         if recipe_function(request) is None:  # its package is where flows run
-            REQUESTS[deployment.flow].resolve(settings.root, request)
+            RESOLVES[deployment.flow](settings.root, request)
         run = api.create_flow_run_from_deployment(
             found.id, parameters={"request": request.model_dump(mode="json")}, tags=["trigger:manual"]
         )

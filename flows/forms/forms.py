@@ -4,6 +4,7 @@ Each flow has one model with at most 15 fields, and the docstring of a field is 
 JSON schema can express; the `resolve_*` function of each form checks the rest before anything is started. Imports no engine.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, JsonValue, NonNegativeInt, PositiveFloat
@@ -343,3 +344,18 @@ class CollectGarbageRequest(FrozenConfig):
     for 2 days."""
     keep: tuple[Reference, ...] = Field((), max_length=100)
     """Keep everything of these runs (by key) and corpora (by name); the first characters are enough."""
+
+
+FORMS: Mapping[str, type[FrozenConfig]] = {
+    "prepare-corpus": PrepareRequest,
+    "pretrain": PretrainRequest,
+    "self-train": SelfTrainRequest,
+    "branch": BranchRequest,
+    "finetune": FinetuneRequest,
+    "evaluate": EvaluateRequest,
+    "predict": PredictRequest,
+    "pretrain-then-transfer": PipelineRequest,
+    "reconcile": ReconcileRequest,
+    "collect-garbage": CollectGarbageRequest,
+}
+"""The form of each flow, by its name; its subflows have the same names."""

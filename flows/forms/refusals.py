@@ -63,9 +63,8 @@ def changes_below(prefix: str, overrides: Mapping[str, Any], fields: Collection[
     """The overrides that begin with `prefix`, without it. Raises ValueError for one that names none of the fields."""
     changes = {path.removeprefix(prefix): value for path, value in overrides.items() if path.startswith(prefix)}
     if unknown := next((path for path in changes if path.partition(".")[0] not in fields), None):
-        names = [f"{prefix}{field}" for field in sorted(fields)]
-        hint = did_you_mean(f"{prefix}{unknown}", names)
-        raise ValueError(f"There is no field '{prefix}{unknown}'; its fields are: {', '.join(names)}.{hint}")
+        hint = did_you_mean(f"{prefix}{unknown}", [f"{prefix}{field}" for field in fields])
+        raise ValueError(f"There is no field '{prefix}{unknown}'; available fields: {', '.join(sorted(fields))}.{hint}")
     return changes
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from vitline.flows.on_prefect.request_checks import REQUESTS
+from vitline.flows.forms.forms import FORMS
 from vitline.infra.config import FrozenConfig
 from vitline.infra.names import known_names_text
 from vitline.infra.settings import Settings
@@ -36,7 +36,7 @@ class Deployment:
     @property
     def model(self) -> type[FrozenConfig]:
         """Its form."""
-        return REQUESTS[self.flow].form
+        return FORMS[self.flow]
 
     @property
     def entrypoint(self) -> str:

@@ -19,14 +19,14 @@ from prefect.exceptions import Abort, Pause
 
 from vitline.data_prep.config import CorpusConfig
 from vitline.flows.forms.evaluation_plan import EvaluationPlan
-from vitline.flows.forms.forms import CollectGarbageRequest, PipelineRequest, ReconcileRequest
+from vitline.flows.forms.forms import FORMS, CollectGarbageRequest, PipelineRequest, ReconcileRequest
 from vitline.flows.forms.pipeline_plan import resolve_pipeline
 from vitline.flows.forms.self_training_plan import SelfTrainingPlan
 from vitline.flows.on_prefect.flow_run import FlowRun, check_own_recipe, read_request
 from vitline.flows.on_prefect.flow_states import state_of
 from vitline.flows.on_prefect.prefect_observer import PrefectObserver, suspended_state
 from vitline.flows.on_prefect.prefect_private import filter_engine_log, outlive_the_worker
-from vitline.flows.on_prefect.request_checks import REQUESTS, Resolve, as_requested
+from vitline.flows.on_prefect.request_checks import RESOLVES, Resolve, as_requested
 from vitline.flows.on_prefect.run_names import descriptive_name, given_name
 from vitline.flows.plans.held_out import score_text
 from vitline.flows.runs.pretrain import train_model
@@ -78,7 +78,7 @@ def vitline_flow(name: str, resolve: Resolve | None = None) -> Callable[[Body], 
 
     def decorate(body: Body) -> Any:
         def run_flow(request: Any) -> State:
-            return run(name, resolve or REQUESTS[name].resolve, request, body)
+            return run(name, resolve or RESOLVES[name], request, body)
 
         run_flow.__name__, run_flow.__doc__ = body.__name__, body.__doc__
         return flow(
@@ -99,7 +99,7 @@ def run(name: str, resolve: Resolve, given: Mapping[str, Any] | FrozenConfig, bo
     fields = given.model_dump(exclude_unset=True) if isinstance(given, FrozenConfig) else given
     with PrefectObserver(this.id) as observer, contextlib.ExitStack() as heartbeat:
         try:
-            request = read_request(REQUESTS[name].form, fields, this.defaults)
+            request = read_request(FORMS[name], fields, this.defaults)
             check_own_recipe(request)
             heartbeat.enter_context(sending_heartbeats(open_store(Settings().root), str(this.id)))
             with open_services(Settings(), observer, this.origin) as services:

@@ -17,8 +17,8 @@ from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.sorting import FlowRunSort
 
 from vitline.flows.catalog.registered_by import is_of_project
+from vitline.flows.forms.forms import FORMS
 from vitline.flows.on_prefect.prefect_observer import client
-from vitline.flows.on_prefect.request_checks import REQUESTS
 from vitline.flows.ops.reconcile import Finding
 from vitline.infra.html.text import utc
 
@@ -56,7 +56,7 @@ def delete_old_flow_runs(project: str, ended_before: float, idle_before: float, 
 
 def deployments_of(api: SyncPrefectClient, project: str) -> Iterator[tuple[str, DeploymentResponse]]:
     """Those of vitline and this project: flows of other teams may have the same names."""
-    for flow in sorted(REQUESTS):
+    for flow in sorted(FORMS):
         flows = FlowFilter.model_validate({"name": {"any_": [flow]}})
         offset = 0
         while page := api.read_deployments(flow_filter=flows, limit=_PAGE, offset=offset):

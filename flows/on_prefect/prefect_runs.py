@@ -13,9 +13,9 @@ from prefect.client.schemas.sorting import LogSort
 from prefect.exceptions import ObjectNotFound
 
 from vitline.flows.catalog.registered_by import is_of_project
+from vitline.flows.forms.forms import FORMS
 from vitline.flows.on_prefect.flow_states import prefect_state
 from vitline.flows.on_prefect.prefect_observer import client
-from vitline.flows.on_prefect.request_checks import REQUESTS
 from vitline.flows.ops.flow_runs import FlowRuns, SeenFlowRun
 from vitline.infra.runs.run_state import RunState
 
@@ -26,7 +26,7 @@ _UNFINISHED = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING, State
 class PrefectFlowRuns(FlowRuns):
     """The flow runs of the flows with these names, at the server of PREFECT_API_URL, without those of other projects."""
 
-    def __init__(self, project: str, flow_names: Iterable[str] = REQUESTS) -> None:
+    def __init__(self, project: str, flow_names: Iterable[str] = FORMS) -> None:
         self._flow_names, self._project = sorted(set(flow_names)), project
 
     def unfinished(self) -> list[SeenFlowRun]:

@@ -23,12 +23,12 @@ from prefect.workers.process import ProcessJobConfiguration, ProcessWorker, Proc
 
 from vitline.data_prep.find_corpus import Corpora
 from vitline.flows.catalog.lists import find_model
-from vitline.flows.forms.forms import FinetuneRequest
+from vitline.flows.forms.forms import FORMS, FinetuneRequest
 from vitline.flows.forms.training_draft import recipe_function
 from vitline.flows.on_prefect.flow_run import check_own_recipe, read_request
 from vitline.flows.on_prefect.flow_states import state_of
 from vitline.flows.on_prefect.prefect_private import flow_process_command
-from vitline.flows.on_prefect.request_checks import REQUESTS
+from vitline.flows.on_prefect.request_checks import RESOLVES
 from vitline.flows.on_prefect.run_names import descriptive_name, given_name
 from vitline.infra.config import FrozenConfig
 from vitline.infra.settings import Settings, import_nothing_from_here, inherited_environment
@@ -45,7 +45,7 @@ def resolve(flow: str, root: str, request: FrozenConfig) -> None:
         find_model(root, request.model)
         Corpora(open_store(root)).named(request.corpus)
     else:
-        REQUESTS[flow].resolve(root, request)
+        RESOLVES[flow](root, request)
 
 
 def refusal(flow: str, parameters: Mapping[str, Any], defaults: Mapping[str, Any]) -> State | None:
@@ -53,10 +53,10 @@ def refusal(flow: str, parameters: Mapping[str, Any], defaults: Mapping[str, Any
 
     `parameters` are those of the run, `defaults` those of its deployment.
     """
-    if flow not in REQUESTS:
+    if flow not in FORMS:
         return None
     try:
-        request = read_request(REQUESTS[flow].form, parameters.get("request") or {}, defaults.get("request") or {})
+        request = read_request(FORMS[flow], parameters.get("request") or {}, defaults.get("request") or {})
         check_own_recipe(request)
         if recipe_function(request) is None:  # else the worker would keep the module as it is now
             resolve(flow, Settings().root, request)
