@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
-from prefect.client.orchestration import SyncPrefectClient
 
 from vitline.flows.on_prefect import old_flow_runs
 from vitline.flows.on_prefect.old_flow_runs import delete_old_flow_runs
@@ -174,16 +173,3 @@ def test_a_server_that_is_busy_is_named_and_the_next_collection_goes_on(prefect,
     assert found["deployment evaluate/default"].startswith("not all deleted: Client error '404 Not Found' for url")
     assert found["deployment pretrain/default"] == "deleted, 1 flow runs"
     assert collect(1) == {"deployment evaluate/default": "deleted, 2 flow runs"}
-
-
-def test_a_server_that_deletes_only_one_at_a_time_is_asked_so(prefect, run, left, monkeypatch):
-    real = SyncPrefectClient.request
-
-    def older(api, method, path, **more):
-        return real(api, method, "/flow_runs/no/such/page" if path == "/flow_runs/bulk_delete" else path, **more)
-
-    monkeypatch.setattr(SyncPrefectClient, "request", older)
-    for _ in range(2):
-        run("evaluate/default", DONE)
-    assert collect(1) == {"deployment evaluate/default": "deleted, 2 flow runs"}
-    assert left() == set()
