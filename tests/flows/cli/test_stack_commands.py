@@ -173,12 +173,12 @@ def test_what_the_end_of_a_stack_interrupts_is_named_ended_and_continued(run, tm
         code, out, err = run("stack", "down", "--json")
         assert (code, json.loads(out)["interrupted"]) == (0, [key]), err
         assert re.search(rf"Interrupts {key}: pretrain, running, [0-9,]+ of 100,000 steps", err)
-        assert "`vitline stack up` prints the command that continues them" in err
+        assert "`vitline stack up` prints the command that resumes the flow runs" in err
 
         code, _, err = run("stack", "up", "--json")
         assert code == 0, err
         assert training()["state"] == "preempted"
-        command = re.search(r"`vitline (flows resume \S+)` continues what was", err)[1].split()
+        command = re.search(r"`vitline (flows resume \S+)` resumes what was", err)[1].split()
         code, out, err = run("ops", "reconcile", "--json")
         assert json.loads(out)["findings"] == [], out
         code, out, err = run(*command, "--json")
