@@ -78,7 +78,7 @@ def environment(config: StackConfig) -> dict[str, str]:
         "VITLINE_ONE_NODE_RAY": "1",  # tells jobs not to wait for GPUs of further nodes
         # Workers that Ray starts for a first driver lack the environment of its job: it never uses them.
         "RAY_prestart_worker_first_driver": "0",
-        # Seldom instead of every 5 s: the dashboard's load of this node, and metrics that nobody collects.
+        # By default every 5 s: the load of this node on the dashboard, and metrics, which have no reader here.
         "REPORTER_UPDATE_INTERVAL_MS": "30000",
         "METRICS_RECORD_INTERVAL_S": "30",
         "RAY_metrics_report_interval_ms": "60000",
