@@ -155,10 +155,6 @@ class TrainLoader:
         """The micro-batches of a share, in these tensors, still to be filled in."""
         return blank_batches(share, tensors, self._asked.config.global_batch_size)
 
-    def tensors_of(self, batch: Batch) -> dict[str, Tensor]:
-        """The tensors of fixed size of a micro-batch, by name."""
-        return {name: getattr(batch, name) for name in self.shape.names}
-
     def prefetched(
         self, part: Part = ALL, memory: Callable[[int], Sequence[Mapping[str, Tensor]]] | None = None
     ) -> Prefetcher[list[Batch]]:
