@@ -131,14 +131,14 @@ def test_nights_train_one_run_and_score_a_cooldown_from_where_it_stands(root, tm
             """The rows that a night adds to its record, the run whose model is scored, and the step that the long run went to."""
             rows, said = [], {}
             recorder = SimpleNamespace(
-                stage=lambda *row: rows.append(row), note=said.update, record=SimpleNamespace(long_run_step=step)
+                run_stage=lambda *row: rows.append(row), note=said.update, record=SimpleNamespace(long_run_step=step)
             )
             spec, trained = advance_long_run(nights, training, services, recorder)
             return rows, spec, trained, said["long_run_step"]
 
         long_run = open_store(root).child(f"runs/{training.spec().run_key}")
-        ((stage, key, reused, _, what, _),), spec, trained, step = night()
-        assert (stage, reused, step, what) == ("advance", False, 13, "208 of 320 images of the long run")
+        ((stage, key, advanced, what),), spec, trained, step = night()
+        assert (stage, advanced.reused, step, what) == ("advance", False, 13, "208 of 320 images of the long run")
         assert (read_state(long_run)["state"], read_state(long_run)["step"]) == ("paused", 13)
         assert (spec.config.parent.step, trained.state["step"]) == (13, 17)
         assert published_record(open_store(trained.state["model"]))["provenance"]["parent"] == f"{key}@13"
@@ -146,7 +146,7 @@ def test_nights_train_one_run_and_score_a_cooldown_from_where_it_stands(root, tm
         assert (rows, spec.run_key, last.state["step"], step) == ([], key, 20, 20)
         assert [record.step for record in read_journal(long_run) if record.key == "train/loss"] == [*range(1, 21)]
         rows, _, again, _ = night(13)  # the first night once more
-        assert (rows[0][2], again.reused, again.state["model"]) == (True, True, trained.state["model"])
+        assert (rows[0][2].reused, again.reused, again.state["model"]) == (True, True, trained.state["model"])
         assert night()[2].reused
 
 
@@ -165,10 +165,10 @@ def test_a_training_that_is_out_of_time_is_cooled_down_from_where_it_stands(root
             """As if it had begun an hour ago."""
             rows, said = [], {}
             record = SimpleNamespace(long_run_step=step, started_at=0.0)
-            recorder = SimpleNamespace(stage=lambda *row: rows.append(row), note=said.update, record=record)
+            recorder = SimpleNamespace(run_stage=lambda *row: rows.append(row), note=said.update, record=record)
             return rows, said, *train_until_cooldown(plan, resolve(config, root), services, recorder)
 
-        ((stage, key, _, _, what, _),), said, spec, trained = night(config)
+        ((stage, key, _, what),), said, spec, trained = night(config)
         assert (stage, said["long_run_step"], what) == ("advance", 1, "16 of 16,000,000 images, then out of time")
         assert (spec.inputs["parent"], trained.state["step"]) == (f"{key}@1", 5)
         assert published_record(open_store(trained.state["model"]))["provenance"]["parent"] == f"{key}@1"
