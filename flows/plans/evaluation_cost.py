@@ -59,18 +59,15 @@ def task_costs(root: str, plan: EvaluationPlan) -> list[TaskCost]:
 def sweep_cost(root: Store, task_sweep: TaskSweep) -> TaskCost:
     """The cost of a task sweep, without the trials whose results are in the store."""
     splits = load_manifest(open_store(task_sweep.task.corpus)).splits
-    results = [finished_result(root.child("trials"), trial) for trial in task_sweep.select_trials()]
-    todo = [recipe for recipe, result in zip(task_sweep.settings, results, strict=True) if result is None]
-    scored = root.exists(task_sweep.score_key)
+    trials, scored = root.child("trials"), root.exists(task_sweep.score_key)
+    select = [] if scored else task_sweep.select_trials()
+    todo = [trial.recipe for trial in select if finished_result(trials, trial) is None]
     finals = [] if scored else [_longest(task_sweep.settings)]
-    if scored:
-        todo = []
     trained = sum(recipe.total_steps * recipe.input.global_batch_size for recipe in (*todo, *finals))
     evaluated = (
         len(todo) * splits[task_sweep.splits.val].num_rows + len(finals) * splits[task_sweep.splits.test].num_rows
     )
-    recipe = task_sweep.settings[0]
-    total = len(task_sweep.settings) + 1
+    recipe, total = task_sweep.settings[0], task_sweep.num_trials
     return TaskCost(
         task=task_sweep.task.name,
         start=init_text(task_sweep.model),

@@ -97,4 +97,5 @@ def setting_row(score: Score, tried: Mapping[str, Any]) -> tuple[str, ...]:
     chosen = "chosen" if tried == score.chosen else ""
     chosen = f"failed: {tried['failed']}" if "failed" in tried else chosen
     words = setting({name: value for name, value in tried.items() if name not in ("val_top1", "failed")})
-    return score.task, init_text(score.model_digest), percent(tried["val_top1"]), chosen, words
+    val = percent(tried["val_top1"]) if "val_top1" in tried else "-"
+    return score.task, init_text(score.model_digest), val, chosen, words

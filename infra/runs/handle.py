@@ -1,6 +1,7 @@
 """What a process of a job has of its run: the right to write it, the stop requests to its attempt, and its signs of life."""
 
 import contextlib
+import copy
 from collections.abc import Mapping
 from typing import NotRequired, Self, TypedDict
 
@@ -59,6 +60,12 @@ class Run:
 
     def __exit__(self, *_: object) -> None:
         self._open.close()
+
+    def part(self, store: Store) -> Self:
+        """The same hold for a part of the run that is stored elsewhere, such as a trial of an evaluation."""
+        part = copy.copy(self)
+        part.store = store
+        return part
 
     def check(self) -> None:
         """Raises LeaseLost if another attempt holds the lease."""

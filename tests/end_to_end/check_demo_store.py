@@ -10,7 +10,7 @@ from vitline.infra.runs.journal import read_journal
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
 from vitline.vit.checkpoints.names import list_checkpoints
-from vitline.vit.evaluation.evaluate import list_scores
+from vitline.vit.evaluation.evaluate import Score
 from vitline.vit.published.models import load_model
 
 
@@ -31,7 +31,7 @@ def main() -> None:
     assert {"train/loss", "val/top1", "optim/lr"} <= {record.key for record in read_journal(run)}
     (model,) = list_models(root)
     assert len(load_model(model["uri"]).classes) == model["classes"]
-    scores = list(list_scores(store))
+    scores = [Score.load(store, key) for key in store.list("scores/")]
     tasks = {score.task for score in scores}
     assert len(scores) == 2 * len(tasks), scores
     tests = {row["name"]: row["splits"]["test"] for row in corpora if "test" in row["splits"]}

@@ -1,10 +1,11 @@
 """Scores models on tasks by fine-tuning: choose a setting on validation, train once more on all examples, score test once.
 
-Only the chosen setting is scored on test. A second request returns the stored record.
+Only the chosen setting is scored on test. Where a protocol has one setting, there is nothing to choose, and it is trained once. A second
+request returns the stored record.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -75,7 +76,7 @@ class Score(StoredRecord):
     chosen: dict[str, Any]
     """The chosen setting with its validation score."""
     tried: tuple[dict[str, Any], ...]
-    """Every setting with its validation score; of one that has failed, with the reason as `failed`."""
+    """Every setting with its validation score, if there was one to choose; of one that has failed, with the reason as `failed`."""
     majority_fraction: float
     """Share of the majority class of the test split: the score of always predicting it."""
     num_classes: int
@@ -126,8 +127,14 @@ class TaskSweep(FrozenConfig):
     """Digest of the test split."""
     repetition: int = 0
 
+    @property
+    def num_trials(self) -> int:
+        """Those of a sweep in which no setting fails."""
+        return len(self.select_trials()) + 1
+
     def select_trials(self) -> list[Trial]:
-        return [self._trial("select", recipe) for recipe in self.settings]
+        """One for every setting; none where there is one setting only."""
+        return [self._trial("select", recipe) for recipe in self.settings] if len(self.settings) > 1 else []
 
     def final_trial(self, selected: Sequence[TrialResult], failed: Sequence[TrialResult] = ()) -> Trial:
         """The trial with the setting that is best on validation (the first of equal ones), on all training examples.
@@ -138,15 +145,19 @@ class TaskSweep(FrozenConfig):
         left = [i for i, failure in enumerate(failures) if failure is None]
         if not left:
             raise AllSettingsFailed(self._no_setting_left(failures))
-        return self._trial("final", self.settings[max(left, key=lambda i: (selected[i].top1, -i))])
+        best = max(left, key=lambda i: (selected[i].top1, -i)) if selected else left[0]
+        return self._trial("final", self.settings[best])
 
     def score(
         self, selected: Sequence[TrialResult], final: TrialResult, trial: Trial, failed: Sequence[TrialResult] = ()
     ) -> Score:
         tried = tuple(
-            {"peak_lr": recipe.optim.peak_lr, "total_steps": recipe.total_steps, "val_top1": result.top1}
+            {"peak_lr": recipe.optim.peak_lr, "total_steps": recipe.total_steps}
+            | ({"val_top1": result.top1} if result else {})
             | ({"failed": failure} if failure else {})
-            for recipe, result, failure in zip(self.settings, selected, self._failures(selected, failed), strict=True)
+            for recipe, result, failure in zip(
+                self.settings, _of_settings(selected), self._failures(selected, failed), strict=True
+            )
         )
         results = (*selected, *failed, final)
         return Score(
@@ -188,8 +199,8 @@ class TaskSweep(FrozenConfig):
         """Why each setting has failed, or None."""
         of_finals = {result.key: result.failure for result in failed}
         return [
-            result.failure or of_finals.get(self._trial("final", recipe).key)
-            for recipe, result in zip(self.settings, selected, strict=True)
+            (result and result.failure) or of_finals.get(self._trial("final", recipe).key)
+            for recipe, result in zip(self.settings, _of_settings(selected), strict=True)
         ]
 
     def _no_setting_left(self, failures: Sequence[str | None]) -> str:
@@ -219,6 +230,11 @@ class TaskSweep(FrozenConfig):
             recipe=recipe,
             repetition=self.repetition,
         )
+
+
+def _of_settings(selected: Sequence[TrialResult]) -> Sequence[TrialResult | None]:
+    """The result of each setting on validation; None of the only one, which is not scored there."""
+    return selected or (None,)
 
 
 def again(repetition: int) -> str:
@@ -320,19 +336,13 @@ def final_outcome(
         failed.append(result)
 
 
-def list_scores(root: Store) -> Iterator[Score]:
-    """Every stored score below a root."""
-    for key in root.list("scores/"):
-        yield Score.model_validate(root.read_json(key))
-
-
 def final_result(root: Store, score: Score) -> TrialResult | None:
     """The result of the final trial of a score; None for a probe, or if the result was deleted."""
     return TrialResult.load_or_none(root, f"trials/{score.trials[-1]}.json") if score.trials else None
 
 
 def total_trials(task_sweeps: Iterable[TaskSweep]) -> int:
-    return sum(len(task_sweep.settings) + 1 for task_sweep in task_sweeps)
+    return sum(task_sweep.num_trials for task_sweep in task_sweeps)
 
 
 def init_text(model: str | None) -> str:

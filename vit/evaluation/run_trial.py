@@ -1,96 +1,112 @@
-"""Runs a trial: trains on one split and scores another one once. The workers of an evaluation call it."""
+"""Runs a trial: trains on one split, by the `fit` of every training, and scores another split once. The workers of an evaluation call it.
+
+    <root>/trials/<trial key>/checkpoints/    as of every training, while the trial runs
+                             /progress.json   what its result says of the steps up to the newest checkpoint
+
+A trial that was killed goes on from its newest checkpoint, in whichever evaluation runs it next.
+"""
 
 import functools
+import logging
 import math
 import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
+from pydantic import ConfigDict
 
 from vitline.data_prep.shard_format import Manifest, load_manifest
-from vitline.infra.config import replace
-from vitline.infra.records import check_digest
+from vitline.infra.config import digest_of, replace
+from vitline.infra.records import StoredRecord, check_digest
+from vitline.infra.runs.handle import Run
 from vitline.infra.runs.watchdog import watched
-from vitline.infra.storage import open_store
+from vitline.infra.storage import Store, open_store
+from vitline.vit.checkpoints.manifest import CannotResume, RunIdentity
+from vitline.vit.checkpoints.names import FOLDER, MANIFEST, Retention
+from vitline.vit.checkpoints.restore import resume, rewind
+from vitline.vit.checkpoints.save import CheckpointSaver
 from vitline.vit.config import ExecutionConfig, TrainRecipe
 from vitline.vit.evaluation.packing import micro_batch_size
 from vitline.vit.evaluation.trial_files import write_trial_files
 from vitline.vit.evaluation.trials import Trial, TrialResult, finished_result
-from vitline.vit.input.batches import LoaderResources, eval_batches, train_batches
+from vitline.vit.input.batches import LoaderResources, Source, eval_batches
 from vitline.vit.input.decoded_cache import DecodedCache
 from vitline.vit.published.models import PublishedModel, adapt, load_model
 from vitline.vit.training.evaluate import Evaluation, evaluate
-from vitline.vit.training.loop import TrainState, initial_state, torch_seed, train, with_optimizer
+from vitline.vit.training.fit import FitPlan, RunIO, fit
+from vitline.vit.training.loop import Hook, TrainState, initial_state, torch_seed, with_optimizer
+from vitline.vit.training.metrics import Metrics
 from vitline.vit.training.predictions import Predictions
 from vitline.vit.training.world import World
+
+log = logging.getLogger(__name__)
 
 EVAL_BATCH_SIZE = 128
 # A thousand decoded images of 500 x 375 take 560 MB.
 DECODED_CACHE_BYTES = 768 << 20
+SAVE_EVERY_S = 120.0
+"""How long a trial trains before it saves its state; one that is shorter writes no checkpoint."""
+_MAY_SAVE = 50  # steps of a trial at which it looks whether it is time to save
+_PROGRESS = "progress.json"
 _decoded: dict[tuple[str, str, int], DecodedCache] = {}
 
 
-def ensure_trial(trials_uri: str, trial: Trial, threads: int = 1) -> TrialResult:
+class TrialProgress(StoredRecord):
+    """What a trial has noted until a checkpoint, or until a moment after it."""
+
+    model_config = ConfigDict(allow_inf_nan=True, ser_json_inf_nan="strings")
+
+    train_losses: tuple[tuple[int, float], ...] = ()
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+
+
+def ensure_trial(held: Run, trials: Store, trial: Trial, threads: int = 1) -> TrialResult:
     """The stored result of this trial. If there is none, runs the trial and stores its result; the first result stays.
 
-    Before the result, a final trial stores its predictions and the files made from them (`trial_files.py`). `threads`
-    decode and augment.
+    `held` is the hold of the evaluation, without which no checkpoint is written. Before the result, a final trial stores its
+    predictions and the files made from them (`trial_files.py`). `threads` decode and augment.
     """
-    trials = open_store(trials_uri)
     if (done := finished_result(trials, trial)) is not None:
         return done
     noted: list[Predictions] = []
-    result = run_trial(trial, threads=threads, note=noted.append if trial.phase == "final" else None)
+    of_trial = held.part(trials.child(trial.key))
+    result = run_trial(of_trial, trial, threads=threads, note=noted.append if trial.phase == "final" else None)
     if noted:
         files = write_trial_files(
             trials, trial.key, Predictions.joined(noted), trial.corpus, trial.score_split, trial.title
         )
         result = replace(result, files=files)
-    return result.stored_first(trials, f"{trial.key}.json")
+    stored = result.stored_first(trials, f"{trial.key}.json")
+    _forget(of_trial.store)
+    return stored
 
 
 def run_trial(
-    trial: Trial,
-    threads: int = 1,
-    note: Callable[[Predictions], None] | None = None,
+    held: Run, trial: Trial, threads: int = 1, note: Callable[[Predictions], None] | None = None
 ) -> TrialResult:
-    """Trains and scores in this process, on its GPU if there is one. `note` receives the predictions of the scored split."""
-    started, cpu_started = time.perf_counter(), time.process_time()
+    """Trains, from the newest checkpoint in `held.store` if there is one, and scores, in this process and on its GPU if there is one.
+    `note` receives the predictions of the scored split."""
     world = World.current()
     execution = trial_execution(trial.recipe, world.device.type, threads)
     corpus = open_store(trial.corpus)
     manifest = load_manifest(corpus)
     check_digest(corpus.uri, manifest.digest, trial.corpus_digest)
-    state = trial_state(trial, manifest.num_classes, world)
-    losses: list[tuple[int, float]] = []
-
-    def report(step: int, metrics: Any) -> None:
-        if "train/loss" in metrics:
-            losses.append((step, metrics["train/loss"]))
-
-    with train_batches(
-        corpus,
-        manifest,
-        trial.train_split,
-        trial.recipe.input,
-        seed=trial.recipe.seed,
-        num_steps=trial.recipe.total_steps,
-        micro_batch_size=execution.planned_micro_batch,
+    training = TrialTraining(held, trial, manifest, world)
+    state = training.newest()
+    plan = FitPlan(
+        recipe=trial.recipe,
+        execution=execution,
+        sources=[Source(corpus, manifest, trial.train_split)],
         loading=LoaderResources(
             threads=execution.decode_threads, shared_cache=decoded_cache(trial, execution.decoded_cache_bytes)
         ),
-    ) as batches:
-        outcome = train(
-            state,
-            watched(batches),
-            trial.recipe,
-            execution,
-            world,
-            report=report,
-            input_ready=lambda: batches.is_ready,
-        )
-    unscored = outcome == "diverged" and trial.phase == "final"  # its setting has failed, and test is read once only
+        micro_batch=execution.planned_micro_batch,
+        epoch=manifest.split(trial.train_split).num_rows,
+        mask_bad=False,
+    )
+    diverged = fit(plan, state, world, training.io(), ()).outcome == "diverged"
+    unscored = diverged and trial.phase == "final"  # its setting has failed, and test is read once only
     score = Evaluation(0.0, math.nan, 0, 0.0) if unscored else score_split(state, trial, manifest, world, note)
     return TrialResult(
         key=trial.key,
@@ -98,11 +114,99 @@ def run_trial(
         loss=score.loss,
         num_examples=score.num_examples,
         majority_fraction=score.majority_fraction,
-        train_losses=tuple(losses),
-        wall_s=time.perf_counter() - started,
-        cpu_s=time.process_time() - cpu_started,
-        diverged=outcome == "diverged",
+        diverged=diverged,
+        **training.progress().model_dump(),
     )
+
+
+class TrialTraining:
+    """The training of a trial in this process: its state, its checkpoints, and what its result says of it."""
+
+    def __init__(self, held: Run, trial: Trial, manifest: Manifest, world: World) -> None:
+        self.held, self.trial, self.manifest, self.world = held, trial, manifest, world
+        self.before = TrialProgress()
+        """Of earlier processes, up to the checkpoint from which this one goes on."""
+        self.losses: list[tuple[int, float]] = []
+        self.begun_s, self.cpu_begun_s = time.perf_counter(), time.process_time()
+        self.saved_s = self.begun_s
+
+    @property
+    def identity(self) -> RunIdentity:
+        """What the checkpoints of the trial say of it."""
+        return {
+            "run_key": self.trial.key,
+            "recipe": self.trial.recipe.model_dump(mode="json"),
+            "config_digest": digest_of(self.trial.recipe),
+            "corpus_digest": self.trial.corpus_digest,
+            "class_map_digest": "",
+        }
+
+    def newest(self) -> TrainState:
+        """The state of the newest checkpoint; the first one where there is none, or none that can be read."""
+        state, store = self.first(), self.held.store
+        try:
+            restored = resume(store, state, self.identity, self.world, self.held.check)
+        except CannotResume as error:
+            log.warning("trial=%s begins anew: %s", self.trial.key, error)
+            self.held.check()
+            _forget(store)
+            return self.first()
+        if restored is not None:
+            log.info("trial=%s goes on at step=%d", self.trial.key, state.step)
+            noted = TrialProgress.load_or_none(store, _PROGRESS) or TrialProgress()
+            losses = tuple((step, loss) for step, loss in noted.train_losses if step <= state.step)
+            self.before = replace(noted, train_losses=losses)
+        return state
+
+    def first(self) -> TrainState:
+        return trial_state(self.trial, self.manifest.num_classes, self.world)
+
+    def io(self) -> RunIO:
+        return RunIO(
+            stopped=lambda: None,  # whoever stops an evaluation kills the processes of its trials
+            reached=lambda step: None,
+            report=self.report,
+            spike=lambda spike, *_: log.warning("trial=%s has a spike at step %d", self.trial.key, spike["step"]),
+            seen=lambda step, batches: watched(batches),
+            save_every=self.save_every,
+            rewind=lambda state: rewind(self.held.store, state, self.first, self.world, self.held.check),
+        )
+
+    def report(self, step: int, metrics: Metrics) -> None:
+        if "train/loss" in metrics:
+            self.losses.append((step, metrics["train/loss"]))
+
+    def save_every(self) -> tuple[Hook, CheckpointSaver]:
+        """Saves once SAVE_EVERY_S have passed since the trial, or the last save, began. No save of an earlier saver may be in flight."""
+        recipe, started = self.trial.recipe, int(time.time() * 1000)
+        retention = Retention(rewind_steps=recipe.spike_guard.steps_back)
+        saver = CheckpointSaver(self.held, self.world, retention, self._note_progress)
+
+        def save(state: TrainState) -> None:
+            if time.perf_counter() - self.saved_s < SAVE_EVERY_S:
+                return
+            self.saved_s = time.perf_counter()
+            images = state.step * recipe.input.global_batch_size
+            saver.save(state, {**self.identity, "save_id": f"{started}-{state.step}", "images_seen": images})
+
+        return Hook(max(1, recipe.total_steps // _MAY_SAVE), save), saver
+
+    def progress(self) -> TrialProgress:
+        return TrialProgress(
+            train_losses=(*self.before.train_losses, *self.losses),
+            wall_s=self.before.wall_s + time.perf_counter() - self.begun_s,
+            cpu_s=self.before.cpu_s + time.process_time() - self.cpu_begun_s,
+        )
+
+    def _note_progress(self) -> None:
+        self.held.store.write(_PROGRESS, self.progress().model_dump_json().encode())
+
+
+def _forget(of_trial: Store) -> None:
+    """Deletes what only a trial that is not finished needs, each manifest before the files that it names."""
+    keys = [*of_trial.list(FOLDER), *of_trial.list(_PROGRESS)]
+    for key in sorted(keys, key=lambda key: not key.endswith(MANIFEST)):
+        of_trial.delete(key)
 
 
 def trial_state(trial: Trial, num_classes: int, world: World) -> TrainState:
@@ -142,7 +246,7 @@ def score_split(
 
 
 def trial_execution(recipe: TrainRecipe, device: str, threads: int) -> ExecutionConfig:
-    """How a trial is computed: it is small and many run at once, so one process and no checkpoints."""
+    """How a trial is computed: many run at once, each in one process."""
     return ExecutionConfig(
         micro_batch_size=micro_batch_size(recipe.model, device),
         decode_threads=threads,

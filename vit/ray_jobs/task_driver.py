@@ -43,7 +43,8 @@ OnRay = Callable[..., Iterator[tuple[Any, Any]]]
 
 
 def drive(run: Store, attempt: int) -> int:
-    """Runs one attempt to its end and returns the exit code. A stop loses only the trials, or parts, that are running."""
+    """Runs one attempt to its end and returns the exit code. A stop loses only the parts that are running, and what trials have trained
+    since their last checkpoints."""
     config = run.read_json("config.json")
 
     def work(held: Run) -> Ending:
@@ -57,7 +58,7 @@ def drive(run: Store, attempt: int) -> int:
             computed, scored = partial(parts_on_ray, on_ray, Extractor), partial(probes_on_ray, on_ray)
             found = frozen_scores(run, spec, computed, scored, held.check)
             return _stopped(held) if found is None else ("finished", _detail(found))
-        sweep = Sweep(run, spec, held.check)
+        sweep = Sweep(held, spec)
         sweep.execute(on_ray)
         scores = [sweep.scores[index] for index in sorted(sweep.scores)]
         if held.stopped():
@@ -81,8 +82,8 @@ def _detail(scores: Sequence[Score]) -> dict[str, Any]:
 class Sweep:
     """Runs the trials of an evaluation as Ray tasks. Finished trials are in the store and do not run again."""
 
-    def __init__(self, run: Store, spec: EvaluationSpec, check_lease: Callable[[], object]) -> None:
-        """`check_lease` is called before progress is written."""
+    def __init__(self, held: Run, spec: EvaluationSpec) -> None:
+        self.held = held
         self.root = open_store(spec.root)
         self.trials = open_store(self.root.uri_of("trials"))
         self.task_sweeps = plan_task_sweeps(spec)
@@ -91,14 +92,14 @@ class Sweep:
             for i, sweep in enumerate(self.task_sweeps)
             if (score := Score.load_or_none(self.root, sweep.score_key)) is not None
         }
-        # Trials that each task sweep has not finished yet: all settings, and the final trial.
-        self.num_left = [0 if i in self.scores else len(s.settings) + 1 for i, s in enumerate(self.task_sweeps)]
+        # Trials that each task sweep has not finished yet: those of its settings, and the final trial.
+        self.num_left = [0 if i in self.scores else sweep.num_trials for i, sweep in enumerate(self.task_sweeps)]
         # Task sweeps of which every setting has failed, with the reason.
         self.failed: dict[int, str] = {}
         # The task sweep of each trial in flight, by its key.
         self.running: dict[str, int] = {}
         self.new_progress = partial(
-            ProgressWriter, run, "trials", total_trials(self.task_sweeps), check_lease=check_lease
+            ProgressWriter, held.store, "trials", total_trials(self.task_sweeps), check_lease=held.check
         )
 
     def execute(self, on_ray: OnRay) -> None:
@@ -110,7 +111,9 @@ class Sweep:
         tasks = deque(self._next_tasks(cluster, gpu_bytes))
         progress = self.new_progress(self._num_done())
         progress.show(self._num_done(), running=sorted(self.running))
-        for (trial, _), result in on_ray(partial(_run_trial, self.trials.uri), tasks):
+        for (trial, _), result in on_ray(
+            partial(_run_trial, self.held.store.uri, self.held.attempt, self.trials.uri), tasks
+        ):
             self._finish(trial, result)
             tasks += self._next_tasks(cluster, gpu_bytes)
             progress.show(self._num_done(), running=sorted(self.running))
@@ -150,8 +153,9 @@ class Sweep:
         return total_trials(self.task_sweeps) - sum(self.num_left)
 
 
-def _run_trial(trials_uri: str, trial_and_threads: tuple[Trial, int]) -> TrialResult:
-    return ensure_trial(trials_uri, *trial_and_threads)
+def _run_trial(run_uri: str, attempt: int, trials_uri: str, trial_and_threads: tuple[Trial, int]) -> TrialResult:
+    held = Run(open_store(run_uri), attempt, follows_stops=False)
+    return ensure_trial(held, open_store(trials_uri), *trial_and_threads)
 
 
 def parts_on_ray(

@@ -50,6 +50,8 @@ class FitPlan:
     micro_batch: int
     epoch: int
     """Examples in an epoch of all sources."""
+    mask_bad: bool = True
+    """Leaves out examples that cannot be decoded, and counts them; otherwise the first one raises ShardError."""
     pause_at_step: int | None = None
     pause_at: float | None = None
     """Unix seconds."""
@@ -126,7 +128,7 @@ def _train(
         micro_batch_size=plan.micro_batch,
         start_step=state.step,
         num_steps=plan.recipe.total_steps,
-        mask_bad=True,
+        mask_bad=plan.mask_bad,
         loading=plan.loading,
     ) as loaded:
         for hook in hooks:

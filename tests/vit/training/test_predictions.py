@@ -37,6 +37,8 @@ from vitline.vit.models.network import normalised
 from vitline.vit.training.evaluate import evaluate
 from vitline.vit.training.predictions import Predictions
 
+from ..unleased import Unleased
+
 
 def predictions_of(label, predicted, probability=None, loss=None, row=None) -> Predictions:
     """Predictions from plain lists."""
@@ -113,7 +115,7 @@ def trained(digits, tmp_path_factory):
         ),
     )
     trials = open_store(str(tmp_path_factory.mktemp("trials")))
-    return trials, trial, ensure_trial(trials.uri, trial)
+    return trials, trial, ensure_trial(Unleased(trials, 1), trials, trial)
 
 
 def stored_predictions(trained) -> Predictions:
@@ -301,15 +303,15 @@ def test_result_of_a_trial_run_by_two_workers_names_its_own_predictions(trained,
     slower, faster = predictions_of([0], [0]), predictions_of([0], [1])
     to_come = [slower, faster]
 
-    def overtaken(trial, note, **_):
+    def overtaken(held, trial, note, **_):
         mine = to_come.pop(0)
         if to_come:
-            ensure_trial(trials.uri, trial)  # another worker, which begins later and ends first
+            ensure_trial(Unleased(trials, 1), trials, trial)  # another worker, which begins later and ends first
         note(mine)
         return result
 
     monkeypatch.setattr(running, "run_trial", overtaken)
-    stays = ensure_trial(trials.uri, trial)
+    stays = ensure_trial(Unleased(trials, 1), trials, trial)
     assert stays == finished_result(trials, trial)
     assert Predictions.from_parquet(trials.read(stays.files[0])).digest == faster.digest
     assert len({key.rpartition("/")[0] for key in trials.list(f"{trial.key}/")}) == 2

@@ -24,6 +24,8 @@ from vitline.vit.models.build import build_network
 from vitline.vit.models.config import ViTConfig
 from vitline.vit.published.models import publish
 
+from ..unleased import Unleased
+
 STEPS, WARMUP, LR, BATCH = 20, 4, 0.1, 32
 NETWORK = ViTConfig(image_size_px=16, patch_size_px=4, embed_dim=32, depth=2, num_heads=4, mlp_dim=64, pre_logits=True)
 PROTOCOL = Protocol(
@@ -92,7 +94,7 @@ def test_trial_equals_a_plain_fine_tuning_loop(timm, source, digits, root):
     )  # fmt: skip
     (task_sweep,) = plan_task_sweeps(spec)
     trial = task_sweep._trial("final", task_sweep.settings[0])
-    result = run_trial(trial)
+    result = run_trial(Unleased(open_store(root), 1), trial)
 
     manifest = load_manifest(digits)
     order = Order(
