@@ -22,6 +22,7 @@ from vitline.vit.models.config import ActivationCheckpointing, AnyNetworkConfig,
 from vitline.vit.models.user_code import is_reference
 
 Loss = Literal["softmax", "sigmoid"]
+Precision = Literal["float32", "bfloat16"]
 
 
 def loss_for(*, single_label: bool) -> Loss:
@@ -156,7 +157,7 @@ class TrainRecipe(FrozenConfig):
     """Number of optimizer steps."""
     seed: NonNegativeInt = 0
     """Seed of initialisation, reading order, augmentation and dropout."""
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Precision = "float32"
     """Precision of matrix products; weights, softmax, norms, head and loss stay float32. With `bfloat16` a GPU may use TF32 for these,
     with `float32` for nothing."""
     average_decay: float | None = Field(None, gt=0, lt=1)

@@ -19,6 +19,7 @@ from vitline.flows.catalog.lists import find_model
 from vitline.infra.config import canonical_json
 from vitline.infra.settings import expanded
 from vitline.infra.storage import is_location, open_store
+from vitline.vit.config import Precision
 from vitline.vit.convert.weights import UNPUBLISHED, Weights, load_weights
 from vitline.vit.cost.throughput import BenchSetup, Speed, measure
 from vitline.vit.input.augment import evaluation_pixels
@@ -28,7 +29,6 @@ from vitline.vit.pages.figures import MAX_IMAGES, inspect_network
 from vitline.vit.pages.page import write_inspection
 from vitline.vit.published.models import PublishedModel, file_bytes, publish
 from vitline.vit.training.timing.device_peak import peak_flops
-from vitline.vit.training.timing.gpus import Precision
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".avif")
 # A laptop measures these in a minute; a GPU measures all variants of the paper.

@@ -29,12 +29,12 @@ RecipeName = Literal[
 ProtocolName = Literal[
     "small-images",
     "vit-paper", "vit-paper-v1", "vit-paper-transfer", "vit-paper-transfer-v1", "vit-paper-imagenet-512",
-    "bit-hyperrule", "vtab-sweep",
+    "bit-hyperrule", "four-settings",
     "fewshot", "linear", "knn", "head",
 ]  # fmt: skip
 FinetuningName = Literal[
     "vit-paper", "vit-paper-v1", "vit-paper-transfer", "vit-paper-transfer-v1", "vit-paper-imagenet-512",
-    "bit-hyperrule", "vtab-sweep",
+    "bit-hyperrule", "four-settings",
 ]  # fmt: skip
 
 NAME = r"^[a-z0-9][a-z0-9-]*$"

@@ -154,7 +154,7 @@ def own_table(report: ScoreReport) -> Table:
     lines = []
     for corpus, row, cell in sorted(rows, key=lambda each: (each[0], each[1].protocol, each[1].model is None)):
         score = (_point(cell.value), _noise(cell), _statistic(cell))
-        cells = (row.label, row.protocol, *score, f"{cell.num_examples:,}", _point(cell.majority_fraction))
+        cells = (row.label, _protocol(row), *score, f"{cell.num_examples:,}", _point(cell.majority_fraction))
         lines.append(Line(corpus, cells, "ours"))
     columns = ("task", "model", "protocol", "top-1", "noise", "of", "test images", "majority class")
     note = "Not part of VTAB's means. Majority class: the score of always predicting the most frequent class."
@@ -213,7 +213,7 @@ def check_table(report: ScoreReport) -> Table:
     for row, check in report.checks():
         low, high = check.published
         published = _fine(low) if low == high else f"{_fine(low)} to {_fine(high)}"
-        cells = (check.corpus, row.protocol, _fine(check.ours), published)
+        cells = (check.corpus, _protocol(row), _fine(check.ours), published)
         lines.append(Line(row.label, (*cells, f"{100 * check.difference:+.2f}", check.verdict), "ours"))
     columns = ("model", "task", "protocol", "ours", "published", "difference", "result")
     sources = dict.fromkeys(check.source for _, check in report.checks())
@@ -291,8 +291,13 @@ def _published_transfer(row: PublishedRow) -> list[str]:
 
 
 def _model_label(row: ModelScores) -> str:
-    """`birds/0a1b2c3d4e5f, vit-paper`"""
-    return f"{row.label}, {row.protocol}"
+    """`birds/0a1b2c3d4e5f, vit-paper in bfloat16`"""
+    return f"{row.label}, {_protocol(row)}"
+
+
+def _protocol(row: ModelScores) -> str:
+    """With the precision, where it is not float32: scores of two precisions differ by more than rounding."""
+    return row.protocol if row.precision == "float32" else f"{row.protocol} in {row.precision}"
 
 
 def _statistic(cell: Cell) -> str:

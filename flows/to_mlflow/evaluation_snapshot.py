@@ -140,6 +140,7 @@ def score_child(
         "model": model_label(first.model) if first.model else "from scratch",
         "num_examples": first.num_examples,
         "num_classes": first.num_classes,
+        "precision": first.precision,
         "majority_fraction": first.majority_fraction,
     }
     return Child(

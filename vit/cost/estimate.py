@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from vitline.infra.html.text import short
-from vitline.vit.config import TrainRecipe
+from vitline.vit.config import Precision, TrainRecipe
 from vitline.vit.models.flops import forward_flops, training_flops
-from vitline.vit.training.timing.gpus import Gpu, Precision, gpu_named
+from vitline.vit.training.timing.gpus import Gpu, gpu_named
 
 GPU, MFU = "H200", 0.5
 """What is assumed where nothing is said. 50 % is more than most trainings reach: an input that feeds it feeds them, too."""

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitline.vit.config import ExecutionConfig, OptimConfig, TrainRecipe
+from vitline.vit.config import ExecutionConfig, OptimConfig, Precision, TrainRecipe
 from vitline.vit.cost.step_time import Step, seconds_of, synthetic_batch
 from vitline.vit.input.config import AugmentConfig, InputConfig
 from vitline.vit.models.config import NetworkConfig
 from vitline.vit.models.flops import forward_flops, training_flops
 from vitline.vit.training.loop import TrainState, forward, initial_state, train_step
 from vitline.vit.training.parallel import set_tf32, wrap
-from vitline.vit.training.timing.gpus import Precision
 from vitline.vit.training.to_device.prefetcher import DevicePrefetcher
 from vitline.vit.training.world import World
 

@@ -16,7 +16,7 @@ from vitline.infra.config import FrozenConfig, digest_of
 from vitline.infra.keys import RESULT_VERSIONS
 from vitline.infra.records import StoredRecord
 from vitline.infra.storage import Store, open_store
-from vitline.vit.config import TrainRecipe
+from vitline.vit.config import Precision, TrainRecipe
 from vitline.vit.evaluation.probes import Probe
 from vitline.vit.evaluation.protocols import Protocol, TaskFacts
 from vitline.vit.evaluation.tasks import TaskSplits, benchmark_name, find_task_splits, metric_group
@@ -73,6 +73,8 @@ class Score(StoredRecord):
     value: float
     """Fraction of the test split, 0 to 1."""
     num_examples: int
+    precision: Precision = "float32"
+    """Of matrix products in training and scoring."""
     chosen: dict[str, Any]
     """The chosen setting with its validation score."""
     tried: tuple[dict[str, Any], ...]
@@ -168,6 +170,7 @@ class TaskSweep(FrozenConfig):
             model_digest=self.model_digest,
             value=final.top1,
             num_examples=final.num_examples,
+            precision=trial.recipe.precision,
             majority_fraction=final.majority_fraction,
             chosen=tried[self.settings.index(trial.recipe)],
             tried=tried,

@@ -53,7 +53,7 @@ def test_fewer_steps_shorten_the_warmup_of_a_protocol_and_overrides_take_precede
         ("vit-paper-transfer", 1, 0),
         ("vit-paper-transfer", 5000, 100),
         ("vit-paper-v1", 500, 100),  # chooses between 1,000 and 10,000 steps, with 200 of warmup
-        ("vtab-sweep", 10, 0),
+        ("four-settings", 10, 0),
     ]:
         assert plan(protocol, steps) == (steps, warmup)
     assert plan("vit-paper-transfer", 100, **{"recipe.optim.warmup_steps": 99}) == (100, 99)

@@ -43,7 +43,9 @@ def test_vit_paper_has_one_setting_for_all_tasks_of_vtab():
     assert not recipe.model.pre_logits
 
 
-@pytest.mark.parametrize("protocol", ["small-images", "vit-paper", "vit-paper-transfer", "bit-hyperrule", "vtab-sweep"])
+@pytest.mark.parametrize(
+    "protocol", ["small-images", "vit-paper", "vit-paper-transfer", "bit-hyperrule", "four-settings"]
+)
 def test_tasks_with_several_labels_are_trained_with_the_sigmoid_loss(protocol):
     one, several = settings(protocol), settings(protocol, single_label=False)
     assert {(r.loss, r.model.head_bias_init) for r in one} == {("softmax", 0.0)}
@@ -55,7 +57,7 @@ def test_tasks_with_several_labels_are_trained_with_the_sigmoid_loss(protocol):
 
 def test_vit_paper_v1_and_vtab_sweep_choose_among_four_settings():
     assert [g[:2] for g in grid(settings("vit-paper-v1"))] == [(0.01, 1000), (0.1, 1000), (0.01, 10_000), (0.1, 10_000)]
-    sweep = settings("vtab-sweep")
+    sweep = settings("four-settings")
     assert [g[:2] for g in grid(sweep)] == [(0.1, 2500), (0.01, 2500), (0.1, 10_000), (0.01, 10_000)]
     augment = sweep[0].input.augment
     assert (augment.image_size_px, augment.train_crop, augment.flip, augment.antialias) == (224, "none", False, False)

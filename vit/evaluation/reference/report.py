@@ -80,6 +80,8 @@ class ModelScores:
     """Seconds of all trials, including those that chose a setting."""
     num_trainings: int
     """Number of trials."""
+    precision: str
+    """`float32`, `bfloat16`, or both where scores differ in it."""
 
     @property
     def label(self) -> str:
@@ -223,6 +225,7 @@ def _model_scores(init: str, scores: Sequence[Score]) -> ModelScores:
         cells={task: _cell(first.protocol, by_seed) for task, by_seed in by_task.items()},
         wall_s=sum(score.wall_s for score in scores),
         num_trainings=sum(len(score.trials) for score in scores),
+        precision=" and ".join(sorted({score.precision for score in scores})),
     )
 
 

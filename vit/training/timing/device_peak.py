@@ -4,7 +4,8 @@ import time
 
 import torch
 
-from vitline.vit.training.timing.gpus import Precision, known_gpu
+from vitline.vit.config import Precision
+from vitline.vit.training.timing.gpus import known_gpu
 
 
 def peak_flops(device: torch.device, precision: Precision) -> tuple[float | None, str]:

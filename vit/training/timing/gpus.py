@@ -2,11 +2,9 @@
 
 import re
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from vitline.infra.names import known_names_text
-
-Precision = Literal["float32", "bfloat16"]
+from vitline.vit.config import Precision
 
 
 @dataclass(frozen=True)
