@@ -10,9 +10,10 @@ from vitline.flows.forms.forms import EvaluateRequest
 from vitline.flows.plans.evaluation_cost import TaskCost, task_costs
 from vitline.flows.runs.evaluate_tasks import SCORE_COLUMNS, evaluate_tasks, score_cells
 from vitline.flows.runs.services import open_services
+from vitline.infra.config import digest_of
 from vitline.infra.settings import Settings
 from vitline.vit.cost.estimate import PlanGpus, hours_of
-from vitline.vit.evaluation.packing import SMALLEST_GPU_BYTES, trials_per_gpu
+from vitline.vit.evaluation.packing import SMALLEST_GPU_BYTES, packed
 from vitline.vit.evaluation.probes import Probe
 
 
@@ -51,12 +52,18 @@ def plan_and_show(settings: Settings, request: EvaluateRequest, gpus: PlanGpus, 
         "scored_images": sum(task.scored_images for task in tasks),
         "exaflop": sum(task.flop for task in tasks) / 1e18,
         "device_hours": hours_of(sum(task.flop for task in tasks), rate),
-        "trials_per_gpu": min(trials_per_gpu(task.network, memory, average=task.average) for task in tasks),
     }
+    networks = {digest_of(task.recipe.model): task.recipe for task in tasks if task.recipe}
+    if networks:
+        trials, micro_batches, fits = zip(*(packed(recipe, memory) for recipe in networks.values()), strict=True)
+        total |= {"trials_per_gpu": min(trials), "micro_batch": min(micro_batches), "fits": all(fits)}
     if gpus.hour_price is not None:
         total["usd"] = total["device_hours"] * gpus.hour_price
     if as_json:
-        shown = [{name: value for name, value in vars(task).items() if name != "network"} for task in tasks]
+        shown = [
+            {name: value for name, value in vars(task).items() if name != "recipe"} | {"loss": task.loss}
+            for task in tasks
+        ]
         console.emit({"total": total, "tasks": shown})
         return
     rows = [_row(task, rate) for task in tasks]
@@ -87,5 +94,12 @@ def _sentence(total: Mapping[str, Any], rate: float, gpus: PlanGpus) -> str:
     )
     if "usd" in total:
         text += f", {total['usd']:,.2f} USD"
-    packed = f" A GPU runs up to {total['trials_per_gpu']} of these trainings at a time." if left else ""
-    return f"{text}.{packed} Decoding is not counted."
+    return f"{text}.{_packing(total) if left else ''} Decoding is not counted."
+
+
+def _packing(total: Mapping[str, Any]) -> str:
+    """How the trainings use the memory of a GPU."""
+    if not total["fits"]:
+        return " Not one image of these trainings fits into the memory of a GPU, by the plan; name a larger one with --gpu."
+    at_a_time = f"up to {total['trials_per_gpu']} of these trainings at a time, with micro-batches of"
+    return f" A GPU runs {at_a_time} {total['micro_batch']} images or more."

@@ -13,7 +13,6 @@ from vitline.vit.evaluation.probes import Probe
 from vitline.vit.evaluation.trials import finished_result
 from vitline.vit.features.features import missing_parts
 from vitline.vit.features.probe_trials import ProbeTrial, feature_splits, plan_probe_trials
-from vitline.vit.models.config import AnyNetworkConfig
 from vitline.vit.models.flops import forward_flops, training_flops
 
 
@@ -33,11 +32,13 @@ class TaskCost:
     """Images still to be evaluated."""
     flop: float
     """Operations still to be done: three forward passes for a trained image, one for an evaluated one."""
-    network: AnyNetworkConfig
-    loss: str = ""
-    """The loss of the trainings; empty for a probe."""
-    average: bool = False
-    """Whether averaged weights are kept, too."""
+    recipe: TrainRecipe | None = None
+    """Of the first setting; None for a probe."""
+
+    @property
+    def loss(self) -> str:
+        """The loss of the trainings; empty for a probe."""
+        return self.recipe.loss if self.recipe else ""
 
 
 def task_costs(root: str, plan: EvaluationPlan) -> list[TaskCost]:
@@ -78,9 +79,7 @@ def sweep_cost(root: Store, task_sweep: TaskSweep) -> TaskCost:
         scored_images=evaluated,
         flop=training_flops(recipe.model, task_sweep.num_classes) * trained
         + forward_flops(recipe.model, task_sweep.num_classes) * evaluated,
-        network=recipe.model,
-        loss=recipe.loss,
-        average=recipe.average_decay is not None,
+        recipe=recipe,
     )
 
 
@@ -99,7 +98,6 @@ def probe_cost(root: Store, probe_trials: Sequence[ProbeTrial], plan: Evaluation
         trained_images=0,
         scored_images=images,
         flop=forward_flops(plan.architecture, probe_trials[0].num_classes) * images,
-        network=plan.architecture,
     )
 
 

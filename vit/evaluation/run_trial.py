@@ -26,7 +26,7 @@ from vitline.vit.checkpoints.names import FOLDER, MANIFEST, Retention
 from vitline.vit.checkpoints.restore import resume, rewind
 from vitline.vit.checkpoints.save import CheckpointSaver
 from vitline.vit.config import ExecutionConfig, TrainRecipe
-from vitline.vit.evaluation.packing import micro_batch_size
+from vitline.vit.evaluation.packing import memory_of_this_gpu, micro_batch_on_cpu, packed
 from vitline.vit.evaluation.trial_files import write_trial_files
 from vitline.vit.evaluation.trials import Trial, TrialResult, finished_result
 from vitline.vit.input.batches import LoaderResources, Source, eval_batches
@@ -61,17 +61,21 @@ class TrialProgress(StoredRecord):
     cpu_s: float = 0.0
 
 
-def ensure_trial(held: Run, trials: Store, trial: Trial, threads: int = 1) -> TrialResult:
+def ensure_trial(
+    held: Run, trials: Store, trial: Trial, threads: int = 1, micro_batch: int | None = None
+) -> TrialResult:
     """The stored result of this trial. If there is none, runs the trial and stores its result; the first result stays.
 
     `held` is the hold of the evaluation, without which no checkpoint is written. Before the result, a final trial stores its
-    predictions and the files made from them (`trial_files.py`). `threads` decode and augment.
+    predictions and the files made from them (`trial_files.py`). `threads` decode and augment. Without `micro_batch`, the device
+    is taken to be this trial's alone.
     """
     if (done := finished_result(trials, trial)) is not None:
         return done
     noted: list[Predictions] = []
     of_trial = held.part(trials.child(trial.key))
-    result = run_trial(of_trial, trial, threads=threads, note=noted.append if trial.phase == "final" else None)
+    note = noted.append if trial.phase == "final" else None
+    result = run_trial(of_trial, trial, threads=threads, micro_batch=micro_batch, note=note)
     if noted:
         files = write_trial_files(
             trials, trial.key, Predictions.joined(noted), trial.corpus, trial.score_split, trial.title
@@ -83,12 +87,16 @@ def ensure_trial(held: Run, trials: Store, trial: Trial, threads: int = 1) -> Tr
 
 
 def run_trial(
-    held: Run, trial: Trial, threads: int = 1, note: Callable[[Predictions], None] | None = None
+    held: Run,
+    trial: Trial,
+    threads: int = 1,
+    micro_batch: int | None = None,
+    note: Callable[[Predictions], None] | None = None,
 ) -> TrialResult:
     """Trains, from the newest checkpoint in `held.store` if there is one, and scores, in this process and on its GPU if there is one.
     `note` receives the predictions of the scored split."""
     world = World.current()
-    execution = trial_execution(trial.recipe, world.device.type, threads)
+    execution = trial_execution(trial.recipe, micro_batch or micro_batch_alone(trial.recipe, world), threads)
     corpus = open_store(trial.corpus)
     manifest = load_manifest(corpus)
     check_digest(corpus.uri, manifest.digest, trial.corpus_digest)
@@ -245,10 +253,17 @@ def score_split(
         )
 
 
-def trial_execution(recipe: TrainRecipe, device: str, threads: int) -> ExecutionConfig:
+def micro_batch_alone(recipe: TrainRecipe, world: World) -> int:
+    """The micro-batch of a trial that has the device for itself."""
+    if world.device.type == "cpu":
+        return micro_batch_on_cpu(recipe)
+    return packed(recipe, memory_of_this_gpu()).micro_batch
+
+
+def trial_execution(recipe: TrainRecipe, micro_batch: int, threads: int) -> ExecutionConfig:
     """How a trial is computed: many run at once, each in one process."""
     return ExecutionConfig(
-        micro_batch_size=micro_batch_size(recipe.model, device),
+        micro_batch_size=micro_batch,
         decode_threads=threads,
         decoded_cache_bytes=DECODED_CACHE_BYTES,
         log_every_steps=max(1, recipe.total_steps // 20),

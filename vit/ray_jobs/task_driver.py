@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from vitline.infra.config import digest_of
 from vitline.infra.runs.attempt import Ending, driver_main, run_attempt
 from vitline.infra.runs.handle import Run
 from vitline.infra.runs.progress import ProgressWriter
@@ -24,7 +25,7 @@ from vitline.vit.evaluation.evaluate import (
     plan_task_sweeps,
     total_trials,
 )
-from vitline.vit.evaluation.packing import memory_of_this_gpu, trial_resources
+from vitline.vit.evaluation.packing import Resources, memory_of_this_gpu, trial_resources
 from vitline.vit.evaluation.probes import Probe
 from vitline.vit.evaluation.run_trial import ensure_trial
 from vitline.vit.evaluation.trials import Trial, TrialResult
@@ -96,6 +97,8 @@ class Sweep:
         self.num_left = [0 if i in self.scores else sweep.num_trials for i, sweep in enumerate(self.task_sweeps)]
         # Task sweeps of which every setting has failed, with the reason.
         self.failed: dict[int, str] = {}
+        # What trials of a network request, by its digest.
+        self.resources: dict[str, Resources] = {}
         # The task sweep of each trial in flight, by its key.
         self.running: dict[str, int] = {}
         self.new_progress = partial(
@@ -111,14 +114,14 @@ class Sweep:
         tasks = deque(self._next_tasks(cluster, gpu_bytes))
         progress = self.new_progress(self._num_done())
         progress.show(self._num_done(), running=sorted(self.running))
-        for (trial, _), result in on_ray(
+        for (trial, *_), result in on_ray(
             partial(_run_trial, self.held.store.uri, self.held.attempt, self.trials.uri), tasks
         ):
             self._finish(trial, result)
             tasks += self._next_tasks(cluster, gpu_bytes)
             progress.show(self._num_done(), running=sorted(self.running))
 
-    def _next_tasks(self, cluster: dict[str, float], gpu_bytes: int) -> list[RayTask[tuple[Trial, int]]]:
+    def _next_tasks(self, cluster: dict[str, float], gpu_bytes: int) -> list[RayTask[tuple[Trial, int, int]]]:
         """For each unscored task sweep without a running trial: its next trials, or none, if its score is recorded now."""
         tasks = []
         occupied = {*self.running.values(), *self.scores, *self.failed}
@@ -132,8 +135,11 @@ class Sweep:
                 continue
             # Task sweeps share trials where a task is given twice: do not start a trial that runs for another one.
             for trial in (trial for trial in todo if trial.key not in self.running):
-                cpus, gpus, threads = trial_resources(trial.recipe, cluster, gpu_bytes)
-                tasks.append(RayTask(trial.key, (trial, threads), cpus, gpus))
+                network = digest_of(trial.recipe.model)
+                if network not in self.resources:
+                    self.resources[network] = trial_resources(trial.recipe, cluster, gpu_bytes)
+                cpus, gpus, threads, micro_batch = self.resources[network]
+                tasks.append(RayTask(trial.key, (trial, threads, micro_batch), cpus, gpus))
                 self.running[trial.key] = index
             if score is not None:
                 self.scores[index] = score.stored_first(self.root, task_sweep.score_key)
@@ -153,9 +159,10 @@ class Sweep:
         return total_trials(self.task_sweeps) - sum(self.num_left)
 
 
-def _run_trial(run_uri: str, attempt: int, trials_uri: str, trial_and_threads: tuple[Trial, int]) -> TrialResult:
+def _run_trial(run_uri: str, attempt: int, trials_uri: str, placed: tuple[Trial, int, int]) -> TrialResult:
+    """A trial with the threads and the micro-batch of its place."""
     held = Run(open_store(run_uri), attempt, follows_stops=False)
-    return ensure_trial(held, open_store(trials_uri), *trial_and_threads)
+    return ensure_trial(held, open_store(trials_uri), *placed)
 
 
 def parts_on_ray(

@@ -46,7 +46,7 @@ def test_a_plan_counts_the_remaining_work(root, plan, digits):
     assert (pretrained.trainings, pretrained.finished) == (4, 0)
     assert pretrained.trained_images == 4 * 100 * 64
     assert pretrained.scored_images == 3 * 200 + splits["test"].num_rows
-    flop = forward_flops(pretrained.network, 10)
+    flop = forward_flops(pretrained.recipe.model, 10)
     assert pretrained.flop == flop * (3 * pretrained.trained_images + pretrained.scored_images)
 
     spec = EvaluationSpec(run_key="plan", root=root, **plan.model_dump(exclude={"rescore", "note"}))
@@ -83,6 +83,7 @@ def test_the_command_estimates_hours_and_cost(root, model, digits):
     assert shown.exit_code == 0, shown.output
     total = json.loads(shown.stdout)["total"]
     assert total["trainings"] == 8
+    assert (total["trials_per_gpu"], total["micro_batch"], total["fits"]) == (4, 64, True)
     assert total["device_hours"] == pytest.approx(total["exaflop"] * 1e18 / 1e9 / 3600)
     assert total["usd"] == pytest.approx(3600 * total["device_hours"])
     shown = CliRunner().invoke(app, ["evaluate", "run", "--plan", *options])

@@ -168,7 +168,7 @@ def test_a_child_for_each_task_and_model_explains_its_score(evaluated, root, dig
     first, second = snapshot.children
     assert first.values == {"tasks/digits/top1": (0.7, 320), "time/trials_s": (2.0, 0)}
     assert first.params == {"peak_lr": 0.3, "total_steps": 60, "val_top1": 0.75, "model": "emoji/1",
-                            "num_examples": 797, "num_classes": 10, "majority_fraction": 0.125}  # fmt: skip
+                            "num_examples": 797, "num_classes": 10, "precision": "float32", "majority_fraction": 0.125}  # fmt: skip
     assert first.curves == [("train/loss", 2.5, 1), ("train/loss", 0.5, 60)]
     assert first.stored_files == {
         "confusion.csv": "trials/d-final-1/abc/confusion.csv",
