@@ -1,12 +1,13 @@
 """`nights.advance_images`: one long pre-training goes on a part a night, and a cooldown from where it stands is scored.
 `nights.cooldown_at_hours`: so is that of a training that is out of time."""
 
+import time
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
 
-from vitline.flows.catalog.records import PipelineRecord, read_pipeline, write_pipeline
+from vitline.flows.catalog.records import PipelineRecord, StageRecord, list_pipeline_keys, read_pipeline, write_pipeline
 from vitline.flows.forms.forms import PipelineRequest
 from vitline.flows.forms.pipeline_plan import resolve_pipeline
 from vitline.flows.plans.budget import check_deadline
@@ -96,9 +97,38 @@ def test_a_cooldown_has_to_fit_between_its_begin_and_the_deadline(root, monkeypa
 def test_the_deadline_counts_what_is_trained_tonight(root, monkeypatch):
     monkeypatch.setattr("vitline.flows.plans.budget.known_images_per_s", lambda *_: 8.0)
     fits, short = (plan_of(root, deadline_hours=hours) for hours in (3, 2))
-    assert check_deadline(root, fits) == "deadline of 3 h: 76,800 images take 2.67 h at 8 images/s"
+    said = "deadline of 3 h: 76,800 images take 2.67 h at 8 images/s"
+    assert check_deadline(root, fits) == f"{said}; how long the transfer takes is not known yet"
     with pytest.raises(ValueError, match=r"Set nights\.advance_images to at most 44,800"):
         check_deadline(root, short)
+
+
+def test_the_deadline_counts_the_transfer_as_it_was_last_time(root, monkeypatch):
+    monkeypatch.setattr("vitline.flows.plans.budget.known_images_per_s", lambda *_: 8.0)
+    plan = plan_of(root, deadline_hours=3)
+
+    def last_time(*hours, reused=False, **request):
+        stages = [
+            StageRecord(stage="evaluate", run_key="e", reused=reused, wall_s=3600 * each, what="", where="")
+            for each in hours
+        ]
+        asked = plan.request.model_dump(mode="json") | request
+        key = f"long-{len(list_pipeline_keys(open_store(root))):012x}"
+        now = time.time()
+        write_pipeline(
+            open_store(root),
+            PipelineRecord(key=key, name="long", request=asked, started_at=now, updated_at=now, stages=tuple(stages)),
+        )
+
+    last_time(0.2, 0.4)
+    for other in ({"tasks": ["other"]}, {"name": "another"}, {"protocol": "linear"}):
+        last_time(0.01, **other)
+    last_time(0.01, reused=True)
+    assert check_deadline(root, plan).endswith("take 2.67 h at 8 images/s, the transfer 0.30 h as last time")
+    last_time(0.5)
+    refusal = r"2\.67 h at the 8 images/s .* and the transfer took 0\.50 h last time, .* to at most 59,200, or a larger"
+    with pytest.raises(ValueError, match=refusal):
+        check_deadline(root, plan)
 
 
 @pytest.mark.parametrize(
