@@ -30,7 +30,7 @@ from vitline.data_prep.shard_format import Counts, Manifest, SegmentInfo, SplitI
 from vitline.infra.storage import open_store
 from vitline.vit.input.augment import inception_crop, train_draws, train_pixels
 from vitline.vit.input.augmentations.mixing import Mix, mix_lane
-from vitline.vit.input.batches import LoaderResources, train_batches
+from vitline.vit.input.batches import LoaderResources, Source, source_batches
 from vitline.vit.input.config import AugmentConfig, InputConfig
 from vitline.vit.input.decoding.native_view import TrainingView, native_decoder
 
@@ -201,7 +201,9 @@ def pipeline_costs(
     corpus, manifest = icon_corpus(folder, icons)
     recipe = InputConfig(global_batch_size=64, num_lanes=32, shuffle_window=4, augment=augment)
     loading = LoaderResources(world_size=world_size, decoded_cache_bytes=2**28)
-    with train_batches(corpus, manifest, "train", recipe, seed=0, micro_batch_size=64, loading=loading) as batches:
+    with source_batches(
+        [Source(corpus, manifest, "train")], recipe, seed=0, micro_batch_size=64, loading=loading
+    ) as batches:
         warm_up = 8 * len(icons) // 64
         for _ in range(warm_up):
             next(batches)

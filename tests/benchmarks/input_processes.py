@@ -30,7 +30,7 @@ from vitline.data_prep.shard_format import Manifest
 from vitline.infra.settings import inherited_environment
 from vitline.infra.storage import Store, open_store
 from vitline.infra.stores.file_store import FileStore
-from vitline.vit.input.batches import Batch, LoaderResources, train_batches
+from vitline.vit.input.batches import Batch, LoaderResources, Source, source_batches
 from vitline.vit.input.config import InputConfig
 from vitline.vit.input.decoding import processes
 from vitline.vit.input.decoding.process import Filled
@@ -82,8 +82,8 @@ def hand_over(corpus: Store, manifest: Manifest, rounds: int, steps: int) -> Non
     processes._start = start_copying
     loading = LoaderResources(0, RANKS, processes=2)
     print("\nhand-over alone, 512 images of 224 px a step")
-    with train_batches(
-        corpus, manifest, "train", recipe, seed=0, micro_batch_size=MICRO_BATCH, loading=loading
+    with source_batches(
+        [Source(corpus, manifest, "train")], recipe, seed=0, micro_batch_size=MICRO_BATCH, loading=loading
     ) as batches:
         taken(batches, 5)
         rows = []
@@ -142,7 +142,7 @@ def compare(corpus: Store, manifest: Manifest, rounds: int, steps: int) -> None:
 
     def batches(number: int) -> Prefetcher[list[Batch]]:
         loading = LoaderResources(threads=cores, processes=number)
-        return train_batches(corpus, manifest, "train", recipe, seed=0, micro_batch_size=64, loading=loading)
+        return source_batches([Source(corpus, manifest, "train")], recipe, seed=0, micro_batch_size=64, loading=loading)
 
     rows = []
     for i in range(rounds):

@@ -30,7 +30,7 @@ from input import icon_corpus, interval, jpeg, photograph, pillow_view
 
 from vitline.data_prep.decode import DecodePolicy, decode
 from vitline.vit.input.augment import train_draws
-from vitline.vit.input.batches import LoaderResources, train_batches
+from vitline.vit.input.batches import LoaderResources, Source, source_batches
 from vitline.vit.input.config import AugmentConfig, InputConfig
 from vitline.vit.input.decoding.native_view import TrainingView, native_decoder
 
@@ -243,7 +243,7 @@ def compare(folder: Path, files: list[bytes], rounds: int) -> None:
         for decoder, suffix in ((Usual(), ""), (Ours(), ", our decoder")):
             sides[name + suffix] = partial(epoch_of, make(folder, files, decoder), len(files))
             sides[name + suffix]()  # starts the workers: before ours has threads, which a fork would not copy
-    ours = train_batches(corpus, manifest, "train", recipe, seed=0, micro_batch_size=BATCH, loading=loading)
+    ours = source_batches([Source(corpus, manifest, "train")], recipe, seed=0, micro_batch_size=BATCH, loading=loading)
     sides = {"vitline": partial(steps_of, ours, len(files)), **sides}
     sides["vitline"]()
     results: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}

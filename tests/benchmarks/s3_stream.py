@@ -21,7 +21,7 @@ from steady_stream import ROWS, write_corpus
 
 from vitline.data_prep.shard_format import Manifest
 from vitline.infra.storage import Store, open_store
-from vitline.vit.input.batches import LoaderResources, train_batches
+from vitline.vit.input.batches import LoaderResources, Source, source_batches
 from vitline.vit.input.config import AugmentConfig, InputConfig
 
 LANES, WINDOW, BATCH, NUM_ROWS = 16, 2, 256, 4096
@@ -33,10 +33,8 @@ RECIPE = InputConfig(
 def gaps_of(store: Store, manifest: Manifest, num_steps: int) -> tuple[float, list[float]]:
     """Seconds until the first batch, and between each batch and the next."""
     times = [time.perf_counter()]
-    with train_batches(
-        store,
-        manifest,
-        "train",
+    with source_batches(
+        [Source(store, manifest, "train")],
         RECIPE,
         seed=0,
         micro_batch_size=BATCH,

@@ -20,7 +20,7 @@ from vitline.data_prep.shard_format import load_manifest
 from vitline.infra.config import replace
 from vitline.infra.storage import Store, open_store
 from vitline.vit.config import ExecutionConfig, SpikeGuardConfig, TrainRecipe
-from vitline.vit.input.batches import LoaderResources, train_batches
+from vitline.vit.input.batches import LoaderResources, Source, source_batches
 from vitline.vit.recipes import recipe_named
 from vitline.vit.training.guard.spike_guard import SpikeGuard
 from vitline.vit.training.loop import initial_state, train
@@ -35,7 +35,9 @@ def curve(corpus: Store, recipe: TrainRecipe) -> Curve:
     found: Curve = []
     manifest, world = load_manifest(corpus), World()
     loading = LoaderResources(decoded_cache_bytes=2**28)
-    batches = train_batches(corpus, manifest, "train", recipe.input, seed=0, micro_batch_size=64, loading=loading)
+    batches = source_batches(
+        [Source(corpus, manifest, "train")], recipe.input, seed=0, micro_batch_size=64, loading=loading
+    )
     with batches:
         train(
             initial_state(recipe, manifest.num_classes, world.device),

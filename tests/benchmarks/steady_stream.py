@@ -25,7 +25,7 @@ from vitline.data_prep.decode import DecodePolicy
 from vitline.data_prep.shard_format import Counts, Manifest, SegmentInfo, SplitInfo, shard_key
 from vitline.infra.storage import Store
 from vitline.infra.stores.file_store import FileStore
-from vitline.vit.input.batches import LoaderResources, train_batches
+from vitline.vit.input.batches import LoaderResources, Source, source_batches
 from vitline.vit.input.config import AugmentConfig, InputConfig
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -108,8 +108,8 @@ def waits(store: DistantStore, manifest: Manifest, images_per_s: float) -> tuple
     num_steps = 3 * manifest.splits["train"].num_rows // BATCH
     loading, share = LoaderResources(rank=0, world_size=RANKS), BATCH // RANKS
     waited: list[float] = []
-    with train_batches(
-        store, manifest, "train", recipe, seed=0, micro_batch_size=share, num_steps=num_steps, loading=loading
+    with source_batches(
+        [Source(store, manifest, "train")], recipe, seed=0, micro_batch_size=share, num_steps=num_steps, loading=loading
     ) as batches:
         for _ in range(num_steps):
             asked = time.perf_counter()

@@ -11,9 +11,10 @@ from vitline.data_prep.shard_format import load_manifest
 from vitline.infra.config import replace
 from vitline.infra.runs.run_state import read_state
 from vitline.vit.convert.timm import to_timm
-from vitline.vit.input.batches import eval_batches, train_batches
+from vitline.vit.input.batches import eval_batches
 from vitline.vit.training.loop import initial_state
 
+from ..batches import train_batches
 from ..trainings import finish, losses_of
 
 STEPS, WARMUP, LR, DECAY, BATCH, CLASSES = 100, 10, 3e-3, 0.1, 32, 10

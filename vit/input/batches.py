@@ -42,41 +42,7 @@ __all__ = [
     "order_of_training",
     "row_batches",
     "source_batches",
-    "train_batches",
 ]
-
-
-def train_batches(
-    corpus: Store,
-    manifest: Manifest,
-    split: str,
-    config: InputConfig,
-    *,
-    seed: int,
-    micro_batch_size: int,
-    start_step: int = 0,
-    num_steps: int | None = None,
-    mask_bad: bool = False,
-    loading: LoaderResources = ONE_PROCESS,
-) -> Prefetcher[list[Batch]]:
-    """Iterates the micro-batches of this rank, step by step, from `start_step` up to `num_steps` (None: without end).
-
-    All micro-batches of a training have one size, at most `micro_batch_size`, that leaves little padding; all ranks yield
-    the same number of them in a step, and a rank may have only padding. Examples and pixels depend on the recipe only, not
-    on `loading`, `micro_batch_size` or `start_step`. Raises ValueError if lanes, batch or ranks do not fit together.
-    Iteration raises ShardError or ValueError naming the shard (and row) that cannot be read or decoded. With `mask_bad`, an
-    example that cannot be decoded is masked instead, in its place, and listed in `Batch.bad`.
-    """
-    return source_batches(
-        [Source(corpus, manifest, split)],
-        config,
-        seed=seed,
-        micro_batch_size=micro_batch_size,
-        start_step=start_step,
-        num_steps=num_steps,
-        mask_bad=mask_bad,
-        loading=loading,
-    )
 
 
 def source_batches(
@@ -90,10 +56,17 @@ def source_batches(
     mask_bad: bool = False,
     loading: LoaderResources = ONE_PROCESS,
 ) -> Prefetcher[list[Batch]]:
-    """Like `train_batches`, but from one corpus or several, by weight and with labels in the classes of the mixture.
+    """Iterates the micro-batches of this rank, step by step, from `start_step` up to `num_steps` (None: without end), from one corpus or
+    several, by weight and with labels in the classes of the mixture.
 
     Every corpus has its exact share (`Mixture`) and follows its own order, epoch after epoch. Labels are class ids if all
-    corpora are single-label. Raises ValueError naming the corpus that does not fit lanes and batch.
+    corpora are single-label. All micro-batches of a training have one size, at most `micro_batch_size`, that leaves little padding;
+    all ranks yield the same number of them in a step, and a rank may have only padding. Examples and pixels depend on the recipe only,
+    not on `loading`, `micro_batch_size` or `start_step`.
+
+    Raises ValueError, naming the corpus, if lanes, batch or ranks do not fit together. Iteration raises ShardError or ValueError naming the
+    shard (and row) that cannot be read or decoded. With `mask_bad`, an example that cannot be decoded is masked instead, in its place, and
+    listed in `Batch.bad`.
     """
     asked = LoaderRequest(tuple(sources), config, seed, micro_batch_size, start_step, num_steps, mask_bad, loading)
     return decoded_in_processes(asked) if loading.processes else TrainLoader(asked).prefetched()
@@ -113,7 +86,7 @@ def eval_batches(
 
     With `labels`, the classes are those of a mixture, and rows are those that it keeps. Rank r has rows [N r // W,
     N (r + 1) // W). All ranks yield the same number of batches; padding is masked. The row of a valid example is `first_slot`
-    plus its index in the batch. Raises like `train_batches`.
+    plus its index in the batch. Raises like `source_batches`.
     """
     rank, world_size = loading.rank, loading.world_size
     if not 0 <= rank < world_size or batch_size < 1:
@@ -150,7 +123,7 @@ def row_batches(
 ) -> Prefetcher[Batch]:
     """Iterates the evaluation views of the given row ranges of a split, in order.
 
-    A batch ends at the end of its range and is then smaller; nothing is padded. Raises like `train_batches`.
+    A batch ends at the end of its range and is then smaller; nothing is padded. Raises like `source_batches`.
     """
     reader, loads = SplitReader(corpus, manifest, split, DecodedCache(0)), loads_from(corpus)
 

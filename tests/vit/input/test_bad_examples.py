@@ -8,11 +8,13 @@ import pytest
 import vitline.vit.input.read_shards
 from vitline.data_prep.decode import decode
 from vitline.data_prep.shard_format import ShardError
-from vitline.vit.input.batches import LoaderResources, Source, eval_batches, row_batches, source_batches, train_batches
+from vitline.vit.input.batches import LoaderResources, Source, eval_batches, row_batches, source_batches
 from vitline.vit.input.config import AugmentConfig, InputConfig
 from vitline.vit.input.decoded_cache import DecodedCache
 from vitline.vit.input.mapped_labels import MappedLabels
 from vitline.vit.input.order import Order
+
+from ...batches import train_batches
 
 CONFIG = InputConfig(
     global_batch_size=12, num_lanes=6, shuffle_window=2, augment=AugmentConfig(image_size_px=16, min_area_fraction=0.3)

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from vitline.vit.input.augment import evaluation_pixels, train_draws, train_pixels
-from vitline.vit.input.batches import LoaderResources, eval_batches, train_batches
+from vitline.vit.input.batches import LoaderResources, eval_batches
 from vitline.vit.input.config import AugmentConfig, InputConfig
 from vitline.vit.input.decoded_cache import DecodedCache
 from vitline.vit.input.order import Order
 
+from ...batches import train_batches
 from ...eventually import eventually
 
 CONFIG = InputConfig(

@@ -14,11 +14,12 @@ from vitline.infra.storage import Store
 from vitline.infra.stores.disk_cache import DiskCache, disk_cache
 from vitline.infra.stores.file_store import FileStore
 from vitline.vit.input import read_shards
-from vitline.vit.input.batches import LoaderResources, eval_batches, train_batches
+from vitline.vit.input.batches import LoaderResources, eval_batches
 from vitline.vit.input.config import AugmentConfig, InputConfig
 from vitline.vit.input.decoded_cache import DecodedCache
 from vitline.vit.run.resolved import resolve
 
+from ...batches import train_batches
 from ...trainings import finish
 
 CONFIG = InputConfig(

@@ -13,9 +13,10 @@ from vitline.data_prep.shard_format import ShardError, ShardReader, load_manifes
 from vitline.data_prep.shards.subsets import take
 from vitline.infra.config import replace
 from vitline.infra.storage import open_store
-from vitline.vit.input.batches import eval_batches, train_batches
+from vitline.vit.input.batches import eval_batches
 from vitline.vit.input.config import AugmentConfig, InputConfig
 
+from ...batches import train_batches
 from ...pictures import blurred
 
 CONFIG = InputConfig(

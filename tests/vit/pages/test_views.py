@@ -5,10 +5,10 @@ import pytest
 
 from vitline.infra.config import replace
 from vitline.vit.corpora.training_corpora import TrainingCorpora, TrainingCorpus
-from vitline.vit.input.batches import train_batches
 from vitline.vit.pages import views as module
 from vitline.vit.pages.views import collect_views, views_html
 
+from ...batches import train_batches
 from ..input.conftest import make_corpus
 
 

@@ -4,12 +4,12 @@ import math
 
 import pytest
 
-from vitline.vit.input.batches import train_batches
 from vitline.vit.models.config import BiTConfig
 from vitline.vit.recipes import RECIPES, augreg
 from vitline.vit.training.loop import initial_state, train_step
 from vitline.vit.training.world import World
 
+from ...batches import train_batches
 from ..input.conftest import make_corpus
 
 CPU = World()

@@ -7,13 +7,13 @@ import pytest
 
 from vitline.flows.cli.groups.pretrain import header_fields
 from vitline.infra.config import replace
-from vitline.vit.input.batches import train_batches
 from vitline.vit.models.config import BiTConfig
 from vitline.vit.models.masked_patches import MaskedPatchModel
 from vitline.vit.recipes import RECIPES
 from vitline.vit.training.loop import initial_state, train_step
 from vitline.vit.training.world import World
 
+from ...batches import train_batches
 from ..input.conftest import make_corpus
 
 CPU = World()

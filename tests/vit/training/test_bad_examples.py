@@ -26,7 +26,7 @@ def recipe(tiny_recipe):
 
 
 def masked(batch, *rows):
-    """The batch as `train_batches` returns it if these rows cannot be decoded."""
+    """The batch as `source_batches` returns it if these rows cannot be decoded."""
     images, valid = batch.images.clone(), batch.valid.clone()
     images[list(rows)], valid[list(rows)] = 0, False
     return changed(batch, images=images, valid=valid, bad=[(i, f"shard, row {i}: corrupt") for i in reversed(rows)])

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from vitline.vit.input.augment import train_draws, train_pixels
 from vitline.vit.input.augmentations.mixing import draw_mix, mix_lane
-from vitline.vit.input.batches import LoaderResources, Source, source_batches, train_batches
+from vitline.vit.input.batches import LoaderResources, Source, source_batches
 from vitline.vit.input.config import AugmentConfig, InputConfig
 from vitline.vit.input.order import Order
+
+from ....batches import train_batches
 
 AUGMENT = AugmentConfig(
     image_size_px=16, randaugment_layers=2, randaugment_magnitude=9, mixup_alpha=0.8, cutmix_alpha=1.0

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from vitline.infra.settings import inherited_environment
-from vitline.vit.input.batches import LoaderResources, train_batches
+from vitline.vit.input.batches import LoaderResources, Source, source_batches
 from vitline.vit.input.config import AugmentConfig, InputConfig
 
 from ....eventually import eventually
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[4]
 
 def start(corpus, num_steps=None, processes=2):
     given = {"seed": 11, "micro_batch_size": 5, "num_steps": num_steps, "loading": LoaderResources(processes=processes)}
-    return train_batches(corpus.store, corpus.manifest, "train", CONFIG, **given)
+    return source_batches([Source(corpus.store, corpus.manifest, "train")], CONFIG, **given)
 
 
 def descriptors():
@@ -110,13 +110,13 @@ PARENT = """
 import os, signal, sys
 from vitline.data_prep.shard_format import load_manifest
 from vitline.infra.storage import open_store
-from vitline.vit.input.batches import LoaderResources, train_batches
+from vitline.vit.input.batches import LoaderResources, Source, source_batches
 from vitline.vit.input.config import AugmentConfig, InputConfig
 from vitline.data_prep.shard_format import Manifest
 
 store, manifest = open_store(sys.argv[1]), Manifest.model_validate_json(sys.argv[2])
 config = InputConfig.model_validate_json(sys.argv[3])
-batches = train_batches(store, manifest, "train", config, seed=1, micro_batch_size=5, loading=LoaderResources(processes=2))
+batches = source_batches([Source(store, manifest, "train")], config, seed=1, micro_batch_size=5, loading=LoaderResources(processes=2))
 next(batches)
 print("began", flush=True)
 if sys.argv[4] == "exit":

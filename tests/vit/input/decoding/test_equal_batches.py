@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from vitline.data_prep.shard_format import ShardError
 from vitline.infra.storage import open_store
 from vitline.infra.stores.disk_cache import disk_cache
-from vitline.vit.input.batches import Batch, LoaderResources, MultiLabels, Source, source_batches, train_batches
+from vitline.vit.input.batches import Batch, LoaderResources, MultiLabels, Source, source_batches
 from vitline.vit.input.config import AugmentConfig, InputConfig
 from vitline.vit.input.decoded_cache import DecodedCache
 from vitline.vit.input.decoding.shared_memory import BatchBuffers, Link, new_memory
 from vitline.vit.input.mapped_labels import MappedLabels, find_kept_rows
 from vitline.vit.input.prefetch import WaitTimes
 
+from ....batches import train_batches
 from ..conftest import make_corpus
 from ..test_shard_cache import DistantStore
 

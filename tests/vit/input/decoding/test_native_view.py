@@ -19,11 +19,12 @@ import torch
 from vitline.data_prep.decode import DecodePolicy, ImageRejected, decode, is_common_jpeg
 from vitline.vit.input.augment import resize, train_draws, train_pixels
 from vitline.vit.input.augmentations.box import Box
-from vitline.vit.input.batches import LoaderResources, eval_batches, train_batches
+from vitline.vit.input.batches import LoaderResources, eval_batches
 from vitline.vit.input.config import AugmentConfig, InputConfig
 from vitline.vit.input.decoding import native_view
 from vitline.vit.input.decoding.native_view import TrainingView, native_decoder
 
+from ....batches import train_batches
 from ....pictures import encoded
 from . import conftest, damage
 
