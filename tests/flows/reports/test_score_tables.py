@@ -6,7 +6,7 @@ import pytest
 
 from vitline.flows.cli.tables import pieces
 from vitline.flows.reports.compare_runs import published_beside
-from vitline.flows.reports.score_lines import text_tables, transfer_table, vtab_table
+from vitline.flows.reports.score_lines import own_table, text_tables, transfer_table, vtab_table
 from vitline.flows.reports.score_report import published_for, read_report
 from vitline.flows.reports.score_tables import score_tables_markdown, table_markdown
 from vitline.flows.reports.scored_models import ModelFacts, device_days, model_facts
@@ -40,12 +40,12 @@ class Scored:
         self.store.write_json(f"models/{name}/1/config.json", config)
         return self.store.uri_of(f"models/{name}/1"), digest
 
-    def add(self, model, task, value, protocol="vit-paper", seed=0, num_examples=10_000):
+    def add(self, model, task, value, protocol="vit-paper", seed=0, num_examples=10_000, **more):
         uri, digest = model or (None, None)
         score = Score(
             task=task, protocol=protocol, seed=seed, model=uri, model_digest=digest, value=value,
             num_examples=num_examples, chosen={}, tried=(), majority_fraction=0.25, num_classes=4, corpus_digest="c",
-            wall_s=90, cpu_s=80, trials=("one", "two"),
+            wall_s=90, cpu_s=80, trials=("one", "two"), **more,
         )  # fmt: skip
         init = digest[:12] if digest else "scratch-0123456789ab"
         self.store.write(f"scores/{task}/{protocol}/{init}-s{seed}-abcdef.json", score.model_dump_json().encode())
@@ -76,6 +76,18 @@ def test_vtab_scores_are_compared_with_the_row_of_the_same_network(scored):
     assert (minus[1], minus[2], minus[-1]) == ("-20", "-14", "-2.22")  # 90.8, 84.1, 72.72
     assert line(table, "ViT-L/16 (I21k)")[1] == "90.8"
     assert max(len(cell) for row in table.rows for cell in row[1:-1]) == 4
+
+
+def test_tables_name_the_precision_that_is_not_float32(scored):
+    half, both = scored.model("half"), scored.model("both")
+    for task in ("vtab-dtd", "birds"):
+        scored.add(half, task, 0.7, precision="bfloat16")
+    scored.add(both, "vtab-dtd", 0.7, precision="bfloat16")
+    scored.add(both, "vtab-dtd", 0.7, seed=1)
+    report = read_report(scored.root)
+    labels = [row[0] for row in vtab_table(report).rows]
+    assert {"half/1, vit-paper in bfloat16", "both/1, vit-paper in bfloat16 and float32"} <= {*labels}
+    assert own_table(report).rows[0][:3] == ("birds", "half/1", "vit-paper in bfloat16")
 
 
 def test_a_mean_over_some_tasks_shows_their_number(scored):

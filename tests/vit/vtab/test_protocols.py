@@ -3,7 +3,7 @@
 import pytest
 
 from vitline.infra.config import replace
-from vitline.vit.evaluation.protocols import Protocol, TaskFacts, over_seeds, protocol_named
+from vitline.vit.evaluation.protocols import Protocol, TaskFacts, known_protocols, over_seeds, protocol_named
 from vitline.vit.models.variants import network_variant
 
 
@@ -55,7 +55,15 @@ def test_tasks_with_several_labels_are_trained_with_the_sigmoid_loss(protocol):
     assert of_21k.head_bias_init == pytest.approx(-10.0, abs=0.01)  # that of the paper's pre-training
 
 
-def test_vit_paper_v1_and_vtab_sweep_choose_among_four_settings():
+def test_protocols_of_papers_train_in_bfloat16():
+    precise = {
+        name for name, each in known_protocols().items() if isinstance(each, Protocol) and each.precision == "float32"
+    }
+    assert precise == {"small-images"}
+    assert {recipe.precision for recipe in settings("vit-paper")} == {"bfloat16"}
+
+
+def test_vit_paper_v1_and_the_four_settings_choose_among_four():
     assert [g[:2] for g in grid(settings("vit-paper-v1"))] == [(0.01, 1000), (0.1, 1000), (0.01, 10_000), (0.1, 10_000)]
     sweep = settings("four-settings")
     assert [g[:2] for g in grid(sweep)] == [(0.1, 2500), (0.01, 2500), (0.1, 10_000), (0.01, 10_000)]
