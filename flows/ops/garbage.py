@@ -24,7 +24,9 @@ from vitline.infra.runs.liveness import FLOW_RUNS, read_heartbeats
 from vitline.infra.runs.run_state import NO_STATE
 from vitline.infra.runs.segments import merge_journal
 from vitline.infra.storage import Keys, Store, open_store
-from vitline.vit.checkpoints.names import Retention, find_checkpoints, pin_key
+from vitline.vit.checkpoints.names import FOLDER as CHECKPOINTS
+from vitline.vit.checkpoints.names import MANIFEST, Retention, find_checkpoints, pin_key
+from vitline.vit.evaluation.trials import PROGRESS, TrialProgress, task_of
 from vitline.vit.published.model_record import CONFIG, PUBLISHING, WEIGHTS, file_key, published_record
 
 FOLDERS = (
@@ -189,7 +191,8 @@ def _merged(run: Store) -> Keys:
 
 def trials(root: Store, runs: Sequence[StoredRun], ages: Ages, kept: Kept) -> Iterator[Garbage]:
     """The trials on validation of evaluations that finished before then: their score records hold what they found. Also
-    files beside a final trial that its result does not name. Final trials stay, and all of tasks that an evaluation is at."""
+    files beside a final trial that its result does not name, and checkpoints of trials that were given up. Final trials stay, and all
+    of tasks that an evaluation is at."""
     there: dict[str, Keys] = {}
     for key in root.list("trials/"):
         there.setdefault(key.split("/")[1].removesuffix(".json"), []).append(key)
@@ -211,6 +214,25 @@ def trials(root: Store, runs: Sequence[StoredRun], ages: Ages, kept: Kept) -> It
             if keys:
                 problem = f"finished {utc(finished_at)}; its score records hold what its trials on validation found"
                 yield Garbage(f"trials of {run.key}", problem, root, keys, run.life)
+    yield from given_up_trials(root, there, claimed, in_use, ages, kept)
+
+
+def given_up_trials(
+    root: Store, there: Mapping[str, Keys], claimed: set[str], in_use: set[str], ages: Ages, kept: Kept
+) -> Iterator[Garbage]:
+    """Checkpoints of trials that have come to no end, of tasks that no evaluation is at."""
+    for name, keys in there.items():
+        progress = f"trials/{name}/{PROGRESS}"
+        if progress not in keys or progress in claimed or task_of(name) in in_use:
+            continue
+        with keeping(kept, f"trial {name}"):
+            noted = TrialProgress.load_or_none(root, progress)
+            if noted is not None and 0.0 < noted.saved_at < ages.unfinished_before:
+                checkpoints = [key for key in keys if key.startswith(f"trials/{name}/{CHECKPOINTS}")]
+                # First what makes a checkpoint visible; last what the next collection sees.
+                garbage = [*sorted(checkpoints, key=lambda key: not key.endswith(MANIFEST)), progress]
+                problem = f"it came to no end; its last checkpoint is of {utc(noted.saved_at)}"
+                yield Garbage(f"trial {name}", problem, root, garbage, partial(root.read_json_or_none, progress))
 
 
 def garbage_of(root: Store, there: Mapping[str, Keys], names: Sequence[str]) -> Keys:

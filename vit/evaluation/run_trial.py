@@ -13,11 +13,10 @@ import time
 from collections.abc import Callable
 
 import torch
-from pydantic import ConfigDict
 
 from vitline.data_prep.shard_format import Manifest, load_manifest
 from vitline.infra.config import digest_of, replace
-from vitline.infra.records import StoredRecord, check_digest
+from vitline.infra.records import check_digest
 from vitline.infra.runs.handle import Run
 from vitline.infra.runs.watchdog import watched
 from vitline.infra.storage import Store, open_store
@@ -28,7 +27,7 @@ from vitline.vit.checkpoints.save import CheckpointSaver
 from vitline.vit.config import ExecutionConfig, TrainRecipe
 from vitline.vit.evaluation.packing import memory_of_this_gpu, micro_batch_on_cpu, packed
 from vitline.vit.evaluation.trial_files import write_trial_files
-from vitline.vit.evaluation.trials import Trial, TrialResult, finished_result
+from vitline.vit.evaluation.trials import PROGRESS, Trial, TrialProgress, TrialResult, finished_result
 from vitline.vit.input.batches import LoaderResources, Source, eval_batches
 from vitline.vit.input.decoded_cache import DecodedCache
 from vitline.vit.published.models import PublishedModel, adapt, load_model
@@ -47,18 +46,7 @@ DECODED_CACHE_BYTES = 768 << 20
 SAVE_EVERY_S = 120.0
 """How long a trial trains before it saves its state; one that is shorter writes no checkpoint."""
 _MAY_SAVE = 50  # steps of a trial at which it looks whether it is time to save
-_PROGRESS = "progress.json"
 _decoded: dict[tuple[str, str, int], DecodedCache] = {}
-
-
-class TrialProgress(StoredRecord):
-    """What a trial has noted until a checkpoint, or until a moment after it."""
-
-    model_config = ConfigDict(allow_inf_nan=True, ser_json_inf_nan="strings")
-
-    train_losses: tuple[tuple[int, float], ...] = ()
-    wall_s: float = 0.0
-    cpu_s: float = 0.0
 
 
 def ensure_trial(
@@ -123,7 +111,7 @@ def run_trial(
         num_examples=score.num_examples,
         majority_fraction=score.majority_fraction,
         diverged=diverged,
-        **training.progress().model_dump(),
+        **training.progress().model_dump(exclude={"saved_at"}),
     )
 
 
@@ -161,7 +149,7 @@ class TrialTraining:
             return self.first()
         if restored is not None:
             log.info("trial=%s goes on at step=%d", self.trial.key, state.step)
-            noted = TrialProgress.load_or_none(store, _PROGRESS) or TrialProgress()
+            noted = TrialProgress.load_or_none(store, PROGRESS) or TrialProgress()
             losses = tuple((step, loss) for step, loss in noted.train_losses if step <= state.step)
             self.before = replace(noted, train_losses=losses)
         return state
@@ -201,18 +189,19 @@ class TrialTraining:
 
     def progress(self) -> TrialProgress:
         return TrialProgress(
+            saved_at=time.time(),
             train_losses=(*self.before.train_losses, *self.losses),
             wall_s=self.before.wall_s + time.perf_counter() - self.begun_s,
             cpu_s=self.before.cpu_s + time.process_time() - self.cpu_begun_s,
         )
 
     def _note_progress(self) -> None:
-        self.held.store.write(_PROGRESS, self.progress().model_dump_json().encode())
+        self.held.store.write(PROGRESS, self.progress().model_dump_json().encode())
 
 
 def _forget(of_trial: Store) -> None:
     """Deletes what only a trial that is not finished needs, each manifest before the files that it names."""
-    keys = [*of_trial.list(FOLDER), *of_trial.list(_PROGRESS)]
+    keys = [*of_trial.list(FOLDER), *of_trial.list(PROGRESS)]
     for key in sorted(keys, key=lambda key: not key.endswith(MANIFEST)):
         of_trial.delete(key)
 

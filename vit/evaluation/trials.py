@@ -62,6 +62,27 @@ class Trial(FrozenConfig):
         return run_key(f"{self.task}-{self.phase}", "finetune", digest_of(self.recipe), inputs)
 
 
+PROGRESS = "progress.json"
+"""Below `trials/<trial key>/`, beside the checkpoints of a trial that has not ended."""
+
+
+class TrialProgress(StoredRecord):
+    """What a trial has noted until a checkpoint, or until a moment after it. A loss that is not finite is stored as text."""
+
+    model_config = ConfigDict(allow_inf_nan=True, ser_json_inf_nan="strings")
+
+    saved_at: float = 0.0
+    """Unix seconds."""
+    train_losses: tuple[tuple[int, float], ...] = ()
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+
+
+def task_of(trial_key: str) -> str:
+    """The name of the task of a trial."""
+    return trial_key.rsplit("-", 2)[0]
+
+
 class TrialResult(StoredRecord):
     """The scores of a trial on its whole `score_split`; see `Evaluation`. A loss that is not finite is stored as text."""
 

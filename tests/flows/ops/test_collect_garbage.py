@@ -1,6 +1,7 @@
 """What collect-garbage deletes, and above all what it keeps."""
 
 import json
+import math
 import os
 import re
 import time
@@ -28,8 +29,9 @@ from vitline.infra.runs.run_state import write_state
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
 from vitline.vit.checkpoints.names import list_checkpoints
+from vitline.vit.evaluation.trials import PROGRESS, TrialProgress
 
-WEEKS = 14 * DAY_S
+WEEKS, YEAR = 14 * DAY_S, 365 * DAY_S
 
 
 @pytest.fixture
@@ -401,6 +403,30 @@ def test_trials_on_validation_go_once_their_evaluation_has_long_finished(root, c
     assert (
         before - {*store.list("trials/")} == gone
     )  # what is young, or what an unfinished evaluation of birds may need, stays
+    assert collect() == []
+
+
+def test_checkpoints_of_trials_that_were_given_up_go(root, collect, monkeypatch):
+    store = open_store(root)
+
+    def began(trial, ago):
+        at = time.time() - ago
+        store.write(
+            f"trials/{trial}/{PROGRESS}",
+            TrialProgress(saved_at=at, train_losses=((1, math.inf),)).model_dump_json().encode(),
+        )
+        for name in ("rank-00000-of-00001-1.safetensors", "manifest.json"):
+            store.write(f"trials/{trial}/checkpoints/step-000000010-a1/{name}", b"{}")
+
+    for trial, ago in (("digits-final-1", YEAR), ("cards-final-1", DAY_S), ("birds-select-1", YEAR)):
+        began(trial, ago)
+    evaluated(root, "evaluate-0123456789ab", "birds", [], state="running", ago=0)
+    deleted, delete = [], type(store).delete
+    monkeypatch.setattr(type(store), "delete", lambda store, key: (deleted.append(key), delete(store, key)))
+    (finding,) = collect()
+    assert (finding.subject, finding.action) == ("trial digits-final-1", "deleted, 3 objects")
+    assert [key.rpartition("/")[2] for key in deleted if key.startswith("trials/")][::2] == ["manifest.json", PROGRESS]
+    assert len(store.list("trials/")) == 6
     assert collect() == []
 
 
