@@ -25,7 +25,8 @@ from vitline.vit.checkpoints.names import FOLDER, MANIFEST, Retention
 from vitline.vit.checkpoints.restore import resume, rewind
 from vitline.vit.checkpoints.save import CheckpointSaver
 from vitline.vit.config import ExecutionConfig, TrainRecipe
-from vitline.vit.evaluation.packing import memory_of_this_gpu, micro_batch_on_cpu, packed
+from vitline.vit.evaluation.packing import Place, memory_of_this_gpu, micro_batch_on_cpu, packed
+from vitline.vit.evaluation.ranks import ranks
 from vitline.vit.evaluation.trial_files import write_trial_files
 from vitline.vit.evaluation.trials import PROGRESS, Trial, TrialProgress, TrialResult, finished_result
 from vitline.vit.input.batches import LoaderResources, Source, eval_batches
@@ -45,25 +46,22 @@ EVAL_BATCH_SIZE = 128
 DECODED_CACHE_BYTES = 768 << 20
 SAVE_EVERY_S = 120.0
 """How long a trial trains before it saves its state; one that is shorter writes no checkpoint."""
+ALONE = Place()
 _MAY_SAVE = 50  # steps of a trial at which it looks whether it is time to save
 _decoded: dict[tuple[str, str, int], DecodedCache] = {}
 
 
-def ensure_trial(
-    held: Run, trials: Store, trial: Trial, threads: int = 1, micro_batch: int | None = None
-) -> TrialResult:
+def ensure_trial(held: Run, trials: Store, trial: Trial, place: Place = ALONE) -> TrialResult:
     """The stored result of this trial. If there is none, runs the trial and stores its result; the first result stays.
 
     `held` is the hold of the evaluation, without which no checkpoint is written. Before the result, a final trial stores its
-    predictions and the files made from them (`trial_files.py`). `threads` decode and augment. Without `micro_batch`, the device
-    is taken to be this trial's alone.
+    predictions and the files made from them (`trial_files.py`).
     """
     if (done := finished_result(trials, trial)) is not None:
         return done
-    noted: list[Predictions] = []
     of_trial = held.part(trials.child(trial.key))
-    note = noted.append if trial.phase == "final" else None
-    result = run_trial(of_trial, trial, threads=threads, micro_batch=micro_batch, note=note)
+    with ranks(place.ranks, functools.partial(_as_other_rank, held.store.uri, held.attempt, trials.uri, trial, place)):
+        result, noted = run_trial(of_trial, trial, place)
     if noted:
         files = write_trial_files(
             trials, trial.key, Predictions.joined(noted), trial.corpus, trial.score_split, trial.title
@@ -74,17 +72,17 @@ def ensure_trial(
     return stored
 
 
-def run_trial(
-    held: Run,
-    trial: Trial,
-    threads: int = 1,
-    micro_batch: int | None = None,
-    note: Callable[[Predictions], None] | None = None,
-) -> TrialResult:
-    """Trains, from the newest checkpoint in `held.store` if there is one, and scores, in this process and on its GPU if there is one.
-    `note` receives the predictions of the scored split."""
+def _as_other_rank(run_uri: str, attempt: int, trials_uri: str, trial: Trial, place: Place) -> None:
+    """What a rank but the first does, in a process of its own."""
+    held = Run(open_store(run_uri), attempt, follows_stops=False)
+    run_trial(held.part(open_store(trials_uri).child(trial.key)), trial, place)
+
+
+def run_trial(held: Run, trial: Trial, place: Place = ALONE) -> tuple[TrialResult, list[Predictions]]:
+    """Trains, from the newest checkpoint in `held.store` if there is one, and scores, as a rank of the process group of this process, on
+    its GPU if there is one. A final trial returns the predictions of all ranks, too."""
     world = World.current()
-    execution = trial_execution(trial.recipe, micro_batch or micro_batch_alone(trial.recipe, world), threads)
+    execution = trial_execution(trial.recipe, place, world)
     corpus = open_store(trial.corpus)
     manifest = load_manifest(corpus)
     check_digest(corpus.uri, manifest.digest, trial.corpus_digest)
@@ -95,7 +93,10 @@ def run_trial(
         execution=execution,
         sources=[Source(corpus, manifest, trial.train_split)],
         loading=LoaderResources(
-            threads=execution.decode_threads, shared_cache=decoded_cache(trial, execution.decoded_cache_bytes)
+            world.rank,
+            world.size,
+            threads=execution.decode_threads,
+            shared_cache=decoded_cache(trial, execution.decoded_cache_bytes),
         ),
         micro_batch=execution.planned_micro_batch,
         epoch=manifest.split(trial.train_split).num_rows,
@@ -103,8 +104,10 @@ def run_trial(
     )
     diverged = fit(plan, state, world, training.io(), ()).outcome == "diverged"
     unscored = diverged and trial.phase == "final"  # its setting has failed, and test is read once only
+    noted: list[Predictions] = []
+    note = noted.append if trial.phase == "final" else None
     score = Evaluation(0.0, math.nan, 0, 0.0) if unscored else score_split(state, trial, manifest, world, note)
-    return TrialResult(
+    result = TrialResult(
         key=trial.key,
         top1=score.top1,
         loss=score.loss,
@@ -113,6 +116,7 @@ def run_trial(
         diverged=diverged,
         **training.progress().model_dump(exclude={"saved_at"}),
     )
+    return result, [part for parts in world.gather(noted) for part in parts]
 
 
 class TrialTraining:
@@ -144,8 +148,10 @@ class TrialTraining:
             restored = resume(store, state, self.identity, self.world, self.held.check)
         except CannotResume as error:
             log.warning("trial=%s begins anew: %s", self.trial.key, error)
-            self.held.check()
-            _forget(store)
+            if self.world.rank == 0:
+                self.held.check()
+                _forget(store)
+            self.world.broadcast_int(0)  # no rank saves before the damaged files are gone
             return self.first()
         if restored is not None:
             log.info("trial=%s goes on at step=%d", self.trial.key, state.step)
@@ -165,8 +171,12 @@ class TrialTraining:
             spike=lambda spike, *_: log.warning("trial=%s has a spike at step %d", self.trial.key, spike["step"]),
             seen=lambda step, batches: watched(batches),
             save_every=self.save_every,
-            rewind=lambda state: rewind(self.held.store, state, self.first, self.world, self.held.check),
+            rewind=self.rewind,
         )
+
+    def rewind(self, state: TrainState) -> None:
+        rewind(self.held.store, state, self.first, self.world, self.held.check)
+        self.losses = [(step, loss) for step, loss in self.losses if step <= state.step]
 
     def report(self, step: int, metrics: Metrics) -> None:
         if "train/loss" in metrics:
@@ -179,7 +189,7 @@ class TrialTraining:
         saver = CheckpointSaver(self.held, self.world, retention, self._note_progress)
 
         def save(state: TrainState) -> None:
-            if time.perf_counter() - self.saved_s < SAVE_EVERY_S:
+            if self.world.broadcast_int(time.perf_counter() - self.saved_s < SAVE_EVERY_S):
                 return
             self.saved_s = time.perf_counter()
             images = state.step * recipe.input.global_batch_size
@@ -230,7 +240,10 @@ def score_split(
     note: Callable[[Predictions], None] | None = None,
 ) -> Evaluation:
     corpus, augment = open_store(trial.corpus), trial.recipe.input.augment
-    with eval_batches(corpus, manifest, trial.score_split, augment, batch_size=EVAL_BATCH_SIZE) as batches:
+    loading = LoaderResources(world.rank, world.size)
+    with eval_batches(
+        corpus, manifest, trial.score_split, augment, batch_size=EVAL_BATCH_SIZE, loading=loading
+    ) as batches:
         return evaluate(
             state.evaluation_model(),
             watched(batches),
@@ -246,16 +259,16 @@ def micro_batch_alone(recipe: TrainRecipe, world: World) -> int:
     """The micro-batch of a trial that has the device for itself."""
     if world.device.type == "cpu":
         return micro_batch_on_cpu(recipe)
-    return packed(recipe, memory_of_this_gpu()).micro_batch
+    return packed(recipe, memory_of_this_gpu(), most=1).micro_batch
 
 
-def trial_execution(recipe: TrainRecipe, micro_batch: int, threads: int) -> ExecutionConfig:
-    """How a trial is computed: many run at once, each in one process."""
+def trial_execution(recipe: TrainRecipe, place: Place, world: World) -> ExecutionConfig:
     return ExecutionConfig(
-        micro_batch_size=micro_batch,
-        decode_threads=threads,
+        micro_batch_size=place.micro_batch or micro_batch_alone(recipe, world),
+        decode_threads=place.threads,
         decoded_cache_bytes=DECODED_CACHE_BYTES,
         log_every_steps=max(1, recipe.total_steps // 20),
+        compile=place.compile,
     )
 
 

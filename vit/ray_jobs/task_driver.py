@@ -17,6 +17,7 @@ from vitline.infra.runs.progress import ProgressWriter
 from vitline.infra.runs.ray_work import RayTask, run_keyed, start_ray
 from vitline.infra.runs.task_watch import TaskWatch
 from vitline.infra.storage import Store, open_store
+from vitline.vit.config import Precision
 from vitline.vit.evaluation.evaluate import (
     AllSettingsFailed,
     EvaluationSpec,
@@ -25,7 +26,14 @@ from vitline.vit.evaluation.evaluate import (
     plan_task_sweeps,
     total_trials,
 )
-from vitline.vit.evaluation.packing import Resources, memory_of_this_gpu, trial_resources
+from vitline.vit.evaluation.packing import (
+    Gpus,
+    Place,
+    Resources,
+    flops_of_this_gpu,
+    memory_of_this_gpu,
+    trial_resources,
+)
 from vitline.vit.evaluation.probes import Probe
 from vitline.vit.evaluation.run_trial import ensure_trial
 from vitline.vit.evaluation.trials import Trial, TrialResult
@@ -97,8 +105,7 @@ class Sweep:
         self.num_left = [0 if i in self.scores else sweep.num_trials for i, sweep in enumerate(self.task_sweeps)]
         # Task sweeps of which every setting has failed, with the reason.
         self.failed: dict[int, str] = {}
-        # What trials of a network request, by its digest.
-        self.resources: dict[str, Resources] = {}
+        self.precision = spec.protocol.precision
         # The task sweep of each trial in flight, by its key.
         self.running: dict[str, int] = {}
         self.new_progress = partial(
@@ -107,23 +114,23 @@ class Sweep:
 
     def execute(self, on_ray: OnRay) -> None:
         """Runs what is left, until all is done or the results of `on_ray` end because a stop was requested."""
-        cluster, gpu_bytes = cluster_limit(), 0
-        if cluster.get("GPU") and any(self.num_left):  # of one GPU: those of a cluster are taken to be alike
-            measured = deque([RayTask("gpu-memory", None, 1, 1)])
-            gpu_bytes = max((found for _, found in on_ray(lambda _: memory_of_this_gpu(), measured)), default=0)
-        tasks = deque(self._next_tasks(cluster, gpu_bytes))
+        cluster, gpus = cluster_limit(), None
+        if cluster.get("GPU") and any(self.num_left):
+            gpus = measured_gpus(int(cluster["GPU"]), self.precision, on_ray)
+        next_tasks = partial(self._next_tasks, int(cluster.get("CPU", 1)), gpus)
+        tasks = deque(next_tasks())
         progress = self.new_progress(self._num_done())
         progress.show(self._num_done(), running=sorted(self.running))
         for (trial, *_), result in on_ray(
             partial(_run_trial, self.held.store.uri, self.held.attempt, self.trials.uri), tasks
         ):
             self._finish(trial, result)
-            tasks += self._next_tasks(cluster, gpu_bytes)
+            tasks += next_tasks()
             progress.show(self._num_done(), running=sorted(self.running))
 
-    def _next_tasks(self, cluster: dict[str, float], gpu_bytes: int) -> list[RayTask[tuple[Trial, int, int]]]:
+    def _next_tasks(self, cpus: int, gpus: Gpus | None) -> list[RayTask[tuple[Trial, Place]]]:
         """For each unscored task sweep without a running trial: its next trials, or none, if its score is recorded now."""
-        tasks = []
+        new = list[Trial]()
         occupied = {*self.running.values(), *self.scores, *self.failed}
         for index in (i for i in range(len(self.task_sweeps)) if i not in occupied):
             task_sweep = self.task_sweeps[index]
@@ -135,17 +142,24 @@ class Sweep:
                 continue
             # Task sweeps share trials where a task is given twice: do not start a trial that runs for another one.
             for trial in (trial for trial in todo if trial.key not in self.running):
-                network = digest_of(trial.recipe.model)
-                if network not in self.resources:
-                    self.resources[network] = trial_resources(trial.recipe, cluster, gpu_bytes)
-                cpus, gpus, threads, micro_batch = self.resources[network]
-                tasks.append(RayTask(trial.key, (trial, threads, micro_batch), cpus, gpus))
+                new.append(trial)
                 self.running[trial.key] = index
             if score is not None:
                 self.scores[index] = score.stored_first(self.root, task_sweep.score_key)
             final_to_come = bool(todo) and todo[0].phase == "select"
             self.num_left[index] = len(todo) + final_to_come
-        return tasks
+        return list(self._placed(new, cpus, gpus))
+
+    def _placed(self, new: Sequence[Trial], cpus: int, gpus: Gpus | None) -> Iterator[RayTask[tuple[Trial, Place]]]:
+        """The tasks of new trials, placed by their trainings and by how many trials there are to run now."""
+        known = dict[str, Resources]()
+        for trial in new:
+            recipe = trial.recipe
+            training = digest_of([recipe.model, recipe.input.num_lanes, recipe.total_steps])
+            if training not in known:
+                known[training] = trial_resources(recipe, cpus, gpus, len(self.running))
+            wanted = known[training]
+            yield RayTask(trial.key, (trial, wanted.place), wanted.num_cpus, wanted.num_gpus)
 
     def _finish(self, trial: Trial, result: TrialResult) -> None:
         self.num_left[self.running.pop(trial.key)] -= 1
@@ -159,8 +173,22 @@ class Sweep:
         return total_trials(self.task_sweeps) - sum(self.num_left)
 
 
-def _run_trial(run_uri: str, attempt: int, trials_uri: str, placed: tuple[Trial, int, int]) -> TrialResult:
-    """A trial with the threads and the micro-batch of its place."""
+def measured_gpus(count: int, precision: Precision, on_ray: OnRay) -> Gpus:
+    """The GPUs of the cluster, as one of them is; all are taken to be alike."""
+    measure = partial(_memory_and_flops, precision)
+    found = [measured for _, measured in on_ray(measure, deque([RayTask("gpu", None, 1, 1)]))]
+    memory_bytes, flops = found[0] if found else (0, 0.0)  # none where a stop was requested meanwhile
+    import ray
+
+    per_machine = max(int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"])
+    return Gpus(count, max(1, per_machine), memory_bytes, flops)
+
+
+def _memory_and_flops(precision: Precision, _: None) -> tuple[int, float]:
+    return memory_of_this_gpu(), flops_of_this_gpu(precision)
+
+
+def _run_trial(run_uri: str, attempt: int, trials_uri: str, placed: tuple[Trial, Place]) -> TrialResult:
     held = Run(open_store(run_uri), attempt, follows_stops=False)
     return ensure_trial(held, open_store(trials_uri), *placed)
 

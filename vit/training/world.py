@@ -1,10 +1,13 @@
 """The group of processes that train together. A process without torch.distributed is a world of size 1."""
 
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -46,9 +49,9 @@ class World:
         """The integer of rank 0, on every rank. Every rank must call it."""
         return int(self.sum(torch.tensor([value if self.rank == 0 else 0], dtype=torch.int64))[0])
 
-    def gather(self, text: str) -> list[str]:
-        """The text of each rank, on every rank. Every rank must call it."""
-        texts = [text] * self.size
+    def gather(self, value: T) -> list[T]:
+        """The value of each rank, on every rank. Every rank must call it, with something small that can be pickled."""
+        values = [value] * self.size
         if self.size > 1:
-            dist.all_gather_object(texts, text)
-        return texts
+            dist.all_gather_object(values, value)
+        return values

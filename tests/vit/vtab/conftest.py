@@ -24,6 +24,8 @@ from vitline.vit.models.config import ViTConfig
 from vitline.vit.models.vit import VisionTransformer
 from vitline.vit.published.models import publish
 
+from . import tiny_protocol
+
 VIEW = AugmentConfig(image_size_px=8)
 ARCHITECTURE = ViTConfig(image_size_px=8, patch_size_px=4, embed_dim=48, depth=2, num_heads=4, mlp_dim=96, pool="gap")
 
@@ -107,3 +109,26 @@ def score(root):
         return frozen_scores(run, spec, compute, probe_trials)
 
     return go
+
+
+@pytest.fixture
+def model(root) -> str:
+    """A published, untrained network."""
+    return published(root, "tiny", VisionTransformer(tiny_protocol.ARCHITECTURE, 3), ["a", "b", "c"])
+
+
+@pytest.fixture
+def spec_of(root, digits):
+    """spec_of(models, corpora): an evaluation of the tiny protocol."""
+
+    def make(models=(None,), corpora=(digits.uri,)) -> EvaluationSpec:
+        return EvaluationSpec(
+            run_key="tiny-000000000000",
+            tasks=tuple(TaskRef(name=f"digits{i}" if i else "digits", corpus=uri) for i, uri in enumerate(corpora)),
+            models=models,
+            architecture=tiny_protocol.ARCHITECTURE,
+            protocol=tiny_protocol.PROTOCOL,
+            root=root,
+        )
+
+    return make

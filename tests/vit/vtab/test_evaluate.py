@@ -1,83 +1,35 @@
 """Task sweeps on the digits: how a setting is chosen, what is scored how often, and what a second request returns."""
 
 import pickle
-import signal
-import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from vitline.data_prep.decode import DecodePolicy
 from vitline.data_prep.shard_format import load_manifest
 from vitline.flows.reports.report import setting_row
 from vitline.infra.config import replace
 from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.runs.run_state import read_state, request_stop
 from vitline.infra.storage import open_store
-from vitline.vit.checkpoints.names import newest_step
 from vitline.vit.evaluation import run_trial as running
 from vitline.vit.evaluation.evaluate import (
     AllSettingsFailed,
-    EvaluationSpec,
     Score,
-    TaskRef,
     next_trials,
     plan_task_sweeps,
 )
-from vitline.vit.evaluation.protocols import Protocol
 from vitline.vit.evaluation.reference.report import latest_records, read_records
 from vitline.vit.evaluation.run_trial import ensure_trial, run_trial
 from vitline.vit.evaluation.tasks import find_task_splits
 from vitline.vit.evaluation.trials import TrialResult
-from vitline.vit.input.config import AugmentConfig
-from vitline.vit.input.image_contract import ImageContract
-from vitline.vit.models.config import ViTConfig
-from vitline.vit.models.vit import VisionTransformer
-from vitline.vit.published.models import publish
 from vitline.vit.ray_jobs import task_driver
-from vitline.vit.training.fit import fit
 
 from ..unleased import Unleased
+from .tiny_protocol import PROTOCOL
 
-ARCHITECTURE = ViTConfig(image_size_px=8, patch_size_px=4, embed_dim=16, depth=1, num_heads=2, mlp_dim=32, pool="gap")
-PROTOCOL = Protocol(
-    name="tiny",
-    image_size_px=None,
-    learning_rates=(1e-3, 0.3, 0.1),
-    total_steps=4,
-    warmup_steps=1,
-    global_batch_size=16,
-    num_lanes=4,
-    augment=AugmentConfig(image_size_px=8, train_crop="none", flip=False),
-)
 VTAB_NAMES = ("train800", "val200", "train800val200", "test")
-
-
-@pytest.fixture
-def model(root) -> str:
-    """A published, untrained network."""
-    contract = ImageContract(decode=DecodePolicy(), evaluation=AugmentConfig(image_size_px=8))
-    network = VisionTransformer(ARCHITECTURE, 3)
-    return publish(open_store(root).child("models"), "tiny", "1", network, contract, ["a", "b", "c"], {})
-
-
-@pytest.fixture
-def spec_of(root, digits):
-    """spec_of(models, corpora): an evaluation of the tiny protocol."""
-
-    def make(models=(None,), corpora=(digits.uri,)) -> EvaluationSpec:
-        return EvaluationSpec(
-            run_key="tiny-000000000000",
-            tasks=tuple(TaskRef(name=f"digits{i}" if i else "digits", corpus=uri) for i, uri in enumerate(corpora)),
-            models=models,
-            architecture=ARCHITECTURE,
-            protocol=PROTOCOL,
-            root=root,
-        )
-
-    return make
 
 
 @pytest.fixture
@@ -147,7 +99,7 @@ def test_task_sweep_reads_test_once_and_scores_every_image_of_it(spec_of, model,
 def test_finished_trials_are_not_run_again_and_score_records_do_not_change(spec_of, root, scored, monkeypatch):
     (task_sweep,) = plan_task_sweeps(spec_of())
     first = run_task_sweep(task_sweep, root)
-    monkeypatch.setattr(running, "run_trial", lambda held, trial, **_: pytest.fail(f"{trial.key} was run again"))
+    monkeypatch.setattr(running, "run_trial", lambda held, trial, _: pytest.fail(f"{trial.key} was run again"))
     assert run_task_sweep(task_sweep, root) == first
     other = first.model_copy(update={"value": 1.0})
     assert other.stored_first(open_store(root), task_sweep.score_key) == first
@@ -175,45 +127,12 @@ def test_trial_returns_the_result_that_another_worker_stored_first(spec_of, root
     store, trial = open_store(root).child("trials"), task_sweep.select_trials()[0]
     theirs = fake_result(trial, 0.9)
 
-    def overtaken(held, trial, **_):
+    def overtaken(held, trial, place):
         store.create(f"{trial.key}.json", theirs.model_dump_json().encode())
-        return fake_result(trial, 0.1)
+        return fake_result(trial, 0.1), []
 
     monkeypatch.setattr(running, "run_trial", overtaken)
     assert ensure_trial(Unleased(store, 1), store, trial) == theirs
-
-
-HUNG_TRIAL = """
-import sys, threading
-import torch._dynamo  # by the first network; takes seconds on a busy machine
-from vitline.infra.runs.handle import Run
-from vitline.infra.runs.watchdog import Watchdog
-from vitline.infra.storage import open_store
-from vitline.vit.input.decoding import training
-from vitline.vit.evaluation.run_trial import ensure_trial
-from vitline.vit.evaluation.trials import Trial
-
-def waits_for_ever(*args):
-    threading.Event().wait()
-
-training._gather = waits_for_ever
-run, trials, trial = sys.argv[1:]
-with Watchdog(run, 1, 15.0, who="trial-x"):
-    ensure_trial(Run(open_store(run), 1), open_store(trials), Trial.model_validate_json(trial))
-"""
-
-
-@pytest.mark.slow
-def test_a_hung_trial_is_killed_with_its_stacks_and_runs_again(spec_of, root):
-    trial = plan_task_sweeps(spec_of())[0].select_trials()[0]
-    trials, run = open_store(root).child("trials"), open_store(root).child("runs/evaluation")
-    acquire_lease(run, "evaluation", job_state=lambda job: "failed", owner="test")
-    ended = subprocess.run([sys.executable, "-c", HUNG_TRIAL, run.uri, trials.uri, trial.model_dump_json()])
-    assert ended.returncode == -signal.SIGKILL
-    (error,) = [run.read_json(key) for key in run.list("errors/")]
-    assert "in waits_for_ever" in run.read(error["stacks"]).decode()
-    assert trials.list() == []
-    assert ensure_trial(Unleased(trials, 1), trials, trial).num_examples > 0
 
 
 def test_best_validation_score_is_chosen_and_the_first_of_equals(spec_of):
@@ -275,7 +194,7 @@ def test_diverged_final_trial_reads_no_test_image(spec_of, root, scored):
     diverging = replace(PROTOCOL, learning_rates=(1e30,), total_steps=8)
     (task_sweep,) = plan_task_sweeps(spec_of().model_copy(update={"protocol": diverging}))
     final = task_sweep.final_trial([])
-    assert run_trial(Unleased(open_store(root), 1), final).diverged
+    assert run_trial(Unleased(open_store(root), 1), final)[0].diverged
     assert scored == []
 
 
@@ -300,69 +219,6 @@ def test_one_setting_is_trained_once_and_a_failure_of_it_leaves_none(spec_of, ro
     assert (scored, score.trials) == (["test"], (final.key,))
     assert score.chosen == score.tried[0] == {"peak_lr": 0.1, "total_steps": 4}
     assert setting_row(score, score.chosen) == ("digits", "from scratch", "-", "chosen", "lr 0.1, 4 steps")
-
-
-KILLED_TRIAL = """
-import os, signal, sys
-from vitline.infra.runs.handle import Run
-from vitline.infra.storage import open_store
-from vitline.vit.evaluation import run_trial as running
-from vitline.vit.evaluation.trials import Trial
-from vitline.vit.training import loop
-
-run, trials, trial, step, save_every_s = sys.argv[1:]
-running.SAVE_EVERY_S = float(save_every_s)
-real = loop.update_average
-
-def dies(state, recipe, finite):
-    if state.step == int(step):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return real(state, recipe, finite)
-
-loop.update_average = dies
-running.ensure_trial(Run(open_store(run), 1), open_store(trials), Trial.model_validate_json(trial))
-"""
-
-
-@pytest.mark.slow
-def test_a_killed_trial_goes_on_from_its_checkpoint_and_ends_as_if_undisturbed(spec_of, root, monkeypatch):
-    longer = spec_of().model_copy(update={"protocol": replace(PROTOCOL, learning_rates=(0.1,), total_steps=40)})
-    trial = plan_task_sweeps(longer)[0].final_trial([])
-    run, trials = (open_store(root).child(name) for name in ("runs/evaluation", "trials"))
-    acquire_lease(run, "evaluation", job_state=lambda job: "failed", owner="test")
-    command = [sys.executable, "-c", KILLED_TRIAL, run.uri, trials.uri, trial.model_dump_json()]
-    assert subprocess.run([*command, "30", "0"]).returncode == -signal.SIGKILL
-    of_trial = trials.child(trial.key)
-    assert 20 <= (saved := newest_step(of_trial)) <= 30  # one save may have been in flight
-    begun_at = []
-    monkeypatch.setattr(
-        running, "fit", lambda plan, state, *more: begun_at.append(state.step) or fit(plan, state, *more)
-    )
-    result = ensure_trial(Unleased(run, 2), trials, trial)
-    assert begun_at == [saved]
-    assert {key.split("/")[-1] for key in of_trial.list()} == {key.split("/")[-1] for key in result.files}
-    undisturbed = run_trial(Unleased(open_store(root).child("elsewhere"), 1), trial)
-    assert begun_at == [saved, 0]
-    assert result.train_losses == undisturbed.train_losses
-    assert (result.loss, result.top1) == (undisturbed.loss, undisturbed.top1)
-
-
-@pytest.mark.slow
-def test_a_trial_whose_checkpoints_are_damaged_begins_anew(spec_of, root, caplog):
-    trial = plan_task_sweeps(spec_of())[0].select_trials()[0]
-    run, trials = (open_store(root).child(name) for name in ("runs/evaluation", "trials"))
-    acquire_lease(run, "evaluation", job_state=lambda job: "failed", owner="test")
-    command = [sys.executable, "-c", KILLED_TRIAL, run.uri, trials.uri, trial.model_dump_json()]
-    assert subprocess.run([*command, "3", "0"]).returncode == -signal.SIGKILL
-    of_trial = trials.child(trial.key)
-    damaged = [key for key in of_trial.list("checkpoints/") if key.endswith(".safetensors")]
-    for key in damaged:
-        of_trial.write(key, b"")
-    assert damaged
-    result = ensure_trial(Unleased(run, 2), trials, trial)
-    assert "begins anew: None of the" in caplog.text
-    assert [step for step, _ in result.train_losses] == [1, 2, 3, 4]
-    assert of_trial.list() == []
 
 
 def test_trial_key_depends_on_content_and_not_on_location(spec_of, model):
@@ -455,7 +311,7 @@ def ray(monkeypatch):
     fake = RayInThisProcess()
     monkeypatch.setitem(sys.modules, "ray", fake)
     monkeypatch.setattr(task_driver, "declared_resources", lambda: None)
-    monkeypatch.setattr(running, "run_trial", lambda held, trial, **_: fake_result(trial, 0.5))
+    monkeypatch.setattr(running, "run_trial", lambda held, trial, _: (fake_result(trial, 0.5), []))
     return fake
 
 
@@ -513,8 +369,8 @@ def test_repeated_task_is_trained_once_and_scored_twice(ray, drive, spec_of):
 
 
 def test_task_without_a_setting_left_fails_by_name_and_the_others_are_scored(ray, drive, spec_of, model, monkeypatch):
-    def trained(held, trial, **_):
-        return fake_result(trial, 0.5, diverged=trial.model is None)
+    def trained(held, trial, place):
+        return fake_result(trial, 0.5, diverged=trial.model is None), []
 
     monkeypatch.setattr(running, "run_trial", trained)
     for _ in range(2):  # at a retry, too
@@ -528,7 +384,7 @@ def test_task_without_a_setting_left_fails_by_name_and_the_others_are_scored(ray
 
 
 def test_failed_evaluation_has_the_reason_in_its_state(ray, drive, spec_of, monkeypatch):
-    def broken(held, trial, **_):
+    def broken(held, trial, place):
         raise torch.OutOfMemoryError("no memory for 3 GiB")
 
     monkeypatch.setattr(running, "run_trial", broken)

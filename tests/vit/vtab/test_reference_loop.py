@@ -94,7 +94,7 @@ def test_trial_equals_a_plain_fine_tuning_loop(timm, source, digits, root):
     )  # fmt: skip
     (task_sweep,) = plan_task_sweeps(spec)
     trial = task_sweep._trial("final", task_sweep.settings[0])
-    result = run_trial(Unleased(open_store(root), 1), trial)
+    result, _ = run_trial(Unleased(open_store(root), 1), trial)
 
     manifest = load_manifest(digits)
     order = Order(

@@ -2,8 +2,18 @@
 
 import pytest
 
+from vitline.infra.config import replace
 from vitline.vit.config import TrainRecipe
-from vitline.vit.evaluation.packing import micro_batch_on_cpu, packed, trial_memory, trial_resources
+from vitline.vit.evaluation.packing import (
+    Gpus,
+    Place,
+    micro_batch_on_cpu,
+    packed,
+    ranks_of,
+    trial_memory,
+    trial_resources,
+    wall_seconds,
+)
 from vitline.vit.models.config import ViTConfig
 from vitline.vit.models.variants import network_variant
 
@@ -48,10 +58,44 @@ def test_larger_networks_share_less_and_precision_counts():
     assert packed(variant("h14", 518), 10**9) == (1, 1, False)
 
 
+def cluster(count, memory_bytes=H100, flops=350e12, per_machine=8):
+    return Gpus(count, min(count, per_machine), memory_bytes, flops)
+
+
 @pytest.mark.slow
 def test_resources_of_a_trial():
     small = variant("s16", 224)
-    assert trial_resources(small, {"CPU": 64.0, "GPU": 4.0}, H100)[:3] == (4, 0.25, 4)
-    assert trial_resources(small, {"CPU": 64.0}, H100) == (1, 0, 1, 32)
+    assert trial_resources(small, 64, cluster(4), trials=19) == (4, 0.25, Place(4, 469))
+    assert trial_resources(small, 64, cluster(4), trials=9)[:2] == (8, 0.5)
+    assert trial_resources(small, 64, cluster(4), trials=3)[:2] == (16, 1.0)  # Ray would put shares on one GPU
+    assert trial_resources(small, 64, None, trials=3) == (1, 0, Place(micro_batch=32))
     assert micro_batch_on_cpu(recipe(SMALL)) == 64
     assert micro_batch_on_cpu(variant("h14", 518)) == 1
+
+
+def ranks(trials, gpus, steps=2500, batch=512, lanes=64):
+    of = variant("l16", 384, total_steps=steps, batch=batch)
+    return ranks_of(replace(of, **{"input.num_lanes": lanes}), trials, gpus)
+
+
+def test_few_or_long_trials_train_on_several_gpus_of_one_machine():
+    assert [ranks(trials, cluster(8)) for trials in (1, 2, 4, 8, 64)] == [8, 4, 2, 1, 1]
+    assert ranks(19, cluster(8)) == 2  # five rounds on pairs end before three rounds on single ones
+    assert ranks(1, cluster(64)) == 8  # no more than a machine has
+    assert ranks(1, cluster(8), steps=20) == 1  # it would end before the others have met
+    assert ranks(1, cluster(8), batch=128, lanes=16) == 2  # each rank has a batch that keeps it busy
+    assert ranks(1, cluster(8), lanes=4) == 4  # and as many lanes as the others
+    assert ranks(1, cluster(6, per_machine=6)) == 4
+
+
+def test_wall_time_counts_rounds_and_what_several_ranks_lose():
+    assert wall_seconds(100, 19, cluster(8), 1) == 300
+    assert wall_seconds(100, 19, cluster(8), 2) == pytest.approx(5 * (100 / 1.9 + 60))
+
+
+@pytest.mark.slow
+def test_a_long_trial_is_compiled_and_its_ranks_share_the_batch():
+    long, short = variant("l16", 384, total_steps=2500), variant("l16", 384)
+    wanted = trial_resources(long, 128, cluster(8), trials=1)
+    assert wanted == (128, 8, Place(16, 64, 8, compile=True))
+    assert not trial_resources(short, 128, cluster(8), trials=8).place.compile
