@@ -15,6 +15,12 @@ Night = Annotated[AwareDatetime, AfterValidator(night_at)]
 """A night as a field of configs and records."""
 
 
+def night_in(text: str) -> datetime:
+    """The night of a scheduled start as people write it, such as `2026-11-23T02:00`: in UTC unless it says otherwise. Raises ValueError."""
+    moment = datetime.fromisoformat(text.removesuffix(" UTC"))
+    return night_at(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
+
+
 def night_name(night: datetime) -> str:
     """`2026-11-23T020000Z`: part of run keys, of object names, which sort by time, and of commands."""
     return f"{night:%Y-%m-%dT%H%M%SZ}"

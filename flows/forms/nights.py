@@ -1,12 +1,14 @@
 """The settings of a nightly pipeline: overrides that begin with `nights.`."""
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, field_validator, model_validator
 
 from vitline.flows.forms.refusals import changes_below, refused
 from vitline.infra.config import FrozenConfig
+from vitline.infra.night import night_at, night_in
 
 PREFIX = "nights."
 
@@ -33,6 +35,19 @@ class NightSettings(FrozenConfig):
     decays to zero. The long run itself continues without it."""
     promote: bool = True
     """Whether a night that passes the gate becomes the champion. If not, only `vitline model promote` changes the champion."""
+    night: str | None = None
+    """For a run that a person starts: the night that it is. A scheduled start in the past, in UTC, such as `2026-11-23T02:00` for a night
+    that was missed; or `now` for a further night. None: it is no night, and stages that are finished are reused."""
+
+    @field_validator("night")
+    @classmethod
+    def _is_a_night(cls, night: str | None) -> str | None:
+        if night not in (None, "now"):
+            try:
+                night_in(str(night))
+            except ValueError as error:
+                raise ValueError("must be `now`, or a scheduled start in UTC such as 2026-11-23T02:00") from error
+        return night
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -68,3 +83,16 @@ def night_settings(overrides: Mapping[str, Any]) -> NightSettings:
         return NightSettings(**given)
     except ValidationError as error:
         raise refused(error, "nights") from error
+
+
+def night_by_hand(overrides: Mapping[str, Any], due: datetime) -> datetime | None:
+    """The night that `nights.night` makes of a run which a person starts and which is due now. Raises ValueError for one in the future."""
+    chosen = night_settings(overrides).night
+    if chosen is None:
+        return None
+    night = night_at(due) if chosen == "now" else night_in(chosen)
+    if night > due:
+        raise ValueError(
+            f"nights.night={chosen} is in the future. Give the scheduled start of a night that was missed, or `now`."
+        )
+    return night

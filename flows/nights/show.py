@@ -1,7 +1,7 @@
 """`vitline nights show`: finds a night and makes its verdict again."""
 
 import contextlib
-from datetime import UTC, date, datetime
+from datetime import date, datetime
 
 from vitline.flows import console
 from vitline.flows.catalog.lists import say_unreadable
@@ -9,7 +9,7 @@ from vitline.flows.nights.from_records import judge_again, known_nights
 from vitline.flows.nights.night_record import NightRecord, last_told
 from vitline.infra.config import replace
 from vitline.infra.names import known_names_text
-from vitline.infra.night import night_at, night_text
+from vitline.infra.night import night_in, night_text
 from vitline.infra.storage import Store
 
 
@@ -43,12 +43,11 @@ def _is_meant(text: str, night: datetime) -> bool:
     with contextlib.suppress(ValueError):
         return date.fromisoformat(text) == night.date()
     try:
-        moment = datetime.fromisoformat(text.removesuffix(" UTC"))
+        return night_in(text) == night
     except ValueError as error:
         raise ValueError(
             f"{text!r} is not a night; write its scheduled start as 2026-11-23T02:00 (UTC), its date as 2026-11-23, or `last`."
         ) from error
-    return night_at(moment if moment.tzinfo else moment.replace(tzinfo=UTC)) == night
 
 
 def made_again(root: Store, night: NightRecord) -> NightRecord:

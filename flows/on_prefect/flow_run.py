@@ -49,6 +49,8 @@ class FlowRun:
     """The active schedules of its deployment, as Prefect's client knows them."""
     begun: tuple[datetime, ...] = ()
     """When those runs of its deployment were due that have begun and not ended."""
+    night_by_hand: datetime | None = None
+    """The night that a person has made it."""
 
     @classmethod
     def current(cls) -> "FlowRun":
@@ -71,8 +73,8 @@ class FlowRun:
 
     @property
     def night(self) -> datetime | None:
-        """The scheduled start. Runs that people start have none, so that the same request is reused."""
-        return night_at(self.due) if self.scheduled else None
+        """The scheduled start. A run that a person starts has none, unless the request names one, so that its stages are reused."""
+        return night_at(self.due) if self.scheduled else self.night_by_hand
 
     @property
     def origin(self) -> Origin:

@@ -8,6 +8,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from prefect.exceptions import Abort, Pause
 from vitline.data_prep.config import CorpusConfig
 from vitline.flows.forms.evaluation_plan import EvaluationPlan
 from vitline.flows.forms.forms import FORMS, CollectGarbageRequest, PipelineRequest, ReconcileRequest
+from vitline.flows.forms.nights import night_by_hand
 from vitline.flows.forms.pipeline_plan import resolve_pipeline
 from vitline.flows.forms.self_training_plan import SelfTrainingPlan
 from vitline.flows.on_prefect.flow_run import FlowRun, check_own_recipe, read_request
@@ -188,6 +190,8 @@ def predict(spec: PredictionSpec, services: Services, this: FlowRun) -> str:
 @vitline_flow("pretrain-then-transfer", as_requested)
 def pretrain_then_transfer_flow(request: PipelineRequest, services: Services, this: FlowRun) -> str | State:
     """Prepares, pre-trains and evaluates. Finished stages are reused. A scheduled run is a night, with its scheduled start in the keys."""
+    if not this.scheduled:
+        this = replace(this, night_by_hand=night_by_hand(request.overrides, this.due))
     with night_on_record(request, services, this):
         return night_or_pipeline(request, services, this)
 
@@ -195,6 +199,11 @@ def pretrain_then_transfer_flow(request: PipelineRequest, services: Services, th
 def night_or_pipeline(request: PipelineRequest, services: Services, this: FlowRun) -> str | State:
     skip_if_late(request, this)
     plan = resolve_pipeline(services.root, request, this.night)
+    if this.scheduled and plan.nights.night is not None:
+        raise ValueError(
+            f"nights.night={plan.nights.night!r} is for runs that a person starts, and this one has the night of its schedule. Leave it "
+            "out of the schedule's request."
+        )
     from vitline.flows.plans.budget import check_deadline
     from vitline.flows.runs.end_to_end import pretrain_then_transfer
 
@@ -212,7 +221,8 @@ def night_or_pipeline(request: PipelineRequest, services: Services, this: FlowRu
         result = pretrain_then_transfer(plan, services)
     show_pipeline(result, services)
     reused = all(stage.reused for stage in result.record.stages)
-    scores = sentence(result.record.metrics) + (" (every stage finished before)" if reused else "")
+    again = "" if this.night else "; nights.night=now makes it a further night"
+    scores = sentence(result.record.metrics) + (f" (every stage finished before{again})" if reused else "")
     verdict = result.night.verdict if result.night else None
     if result.night is None or verdict is None:
         return scores

@@ -181,6 +181,12 @@ class TestNights:
         assert (night.outcome, night.pipeline) == ("late", None)
         assert night.sentence.startswith("Not compared: the night was late. due ")
 
+    def test_a_schedule_chooses_no_night_of_its_own(self, in_stack, scheduled):
+        scheduled(datetime.now(UTC))
+        state = self.run(corpus="digits-0-to-4", recipe="digits", overrides={"nights.night": "now"})
+        assert state.type == "FAILED"
+        assert "nights.night='now' is for runs that a person starts" in state.message
+
     def test_one_never_overlaps_another_or_its_jobs(self, in_stack, scheduled):
         from vitline.flows.on_prefect.flow_run import FlowRun
         from vitline.flows.on_prefect.flows import one_at_a_time

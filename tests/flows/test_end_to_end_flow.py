@@ -2,6 +2,7 @@
 
 import json
 import re
+from datetime import UTC, datetime
 
 import httpx
 import pytest
@@ -10,6 +11,7 @@ from pyarrow.parquet import read_table
 
 from vitline.flows.catalog.records import attempt_records
 from vitline.flows.forms.forms import PipelineRequest
+from vitline.flows.nights.night_record import read_night
 from vitline.infra.runs.lease import job_id_of
 from vitline.infra.storage import open_store
 
@@ -125,7 +127,7 @@ def test_a_second_run_reuses_every_stage_and_reports_it(flows, pipelines, again,
     ended = flows.find(again)
     assert (ended["state_name"], ended["state"]["message"]) == (
         "Completed",
-        f"{flows.find(pipelines.worked)['state']['message']} (every stage finished before)",
+        f"{flows.find(pipelines.worked)['state']['message']} (every stage finished before; nights.night=now makes it a further night)",
     )
     stages = json.loads(flows.artifacts(again)["stages"]["data"])
     assert [row["time"] for row in stages] == ["reused"] * 3
@@ -135,6 +137,20 @@ def test_a_second_run_reuses_every_stage_and_reports_it(flows, pipelines, again,
         assert "job" not in flows.artifacts(part["id"])
     run = open_store(in_stack.root).child(f"runs/{by_stage['pretrain']}")
     assert len(attempt_records(run)) == 1
+
+
+@pytest.mark.long
+def test_a_night_that_was_missed_is_run_by_hand(flows, pipelines, in_stack):
+    asked = pipelines.record.request["overrides"] | {"nights.night": "2026-11-23T02:00"}
+    run = flows.start("pretrain-then-transfer/tiny", name="twice", overrides=asked)
+    flows.wait(run)
+    ended = flows.find(run)
+    assert ended["state_type"] == "COMPLETED", ended["state"]
+    assert ended["state"]["message"].startswith("Not compared: there is neither a champion nor an earlier whole night.")
+    night = read_night(open_store(in_stack.root), "twice", datetime(2026, 11, 23, 2, tzinfo=UTC))
+    assert (night.outcome, night.origin.trigger) == ("finished", "manual")
+    assert night.pipeline != pipelines.record.key
+    assert json.loads(flows.artifacts(run)["stages"]["data"])[1]["time"] != "reused"
 
 
 def test_a_plan_that_does_not_fit_its_deadline_is_refused_with_a_size_that_fits(flows, pipelines, in_stack):

@@ -59,7 +59,7 @@ class Resources(NamedTuple):
 class Gpus(NamedTuple):
     """The GPUs that trials are distributed over, which are taken to be alike."""
 
-    count: int
+    num: int
     per_machine: int
     memory_bytes: int
     flops: float
@@ -95,8 +95,8 @@ def training_seconds(recipe: TrainRecipe, flops: float) -> float:
 
 def wall_seconds(one: float, trials: int, gpus: Gpus, ranks: int) -> float:
     """When the last of `trials` ends that take `one` second each on one GPU and run on `ranks` of a machine."""
-    at_a_time = gpus.count // gpus.per_machine * (gpus.per_machine // ranks)
-    speedup = ranks * _DOUBLING ** math.log2(ranks)
+    at_a_time = gpus.num // gpus.per_machine * (gpus.per_machine // ranks)
+    speedup = ranks * math.pow(_DOUBLING, math.log2(ranks))
     return math.ceil(trials / at_a_time) * (one / speedup + (_RANKS_START_S if ranks > 1 else 0))
 
 
@@ -116,9 +116,9 @@ def trial_resources(recipe: TrainRecipe, cpus: int, gpus: Gpus | None, trials: i
         return Resources(1, 0, Place(micro_batch=micro_batch_on_cpu(recipe)))
     ranks = ranks_of(recipe, trials, gpus)
     # Ray fills one GPU with its shares before the next: of few trials each has a GPU for itself.
-    most = 1 if ranks > 1 else min(_MOST_TRIALS_PER_GPU, max(1, trials // gpus.count))
+    most = 1 if ranks > 1 else min(_MOST_TRIALS_PER_GPU, max(1, trials // gpus.num))
     sharing = packed(recipe, gpus.memory_bytes, most)
-    threads = max(1, cpus // (gpus.count * sharing.trials))
+    threads = max(1, cpus // (gpus.num * sharing.trials))
     micro_batch = min(sharing.micro_batch, -(-recipe.input.global_batch_size // ranks))
     compiled = training_seconds(recipe, gpus.flops) / ranks > _WORTH_COMPILING_S
     return Resources(threads * ranks, ranks / sharing.trials, Place(threads, micro_batch, ranks, compiled))

@@ -105,7 +105,6 @@ class Sweep:
         self.num_left = [0 if i in self.scores else sweep.num_trials for i, sweep in enumerate(self.task_sweeps)]
         # Task sweeps of which every setting has failed, with the reason.
         self.failed: dict[int, str] = {}
-        self.precision = spec.protocol.precision
         # The task sweep of each trial in flight, by its key.
         self.running: dict[str, int] = {}
         self.new_progress = partial(
@@ -116,7 +115,7 @@ class Sweep:
         """Runs what is left, until all is done or the results of `on_ray` end because a stop was requested."""
         cluster, gpus = cluster_limit(), None
         if cluster.get("GPU") and any(self.num_left):
-            gpus = measured_gpus(int(cluster["GPU"]), self.precision, on_ray)
+            gpus = measured_gpus(int(cluster["GPU"]), self.task_sweeps[0].protocol.precision, on_ray)
         next_tasks = partial(self._next_tasks, int(cluster.get("CPU", 1)), gpus)
         tasks = deque(next_tasks())
         progress = self.new_progress(self._num_done())

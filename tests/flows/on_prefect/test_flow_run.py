@@ -20,6 +20,7 @@ def test_missed_nights_are_those_that_the_schedule_had_due():
     assert replace(this, begun=(friday,)).due_between(monday - timedelta(5)) == [thursday], "it is running"
     by_hand = FlowRun(uuid4(), None, False, monday, {}, schedules=(weekdays,))
     assert by_hand.due_between(monday - timedelta(5)) == []
+    assert replace(by_hand, night_by_hand=friday).due_between(monday - timedelta(5)) == [thursday]
 
 
 def test_a_night_is_a_scheduled_start_also_where_two_have_one_date():
