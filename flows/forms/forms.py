@@ -257,6 +257,9 @@ class EvaluateRequest(FrozenConfig):
     """Also train the same network from random initialisation, with the same steps and search, as a control."""
     rescore: bool = False
     """Evaluate again even if there are scores; the new records refer to the old ones."""
+    keep_models: bool = False
+    """Publish the network that is scored on each test set as a model of its own, MODEL-TASK. Protocol `head` then scores it on other test
+    sets with the same classes, such as imagenet-real. No score depends on this."""
     overrides: Overrides = Field(default={})
     """Fields of the protocol by their dotted name, as in {"protocol.precision": "bfloat16"}. The result is another protocol
     with its own scores. A changed field applies to tasks of every size and changes no other field: with fewer total_steps, set
