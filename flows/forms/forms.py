@@ -330,7 +330,7 @@ class ReconcileRequest(FrozenConfig):
 
 class CollectGarbageRequest(FrozenConfig):
     """Deletes what is no longer needed: leftovers of killed processes, old checkpoints, work files of corpora, trials of finished
-    evaluations, old flow runs."""
+    evaluations, old flow runs; if requested, old models of evaluations."""
 
     dry_run: bool = True
     """Only list what would be deleted."""
@@ -345,8 +345,10 @@ class CollectGarbageRequest(FrozenConfig):
     flow_runs_days: float = Field(90.0, ge=1.0, le=10_000)
     """Keep vitline's flow runs in Prefect for this long after their end; those of reconcile and collect-garbage that found nothing
     for 2 days."""
+    kept_models_days: float | None = Field(None, ge=0.0, le=10_000)
+    """Keep the models that evaluations have published (`keep_models`) for this long. Empty: they are never deleted."""
     keep: tuple[Reference, ...] = Field((), max_length=100)
-    """Keep everything of these runs (by key) and corpora (by name); the first characters are enough."""
+    """Keep everything of these runs (by key), corpora and models (by name); the first characters are enough."""
 
 
 FORMS: Mapping[str, type[FrozenConfig]] = {
