@@ -261,22 +261,22 @@ def show_work(root: str, key: str) -> WorkDetail:
 
 
 def list_models(root: str, report: Callable[[UnreadableRecord], None] = say_unreadable) -> list[dict[str, Any]]:
-    """Every published model, the versions of each name from old to new: name, version, digest, classes, key of its training
-    (None for a converted model), time in Unix seconds, URI."""
+    """Every published model, the versions of each name from old to new: name, version, digest, classes, key of the training or the
+    final trial that made it (None for a converted model), time in Unix seconds, URI."""
     store = open_store(root)
 
     def row(key: str) -> dict[str, Any]:
         _, name, version, _ = key.split("/")
         with reading(store.uri_of(key)):
             config: ModelRecord = store.read_json(key)
-            created_at = config.get("created_at")
+            created_at, made_from = config.get("created_at"), config["provenance"]
             return {
                 "name": name,
                 "version": version,
                 "digest": config["digest"],
                 "classes": config["num_classes"],
                 "image_size_px": config["model"]["image_size_px"],
-                "run": config["provenance"].get("run_key"),
+                "run": made_from.get("run_key") or made_from.get("trial"),
                 "created_at": None if created_at is None else float(created_at),
                 "uri": store.uri_of(key.removesuffix("/config.json")),
             }

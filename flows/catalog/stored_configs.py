@@ -50,6 +50,7 @@ class EvaluationFile(TypedDict):
     protocol: JSON
     seed: int
     num_seeds: NotRequired[int]
+    keep_models: NotRequired[bool]
 
 
 @final

@@ -8,7 +8,7 @@ from vitline.flows.cli.tables import show_table
 from vitline.flows.forms.evaluation_plan import resolve_evaluate
 from vitline.flows.forms.forms import EvaluateRequest
 from vitline.flows.plans.evaluation_cost import TaskCost, task_costs
-from vitline.flows.runs.evaluate_tasks import SCORE_COLUMNS, evaluate_tasks, score_cells
+from vitline.flows.runs.evaluate_tasks import SCORE_COLUMNS, evaluate_tasks, evaluation_spec, score_cells
 from vitline.flows.runs.services import open_services
 from vitline.infra.config import digest_of
 from vitline.infra.settings import Settings
@@ -41,6 +41,8 @@ def plan_and_show(settings: Settings, request: EvaluateRequest, gpus: PlanGpus, 
     plan = resolve_evaluate(settings.root, request)
     if plan.note:
         console.say(plan.note)
+    if plan.keep_models:
+        evaluation_spec("plan", plan, settings.root)  # refuses what the evaluation would
     tasks = task_costs(settings.root, plan)
     rate = gpus.flops("float32" if isinstance(plan.protocol, Probe) else plan.protocol.precision)
     memory = gpus.gpu.memory_bytes or SMALLEST_GPU_BYTES
@@ -51,6 +53,7 @@ def plan_and_show(settings: Settings, request: EvaluateRequest, gpus: PlanGpus, 
         "trained_images": sum(task.trained_images for task in tasks),
         "scored_images": sum(task.scored_images for task in tasks),
         "exaflop": sum(task.flop for task in tasks) / 1e18,
+        "kept_bytes": sum(task.kept_bytes for task in tasks),
         "device_hours": hours_of(sum(task.flop for task in tasks), rate),
     }
     networks = {digest_of(task.recipe.model): task.recipe for task in tasks if task.recipe}
@@ -94,7 +97,8 @@ def _sentence(total: Mapping[str, Any], rate: float, gpus: PlanGpus) -> str:
     )
     if "usd" in total:
         text += f", {total['usd']:,.2f} USD"
-    return f"{text}.{_packing(total) if left else ''} Decoding is not counted."
+    kept = f" The models to keep take {total['kept_bytes'] / 1e6:,.2f} MB." if total["kept_bytes"] else ""
+    return f"{text}.{_packing(total) if left else ''} Decoding is not counted.{kept}"
 
 
 def _packing(total: Mapping[str, Any]) -> str:

@@ -28,6 +28,7 @@ class EvaluationPlan(FrozenConfig):
     seed: int
     num_seeds: int = 1
     rescore: bool = False
+    keep_models: bool = False
     note: str | None = None
     """What the user should know of the tasks, as a sentence; None if there is nothing to say."""
 
@@ -37,6 +38,11 @@ def resolve_evaluate(root: str, request: EvaluateRequest) -> EvaluationPlan:
     uri = find_model(root, request.model)
     corpora = Corpora(open_store(root))
     tasks = named_tasks(root, corpora, request.tasks)
+    protocol = requested_protocol(request.protocol, request.overrides, request.from_scratch)
+    if request.keep_models and isinstance(protocol, Probe):
+        raise ValueError(
+            f"Protocol {protocol.name} trains no network, so there is none to keep: set keep_models to false."
+        )
     return EvaluationPlan(
         models=(uri, None) if request.from_scratch else (uri,),
         tasks=tuple(
@@ -44,10 +50,11 @@ def resolve_evaluate(root: str, request: EvaluateRequest) -> EvaluationPlan:
             for corpus in (corpora.named(task) for task in tasks.names)
         ),
         architecture=published_network(uri),
-        protocol=requested_protocol(request.protocol, request.overrides, request.from_scratch),
+        protocol=protocol,
         seed=request.seed,
         num_seeds=request.num_seeds,
         rescore=request.rescore,
+        keep_models=request.keep_models,
         note=tasks.note,
     )
 

@@ -257,6 +257,9 @@ class EvaluateRequest(FrozenConfig):
     """Also train the same network from random initialisation, with the same steps and search, as a control."""
     rescore: bool = False
     """Evaluate again even if there are scores; the new records refer to the old ones."""
+    keep_models: bool = False
+    """Publish the network that is scored on each test set as a model of its own, MODEL-TASK. Protocol `head` then scores it on other test
+    sets with the same classes, such as imagenet-real. No score depends on this."""
     overrides: Overrides = Field(default={})
     """Fields of the protocol by their dotted name, as in {"protocol.precision": "bfloat16"}. The result is another protocol
     with its own scores. A changed field applies to tasks of every size and changes no other field: with fewer total_steps, set
@@ -327,7 +330,7 @@ class ReconcileRequest(FrozenConfig):
 
 class CollectGarbageRequest(FrozenConfig):
     """Deletes what is no longer needed: leftovers of killed processes, old checkpoints, work files of corpora, trials of finished
-    evaluations, old flow runs."""
+    evaluations, old flow runs; if requested, old models of evaluations."""
 
     dry_run: bool = True
     """Only list what would be deleted."""
@@ -342,8 +345,10 @@ class CollectGarbageRequest(FrozenConfig):
     flow_runs_days: float = Field(90.0, ge=1.0, le=10_000)
     """Keep vitline's flow runs in Prefect for this long after their end; those of reconcile and collect-garbage that found nothing
     for 2 days."""
+    kept_models_days: float | None = Field(None, ge=0.0, le=10_000)
+    """Keep the models that evaluations have published (`keep_models`) for this long. Empty: they are never deleted."""
     keep: tuple[Reference, ...] = Field((), max_length=100)
-    """Keep everything of these runs (by key) and corpora (by name); the first characters are enough."""
+    """Keep everything of these runs (by key), corpora and models (by name); the first characters are enough."""
 
 
 FORMS: Mapping[str, type[FrozenConfig]] = {

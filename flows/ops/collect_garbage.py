@@ -41,7 +41,8 @@ def collect_garbage(
     def kept(subject: str, unreadable: UnreadableRecord) -> None:
         findings.append(Finding(subject, str(unreadable), "kept: nothing says that it is garbage"))
 
-    ages = Ages(now - DAY_S * request.older_than_days, now - DAY_S * request.unfinished_days)
+    of_models = None if request.kept_models_days is None else now - DAY_S * request.kept_models_days
+    ages = Ages(now - DAY_S * request.older_than_days, now - DAY_S * request.unfinished_days, of_models)
     found = list(find_garbage(root, request.keep_checkpoints, ages, kept))
     signs = {item.subject: signed(item) for item in found}
     since: dict[str, float] = {}

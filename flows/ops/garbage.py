@@ -1,7 +1,8 @@
 """What is garbage below a root: objects that no reader needs, once their own record shows that they are old, and journals to merge.
 
 Never garbage: objects of an attempt that may still be alive, checkpoints that a run could resume from (within `unfinished_days`),
-published models and corpora, what an unfinished evaluation may still read, and leases, whose numbers count attempts.
+published corpora and models (but those of evaluations, where `kept_models_days` says so), what an unfinished evaluation may still
+read, and leases, whose numbers count attempts.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ from vitline.data_prep.progress import PROGRESS_KEY
 from vitline.data_prep.records import WORK
 from vitline.data_prep.shard_format import MANIFEST_KEY, load_manifest
 from vitline.flows.catalog.snapshot import RootSnapshot, StoredRun
+from vitline.flows.catalog.stored_configs import JSON
 from vitline.flows.to_mlflow import outbox
 from vitline.infra.html.text import utc
 from vitline.infra.records import UnreadableRecord, reading
@@ -48,6 +50,8 @@ class Ages(NamedTuple):
     finished_before: float
     unfinished_before: float
     """The last sign of life of runs and preparations that never finished."""
+    kept_before: float | None = None
+    """The publication of models that evaluations have kept; None keeps them all."""
 
 
 class Garbage(NamedTuple):
@@ -80,6 +84,7 @@ def find_garbage(root: Store, keep_checkpoints: int, ages: Ages, kept: Kept) -> 
     yield from preparations(root, ages, kept)
     yield from features(root, ages, kept)
     yield from publications(root, ages, kept)
+    yield from kept_models(root, runs, ages, kept)
     probes = [key for key in root.list("doctor/") if (m := PROBE.match(key)) and int(m[1]) / 1e9 < ages.finished_before]
     if probes:
         yield Garbage("doctor/", "test objects of a doctor that was killed", root, probes, listed_first=False)
@@ -251,18 +256,24 @@ def garbage_of(root: Store, there: Mapping[str, Keys], names: Sequence[str]) -> 
 
 def tasks_in_use(runs: Iterable[StoredRun], ages: Ages, kept: Kept) -> set[str] | None:
     """The tasks of evaluations that are not finished and showed life since `unfinished_before`; None if they are not known."""
-    tasks = set[str]()
+    return named_in_use(runs, ages, kept, lambda config: (task["name"] for task in config.get("tasks", ())))
+
+
+def named_in_use(
+    runs: Iterable[StoredRun], ages: Ages, kept: Kept, names: Callable[[JSON], Iterable[str]]
+) -> set[str] | None:
+    """What the configs of runs that are not finished and showed life since `unfinished_before` name; None if it is not known."""
+    found = set[str]()
     for run in runs:
         if run.finished_at is not None or 0.0 < run.last_life < ages.unfinished_before:
             continue
         try:
             with reading(run.store.uri_of("config.json")):
-                config = run.store.read_json_or_none("config.json") or {}
-                tasks |= {task["name"] for task in config.get("tasks", ())}
+                found |= {*names(run.store.read_json_or_none("config.json") or {})}
         except UnreadableRecord as unreadable:
             kept(f"run {run.key}", unreadable)
             return None
-    return tasks
+    return found
 
 
 def preparations(root: Store, ages: Ages, kept: Kept) -> Iterator[Garbage]:
@@ -361,6 +372,34 @@ def publication(root: Store, model: str, folder: str, names: Sequence[str], ages
     if committed:
         problem, garbage = "its writer was killed right after the commit", garbage[-1:]
     return Garbage(subject, problem, place, garbage, partial(publication_life, root, place, folder, run_key))
+
+
+def kept_models(root: Store, runs: Iterable[StoredRun], ages: Ages, kept: Kept) -> Iterator[Garbage]:
+    """Models that final trials of evaluations published before `kept_before`, and that no unfinished run reads."""
+    if ages.kept_before is None:
+        return
+    in_use = named_in_use(runs, ages, kept, models_named)
+    if in_use is None:
+        return
+    for folder, keys in by_folder(root.list("models/"), 3).items():
+        model, subject = root.child(folder), folder.replace("models/", "model ")
+        if CONFIG not in keys or model.uri in in_use:
+            continue
+        with keeping(kept, subject):
+            with reading(model.uri_of(CONFIG)):
+                record = model.read_json(CONFIG)
+                trial, published = record["provenance"].get("trial"), float(record["created_at"])
+            if trial is not None and published < ages.kept_before:
+                # Its record goes last: by it the next collection knows that the rest is garbage.
+                garbage = [*(key for key in keys if key != CONFIG), CONFIG]
+                yield Garbage(subject, f"the network of trial {trial}, published {utc(published)}", model, garbage)
+
+
+def models_named(config: JSON) -> Iterator[str]:
+    """URIs of the models that a run with this config reads."""
+    training = config.get("config", {})
+    named = (*config.get("models", ()), config.get("model"), training.get("init_model"))
+    return (uri.rstrip("/") for uri in named if uri)
 
 
 def named_weights(model: Store) -> str | None:

@@ -8,6 +8,7 @@ from vitline.data_prep.shard_format import load_manifest
 from vitline.flows.forms.evaluation_plan import EvaluationPlan
 from vitline.infra.storage import Store, open_store
 from vitline.vit.config import TrainRecipe
+from vitline.vit.cost.memory import num_weights
 from vitline.vit.evaluation.evaluate import EvaluationSpec, TaskSweep, init_text, plan_task_sweeps
 from vitline.vit.evaluation.probes import Probe
 from vitline.vit.evaluation.trials import finished_result
@@ -32,6 +33,8 @@ class TaskCost:
     """Images still to be evaluated."""
     flop: float
     """Operations still to be done: three forward passes for a trained image, one for an evaluated one."""
+    kept_bytes: int = 0
+    """Of the model that is still to be published."""
     recipe: TrainRecipe | None = None
     """Of the first setting; None for a probe."""
 
@@ -47,6 +50,7 @@ def task_costs(root: str, plan: EvaluationPlan) -> list[TaskCost]:
     spec = EvaluationSpec(
         run_key="plan", tasks=plan.tasks, models=plan.models, architecture=plan.architecture,
         protocol=plan.protocol, seed=plan.seed, num_seeds=plan.num_seeds, root=root,
+        keep_models=plan.keep_models,
     )  # fmt: skip
     store = open_store(root)
     if isinstance(plan.protocol, Probe):
@@ -79,6 +83,7 @@ def sweep_cost(root: Store, task_sweep: TaskSweep) -> TaskCost:
         scored_images=evaluated,
         flop=training_flops(recipe.model, task_sweep.num_classes) * trained
         + forward_flops(recipe.model, task_sweep.num_classes) * evaluated,
+        kept_bytes=len(finals) * 4 * num_weights(recipe.model, task_sweep.num_classes) if task_sweep.keep_in else 0,
         recipe=recipe,
     )
 

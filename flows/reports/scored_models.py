@@ -65,6 +65,9 @@ def model_facts(root: str, model: str | None, depth: int = CHAIN) -> ModelFacts:
             data = origin.data
         elif training and (corpus := training.get("corpus")) and not training.get("mixture"):
             data = _data_of(open_store(corpus).read_json_or_none("manifest.json") or {})
+    elif init := provenance.get("init_model"):  # of a final trial, whose network was kept
+        origin = model_facts(root, init, depth - 1)
+        data = origin.data
     return ModelFacts(
         architecture=architecture_of(network),
         data=data,

@@ -16,15 +16,16 @@ from vitline.flows.to_mlflow.run_snapshot import (
     corpus_use,
     makers,
     plain,
+    registered_model,
     stored_manifest,
 )
 from vitline.infra.config import digest_of
 from vitline.infra.html.tables import markdown
 from vitline.infra.html.text import percent
-from vitline.infra.mlflow.entities import DatasetUse
+from vitline.infra.mlflow.entities import DatasetUse, Model
 from vitline.infra.runs.run_state import RunStateRecord
 from vitline.infra.storage import Store, json_bytes
-from vitline.vit.evaluation.evaluate import Score, final_result
+from vitline.vit.evaluation.evaluate import Score, final_result, kept_model
 from vitline.vit.evaluation.protocols import over_seeds
 from vitline.vit.evaluation.reference.report import group_means
 from vitline.vit.evaluation.tasks import benchmark_name
@@ -79,7 +80,15 @@ def show_evaluation(snapshot: RunView, root: Store, spec: EvaluationFile, state:
     snapshot.facts += [f"**Weights:** `{model}`" for model in models]
     uses = {corpus.digest: corpus for corpus in snapshot.corpora}
     snapshot.children = [
-        score_child(root, part, child_name(part[0], models), uses, images_seen) for part in by_init(scores)
+        score_child(
+            root,
+            part,
+            child_name(part[0], models),
+            uses,
+            images_seen,
+            kept_models(root, spec["run_key"], part) if spec.get("keep_models") else (),
+        )
+        for part in by_init(scores)
     ]
 
 
@@ -128,10 +137,32 @@ def child_name(score: Score, models: Sequence[str]) -> str:
     return score.task if score.model == models[0] else f"{score.task}: {model_label(score.model)}"
 
 
+def kept_models(root: Store, run_key: str, scores: Sequence[Score]) -> list[Model]:
+    """The models that the final trials of scores have published, as far as they exist."""
+    found = []
+    for score in scores:
+        if (uri := kept_model(root, score)) is not None and (record := model_record(uri)) is not None:
+            tags = {
+                "vitline.run_key": run_key,
+                "vitline.trial": score.trials[-1],
+                "vitline.protocol": score.protocol,
+                "vitline.corpus_digest": score.corpus_digest,
+            }
+            made = record["provenance"]
+            top1 = f"top-1 {percent(score.value)} of {score.num_examples:,} test images, seed {score.seed}"
+            found.append(registered_model(uri, record["created_at"], made["steps"], made["images_seen"], top1, tags))
+    return [model for model in found if model is not None]
+
+
 def score_child(
-    root: Store, scores: Sequence[Score], name: str, corpora: Mapping[str, DatasetUse], images_seen: Mapping[str, int]
+    root: Store,
+    scores: Sequence[Score],
+    name: str,
+    corpora: Mapping[str, DatasetUse],
+    images_seen: Mapping[str, int],
+    models: Sequence[Model] = (),
 ) -> Child:
-    """The child run of one model on one task."""
+    """The child run of one model on one task, with the models that its trials have published."""
     first, labels = scores[0], scores_by_name(scores)
     trials = {label: trial for label, score in labels.items() if (trial := final_result(root, score))}
     corpus, step = corpora.get(first.corpus_digest), images_seen.get(first.model or "", 0)
@@ -168,6 +199,7 @@ def score_child(
             for key in trial.files
             if not key.endswith(NOT_SENT)
         },
+        models=models,
         facts=[
             *([f"**Weights:** `{first.model}`"] if first.model else []),
             *(

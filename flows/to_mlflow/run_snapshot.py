@@ -10,7 +10,8 @@ from vitline.infra.mlflow.entities import DatasetUse, Model
 from vitline.infra.runs.run_state import MLFLOW_WAITING, OUTCOMES, WAITING
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
-from vitline.vit.published.model_record import ModelRecord
+from vitline.vit.published.model_record import CARD, CONFIG, ModelRecord, file_key, published_record, read_contract
+from vitline.vit.published.registry_model import registry_files
 
 Values = dict[str, tuple[float, int]]
 """Value and step by metric."""
@@ -45,6 +46,8 @@ class Child:
     files: Mapping[str, bytes] = field(default_factory=dict)
     stored_files: Mapping[str, str] = field(default_factory=dict)
     """Files that never change, as keys below the root by file name. They are read when they are sent."""
+    models: Sequence[Model] = ()
+    """Models that its trials have published."""
     facts: Sequence[str] = ()
     table: str = ""
     """Markdown for the description of the MLflow run."""
@@ -53,7 +56,8 @@ class Child:
     def digest(self) -> str:
         """Digest of everything that is sent."""
         files = {name: digest_of(data.hex()) for name, data in self.files.items()}
-        return digest_of(canonical({**vars(self), "files": files}))[:16]
+        models = [signed(model) for model in self.models]
+        return digest_of(canonical({**vars(self), "files": files, "models": models}))[:16]
 
 
 @dataclass
@@ -110,10 +114,42 @@ class RunView:
     def digest(self) -> str:
         """Digest of everything that is sent except the journal. An unchanged snapshot is not sent again."""
         files = {name: digest_of(data.hex()) for name, data in self.files.items()}
-        model = self.model and [self.model.digest, self.model.finished_at, self.model.tags, sorted(self.model.files)]
+        model = self.model and signed(self.model)
         shown = [self.tags, self.params, self.values, self.corpora, self.model_inputs, self.pipeline, self.facts]
         shown += [child.digest for child in self.children]
         return digest_of([self.status, self.start_ms, self.end_ms, files, model, canonical(shown)])[:16]
+
+
+def signed(model: Model) -> list[Any]:
+    """Changes with what is sent of a model."""
+    return [model.digest, model.finished_at, model.tags, sorted(model.files)]
+
+
+def registered_model(
+    uri: str, finished_at: float, step: int, images_seen: int, score: str, tags: Mapping[str, str]
+) -> Model | None:
+    """The published model at a URI as a version of MLflow's registry, with its score as text; None if it was deleted."""
+    store = open_store(uri)
+    if not store.exists(CONFIG):
+        return None
+    record = published_record(store)
+    name, version = store.uri.rstrip("/").split("/")[-2:]
+    return Model(
+        name=name,
+        version=version,
+        uri=store.uri,
+        digest=record["digest"],
+        finished_at=finished_at,
+        step=step,
+        tags={**tags, "vitline.model_uri": store.uri, "vitline.model_digest": record["digest"]},
+        params={name: plain(record["model"][name]) for name in MODEL_PARAMS if name in record["model"]}
+        | {"num_classes": record["num_classes"], "images_seen": images_seen},
+        files={
+            **registry_files(store.uri, record, read_contract(store, record)),
+            CARD: store.read(file_key(record, CARD)),
+        },
+        summary=f"{f'{score}, ' if score else ''}{images_seen:,} images seen; weights at {store.uri}",
+    )
 
 
 def canonical(value: Any) -> str:

@@ -99,8 +99,7 @@ class Sender:
         self._send_values(run, snapshot, [model_id for model_id, _ in models])
         facts = [*snapshot.facts, *related, *(link for _, link in models)]
         if snapshot.model:
-            ref = self.tracking.publish(run, ids, self._model(snapshot.model, store, segments))
-            facts.append(f"**Model:** [{snapshot.model.name} version {ref.version}]({ref.url}), `{snapshot.model.uri}`")
+            facts.append(self._publish(run, ids, self._with_points(snapshot.model, store, segments)))
         if parent:
             facts.append(f"**Part of:** [{snapshot.pipeline}]({parent.url})")
         pages = [self._send_child(child, snapshot, run, store) for child in snapshot.children]
@@ -126,7 +125,8 @@ class Sender:
         points += [Point(metric, value, step, at) for metric, value, step in child.curves]
         self.tracking.put_points_once(part, points)
         self.tracking.put_files(part, self._files(child))
-        facts = [*child.facts, f"**Part of:** [{snapshot.key}]({run.url})"]
+        published = [self._publish(part, ids, model) for model in child.models]
+        facts = [*child.facts, *published, f"**Part of:** [{snapshot.key}]({run.url})"]
         self._finish(part, snapshot, facts, digest, None, child.table)
         return part.url
 
@@ -250,12 +250,17 @@ class Sender:
         self.tracking.put_points_once(run, of_model, models[0] if models else None)
         self.tracking.put_points_once(run, [p for p in points if p not in of_model])
 
-    def _model(self, model: Model, store: Store, segments: list[Segment]) -> Model:
+    def _publish(self, run: TrackedRun, ids: TrackingIds, model: Model) -> str:
+        """Publishes a model of a run in the registry; the line of the run's description that links to it."""
+        ref = self.tracking.publish(run, ids, replace(model, name=registered_name(model.uri)))
+        return f"**Model:** [{model.name} version {ref.version}]({ref.url}), `{model.uri}`"
+
+    def _with_points(self, model: Model, store: Store, segments: list[Segment]) -> Model:
         """A model with its validation scores as points of the journal, so that the run shows each once."""
         last = [segment for segment in segments if not segment.writer][-4:]
         records = [record for part in read_segments(store, last) for record in part]
         scores = [Point(r.key, r.value, r.step, r.timestamp_ms) for r in records if r.key.startswith("val/")]
-        return replace(model, name=registered_name(model.uri), points=scores)
+        return replace(model, points=scores)
 
     def _offer_columns(self, run: TrackedRun, snapshot: RunView) -> None:
         if snapshot.end_ms is not None:

@@ -22,17 +22,16 @@ from vitline.flows.to_mlflow.run_snapshot import (
     corpus_use,
     makers,
     plain,
+    registered_model,
     stored_manifest,
 )
 from vitline.infra.config import canonical_json, digest_of, flatten
-from vitline.infra.mlflow.entities import Model
 from vitline.infra.night import night_text
 from vitline.infra.runs.run_state import NO_STATE, WAITING, RunStateRecord, read_state
 from vitline.infra.runs.segments import list_segments, read_segments
 from vitline.infra.storage import Store, json_bytes, open_store
 from vitline.vit.corpora.training_corpora import MixtureRecord
-from vitline.vit.published.model_record import CARD, CONFIG, file_key, model_record, published_record, read_contract
-from vitline.vit.published.registry_model import registry_files
+from vitline.vit.published.model_record import model_record
 from vitline.vit.run.branch import branches_of
 from vitline.vit.run.run_spec import MIXTURE_KEY, StartRecord, read_progress, read_starts
 
@@ -208,7 +207,9 @@ def show_training(snapshot: RunView, run: Store, spec: TrainingFile, state: RunS
     if state["state"] == "finished" and state.get("model"):
         score = score_text(state, labelled=recipe.get("masked_patches") is None)
         snapshot.facts += [f"**Held-out images:** {score}"] if score else []
-        snapshot.model = published(state, snapshot, score)
+        tags = {"vitline.run_key": snapshot.key, "vitline.corpus_digest": snapshot.tags["vitline.corpus_digest"]}
+        images_seen = state.get("images_seen", 0)
+        snapshot.model = registered_model(state["model"], state["updated_at"], state["step"], images_seen, score, tags)
 
 
 def spikes_fact(steps: Sequence[int]) -> str:
@@ -246,38 +247,6 @@ def corpus_params(config: StoredTraining, corpora: Mapping[str, JSON | None]) ->
         weights = plain([each["weight"] for each in mixture["corpora"]])
         return {**names, "mixture_weights": weights, "class_map": mixture["class_map"]}
     return {**names, "num_classes": found[0]["num_classes"]} if found else {}
-
-
-def published(state: RunStateRecord, snapshot: RunView, score: str) -> Model | None:
-    """The published model of a finished training with its score as text; None if it was deleted."""
-    store = open_store(state["model"])
-    if not store.exists(CONFIG):
-        return None
-    config = published_record(store)
-    name, version = store.uri.rstrip("/").split("/")[-2:]
-    images = state.get("images_seen", 0)
-    scored = f"{score}, " if score else ""
-    return Model(
-        name=name,
-        version=version,
-        uri=store.uri,
-        digest=config["digest"],
-        finished_at=state["updated_at"],
-        step=state["step"],
-        tags={
-            "vitline.run_key": snapshot.key,
-            "vitline.model_uri": store.uri,
-            "vitline.model_digest": config["digest"],
-            "vitline.corpus_digest": snapshot.tags["vitline.corpus_digest"],
-        },
-        params={name: plain(config["model"][name]) for name in MODEL_PARAMS if name in config["model"]}
-        | {"num_classes": config["num_classes"], "images_seen": images},
-        files={
-            **registry_files(store.uri, config, read_contract(store, config)),
-            CARD: store.read(file_key(config, CARD)),
-        },
-        summary=f"{scored}{images:,} images seen; weights at {store.uri}",
-    )
 
 
 def show_preparation(snapshot: RunView, root: Store, spec: PreparationFile, state: RunStateRecord) -> None:

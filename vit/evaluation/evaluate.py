@@ -4,6 +4,7 @@ Only the chosen setting is scored on test. Where a protocol has one setting, the
 request returns the stored record.
 """
 
+import contextlib
 import re
 from collections.abc import Iterable, Sequence
 from statistics import fmean
@@ -20,9 +21,9 @@ from vitline.vit.config import Precision, TrainRecipe
 from vitline.vit.evaluation.probes import Probe
 from vitline.vit.evaluation.protocols import Protocol, TaskFacts
 from vitline.vit.evaluation.tasks import TaskSplits, benchmark_name, find_task_splits, metric_group
-from vitline.vit.evaluation.trials import Trial, TrialResult, finished_result, model_label
+from vitline.vit.evaluation.trials import Keep, Trial, TrialResult, finished_result, kept_name, model_label
 from vitline.vit.models.config import AnyNetworkConfig
-from vitline.vit.published.model_record import published_record
+from vitline.vit.published.model_record import CONFIG, published_record
 
 
 class TaskRef(FrozenConfig):
@@ -51,6 +52,8 @@ class EvaluationSpec(FrozenConfig):
     """Number of consecutive seeds, from `seed` on."""
     repetition: NonNegativeInt = 0
     """0 for the first scoring; to replace records, one more than their repetition."""
+    keep_models: bool = False
+    """Whether final trials publish their networks. No score depends on it."""
     root: str
     """Root URI, below which trials and scores are stored."""
 
@@ -128,6 +131,8 @@ class TaskSweep(FrozenConfig):
     test_digest: str
     """Digest of the test split."""
     repetition: int = 0
+    keep_in: str | None = None
+    """URI of the folder of models in which the final trial publishes its network; None keeps none."""
 
     @property
     def num_trials(self) -> int:
@@ -220,6 +225,7 @@ class TaskSweep(FrozenConfig):
     def _trial(self, phase: Any, recipe: TrainRecipe) -> Trial:
         splits = self.splits
         train_split, score_split = (splits.train, splits.val) if phase == "select" else (splits.joined, splits.test)
+        kept = phase == "final" and self.keep_in is not None
         return Trial(
             task=self.task.name,
             corpus=self.task.corpus,
@@ -232,6 +238,7 @@ class TaskSweep(FrozenConfig):
             score_split=score_split,
             recipe=recipe,
             repetition=self.repetition,
+            keep=Keep(models=self.keep_in, score=self.score_key, protocol=self.protocol.name) if kept else None,
         )
 
 
@@ -255,6 +262,7 @@ def plan_task_sweeps(spec: EvaluationSpec) -> list[TaskSweep]:
     """The task sweeps of an evaluation. Raises ValueError for a corpus without the splits of a task or an unknown model."""
     assert isinstance(spec.protocol, Protocol)
     digests = [published_digest(model) for model in spec.models]
+    keep_in = open_store(spec.root).uri_of("models") if spec.keep_models else None
     task_sweeps = []
     for task in spec.tasks:
         corpus = open_store(task.corpus)
@@ -276,6 +284,7 @@ def plan_task_sweeps(spec: EvaluationSpec) -> list[TaskSweep]:
                     settings=spec.protocol.settings(spec.architecture, facts, seed),
                     test_digest=manifest.split(splits.test).digest,
                     repetition=spec.repetition,
+                    keep_in=keep_in,
                 )
                 for seed in spec.seeds
             ]
@@ -342,6 +351,29 @@ def final_outcome(
 def final_result(root: Store, score: Score) -> TrialResult | None:
     """The result of the final trial of a score; None for a probe, or if the result was deleted."""
     return TrialResult.load_or_none(root, f"trials/{score.trials[-1]}.json") if score.trials else None
+
+
+def kept_model(root: Store, score: Score) -> str | None:
+    """URI of the model that the final trial of a score has published; None if it has not, or if the model was deleted."""
+    if not score.trials:
+        return None
+    folder = f"models/{kept_name(score.model, score.task, score.trials[-1])}"
+    return root.uri_of(folder) if root.exists(f"{folder}/{CONFIG}") else None
+
+
+def without_weights(root: Store, task_sweeps: Iterable[TaskSweep]) -> list[TaskSweep]:
+    """Those that keep their networks and have a score, recorded or still to be recorded, without one."""
+    scores = ((task_sweep, ended_score(root, task_sweep)) for task_sweep in task_sweeps if task_sweep.keep_in)
+    return [task_sweep for task_sweep, score in scores if score is not None and kept_model(root, score) is None]
+
+
+def ended_score(root: Store, task_sweep: TaskSweep) -> Score | None:
+    """The score of a task sweep whose trials have ended; None while one is missing, and where every setting has failed."""
+    if (recorded := Score.load_or_none(root, task_sweep.score_key)) is not None:
+        return recorded
+    with contextlib.suppress(AllSettingsFailed):
+        return next_trials(task_sweep, root.child("trials"))[1]
+    return None
 
 
 def total_trials(task_sweeps: Iterable[TaskSweep]) -> int:

@@ -25,12 +25,14 @@ from vitline.vit.checkpoints.names import FOLDER, MANIFEST, Retention
 from vitline.vit.checkpoints.restore import resume, rewind
 from vitline.vit.checkpoints.save import CheckpointSaver
 from vitline.vit.config import ExecutionConfig, TrainRecipe
+from vitline.vit.evaluation.kept_models import keep_network, take_published
 from vitline.vit.evaluation.packing import Place, memory_of_this_gpu, micro_batch_on_cpu, packed
 from vitline.vit.evaluation.ranks import ranks
 from vitline.vit.evaluation.trial_files import write_trial_files
 from vitline.vit.evaluation.trials import PROGRESS, Trial, TrialProgress, TrialResult, finished_result
 from vitline.vit.input.batches import LoaderResources, Source, eval_batches
 from vitline.vit.input.decoded_cache import DecodedCache
+from vitline.vit.models.network import Network
 from vitline.vit.published.models import PublishedModel, adapt, load_model
 from vitline.vit.training.evaluate import Evaluation, evaluate
 from vitline.vit.training.fit import FitPlan, RunIO, fit
@@ -54,8 +56,8 @@ _decoded: dict[tuple[str, str, int], DecodedCache] = {}
 def ensure_trial(held: Run, trials: Store, trial: Trial, place: Place = ALONE) -> TrialResult:
     """The stored result of this trial. If there is none, runs the trial and stores its result; the first result stays.
 
-    `held` is the hold of the evaluation, without which no checkpoint is written. Before the result, a final trial stores its
-    predictions and the files made from them (`trial_files.py`).
+    `held` is the hold of the evaluation, without which no checkpoint is written. Before the result, a final trial publishes its
+    network, if that is kept (`kept_models.py`), and stores its predictions and the files made from them (`trial_files.py`).
     """
     if (done := finished_result(trials, trial)) is not None:
         return done
@@ -104,9 +106,12 @@ def run_trial(held: Run, trial: Trial, place: Place = ALONE) -> tuple[TrialResul
     )
     diverged = fit(plan, state, world, training.io(), ()).outcome == "diverged"
     unscored = diverged and trial.phase == "final"  # its setting has failed, and test is read once only
+    network = state.evaluation_model()
+    if trial.keep:
+        take_published(trial, network, world)
     noted: list[Predictions] = []
     note = noted.append if trial.phase == "final" else None
-    score = Evaluation(0.0, math.nan, 0, 0.0) if unscored else score_split(state, trial, manifest, world, note)
+    score = Evaluation(0.0, math.nan, 0, 0.0) if unscored else score_split(network, trial, manifest, world, note)
     result = TrialResult(
         key=trial.key,
         top1=score.top1,
@@ -116,6 +121,8 @@ def run_trial(held: Run, trial: Trial, place: Place = ALONE) -> tuple[TrialResul
         diverged=diverged,
         **training.progress().model_dump(exclude={"saved_at"}),
     )
+    if trial.keep and result.failure is None and world.rank == 0:
+        keep_network(held, trial, network, manifest)
     return result, [part for parts in world.gather(noted) for part in parts]
 
 
@@ -233,7 +240,7 @@ def pretrained(uri: str, digest: str) -> PublishedModel:
 
 
 def score_split(
-    state: TrainState,
+    network: Network,
     trial: Trial,
     manifest: Manifest,
     world: World,
@@ -245,7 +252,7 @@ def score_split(
         corpus, manifest, trial.score_split, augment, batch_size=EVAL_BATCH_SIZE, loading=loading
     ) as batches:
         return evaluate(
-            state.evaluation_model(),
+            network,
             watched(batches),
             manifest.splits[trial.score_split].num_rows,
             loss=trial.recipe.loss,

@@ -15,6 +15,16 @@ from vitline.infra.storage import Store
 from vitline.vit.config import TrainRecipe
 
 
+class Keep(FrozenConfig):
+    """Where a final trial publishes its network, and what the record of the model says of the score."""
+
+    models: str
+    """URI of the folder of models."""
+    score: str
+    """Key of the score record."""
+    protocol: str
+
+
 class Trial(FrozenConfig):
     """One fine-tuning run: train on one split, score another one once."""
 
@@ -35,6 +45,8 @@ class Trial(FrozenConfig):
     recipe: TrainRecipe
     repetition: int = 0
     """More than 0 if the task is scored again although there is a result."""
+    keep: Keep | None = None
+    """Of a final trial whose network is published. Not part of the key, as no score depends on it."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -60,6 +72,11 @@ class Trial(FrozenConfig):
         if self.repetition:
             inputs["repetition"] = str(self.repetition)
         return run_key(f"{self.task}-{self.phase}", "finetune", digest_of(self.recipe), inputs)
+
+    @property
+    def kept_name(self) -> str:
+        """As what its network is published, if it is."""
+        return kept_name(self.model, self.task, self.key)
 
 
 PROGRESS = "progress.json"
@@ -112,6 +129,14 @@ class TrialResult(StoredRecord):
             last = f"the last finite loss is that of step {finite[-1]:,}" if finite else "no loss was finite"
             return f"the training diverged ({last})"
         return None if math.isfinite(self.loss) else f"the loss of the trained network is {self.loss}"
+
+
+def kept_name(model: str | None, task: str, final_trial: str) -> str:
+    """`<model>-<task>/<12 hex>`: the network that a final trial, by its key, has fine-tuned from the model at a URI; of one that was
+    trained from scratch `scratch-<task>/<12 hex>`. The hex digits are those of the trial, so seeds, protocols, versions of the model
+    and repetitions have each a version of their own."""
+    name = model_label(model).partition("/")[0] if model else "scratch"
+    return f"{name}-{task}/{final_trial.rpartition('-')[2]}"
 
 
 def model_label(uri: str) -> str:

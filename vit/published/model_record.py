@@ -31,7 +31,8 @@ class MixtureEntry(TypedDict):
 
 
 class ModelProvenance(TypedDict, total=False):
-    """What a model was made from. A training writes the first five, of a mixture eight; conversions write the file that they read."""
+    """What a model was made from. A training writes the first five, of a mixture eight; conversions write the file that they read;
+    a final trial, whose network was kept, writes the last six, and no run key: several runs may share it."""
 
     run_key: str
     config_digest: str
@@ -50,6 +51,16 @@ class ModelProvenance(TypedDict, total=False):
     """Of a network that was trained without labels: that its head was not trained."""
     converted_from: str
     family: str
+    trial: str
+    """Key of the final trial that has fine-tuned it."""
+    score: str
+    """Key of the score record of this trial."""
+    protocol: str
+    precision: str
+    """Of matrix products in fine-tuning and scoring."""
+    init_model: str
+    """URI of the model that was fine-tuned; absent if it was trained from scratch."""
+    init_model_digest: str
 
 
 class PublishingMark(TypedDict):

@@ -527,6 +527,44 @@ def test_weights_that_nothing_calls_garbage_are_named_and_stay(root, collect, un
     assert model.list() == before
 
 
+def kept_model(root, name, ago=WEEKS, **provenance):
+    """A model of two files, published `ago` seconds ago."""
+    model = open_store(root).child(f"models/{name}")
+    model.write("0123456789ab/model.safetensors", b"weights")
+    model.write_json("config.json", {
+        "schema_version": 2, "weights": "0123456789ab/model.safetensors", "created_at": time.time() - ago,
+        "provenance": provenance,
+    })  # fmt: skip
+    return model
+
+
+def test_models_of_evaluations_go_only_where_their_age_is_given_and_no_run_reads_them(root, collect, monkeypatch):
+    old = kept_model(root, "birds-digits/1", trial="digits-final-1")
+    young = kept_model(root, "birds-digits/2", ago=DAY_S, trial="digits-final-2")
+    trained = kept_model(root, "birds/1", run_key="birds-0123456789ab")
+    readers = {"a": {"models": [None]}, "b": {"model": ""}, "c": {"config": {"init_model": ""}}}
+    in_use = {key: kept_model(root, f"birds-digits/{key}", trial=f"digits-final-{key}") for key in readers}
+    for (key, config), model in zip(readers.items(), in_use.values(), strict=True):
+        run = checkpointed(root, f"{key}-0123456789ab", "preempted", ago=DAY_S)
+        run.write("config.json", json.dumps(config).replace("null", '""').replace('""', f'"{model.uri}"').encode())
+    before = open_store(root).list("models/")
+    assert collect() == []
+    deleted, delete = [], type(old).delete
+    monkeypatch.setattr(type(old), "delete", lambda store, key: (deleted.append(key), delete(store, key)))
+    assert actions(collect(kept_models_days=7, keep=["birds-digits/1"])) == {
+        "model birds-digits/1": "kept: `keep` names it"
+    }
+    assert open_store(root).list("models/") == before
+    (finding,) = collect(kept_models_days=7)
+    assert (finding.subject, finding.action) == ("model birds-digits/1", "deleted, 2 objects")
+    assert finding.problem.startswith("the network of trial digits-final-1, published 20")
+    assert deleted == ["0123456789ab/model.safetensors", "config.json"]
+    assert [len(model.list()) for model in (old, young, trained, *in_use.values())] == [0, 2, 2, 2, 2, 2]
+    open_store(root).write("runs/a-0123456789ab/config.json", b"{")  # what it reads is not known
+    assert "model birds-digits/2" not in actions(collect(kept_models_days=0))
+    assert young.exists("config.json")
+
+
 def sealed(run, segments=3):
     """A journal of some segments; what a reader finds in it."""
     for number in range(segments):

@@ -60,6 +60,22 @@ def test_a_plan_counts_the_remaining_work(root, plan, digits):
     assert (again.trainings, again.finished, again.trained_images) == (4, 1, 3 * 100 * 64)
 
 
+def test_a_plan_says_what_the_models_to_keep_take(root, model, digits):
+    options = ["--model", model, "--task", digits.uri, "--protocol", "small-images", "--root", root, "--plan"]
+
+    def shown(*more):
+        return CliRunner().invoke(app, ["evaluate", "run", *options, *more]).output
+
+    kept = json.loads(shown("--json", "--keep-models", "--num-seeds", "2"))["total"]["kept_bytes"]
+    (network,) = {
+        task.recipe.model
+        for task in task_costs(root, resolve_evaluate(root, EvaluateRequest(model=model, tasks=(digits.uri,))))
+    }
+    assert kept == 2 * 4 * sum(value.numel() for value in build_network(network, 10).state_dict().values())
+    assert " The models to keep take 0.01 MB." in " ".join(shown("--keep-models").split())
+    assert "to keep" not in shown()
+
+
 def test_the_command_estimates_hours_and_cost(root, model, digits):
     options = ["--model", model, "--task", digits.uri, "--protocol", "small-images", "--root", root]
     shown = CliRunner().invoke(

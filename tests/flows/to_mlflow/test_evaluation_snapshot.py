@@ -5,9 +5,11 @@ import uuid
 import pytest
 from mlflow import MlflowClient
 
+from vitline.data_prep.decode import DecodePolicy
 from vitline.flows.to_mlflow.evaluation_snapshot import by_init, child_name, chosen_params, score_values, settings_table
 from vitline.flows.to_mlflow.stage_snapshots import stage_snapshot
 from vitline.infra.config import replace
+from vitline.infra.mlflow.tracking import Tracking
 from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.runs.run_state import write_state
 from vitline.infra.storage import open_store
@@ -16,7 +18,10 @@ from vitline.vit.evaluation.protocols import Protocol
 from vitline.vit.evaluation.tasks import VTAB_TASKS
 from vitline.vit.evaluation.trials import TrialResult
 from vitline.vit.input.config import AugmentConfig
+from vitline.vit.input.image_contract import ImageContract
+from vitline.vit.models.build import build_network
 from vitline.vit.models.config import ViTConfig
+from vitline.vit.published.models import publish
 
 from ...servers.stack import send_everything
 
@@ -115,7 +120,7 @@ def test_every_setting_is_shown_and_the_chosen_one_is_marked():
 def evaluated(root, digits):
     """evaluated(scores): the key of a finished evaluation on digits with these scores, whose trials are in the store."""
 
-    def make(*scores: Score) -> str:
+    def make(*scores: Score, keep_models: bool = False) -> str:
         store = open_store(root)
         augment = AugmentConfig(image_size_px=8)
         protocol = Protocol(
@@ -130,6 +135,7 @@ def evaluated(root, digits):
             architecture=ViTConfig(image_size_px=8, patch_size_px=4, embed_dim=16, depth=1, num_heads=2, mlp_dim=32),
             protocol=protocol,
             root=root,
+            keep_models=keep_models,
         )
         for one in scores:
             trial = one.trials[-1]
@@ -198,6 +204,33 @@ def test_an_evaluation_without_its_trials_or_its_corpus_is_shown_without_them(ev
     (child,) = stage_snapshot(store, key).children
     assert (child.curves, child.stored_files, child.corpora) == ([], {}, ())
     assert child.values["tasks/digits/top1"] == (0.5, 0)
+
+
+@pytest.mark.slow
+def test_a_kept_model_is_a_version_in_the_registry_of_the_run_of_its_score(evaluated, root, stack, digits):
+    uri, store = stack.env["MLFLOW_TRACKING_URI"], open_store(root)
+    client, trial = MlflowClient(uri, uri), f"d-final-{uuid.uuid4().hex[:12]}"
+    digest, own = digits.read_json("manifest.json")["digest"], score("digits", 0.5, None, trials=(trial,))
+    own, others = replace(own, corpus_digest=digest), replace(own, seed=1, trials=("d-final-absent",))
+    config = ViTConfig(image_size_px=8, patch_size_px=4, embed_dim=16, depth=1, num_heads=2, mlp_dim=32)
+    contract = ImageContract(decode=DecodePolicy(), evaluation=AugmentConfig(image_size_px=8))
+    made = {"trial": trial, "steps": 60, "images_seen": 960}
+    kept = publish(
+        store.child("models"), "scratch-digits", trial[-12:], build_network(config, 2), contract, ["a", "b"], made
+    )
+    assert stage_snapshot(store, evaluated(own, others)).children[0].models == ()
+    key = evaluated(own, others, keep_models=True)
+    (child,) = stage_snapshot(store, key).children
+    assert [(model.uri, model.step) for model in child.models] == [(kept, 60)]
+    assert send_everything(root, uri)[key] == "sent"
+    version = client.get_model_version_by_alias("scratch-digits", "candidate")
+    assert {"vitline.trial": trial, "vitline.run_key": key, "vitline.model_uri": kept}.items() <= version.tags.items()
+    assert version.description.startswith("top-1 50.0 % of 797 test images, seed 0, 960 images seen; weights at file:")
+    run = client.get_run(version.run_id)
+    assert (run.info.run_name, run.data.tags["vitline.task"]) == ("digits from scratch", "digits")
+    assert f"**Model:** [scratch-digits version {version.version}](" in run.data.tags["mlflow.note.content"]
+    assert Tracking(uri).aliased("scratch-digits", "candidate") == kept
+    assert send_everything(root, uri)[key] == "unchanged"
 
 
 @pytest.mark.slow
