@@ -1,6 +1,6 @@
 """The score report as tables of text, which the console, HTML and Markdown show."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -92,6 +92,8 @@ def text_tables(report: ScoreReport, extent: Extent = "usual") -> list[Table]:
         tables.append(own_table(report))
     if report.tables["frozen"]:
         tables.append(frozen_table(report))
+    if any(cell.ece is not None for *_, cell in _every_cell(report)):
+        tables.append(calibration_table(report))
     if report.models:
         tables.append(cost_table(report, extent))
     if report.checks():
@@ -176,6 +178,28 @@ def frozen_table(report: ScoreReport) -> Table:
     columns = ("model", "task", *map(_probe_name, protocols))
     note = f"{NOISE} The network is not trained."
     return _table("Frozen features, top-1 in percent", columns, lines, notes=(note,))
+
+
+def calibration_table(report: ScoreReport) -> Table:
+    """Every score whose predictions have probabilities: how sure the model is, and how far that is from being right."""
+    lines = [
+        Line(row.label, (corpus, _protocol(row), *map(_point, (cell.value, cell.mean_confidence, cell.ece))), "ours")
+        for row, corpus, cell in _every_cell(report)
+        if cell.ece is not None and cell.mean_confidence is not None
+    ]
+    columns = ("model", "task", "protocol", "top-1", "mean confidence", "ECE")
+    note = (
+        "Confidence: probability of the predicted class. ECE: expected calibration error, the mean gap between confidence and accuracy "
+        "over 15 bins of equal width (arXiv:1706.04599)."
+    )
+    return _table("Calibration, in percent", columns, lines, notes=(note,))
+
+
+def _every_cell(report: ScoreReport) -> Iterator[tuple[ModelScores, str, Cell]]:
+    """Each score with its model and corpus, in the order of the tables."""
+    return (
+        (row, corpus, cell) for rows in report.models.values() for row in rows for corpus, cell in row.cells.items()
+    )
 
 
 def cost_table(report: ScoreReport, extent: Extent = "usual") -> Table:

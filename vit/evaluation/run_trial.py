@@ -25,6 +25,7 @@ from vitline.vit.checkpoints.names import FOLDER, MANIFEST, Retention
 from vitline.vit.checkpoints.restore import resume, rewind
 from vitline.vit.checkpoints.save import CheckpointSaver
 from vitline.vit.config import ExecutionConfig, TrainRecipe
+from vitline.vit.evaluation.calibration import calibration_of
 from vitline.vit.evaluation.packing import memory_of_this_gpu, micro_batch_on_cpu, packed
 from vitline.vit.evaluation.trial_files import write_trial_files
 from vitline.vit.evaluation.trials import PROGRESS, Trial, TrialProgress, TrialResult, finished_result
@@ -65,10 +66,9 @@ def ensure_trial(
     note = noted.append if trial.phase == "final" else None
     result = run_trial(of_trial, trial, threads=threads, micro_batch=micro_batch, note=note)
     if noted:
-        files = write_trial_files(
-            trials, trial.key, Predictions.joined(noted), trial.corpus, trial.score_split, trial.title
-        )
-        result = replace(result, files=files)
+        predictions = Predictions.joined(noted)
+        files = write_trial_files(trials, trial.key, predictions, trial.corpus, trial.score_split, trial.title)
+        result = replace(result, files=files, calibration=calibration_of(predictions.probability, predictions.right))
     stored = result.stored_first(trials, f"{trial.key}.json")
     _forget(of_trial.store)
     return stored

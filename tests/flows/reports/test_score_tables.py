@@ -13,6 +13,7 @@ from vitline.flows.reports.scored_models import ModelFacts, device_days, model_f
 from vitline.infra.runs.journal import Journal
 from vitline.infra.runs.run_state import write_state
 from vitline.infra.storage import open_store
+from vitline.vit.evaluation.calibration import Bin, Calibration
 from vitline.vit.evaluation.evaluate import Score
 from vitline.vit.evaluation.reference.report import VTAB_CORPORA
 from vitline.vit.models.variants import network_variant
@@ -128,6 +129,24 @@ def test_own_tasks_and_probes_have_separate_tables(scored):
     ]
     assert frozen.columns == ("model", "task", "5 shots", "10 shots", "own head", "kNN", "linear")
     assert frozen.rows[0][1:] == ("digits", *["85.00 ±1.79"] * 5)
+
+
+def test_calibration_is_a_table_over_all_protocols_that_give_probabilities(scored):
+    def calibration(ece):
+        return Calibration(ece=ece, bins=(Bin(examples=10, confidence=0.9, accuracy=0.9 - ece),))
+
+    model = scored.model("ours")
+    for seed, ece in enumerate((0.1, 0.2)):
+        scored.add(model, "vtab-dtd", 0.75, seed=seed, calibration=calibration(ece))
+    scored.add(model, "digits", 0.85, protocol="knn", calibration=calibration(0.05))
+    scored.add(model, "digits", 0.85, protocol="fewshot-5")
+    scored.add(None, "digits", 0.8)
+    table = next(t for t in text_tables(read_report(scored.root)) if t.title.startswith("Calibration"))
+    assert table.columns == ("model", "task", "protocol", "top-1", "mean confidence", "ECE")
+    assert [row[1:] for row in table.rows] == [
+        ("vtab-dtd", "vit-paper", "75.0", "90.0", "15.0"),
+        ("digits", "knn", "85.0", "90.0", "5.0"),
+    ]
 
 
 def test_scores_of_published_weights_are_checked(scored):
