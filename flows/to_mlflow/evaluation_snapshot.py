@@ -25,6 +25,7 @@ from vitline.infra.mlflow.entities import DatasetUse
 from vitline.infra.runs.run_state import RunStateRecord
 from vitline.infra.storage import Store, json_bytes
 from vitline.vit.evaluation.evaluate import Score, final_result
+from vitline.vit.evaluation.reference.corruption_errors import corruption_metrics
 from vitline.vit.evaluation.reference.report import group_means, metrics_over_seeds
 from vitline.vit.evaluation.tasks import benchmark_name
 from vitline.vit.evaluation.trials import model_label
@@ -98,7 +99,10 @@ def score_values(scores: Sequence[Score], images_seen: Mapping[str, int]) -> Val
         }
         suffix = "_from_scratch" if model is None else "" if model == models[0] else f"_{model.rsplit('/', 1)[-1]}"
         step = images_seen.get(model or "", 0)
-        values |= {f"{key}{suffix}": (value, step) for key, value in (named | group_means(of_vtab)).items()}
+        values |= {
+            f"{key}{suffix}": (value, step)
+            for key, value in (named | group_means(of_vtab) | corruption_metrics(named)).items()
+        }
     if scores:
         values["time/trials_s"] = (sum(score.wall_s for score in scores), 0)
     return values

@@ -163,8 +163,15 @@ def nearest_neighbours(features: ProbeFeatures) -> Counted:
 
 
 def own_head(features: ProbeFeatures) -> Counted:
-    """The model's own head, with a softmax over its logits. A prediction is correct if it is one of the labels (ReaL: arXiv:2006.07159)."""
-    weight, bias = (tensor.to(features.device) for tensor in head_of(features.probe_trial.source))
+    """The model's own head, with a softmax over its logits. A prediction is correct if it is one of the labels (ReaL: arXiv:2006.07159).
+
+    Of a corpus with fewer classes than the model, the model chooses among those (arXiv:1907.07174 and 2006.16241, for ImageNet-A and -R).
+    """
+    chosen = features.probe_trial.head_classes
+    weight, bias = (
+        (tensor[list(chosen)] if chosen else tensor).to(features.device)
+        for tensor in head_of(features.probe_trial.source)
+    )
     predictions = features.predictions(lambda values: Guesses.of_logits(F.linear(values, weight, bias)))
     return features.count(predictions, {"head": "the model's own"})
 

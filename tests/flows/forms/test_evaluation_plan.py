@@ -32,5 +32,5 @@ def test_an_evaluation_takes_overrides_of_its_protocol_only(digits_root, tiny):
         protocol(overrides={"protocol.name": "mine"})
     with pytest.raises(ValueError, match="knn trains no network, so there is none to train from scratch"):
         protocol(protocol="knn", from_scratch=True)
-    with pytest.raises(ValueError, match=r"No task of VTAB is prepared below .*vitline vtab prepare"):
+    with pytest.raises(ValueError, match=r"No task of vtab is prepared below .*vitline vtab prepare"):
         protocol(tasks=("vtab",))

@@ -15,7 +15,9 @@ from vitline.infra.runs.run_state import write_state
 from vitline.infra.storage import open_store
 from vitline.vit.evaluation.calibration import Bin, Calibration
 from vitline.vit.evaluation.evaluate import Score
+from vitline.vit.evaluation.reference.corruption_errors import ALEXNET_ERRORS
 from vitline.vit.evaluation.reference.report import VTAB_CORPORA
+from vitline.vit.evaluation.tasks import IMAGENET_C
 from vitline.vit.models.variants import network_variant
 
 from ...elements import Elements
@@ -147,6 +149,21 @@ def test_calibration_is_a_table_over_all_protocols_that_give_probabilities(score
         ("vtab-dtd", "vit-paper", "75.0", "90.0", "15.0"),
         ("digits", "knn", "85.0", "90.0", "5.0"),
     ]
+
+
+def test_robustness_has_a_column_for_each_test_set_and_the_mean_corruption_error(scored):
+    model, other = scored.model("ours"), scored.model("other")
+    for task, value in (("imagenet", 0.85), ("imagenet-a", 0.5), ("objectnet", 0.25)):
+        scored.add(model, task, value, protocol="head")
+    for task in IMAGENET_C:
+        scored.add(model, task, 1 - ALEXNET_ERRORS[task] / 2, protocol="head")
+    scored.add(other, IMAGENET_C[0], 0.5, protocol="head")
+    table = next(t for t in text_tables(read_report(scored.root)) if t.title.startswith("Robustness"))
+    assert table.columns == ("model", "ImageNet", "ReaL", "V2", "A", "R", "Sketch", "ObjectNet", "C", "mCE")
+    assert line(table, "ours")[1:5] == ("85.00 ±0.36", "-", "-", "50.00 ±0.50")
+    # Half of AlexNet's error everywhere, whose mean is 78.90 %.
+    assert line(table, "ours")[7:] == ("25.00 ±0.43", "60.55", "50.00")
+    assert line(table, "other")[1:] == ("-",) * 9
 
 
 def test_scores_of_published_weights_are_checked(scored):

@@ -14,7 +14,8 @@ from vitline.infra.storage import open_store
 from vitline.vit.evaluation.calibration import Bin, Calibration
 from vitline.vit.evaluation.evaluate import EvaluationSpec, Score, TaskRef
 from vitline.vit.evaluation.protocols import Protocol
-from vitline.vit.evaluation.tasks import VTAB_TASKS
+from vitline.vit.evaluation.reference.corruption_errors import ALEXNET_ERRORS
+from vitline.vit.evaluation.tasks import IMAGENET_C, VTAB_TASKS
 from vitline.vit.evaluation.trials import TrialResult
 from vitline.vit.input.config import AugmentConfig
 from vitline.vit.models.config import ViTConfig
@@ -79,6 +80,14 @@ def test_calibration_is_a_metric_beside_top1_and_records_without_it_have_none():
     assert score_values([known, replace(Score.model_validate(stored), seed=1)], {MODEL: 320}).keys() == both.keys()
     probe = score("digits", 0.7, None, "fewshot-5", calibration=CALIBRATION)
     assert score_values([probe], {})["fewshot/digits/5shot/ece_from_scratch"] == (0.125, 0)
+
+
+def test_all_of_imagenet_c_has_means():
+    some = [score(task, 0.5, protocol="head") for task in IMAGENET_C]
+    found = score_values(some, {MODEL: 320})
+    assert found["head/imagenet-c/top1"] == (pytest.approx(0.5), 320)
+    assert found["head/imagenet-c/mce"] == (pytest.approx(sum(0.5 / e for e in ALEXNET_ERRORS.values()) / 15), 320)
+    assert not [name for name in score_values(some[1:], {}) if "imagenet-c/" in name]
 
 
 def test_seeds_are_aggregated_in_one_metric_and_shots_are_separate_metrics():

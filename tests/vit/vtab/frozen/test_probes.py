@@ -202,15 +202,31 @@ def test_control_from_scratch_is_refused(models, probe_spec):
         plan_probe_trials(probe_spec("knn", models.trained, None))
 
 
-def test_a_head_of_other_classes_is_refused_with_the_difference(models, probe_spec, digits, root):
-    network, names = VisionTransformer(ARCHITECTURE, 10), list("0123456789")
-    swapped = published(root, "swapped", network, [*names[:3], "4", "3", *names[5:]])
-    with pytest.raises(ValueError, match=r"swapped/1 cannot .* class 3 is '4' in the head and '3' in the corpus"):
-        plan_probe_trials(probe_spec("head", swapped))
-    fewer = published(root, "fewer", VisionTransformer(ARCHITECTURE, 3), names[:3])
-    with pytest.raises(ValueError, match=r"the head has 3 classes, the corpus 10.*use protocol 'linear'"):
+def test_a_head_that_lacks_a_class_of_the_corpus_is_refused(models, probe_spec, digits, root):
+    fewer = published(root, "fewer", VisionTransformer(ARCHITECTURE, 3), list("012"))
+    with pytest.raises(ValueError, match=r"0 of its classes and 1 of the corpus are named '3'.*use protocol 'linear'"):
         plan_probe_trials(probe_spec("head", fewer))
     assert plan_probe_trials(probe_spec("linear", fewer))
+    twice = published(root, "twice", VisionTransformer(ARCHITECTURE, 11), list("01234567893"))
+    with pytest.raises(ValueError, match=r"2 of its classes and 1 of the corpus are named '3', expected one each"):
+        plan_probe_trials(probe_spec("head", twice))
+
+
+def test_a_head_of_more_classes_chooses_among_those_of_the_corpus(models, probe_spec, score, root):
+    """The same head in another order, with a further class that has the largest logit of all, scores the same."""
+    model = load_model(models.trained)
+    network, order = VisionTransformer(ARCHITECTURE, 11), [3, 1, 4, 0, 5, 9, 2, 6, 8, 7]
+    state = {name: value.clone() for name, value in model.network.state_dict().items()}
+    weight, bias = state["head.weight"][order], state["head.bias"][order]
+    state |= {"head.weight": torch.cat([weight, 0 * weight[:1]]), "head.bias": torch.cat([bias, torch.tensor([1e3])])}
+    network.load_state_dict(state)
+    more = published(root, "more", network, [*(str(digit) for digit in order), "a larger class"])
+    (trial,), (same,) = (plan_probe_trials(probe_spec("head", uri)) for uri in (more, models.trained))
+    assert trial.head_classes == tuple(order.index(digit) for digit in range(10))
+    assert same.head_classes == ()
+    (found,), (expected,) = (score(probe_spec("head", uri)) for uri in (more, models.trained))
+    assert found.value == expected.value > 0.5
+    assert found.calibration.ece == pytest.approx(expected.calibration.ece, abs=1e-6)
 
 
 @pytest.fixture
