@@ -12,7 +12,8 @@ from functools import cached_property
 from typing import Any
 
 from vitline.data_prep.benchmarks.transfer.imagenet_folders import ImagenetSubset
-from vitline.data_prep.decode import DecodePolicy, decode
+from vitline.data_prep.decode import DecodePolicy
+from vitline.data_prep.examine.decode_sandboxed import decode_sandboxed
 from vitline.infra.html.pictures import image_file
 
 _FOLDERS, _CLASSES = "folder_to_objectnet_label.json", "objectnet_to_imagenet_1k.json"
@@ -34,8 +35,9 @@ class ObjectNet(ImagenetSubset):
         return super().is_image(path) and path.split("/")[-2] in self._wnids
 
     def made(self, data: bytes) -> bytes:
+        policy = DecodePolicy(max_bytes=self.max_bytes, min_side_px=2 * BORDER_PX + 1)
         inner = slice(BORDER_PX, -BORDER_PX)
-        return image_file(decode(data, DecodePolicy(max_bytes=self.max_bytes))[inner, inner])
+        return image_file(decode_sandboxed(data, policy)[inner, inner])
 
     @cached_property
     def _wnids(self) -> Mapping[str, tuple[str, ...]]:
