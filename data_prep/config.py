@@ -255,12 +255,20 @@ class Vtab(FrozenConfig):
     version written by TFDS, with its dataset_info.json."""
 
 
-TransferTaskName = Literal["imagenet", "imagenet-real", "imagenet-v2", "cifar10", "cifar100", "pets", "flowers102"]
+TransferTaskName = Literal[
+    "imagenet", "imagenet-real", "imagenet-v2", "cifar10", "cifar100", "pets", "flowers102",
+    "imagenet-a", "imagenet-r", "imagenet-sketch", "objectnet",
+    "imagenet-c-gaussian-noise", "imagenet-c-shot-noise", "imagenet-c-impulse-noise",
+    "imagenet-c-defocus-blur", "imagenet-c-glass-blur", "imagenet-c-motion-blur", "imagenet-c-zoom-blur",
+    "imagenet-c-snow", "imagenet-c-frost", "imagenet-c-fog", "imagenet-c-brightness",
+    "imagenet-c-contrast", "imagenet-c-elastic-transform", "imagenet-c-pixelate", "imagenet-c-jpeg-compression",
+]  # fmt: skip
 
 
 class Transfer(FrozenConfig):
     """A data set that the ViT paper transfers to besides VTAB, with the paper's splits: val is the part of train on which the
-    paper chooses a learning rate, trainval is all of train. `imagenet-real` and `imagenet-v2` have only a test split."""
+    paper chooses a learning rate, trainval is all of train. Also test sets of ImageNet's classes, which have only a test split: ReaL, V2,
+    and those of robustness (A, R, Sketch, C and ObjectNet)."""
 
     kind: Literal["transfer"] = "transfer"
     task: TransferTaskName

@@ -8,6 +8,7 @@ from vitline.data_prep.benchmarks.official_corpus import OfficialCorpus
 from vitline.data_prep.benchmarks.official_files import OfficialFiles, official_files
 from vitline.data_prep.benchmarks.official_splits import OFFICIAL_SPLITS, VIEWS
 from vitline.data_prep.benchmarks.transfer import transfer_splits
+from vitline.data_prep.benchmarks.transfer.transfer_splits import CORRUPTED, CORRUPTIONS, files_of
 from vitline.data_prep.benchmarks.vtab.vtab_tfds import OfficialTfdsCorpus, is_tfds_directory
 from vitline.data_prep.benchmarks.vtab_data import BenchmarkData
 from vitline.data_prep.config import CorpusRecipe, Transfer, Vtab
@@ -38,7 +39,12 @@ _READERS = {
 _IMAGENET = {
     "imagenet": "transfer.imagenet.Imagenet",
     "imagenet-real": "transfer.imagenet_real.ImagenetReal",
-    "imagenet-v2": "transfer.imagenet_v2.ImagenetV2",
+    "imagenet-v2": "transfer.imagenet_folders.ImagenetV2",
+    "imagenet-a": "transfer.imagenet_folders.ImagenetSubset",
+    "imagenet-r": "transfer.imagenet_folders.ImagenetSubset",
+    "imagenet-sketch": "transfer.imagenet_folders.ImagenetFolders",
+    "objectnet": "transfer.objectnet.ObjectNet",
+    **{f"{CORRUPTED}{name}": "transfer.imagenet_folders.ImagenetC" for name in CORRUPTIONS},
 }
 """`ImagenetTask` by task. They are corpora of their own: their class map is that of the development kit."""
 _DATA_SETS_OF_TASKS = {
@@ -49,8 +55,7 @@ _DATA_SETS_OF_TASKS = {
     "kitti_distance": "kitti",
     "smallnorb_azimuth": "smallnorb",
     "smallnorb_elevation": "smallnorb",
-    "imagenet-real": "imagenet",
-    "imagenet-v2": "imagenet",
+    **dict.fromkeys(_IMAGENET, "imagenet"),
 }
 """Tasks whose name differs from their data set."""
 NUM_CLASSES: Mapping[str, int] = {
@@ -85,7 +90,7 @@ def data_set_of(task: str) -> str:
 
 def official_files_of(task: str) -> OfficialFiles:
     """The official files of a task, and where to get them."""
-    return official_files(task if task in _IMAGENET else data_set_of(task))
+    return official_files(files_of(task) if task in _IMAGENET else data_set_of(task))
 
 
 def open_data(task: str, store: Store, max_bytes: int) -> BenchmarkData:
@@ -98,7 +103,7 @@ def open_task(source: Vtab | Transfer, recipe: CorpusRecipe) -> ImageSource:
     """A task from the official files in a folder or, except for ImageNet, from the directory of one version prepared by TFDS."""
     task, store = source.task, open_store(source.path)
     if task in _IMAGENET:
-        imagenet: ImageSource = resolve_name(f"{_BELOW}{_IMAGENET[task]}")(store, recipe)
+        imagenet: ImageSource = resolve_name(f"{_BELOW}{_IMAGENET[task]}")(store, recipe, task)
         return imagenet
     all_splits, views = (
         (OFFICIAL_SPLITS, VIEWS)

@@ -66,6 +66,10 @@ METRICS = {
         "linear/<corpus>/top1": "Test score of logistic regression on frozen features.",
         "knn/<corpus>/top1": "Test score of nearest neighbours on frozen features.",
         "head/<corpus>/top1": "Test score of the model's own classes.",
+        "head/imagenet-c/top1": "Mean over the 15 corruptions of ImageNet-C; only if all are scored.",
+        "head/imagenet-c/mce": "Mean corruption error: the same of errors that are divided by AlexNet's; less is better, AlexNet has 1.",
+        "<score>/ece": "Beside each `top1` of a task, in its place in the name (`tasks/pets/ece`): expected calibration error of the same "
+        "predictions, from 0 to 1, over 15 bins of equal width. Absent for `fewshot`, whose outputs are no probabilities.",
         "time/trials_s": "Seconds of all trials of the scores.",
     },
     "Batch predictions": {

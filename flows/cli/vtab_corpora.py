@@ -1,5 +1,5 @@
-"""Prepares the tasks of VTAB and the paper's other data sets from official files, and lists these files. A task has the name of
-its corpus: `vtab-pets` is VTAB's, `pets` the paper's own."""
+"""Prepares the tasks of VTAB, the paper's other data sets and those of robustness from official files, and lists these files. A task has
+the name of its corpus: `vtab-pets` is VTAB's, `pets` the paper's own."""
 
 import gzip
 import hashlib
@@ -18,7 +18,7 @@ from vitline.infra.html.text import cell
 from vitline.infra.settings import Settings
 from vitline.infra.storage import Store, open_store
 from vitline.vit.evaluation.reference.report import coverage
-from vitline.vit.evaluation.tasks import VTAB_TASKS
+from vitline.vit.evaluation.tasks import TASK_GROUPS, VTAB_TASKS
 
 _VTAB_NAMES = {task.corpus_name: task.name for task in VTAB_TASKS}
 TASK_NAMES: tuple[str, ...] = (*_VTAB_NAMES, *get_args(TransferTaskName))
@@ -37,15 +37,16 @@ class TaskState(NamedTuple):
 
 
 def known_tasks(names: Sequence[str]) -> Sequence[str]:
-    """The named tasks, or all if no name is given. Raises ValueError for an unknown name."""
-    for name in names:
+    """The named tasks and those of named groups, or all if no name is given. Raises ValueError for an unknown name."""
+    named = [task for name in names for task in TASK_GROUPS.get(name, (name,))]
+    for name in named:
         if name not in TASK_NAMES:
             hint = f" Did you mean vtab-{name.replace('_', '-')}?" if name in _VTAB_NAMES.values() else ""
             raise ValueError(
                 f"{name!r} is not a task that can be prepared from official files.{hint} The available tasks are "
                 f"{', '.join(TASK_NAMES)}."
             )
-    return names or TASK_NAMES
+    return named or TASK_NAMES
 
 
 def data_set_of(task: str) -> str:

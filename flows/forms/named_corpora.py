@@ -1,4 +1,4 @@
-"""The corpora that a form names: tasks, `vtab` among them, presets that may have to be prepared, and prepared corpora."""
+"""The corpora that a form names: tasks and groups of them, presets that may have to be prepared, and prepared corpora."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,12 +9,10 @@ from vitline.data_prep.find_corpus import Corpora, corpus_version
 from vitline.flows.catalog.lists import say_unreadable
 from vitline.infra.names import known_names_text
 from vitline.infra.storage import is_location, open_store
-from vitline.vit.evaluation.tasks import VTAB_TASKS
+from vitline.vit.evaluation.tasks import TASK_GROUPS
 
 CorpusChoice = CorpusConfig | str
 """A corpus to prepare, or the URI of a prepared one."""
-VTAB = "vtab"
-"""In a form's list of tasks: all tasks of VTAB that are prepared."""
 
 
 class NamedTasks(NamedTuple):
@@ -22,26 +20,31 @@ class NamedTasks(NamedTuple):
 
     names: tuple[str, ...]
     note: str | None
-    """A sentence about the tasks of `vtab` that are not prepared; None if all are, or if `vtab` is not requested."""
+    """Sentences about the tasks of requested groups that are not prepared; None if all are, or if no group is requested."""
 
 
 def named_tasks(root: str, corpora: Corpora, tasks: Sequence[str]) -> NamedTasks:
-    """Each requested task once; `vtab` stands for its tasks that are prepared.
+    """Each requested task once; `vtab` and `robustness` stand for their tasks that are prepared.
 
-    Raises ValueError if none of them is prepared."""
-    if VTAB not in tasks:
+    Raises ValueError if none of a group is prepared."""
+    groups = [task for task in dict.fromkeys(tasks) if task in TASK_GROUPS]
+    if not groups:
         return NamedTasks(tuple(dict.fromkeys(tasks)), None)
     prepared = {each.manifest.name for each in corpora.all(say_unreadable) if each.manifest.view_of is None}
-    of_vtab = [task.corpus_name for task in VTAB_TASKS if task.corpus_name in prepared]
-    if not of_vtab:
-        raise ValueError(f"No task of VTAB is prepared below {root}; `vitline vtab prepare` prepares them.")
-    missing = [task.corpus_name for task in VTAB_TASKS if task.corpus_name not in prepared]
-    note = (
-        f"vtab means {len(of_vtab)} of its {len(VTAB_TASKS)} tasks here; not prepared: {', '.join(missing)}. "
-        "`vitline vtab prepare` prepares them."
-    )
-    names = dict.fromkeys(name for task in tasks for name in (of_vtab if task == VTAB else [task]))
-    return NamedTasks(tuple(names), note if missing else None)
+    there, notes = dict[str, list[str]](), []
+    for group in groups:
+        there[group] = [task for task in TASK_GROUPS[group] if task in prepared]
+        if not there[group]:
+            raise ValueError(
+                f"No task of {group} is prepared below {root}; `vitline vtab prepare --task {group}` prepares them."
+            )
+        if missing := [task for task in TASK_GROUPS[group] if task not in prepared]:
+            notes.append(
+                f"{group} means {len(there[group])} of its {len(TASK_GROUPS[group])} tasks here; not prepared: {', '.join(missing)}. "
+                f"`vitline vtab prepare --task {group}` prepares them."
+            )
+    names = dict.fromkeys(name for task in tasks for name in there.get(task, [task]))
+    return NamedTasks(tuple(names), " ".join(notes) or None)
 
 
 def choose_corpus(root: str, corpora: Corpora, name: str) -> CorpusChoice:

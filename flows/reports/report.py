@@ -13,12 +13,14 @@ from vitline.infra.html.plots import Plot
 from vitline.infra.html.text import clock, percent
 from vitline.vit.evaluation.evaluate import Score, init_text
 from vitline.vit.evaluation.protocols import over_seeds
+from vitline.vit.evaluation.reference.report import metrics_over_seeds
 
 SCORE_COLUMNS = (
     "task",
     "pre-trained",
     "from scratch",
     "difference",
+    "ECE",
     "majority class",
     "chance",
     "classes",
@@ -27,14 +29,15 @@ SCORE_COLUMNS = (
 
 
 def score_rows(scores: Sequence[Score]) -> list[list[str]]:
-    """One row per task: scores of model and control over the seeds, of always predicting the majority class, and chance."""
+    """One row per task: scores of model and control over the seeds, the expected calibration error of the model (without one, of the
+    control), the score of always predicting the majority class, and chance."""
     rows = []
     for task in dict.fromkeys(score.task for score in scores):
         named = next(score.metric_name for score in scores if score.task == task)  # of several shots the first
         own = [score for score in scores if score.metric_name == named]
-        model, scratch = (
-            mean_value([s for s in own if (s.model_digest is None) == control]) for control in (False, True)
-        )
+        of_model, of_control = ([s for s in own if (s.model_digest is None) == control] for control in (False, True))
+        model, scratch = mean_value(of_model), mean_value(of_control)
+        ece = metrics_over_seeds(of_model or of_control).get(own[0].ece_name)
         any_score = own[0]
         difference = f"{100 * (model - scratch):+.1f}" if model is not None and scratch is not None else "-"
         rows.append(
@@ -42,6 +45,7 @@ def score_rows(scores: Sequence[Score]) -> list[list[str]]:
                 task,
                 *("-" if value is None else percent(value) for value in (model, scratch)),
                 difference,
+                "-" if ece is None else percent(ece),
                 percent(any_score.majority_fraction),
                 percent(1 / any_score.num_classes),
                 f"{any_score.num_classes}",

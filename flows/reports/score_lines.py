@@ -1,6 +1,6 @@
 """The score report as tables of text, which the console, HTML and Markdown show."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -8,6 +8,7 @@ from vitline.flows.reports.score_report import Extent, ScoreReport, published_fo
 from vitline.infra.html.tables import Table
 from vitline.infra.html.text import clock, percent
 from vitline.vit.evaluation.protocols import seed_statistic
+from vitline.vit.evaluation.reference.corruption_errors import corruption_means
 from vitline.vit.evaluation.reference.published_scores import ROWS, PublishedRow
 from vitline.vit.evaluation.reference.report import (
     TRANSFER_CORPORA,
@@ -22,7 +23,7 @@ from vitline.vit.evaluation.reference.report import (
 from vitline.vit.evaluation.reference.report import (
     Table as TableName,
 )
-from vitline.vit.evaluation.tasks import GROUPS
+from vitline.vit.evaluation.tasks import GROUPS, ROBUSTNESS
 
 Cells = Callable[[PublishedRow], Sequence[str]]
 Kind = Literal["ours", "detail", "heading", "published"]
@@ -52,6 +53,15 @@ GROUP_NAMES = {"natural": "Natu", "specialized": "Spec", "structured": "Stru", "
 TRANSFER_NAMES = dict(
     zip(TRANSFER_CORPORA, ("ImageNet", "ReaL", "V2", "CIFAR-10", "CIFAR-100", "Pets", "Flowers"), strict=True)
 )
+ROBUSTNESS_NAMES = {
+    "imagenet": "ImageNet",
+    "imagenet-real": "ReaL",
+    "imagenet-v2": "V2",
+    "imagenet-a": "A",
+    "imagenet-r": "R",
+    "imagenet-sketch": "Sketch",
+    "objectnet": "ObjectNet",
+}
 PROBE_NAMES = {"linear": "linear", "knn": "kNN", "head": "own head"}
 NOISE = "± standard deviation over seeds; for one seed the standard error of the test split."
 
@@ -92,6 +102,10 @@ def text_tables(report: ScoreReport, extent: Extent = "usual") -> list[Table]:
         tables.append(own_table(report))
     if report.tables["frozen"]:
         tables.append(frozen_table(report))
+    if any(corpus in ROBUSTNESS for _, corpus, _ in _every_cell(report)):
+        tables.append(robustness_table(report))
+    if any(cell.ece is not None for *_, cell in _every_cell(report)):
+        tables.append(calibration_table(report))
     if report.models:
         tables.append(cost_table(report, extent))
     if report.checks():
@@ -176,6 +190,47 @@ def frozen_table(report: ScoreReport) -> Table:
     columns = ("model", "task", *map(_probe_name, protocols))
     note = f"{NOISE} The network is not trained."
     return _table("Frozen features, top-1 in percent", columns, lines, notes=(note,))
+
+
+def robustness_table(report: ScoreReport) -> Table:
+    """The test sets of ImageNet's classes beside each other, scored with the model's own head."""
+    lines = []
+    for row in report.tables["frozen"]:
+        if row.protocol == "head" and not row.cells.keys().isdisjoint(ROBUSTNESS):
+            cells = (row.cells.get(corpus) for corpus in ROBUSTNESS_NAMES)
+            of_c = corruption_means({corpus: cell.value for corpus, cell in row.cells.items()})
+            scores = (_with_noise(cell.value, cell.noise) if cell else "-" for cell in cells)
+            means = (_fine(of_c[name]) if of_c else "-" for name in ("top1", "mce"))
+            lines.append(Line(row.label, (*scores, *means), "ours"))
+    note = (
+        f"{NOISE} The model chooses among the classes of the data set. C: mean over 15 corruptions and five severities. mCE: mean "
+        "corruption error, for which errors are divided by AlexNet's; less is better (arXiv:1903.12261)."
+    )
+    return _table(
+        "Robustness, top-1 in percent", ("model", *ROBUSTNESS_NAMES.values(), "C", "mCE"), lines, notes=(note,)
+    )
+
+
+def calibration_table(report: ScoreReport) -> Table:
+    """Every score whose predictions have probabilities: how sure the model is, and how far that is from being right."""
+    lines = [
+        Line(row.label, (corpus, _protocol(row), *map(_point, (cell.value, cell.mean_confidence, cell.ece))), "ours")
+        for row, corpus, cell in _every_cell(report)
+        if cell.ece is not None and cell.mean_confidence is not None
+    ]
+    columns = ("model", "task", "protocol", "top-1", "mean confidence", "ECE")
+    note = (
+        "Confidence: probability of the predicted class. ECE: expected calibration error, the mean gap between confidence and accuracy "
+        "over 15 bins of equal width (arXiv:1706.04599)."
+    )
+    return _table("Calibration, in percent", columns, lines, notes=(note,))
+
+
+def _every_cell(report: ScoreReport) -> Iterator[tuple[ModelScores, str, Cell]]:
+    """Each score with its model and corpus, in the order of the tables."""
+    return (
+        (row, corpus, cell) for rows in report.models.values() for row in rows for corpus, cell in row.cells.items()
+    )
 
 
 def cost_table(report: ScoreReport, extent: Extent = "usual") -> Table:

@@ -40,8 +40,8 @@ from vitline.infra.runs.lease import LeaseHolder
 from vitline.infra.runs.run_state import RunState
 from vitline.infra.storage import open_store
 from vitline.vit.evaluation.evaluate import EvaluationSpec, Score, TaskRef
-from vitline.vit.evaluation.protocols import over_seeds
-from vitline.vit.evaluation.reference.report import group_means
+from vitline.vit.evaluation.reference.corruption_errors import corruption_metrics
+from vitline.vit.evaluation.reference.report import group_means, metrics_over_seeds
 from vitline.vit.evaluation.tasks import VTAB_TASKS
 from vitline.vit.published.model_record import published_record
 from vitline.vit.run.resolved import ResolvedTraining
@@ -281,14 +281,12 @@ def transfer_stage(
 
 
 def headline(scores: Sequence[Score]) -> dict[str, float]:
-    """The scores of model and control by metric name (docs/generate/metrics.py), with the means over tasks of VTAB."""
-    seeds: dict[str, list[Score]] = {}
-    for score in scores:
-        suffix = "" if score.model_digest is not None else "_from_scratch"
-        seeds.setdefault(f"{score.metric_name}{suffix}", []).append(score)
-    metrics = {name: over_seeds(same[0].protocol, [score.value for score in same]) for name, same in seeds.items()}
+    """The scores of model and control by metric name (docs/generate/metrics.py), with the means over tasks of VTAB and of ImageNet-C."""
+    metrics = metrics_over_seeds(score for score in scores if score.model_digest is not None)
+    control = metrics_over_seeds(score for score in scores if score.model_digest is None)
+    metrics |= {f"{name}_from_scratch": value for name, value in control.items()}
     of_vtab = {task.name: metrics[name] for task in VTAB_TASKS if (name := f"vtab/{task.name}/top1") in metrics}
-    return metrics | group_means(of_vtab)
+    return metrics | group_means(of_vtab) | corruption_metrics(metrics)
 
 
 class PipelineRecorder:

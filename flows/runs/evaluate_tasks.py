@@ -109,7 +109,7 @@ def weights_gone(spec: EvaluationSpec) -> str:
     )
 
 
-SCORE_COLUMNS = ["task", "init", "top-1", "test images", "chosen", "majority class"]
+SCORE_COLUMNS = ["task", "init", "top-1", "ECE", "test images", "chosen", "majority class"]
 
 
 def score_cells(score: Score) -> list[str]:
@@ -118,6 +118,7 @@ def score_cells(score: Score) -> list[str]:
         score.task,
         init_text(score.model_digest),
         percent(score.value),
+        percent(score.calibration.ece) if score.calibration else "-",
         f"{score.num_examples:,}",
         setting(score.chosen),
         percent(score.majority_fraction),

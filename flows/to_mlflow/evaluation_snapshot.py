@@ -26,8 +26,8 @@ from vitline.infra.mlflow.entities import DatasetUse, Model
 from vitline.infra.runs.run_state import RunStateRecord
 from vitline.infra.storage import Store, json_bytes
 from vitline.vit.evaluation.evaluate import Score, final_result, kept_model
-from vitline.vit.evaluation.protocols import over_seeds
-from vitline.vit.evaluation.reference.report import group_means
+from vitline.vit.evaluation.reference.corruption_errors import corruption_metrics
+from vitline.vit.evaluation.reference.report import group_means, metrics_over_seeds
 from vitline.vit.evaluation.tasks import benchmark_name
 from vitline.vit.evaluation.trials import model_label
 from vitline.vit.published.model_record import model_record
@@ -100,7 +100,7 @@ def score_values(scores: Sequence[Score], images_seen: Mapping[str, int]) -> Val
     models = list(dict.fromkeys(score.model for score in scores if score.model))
     for model in (*models, None):
         own = [score for score in scores if score.model == model]
-        named = top1_values(own)
+        named = metrics_over_seeds(own)
         of_vtab = {
             benchmark_name(score.task): named[score.metric_name]
             for score in own
@@ -108,18 +108,13 @@ def score_values(scores: Sequence[Score], images_seen: Mapping[str, int]) -> Val
         }
         suffix = "_from_scratch" if model is None else "" if model == models[0] else f"_{model.rsplit('/', 1)[-1]}"
         step = images_seen.get(model or "", 0)
-        values |= {f"{key}{suffix}": (value, step) for key, value in (named | group_means(of_vtab)).items()}
+        values |= {
+            f"{key}{suffix}": (value, step)
+            for key, value in (named | group_means(of_vtab) | corruption_metrics(named)).items()
+        }
     if scores:
         values["time/trials_s"] = (sum(score.wall_s for score in scores), 0)
     return values
-
-
-def top1_values(scores: Sequence[Score]) -> dict[str, float]:
-    """The value of each metric over the seeds; `scores` are those of one model."""
-    seeds: dict[str, list[Score]] = {}
-    for score in scores:
-        seeds.setdefault(score.metric_name, []).append(score)
-    return {name: over_seeds(same[0].protocol, [score.value for score in same]) for name, same in seeds.items()}
 
 
 def by_init(scores: Sequence[Score]) -> list[list[Score]]:
@@ -166,7 +161,7 @@ def score_child(
     first, labels = scores[0], scores_by_name(scores)
     trials = {label: trial for label, score in labels.items() if (trial := final_result(root, score))}
     corpus, step = corpora.get(first.corpus_digest), images_seen.get(first.model or "", 0)
-    values = {metric: (value, step) for metric, value in top1_values(scores).items()}
+    values = {metric: (value, step) for metric, value in metrics_over_seeds(scores).items()}
     common = {
         "model": model_label(first.model) if first.model else "from scratch",
         "num_examples": first.num_examples,
@@ -195,8 +190,8 @@ def score_child(
         files={"scores.json": json_bytes([score.model_dump(mode="json") for score in scores])},
         stored_files={
             prefixed(label, "/", key.rpartition("/")[2]): f"trials/{key}"
-            for label, trial in trials.items()
-            for key in trial.files
+            for label, score in labels.items()
+            for key in (*score.files, *(trials[label].files if label in trials else ()))
             if not key.endswith(NOT_SENT)
         },
         models=models,
@@ -231,6 +226,8 @@ def scores_by_name(scores: Sequence[Score]) -> dict[str, Score]:
 def settings_table(label: str, score: Score) -> str:
     """The score, and below it every setting that was tried, the chosen one in bold, as Markdown."""
     title = f"{f'{label}: ' * bool(label)}top-1 {percent(score.value)} of {score.num_examples:,} images"
+    if score.calibration:
+        title += f", expected calibration error {percent(score.calibration.ece)}"
     if not score.tried:
         return title
     names = list(dict.fromkeys(name for tried in score.tried for name in tried))

@@ -8,7 +8,7 @@ from typing import Any
 # Names of scores and accuracies, also with what tells apart whose they are: `tasks/pets/top1_from_scratch`; and of other shares
 # among metrics, whose names have a slash, unlike the fields of configs.
 _SHARE = re.compile(
-    r"(^|[/._])(top1|patch_accuracy|mean_average_precision|majority_fraction)(_\w+)?$|/.*(_fraction|mfu)$"
+    r"(^|[/._])(top1|ece|mce|patch_accuracy|mean_average_precision|majority_fraction)(_\w+)?$|/.*(_fraction|mfu)$"
 )
 
 

@@ -4,12 +4,16 @@ import io
 import warnings
 from collections import Counter
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Int64
 
 from vitline.infra.csv_text import csv_text
 from vitline.vit.training.predictions import Predictions
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MAX_CLASSES_IN_FULL, MAX_CLASSES_DRAWN, MAX_CLASSES_WITH_COUNTS = 200, 50, 20
 MAX_PAIRS = 1000
@@ -97,6 +101,11 @@ def draw_confusion(counts: Int64[np.ndarray, "K K"], names: Sequence[str], title
         for row, column in zip(*np.nonzero(counts), strict=True):
             ink = "white" if shares[row, column] > 0.55 else "#1d2330"
             axes.text(column, row, f"{counts[row, column]}", ha="center", va="center", fontsize=6, color=ink)
+    return figure_png(figure)
+
+
+def figure_png(figure: "Figure") -> bytes:
+    """The figure, with the room that labels and title need. Equal figures give equal bytes."""
     file = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # characters that the font lacks are drawn as boxes

@@ -18,6 +18,7 @@ from vitline.infra.keys import RESULT_VERSIONS
 from vitline.infra.records import StoredRecord
 from vitline.infra.storage import Store, open_store
 from vitline.vit.config import Precision, TrainRecipe
+from vitline.vit.evaluation.calibration import Calibration
 from vitline.vit.evaluation.probes import Probe
 from vitline.vit.evaluation.protocols import Protocol, TaskFacts
 from vitline.vit.evaluation.tasks import TaskSplits, benchmark_name, find_task_splits, metric_group
@@ -76,6 +77,8 @@ class Score(StoredRecord):
     value: float
     """Fraction of the test split, 0 to 1."""
     num_examples: int
+    calibration: Calibration | None = None
+    """None of records before there was one, and of predictions without probabilities (few-shot least squares)."""
     precision: Precision = "float32"
     """Of matrix products in training and scoring."""
     chosen: dict[str, Any]
@@ -92,6 +95,8 @@ class Score(StoredRecord):
     cpu_s: float
     trials: tuple[str, ...]
     """Keys of the trials; empty for probes."""
+    files: tuple[str, ...] = ()
+    """Keys, below `trials`, of the figures of a probe; those of a final trial are in its result."""
     repetition: int = 0
     replaces: str | None = None
     """Key of the record that this one replaces, if it is a repetition."""
@@ -109,6 +114,17 @@ class Score(StoredRecord):
         if method in ("linear", "knn", "head"):
             return f"{method}/{self.task}/top1"
         return f"{metric_group(self.task)}/{benchmark_name(self.task)}/top1"
+
+    @property
+    def ece_name(self) -> str:
+        """The metric of the expected calibration error: `tasks/<corpus>/ece` beside `tasks/<corpus>/top1`."""
+        return f"{self.metric_name.removesuffix('top1')}ece"
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The score, and the expected calibration error if there is one, by their names."""
+        ece = {} if self.calibration is None else {self.ece_name: self.calibration.ece}
+        return {self.metric_name: self.value} | ece
 
 
 class AllSettingsFailed(RuntimeError):
@@ -175,6 +191,7 @@ class TaskSweep(FrozenConfig):
             model_digest=self.model_digest,
             value=final.top1,
             num_examples=final.num_examples,
+            calibration=final.calibration,
             precision=trial.recipe.precision,
             majority_fraction=final.majority_fraction,
             chosen=tried[self.settings.index(trial.recipe)],

@@ -25,6 +25,7 @@ from vitline.vit.checkpoints.names import FOLDER, MANIFEST, Retention
 from vitline.vit.checkpoints.restore import resume, rewind
 from vitline.vit.checkpoints.save import CheckpointSaver
 from vitline.vit.config import ExecutionConfig, TrainRecipe
+from vitline.vit.evaluation.calibration import calibration_of
 from vitline.vit.evaluation.kept_models import keep_network, take_published
 from vitline.vit.evaluation.packing import Place, memory_of_this_gpu, micro_batch_on_cpu, packed
 from vitline.vit.evaluation.ranks import ranks
@@ -65,10 +66,9 @@ def ensure_trial(held: Run, trials: Store, trial: Trial, place: Place = ALONE) -
     with ranks(place.ranks, functools.partial(_as_other_rank, held.store.uri, held.attempt, trials.uri, trial, place)):
         result, noted = run_trial(of_trial, trial, place)
     if noted:
-        files = write_trial_files(
-            trials, trial.key, Predictions.joined(noted), trial.corpus, trial.score_split, trial.title
-        )
-        result = replace(result, files=files)
+        predictions = Predictions.joined(noted)
+        files = write_trial_files(trials, trial.key, predictions, trial.corpus, trial.score_split, trial.title)
+        result = replace(result, files=files, calibration=calibration_of(predictions.probability, predictions.right))
     stored = result.stored_first(trials, f"{trial.key}.json")
     _forget(of_trial.store)
     return stored

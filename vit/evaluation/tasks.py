@@ -54,6 +54,19 @@ VTAB_TASKS: tuple[VtabTask, ...] = (
 )
 
 
+# In the order of the tables of arXiv:1903.12261.
+_CORRUPTIONS = (
+    "gaussian-noise shot-noise impulse-noise defocus-blur glass-blur motion-blur zoom-blur snow frost fog brightness contrast "
+    "elastic-transform pixelate jpeg-compression"
+)
+IMAGENET_C = tuple(f"imagenet-c-{corruption}" for corruption in _CORRUPTIONS.split())
+"""The corpora of ImageNet-C, one for each corruption, with all five severities."""
+ROBUSTNESS = ("imagenet-a", "imagenet-r", "imagenet-sketch", "objectnet", *IMAGENET_C)
+"""Test sets of ImageNet's classes that were made to be hard, by name of the corpus; they have only a test split."""
+TASK_GROUPS = {"vtab": tuple(task.corpus_name for task in VTAB_TASKS), "robustness": ROBUSTNESS}
+"""Names that stand for several tasks."""
+
+
 def vtab_task(corpus: str) -> VtabTask | None:
     """The VTAB task of a corpus named `vtab-<task>`; None for any other name, even if it equals the name of a task."""
     return next((task for task in VTAB_TASKS if corpus == task.corpus_name), None)

@@ -13,6 +13,7 @@ from vitline.infra.keys import run_key
 from vitline.infra.records import StoredRecord
 from vitline.infra.storage import Store
 from vitline.vit.config import TrainRecipe
+from vitline.vit.evaluation.calibration import Calibration
 
 
 class Keep(FrozenConfig):
@@ -118,6 +119,8 @@ class TrialResult(StoredRecord):
     diverged: bool
     """True if the training ended as diverged; the score is then that of the last finite weights. A diverged final trial is
     not scored: no image of the test split is read."""
+    calibration: Calibration | None = None
+    """Of a final trial; None of records before there was one, and where a probability is not finite."""
     files: tuple[str, ...] = ()
     """Keys, below `trials`, of the files of a final trial: its predictions first; see `trial_files.py`."""
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import safetensors.torch
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vitline.data_prep.shard_format import Manifest
@@ -47,11 +47,17 @@ class Features:
         assert len(self.labels) == len(self.values), "every image must have exactly one label"
         return self.labels
 
-    def hits(self, predicted: Int[Tensor, " n"]) -> int:
-        """Number of images whose predicted class is one of their labels."""
+    def right(self, predicted: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:
+        """Whether the predicted class of an image is one of its labels."""
         guess = predicted.cpu().repeat_interleave(self.num_labels)
         owner = torch.arange(len(self.values)).repeat_interleave(self.num_labels)
-        return len(owner[guess == self.labels].unique())
+        right = torch.zeros(len(self.values), dtype=torch.bool)
+        right[owner[guess == self.labels]] = True
+        return right
+
+    def hits(self, predicted: Int[Tensor, " n"]) -> int:
+        """Number of images whose predicted class is one of their labels."""
+        return int(self.right(predicted).sum())
 
 
 def write_part(folder: Store, key: str, features: Features) -> None:

@@ -22,14 +22,18 @@ class Neighbours:
     labels: Int[Tensor, "n k"]
 
     def vote(self, num_classes: int, temperature: float = TEMPERATURE) -> Int[Tensor, " n"]:
-        """The class with the largest sum of exp(similarity / temperature) over the neighbours that have it.
+        """The class with the most votes."""
+        return self.votes(num_classes, temperature).argmax(dim=1)
+
+    def votes(self, num_classes: int, temperature: float = TEMPERATURE) -> Float[Tensor, "n K"]:
+        """Votes for each class: the sum of exp(similarity / temperature) over the neighbours that have it, up to a factor.
 
         Source: the kNN evaluation of DINO (arXiv:2104.14294, Sec. 4.1; k = 20 and 0.07 in its code).
         """
         # Relative to the nearest example: the result is the same, and nothing overflows at a low temperature.
         weights = ((self.similarity - self.similarity[:, :1]) / temperature).exp()
         votes = torch.zeros(len(weights), num_classes, dtype=weights.dtype, device=weights.device)
-        return votes.scatter_add_(1, self.labels, weights).argmax(dim=1)
+        return votes.scatter_add_(1, self.labels, weights)
 
 
 def nearest(

@@ -3,6 +3,7 @@
 `score_probes.py` computes the scores.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 
 from vitline.data_prep.shard_format import Manifest, load_class_names, load_manifest
@@ -37,6 +38,8 @@ class ProbeTrial(FrozenConfig):
     seed: int
     source: FeatureSource
     splits: ProbeSplits
+    head_classes: tuple[int, ...] = ()
+    """Of the method `head`: the class of the model that each class of the corpus is; empty if they are the same in the same order."""
     num_classes: int
     num_test: int
     """Number of images of the test split; all of them must be counted."""
@@ -73,7 +76,7 @@ def plan_probe_trials(spec: EvaluationSpec) -> list[ProbeTrial]:
     """The probe trials of an evaluation, task by task. Probes without random draws use the first seed only.
 
     Raises ValueError for the control, for an unknown model, for a corpus without the needed splits or with several labels
-    per image, and for a head whose classes differ from those of the corpus.
+    per image, and for a head that lacks a class of the corpus.
     """
     probe = spec.protocol
     assert isinstance(probe, Probe)
@@ -84,8 +87,7 @@ def plan_probe_trials(spec: EvaluationSpec) -> list[ProbeTrial]:
         manifest = load_manifest(corpus)
         splits = probe_splits(manifest, task.corpus, probe)
         for model, digest in digests:
-            if probe.method == "head":
-                check_classes(model, corpus)
+            head = head_classes(model, corpus) if probe.method == "head" else ()
             source = FeatureSource(
                 model=model,
                 model_digest=digest,
@@ -103,6 +105,7 @@ def plan_probe_trials(spec: EvaluationSpec) -> list[ProbeTrial]:
                     seed=seed,
                     source=source,
                     splits=splits,
+                    head_classes=head,
                     num_classes=manifest.num_classes,
                     num_test=manifest.split(splits.test).num_rows,
                     test_digest=manifest.split(splits.test).digest,
@@ -151,21 +154,24 @@ def _named_split(name: str, names: Iterable[str], where: str) -> str:
     return name
 
 
-def check_classes(model: str, corpus: Store) -> None:
-    """Raises ValueError with the first difference unless model and corpus have the same classes in the same order."""
+def head_classes(model: str, corpus: Store) -> tuple[int, ...]:
+    """The class of the model that each class of a corpus is, by its name; empty if both have the same classes in the same order.
+
+    Raises ValueError for a class that the model does not have, and for two classes of one name.
+    """
     store = open_store(model)
     ours, theirs = read_classes(store, published_record(store)), load_class_names(corpus)
     if ours == theirs:
-        return
-    if len(ours) != len(theirs):
-        difference = f"the head has {len(ours):,} classes, the corpus {len(theirs):,}"
-    else:
-        i = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b)
-        difference = f"class {i} is {ours[i]!r} in the head and {theirs[i]!r} in the corpus"
-    raise ValueError(
-        f"{model} cannot be scored on {corpus.uri} with its own head: {difference}. Names and order of the classes must be "
-        "equal. For other classes use protocol 'linear' or 'fewshot', which fit a new head."
-    )
+        return ()
+    in_head, in_corpus = Counter(ours), Counter(theirs)
+    if odd := next((name for name in theirs if (in_head[name], in_corpus[name]) != (1, 1)), None):
+        raise ValueError(
+            f"{model} cannot be scored on {corpus.uri} with its own head: {in_head[odd]} of its classes and {in_corpus[odd]} of the corpus "
+            f"are named {odd!r}, expected one each. Every class of the corpus must be a class of the head, by its name. For other classes "
+            "use protocol 'linear' or 'fewshot', which fit a new head."
+        )
+    places = {name: place for place, name in enumerate(ours)}
+    return tuple(places[name] for name in theirs)
 
 
 def feature_splits(probe_trials: Iterable[ProbeTrial]) -> list[tuple[Manifest, list[FeaturePart]]]:

@@ -3,18 +3,24 @@
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from vitline.infra.html.text import percent
 from vitline.infra.records import check_digest
 from vitline.infra.storage import Store, open_store
 from vitline.vit.checkpoints.tensor_file import read_tensors
+from vitline.vit.evaluation.calibration import Calibration, calibration_of, draw_reliability
 from vitline.vit.evaluation.evaluate import Score, replaced
 from vitline.vit.evaluation.probes import Method
+from vitline.vit.evaluation.trial_files import RELIABILITY, write_figures
+from vitline.vit.evaluation.trials import model_label
 from vitline.vit.features.feature_plan import FeatureSource
 from vitline.vit.features.features import FeatureReader, Features
 from vitline.vit.features.linear_probes import RIDGE, draw_shots, least_squares, logistic_fits
@@ -23,6 +29,19 @@ from vitline.vit.features.probe_trials import ProbeTrial
 from vitline.vit.published.model_record import WEIGHTS, file_key, published_record
 from vitline.vit.published.models import HEAD
 from vitline.vit.training.world import World
+
+
+class Guesses(NamedTuple):
+    """The predicted classes of n images, and their probabilities if the probe gives any."""
+
+    classes: Int[Tensor, " n"]
+    probability: Float[Tensor, " n"] | None = None
+
+    @classmethod
+    def of_logits(cls, logits: Float[Tensor, "n K"]) -> "Guesses":
+        """The classes with the largest logits, and their probabilities by softmax."""
+        largest, classes = logits.max(dim=1)
+        return cls(classes, (largest - logits.logsumexp(dim=1)).exp())
 
 
 @dataclass(frozen=True)
@@ -34,6 +53,7 @@ class Counted:
     largest_class: int
     chosen: dict[str, Any]
     tried: tuple[dict[str, Any], ...] = ()
+    calibration: Calibration | None = None
 
 
 class ProbeFeatures:
@@ -59,25 +79,28 @@ class ProbeFeatures:
         parts = {key: seconds for reader in self._readers for key, seconds in reader.cost_s.items()}
         return sum(wall for wall, _ in parts.values()), sum(cpu for _, cpu in parts.values())
 
-    def predictions(self, predict: Callable[[Tensor], Tensor]) -> Iterator[tuple[Features, Tensor]]:
-        """Each part of the test split with its predictions. `predict`: features (n, D) on the device -> classes (n,)."""
+    def predictions(self, predict: Callable[[Tensor], Guesses]) -> Iterator[tuple[Features, Guesses]]:
+        """Each part of the test split with its predictions. `predict` gets features (n, D) on the device."""
         for part in self.reader(self.probe_trial.splits.test):
             yield part, predict(part.values.to(self.device))
 
     def count(
         self,
-        predictions: Iterable[tuple[Features, Tensor]],
+        predictions: Iterable[tuple[Features, Guesses]],
         chosen: dict[str, Any],
         tried: tuple[dict[str, Any], ...] = (),
     ) -> Counted:
         """Counts the images whose predicted class is one of their labels."""
-        hits = seen = 0
+        rights, confidences = list[np.ndarray](), list[np.ndarray]()
         per_class = torch.zeros(self.probe_trial.num_classes, dtype=torch.int64)
-        for part, predicted in predictions:
-            hits += part.hits(predicted)
-            seen += len(part.values)
+        for part, guesses in predictions:
+            rights.append(part.right(guesses.classes).numpy())
+            if guesses.probability is not None:
+                confidences.append(guesses.probability.cpu().numpy())
             per_class += part.labels.bincount(minlength=self.probe_trial.num_classes)
-        return Counted(hits, seen, int(per_class.max()), chosen, tried)
+        right = np.concatenate(rights)
+        calibration = calibration_of(np.concatenate(confidences), right) if confidences else None
+        return Counted(int(right.sum()), len(right), int(per_class.max()), chosen, tried, calibration)
 
 
 def few_shot(features: ProbeFeatures) -> Counted:
@@ -98,7 +121,8 @@ def few_shot(features: ProbeFeatures) -> Counted:
         "classes_with_fewer": int(((available < probe_trial.shots) & (available > 0)).sum()),
         "classes_with_none": int((available == 0).sum()),
     }
-    return features.count(features.predictions(readout.predict), chosen)
+    # Targets are +-1 and outputs no probabilities, so there is no calibration.
+    return features.count(features.predictions(lambda values: Guesses(readout.predict(values))), chosen)
 
 
 def linear_probe(features: ProbeFeatures) -> Counted:
@@ -114,7 +138,12 @@ def linear_probe(features: ProbeFeatures) -> Counted:
     (final,) = logistic_fits(*features.whole(*splits.joined), strengths=(best["strength"],))
     chosen = {"strength": best["strength"], "val_top1": best["val_top1"]}
     chosen |= _convergence(final.iterations, final.converged)
-    return features.count(features.predictions(final.readout.predict), chosen, tuple(tried))
+
+    def predict(values: Tensor) -> Guesses:
+        guesses = Guesses.of_logits(final.readout.scores(values))
+        return guesses._replace(classes=final.readout.classes[guesses.classes])
+
+    return features.count(features.predictions(predict), chosen, tuple(tried))
 
 
 def _convergence(iterations: int, converged: bool) -> dict[str, Any]:
@@ -122,19 +151,28 @@ def _convergence(iterations: int, converged: bool) -> dict[str, Any]:
 
 
 def nearest_neighbours(features: ProbeFeatures) -> Counted:
-    """Votes of the nearest training examples. The training features are streamed, those of the test split are in memory."""
+    """Votes of the nearest training examples; the probability is the share of the votes. The training features are streamed, those
+    of the test split are in memory."""
     probe_trial = features.probe_trial
     pool, test = features.reader(*probe_trial.splits.joined), features.reader(probe_trial.splits.test).whole()
     examples = ((part.values.to(features.device), part.classes) for part in pool)
-    voted = nearest(test.values.to(features.device), examples).vote(probe_trial.num_classes)
+    votes = nearest(test.values.to(features.device), examples).votes(probe_trial.num_classes)
+    most, classes = votes.max(dim=1)
     chosen = {"neighbours": min(NEIGHBOURS, pool.num_rows), "temperature": TEMPERATURE}
-    return features.count([(test, voted)], chosen)
+    return features.count([(test, Guesses(classes, most / votes.sum(dim=1)))], chosen)
 
 
 def own_head(features: ProbeFeatures) -> Counted:
-    """The model's own head. A prediction is correct if it is one of the labels (ReaL: arXiv:2006.07159)."""
-    weight, bias = (tensor.to(features.device) for tensor in head_of(features.probe_trial.source))
-    predictions = features.predictions(lambda features: F.linear(features, weight, bias).argmax(dim=1))
+    """The model's own head, with a softmax over its logits. A prediction is correct if it is one of the labels (ReaL: arXiv:2006.07159).
+
+    Of a corpus with fewer classes than the model, the model chooses among those (arXiv:1907.07174 and 2006.16241, for ImageNet-A and -R).
+    """
+    chosen = features.probe_trial.head_classes
+    weight, bias = (
+        (tensor[list(chosen)] if chosen else tensor).to(features.device)
+        for tensor in head_of(features.probe_trial.source)
+    )
+    predictions = features.predictions(lambda values: Guesses.of_logits(F.linear(values, weight, bias)))
     return features.count(predictions, {"head": "the model's own"})
 
 
@@ -153,6 +191,18 @@ PROBE_METHODS: dict[Method, Callable[[ProbeFeatures], Counted]] = {
     "nearest": nearest_neighbours,
     "head": own_head,
 }
+
+
+def reliability_file(root: Store, probe_trial: ProbeTrial, counted: Counted) -> tuple[str, ...]:
+    """Draws the reliability diagram of a probe and returns its key below `trials`; none where there are no probabilities."""
+    if counted.calibration is None:
+        return ()
+    title = (
+        f"{probe_trial.task.name}: {model_label(probe_trial.source.model)}, {probe_trial.protocol}: {counted.num_examples:,} examples "
+        f"of {probe_trial.splits.test}, {percent(counted.hits / counted.num_examples)} correct"
+    )
+    figures = {RELIABILITY: partial(draw_reliability, counted.calibration, title)}
+    return write_figures(root.child("trials"), probe_trial.key, figures)
 
 
 def score_probe(root: str, probe_trial: ProbeTrial) -> Score:
@@ -182,6 +232,7 @@ def score_probe(root: str, probe_trial: ProbeTrial) -> Score:
         model_digest=probe_trial.source.model_digest,
         value=counted.hits / counted.num_examples,
         num_examples=counted.num_examples,
+        calibration=counted.calibration,
         chosen=counted.chosen,
         tried=counted.tried,
         majority_fraction=counted.largest_class / counted.num_examples,
@@ -193,5 +244,6 @@ def score_probe(root: str, probe_trial: ProbeTrial) -> Score:
         wall_s=wall_s + time.perf_counter() - started,
         cpu_s=cpu_s + time.process_time() - cpu_started,
         trials=(),
+        files=reliability_file(store, probe_trial, counted),
     )
     return score.stored_first(store, probe_trial.score_key)

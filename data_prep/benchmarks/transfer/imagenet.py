@@ -13,14 +13,11 @@ from typing import Any
 import numpy as np
 
 from vitline.data_prep.archives.archives import index
-from vitline.data_prep.benchmarks.official_files import official_files
 from vitline.data_prep.benchmarks.tfds_order import order_prefix
 from vitline.data_prep.benchmarks.transfer.imagenet_task import ImagenetTask, file_name
 from vitline.data_prep.benchmarks.transfer.transfer_splits import OFFICIAL_SPLITS, VIEWS
-from vitline.data_prep.config import CorpusRecipe
 from vitline.data_prep.sources.folder_layout import is_image
 from vitline.data_prep.sources.raw import RawExample, SourcePart, WorkFolder
-from vitline.infra.storage import Store
 
 _VAL_BEGINS = "val-begins.json"
 # Each header is one read. A tenth of the archive, 128,100 headers on a local disk, took 29 s with one thread, 9 s with these.
@@ -32,11 +29,6 @@ class Imagenet(ImagenetTask):
     validation/ILSVRC2012_val_00000001.JPEG."""
 
     views = VIEWS
-    official = official_files("imagenet")
-
-    def __init__(self, store: Store, recipe: CorpusRecipe) -> None:
-        self._official_splits = OFFICIAL_SPLITS["imagenet"]
-        super().__init__(store, recipe, self._official_splits.num_rows)
 
     def parts(self, work: WorkFolder) -> Iterator[SourcePart]:
         self.files()  # raises if one is missing
@@ -61,9 +53,10 @@ class Imagenet(ImagenetTask):
         """`order_prefix` of the first image of val. Raises ValueError unless the archive has all training images."""
         with ThreadPoolExecutor(_LIST_THREADS) as threads:
             prefixes = np.sort(np.concatenate(list(threads.map(self._prefixes, train))))
-        if len(prefixes) != (expected := self._official_splits.sizes["train"]):
+        splits = OFFICIAL_SPLITS[self.task]
+        if len(prefixes) != (expected := splits.sizes["train"]):
             raise self.official.incomplete(self.store, self.files(), f"{len(prefixes):,} training images", expected)
-        return int(prefixes[self._official_splits.val.start])
+        return int(prefixes[splits.val.start])
 
     def _prefixes(self, part: SourcePart) -> np.ndarray:
         """`order_prefix` of every image in the tar of a synset. Raises ValueError if it is damaged."""

@@ -14,16 +14,12 @@ from functools import cached_property
 from vitline.data_prep.benchmarks.official_files import official_files
 from vitline.data_prep.benchmarks.tfds_order import order_prefix
 from vitline.data_prep.benchmarks.transfer.imagenet_task import ImagenetTask, file_name
-from vitline.data_prep.benchmarks.transfer.transfer_splits import TEST_SETS
-from vitline.data_prep.config import CorpusRecipe
 from vitline.data_prep.sources.imagenet.ilsvrc2012 import validation_number
 from vitline.data_prep.sources.raw import RawExample, SourcePart, WorkFolder
-from vitline.infra.storage import Store
 
 _REAL = "real.json"
 _MAX_REAL_BYTES = 16 << 20
-_OFFICIAL = official_files("imagenet-real")
-(REAL_SHA256,) = (file.sha256 for file in _OFFICIAL.files if file.name == _REAL)
+(REAL_SHA256,) = (file.sha256 for file in official_files("imagenet-real").files if file.name == _REAL)
 """sha256 of the published real.json, which equals the output of json.dumps for its lists."""
 
 
@@ -31,10 +27,6 @@ class ImagenetReal(ImagenetTask):
     """Test split only, several labels per image. Parts and ids are those of the validation images in `Imagenet`."""
 
     single_label = False
-    official = _OFFICIAL
-
-    def __init__(self, store: Store, recipe: CorpusRecipe) -> None:
-        super().__init__(store, recipe, {"test": TEST_SETS["imagenet-real"]})
 
     def parts(self, work: WorkFolder) -> Iterator[SourcePart]:
         self.files()  # raises if one is missing

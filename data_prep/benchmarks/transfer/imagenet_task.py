@@ -1,13 +1,12 @@
-"""Shared by ImageNet and its two other test sets: the classes of the development kit, so that a head trained on one can be scored
+"""Shared by ImageNet and its other test sets: the classes of the development kit, so that a head trained on one can be scored
 on the others."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import ClassVar
 
-from vitline.data_prep.benchmarks.official_files import OfficialFiles, files_fingerprint
-from vitline.data_prep.benchmarks.transfer.transfer_splits import OFFICIAL_SPLITS
+from vitline.data_prep.benchmarks.official_files import files_fingerprint, official_files
+from vitline.data_prep.benchmarks.transfer.transfer_splits import OFFICIAL_SPLITS, TEST_SETS, files_of
 from vitline.data_prep.config import CorpusRecipe, Ilsvrc2012
 from vitline.data_prep.labels.class_maps import RELEASES
 from vitline.data_prep.labels.classes import ClassInfo
@@ -18,12 +17,12 @@ from vitline.infra.storage import Listed, Store
 
 
 class ImagenetTask(ImageSource):
-    """The class map is that of the development kit: sorted WNIDs, names, hierarchy. Its digest is the same for all three."""
+    """The class map is that of the development kit: sorted WNIDs, names, hierarchy. Its digest is the same for all that declare it."""
 
-    official: ClassVar[OfficialFiles]
-
-    def __init__(self, store: Store, recipe: CorpusRecipe, rows: Mapping[str, int]) -> None:
-        self.store, self.max_bytes, self.benchmark_rows = store, recipe.decode.max_bytes, rows
+    def __init__(self, store: Store, recipe: CorpusRecipe, task: str) -> None:
+        self.store, self.max_bytes, self.task = store, recipe.decode.max_bytes, task
+        self.official = official_files(files_of(task))
+        self.benchmark_rows = OFFICIAL_SPLITS[task].num_rows if task in OFFICIAL_SPLITS else {"test": TEST_SETS[task]}
         self.origin, self.credit = store.uri, f"{self.official.title}; {self.official.terms}"
         self.archives = Ilsvrc2012Corpus(Ilsvrc2012(path=store.uri), recipe)
 

@@ -6,6 +6,7 @@ authors' released configs (`train[:99%]`, `train[:98%]`, `train[:90%]`).
 """
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from vitline.data_prep.benchmarks.official_splits import OfficialSplits, Views, cut
 
@@ -21,5 +22,41 @@ OFFICIAL_SPLITS: Mapping[str, OfficialSplits] = {
     "flowers102": cut(918, 1020, 6149),
 }
 
-TEST_SETS: Mapping[str, int] = {"imagenet-real": 46_837, "imagenet-v2": 10_000}
-"""Number of images of sets that are only used for testing."""
+
+class Corruption(NamedTuple):
+    """A corruption of ImageNet-C: the archive that holds it, and its folder in there."""
+
+    archive: str
+    folder: str
+
+
+CORRUPTED = "imagenet-c-"
+"""How the names of ImageNet-C's corpora begin; the name of the corruption follows."""
+CORRUPTIONS: Mapping[str, Corruption] = {
+    folder.replace("_", "-"): Corruption(archive, folder)
+    for archive, folders in {
+        "noise": ("gaussian_noise", "shot_noise", "impulse_noise"),
+        "blur": ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
+        "weather": ("snow", "frost", "fog", "brightness"),
+        "digital": ("contrast", "elastic_transform", "pixelate", "jpeg_compression"),
+    }.items()
+    for folder in folders
+}
+"""In the order of the paper's tables. The four of the archive `extra` are not part of the benchmark."""
+
+TEST_SETS: Mapping[str, int] = {
+    "imagenet-real": 46_837,
+    "imagenet-v2": 10_000,
+    "imagenet-a": 7500,
+    "imagenet-r": 30_000,
+    "imagenet-sketch": 50_889,
+    "objectnet": 18_574,
+    **{f"{CORRUPTED}{corruption}": 5 * 50_000 for corruption in CORRUPTIONS},
+}
+"""Number of images of sets that are only used for testing. Of ObjectNet those of the 113 classes that are ImageNet's."""
+
+
+def files_of(task: str) -> str:
+    """The name of a task's official files: those of ImageNet-C are shared."""
+    corruption = CORRUPTIONS.get(task.removeprefix(CORRUPTED))
+    return f"{CORRUPTED}{corruption.archive}" if corruption else task

@@ -15,8 +15,8 @@ def vtab_files(
     task: Annotated[list[str] | None, typer.Option(help="Only this task, by its corpus name. Repeatable.")] = None,
     json: Json = False,
 ) -> None:
-    """List the official files of VTAB's tasks and of the paper's other data sets, with download pages and licence terms. Put the
-    files of each data set into a folder named after it.
+    """List the official files of VTAB's tasks, of the paper's other data sets and of those of robustness, with download pages and
+    licence terms. Put the files of each data set into a folder named after it.
 
     Example: `vitline vtab files --task vtab-pets --task imagenet-real`
     """
@@ -31,7 +31,8 @@ def vtab_prepare(
     task: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only this task, by its corpus name. Repeatable. Default: VTAB's 19 and the paper's 7 others."
+            help="Only this task, by its corpus name, or one of the groups vtab and robustness. Repeatable. Default: VTAB's 19, the "
+            "paper's 7 others, and the 19 of robustness."
         ),
     ] = None,
     root: Root = None,

@@ -19,6 +19,7 @@ from vitline.flows.reports.comparison.comparison import (
 )
 from vitline.flows.reports.comparison.corpora import corpora_by_digest, corpus_changes
 from vitline.flows.reports.comparison.curves import curves
+from vitline.flows.reports.comparison.reliability import reliability
 from vitline.flows.reports.comparison.vtab_bars import vtab_bars
 from vitline.infra.html.page import render
 from vitline.infra.html.text import duration, points
@@ -51,6 +52,7 @@ def render_comparison(root: Store, records: Sequence[PipelineRecord]) -> str:
             }
             for other, record in zip(others, records[1:], strict=True)
         ],
+        reliability=reliability(root, records),
         plots=curves(root, records),
         time_columns=["", *(record.key for record in records)],
         time_rows=_time_rows(records),

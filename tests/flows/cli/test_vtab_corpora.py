@@ -17,7 +17,7 @@ from vitline.data_prep.benchmarks.tfds_order import tfds_order
 from vitline.data_prep.prepare.job import prepare
 from vitline.flows.cli.main import app
 from vitline.flows.cli.vtab_corpora import TASK_NAMES, known_tasks, task_request
-from vitline.vit.evaluation.tasks import VTAB_TASKS
+from vitline.vit.evaluation.tasks import ROBUSTNESS, VTAB_TASKS
 
 
 def vitline(*arguments):
@@ -44,10 +44,12 @@ def eurosat(tmp_path, monkeypatch):
 
 
 TRANSFER = ["imagenet", "imagenet-real", "imagenet-v2", "cifar10", "cifar100", "pets", "flowers102"]
+NOISE = [f"imagenet-c-{noise}-noise" for noise in ("gaussian", "shot", "impulse")]
 
 
-def test_the_tasks_are_those_of_vtab_and_of_the_paper():
-    assert list(TASK_NAMES) == [*(task.corpus_name for task in VTAB_TASKS), *TRANSFER]
+def test_the_tasks_are_those_of_vtab_of_the_paper_and_of_robustness():
+    assert list(TASK_NAMES) == [*(task.corpus_name for task in VTAB_TASKS), *TRANSFER, *ROBUSTNESS]
+    assert known_tasks(["robustness", "pets"]) == [*ROBUSTNESS, "pets"]
 
 
 def test_the_official_files_of_every_data_set_are_listed():
@@ -55,14 +57,16 @@ def test_the_official_files_of_every_data_set_are_listed():
     assert {row["folder"] for row in rows} == {*OFFICIAL_SPLITS, "imagenet", "cifar10"}
     assert all(row["from"].startswith("http") and row["terms"] for row in rows)
     needed = {row["file"]: row["tasks"] for row in rows if row["folder"] in ("imagenet", "cifar100")}
-    assert needed == {
+    assert {
         "cifar-100-binary.tar.gz": ["vtab-cifar100", "cifar100"],
         "ILSVRC2012_img_train.tar": ["imagenet"],
         "ILSVRC2012_img_val.tar": ["imagenet", "imagenet-real"],
-        "ILSVRC2012_devkit_t12.tar.gz": ["imagenet", "imagenet-real", "imagenet-v2"],
+        "ILSVRC2012_devkit_t12.tar.gz": ["imagenet", "imagenet-real", "imagenet-v2", *ROBUSTNESS],
         "real.json": ["imagenet-real"],
         "imagenetv2-matched-frequency.tar.gz": ["imagenet-v2"],
-    }
+    }.items() <= needed.items()
+    assert needed["noise.tar"] == NOISE
+    assert needed["objectnet_to_imagenet_1k.json"] == ["objectnet"]
     (row,) = vitline("vtab", "files", "--task", "vtab-eurosat", "--json")["files"]
     assert (row["file"], row["bytes"]) == ("EuroSAT.zip", 94_280_567)
 

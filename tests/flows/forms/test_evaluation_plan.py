@@ -34,5 +34,5 @@ def test_an_evaluation_takes_overrides_of_its_protocol_only(digits_root, tiny):
         protocol(protocol="knn", from_scratch=True)
     with pytest.raises(ValueError, match="head trains no network, so there is none to keep: set keep_models to false"):
         protocol(protocol="head", keep_models=True)
-    with pytest.raises(ValueError, match=r"No task of VTAB is prepared below .*vitline vtab prepare"):
+    with pytest.raises(ValueError, match=r"No task of vtab is prepared below .*vitline vtab prepare"):
         protocol(tasks=("vtab",))

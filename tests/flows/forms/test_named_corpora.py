@@ -37,7 +37,9 @@ def test_vtab_selects_its_prepared_tasks_in_every_form(some_of_vtab, digits_root
     assert plan.note.startswith(
         "vtab means 2 of its 19 tasks here; not prepared: vtab-caltech101, vtab-cifar100, vtab-flowers102"
     )
-    assert plan.note.endswith("`vitline vtab prepare` prepares them.")
+    assert plan.note.endswith("`vitline vtab prepare --task vtab` prepares them.")
     assert named(("pets",)).note is None
-    with pytest.raises(ValueError, match=r"No task of VTAB is prepared below .*vitline vtab prepare"):
+    with pytest.raises(ValueError, match=r"No task of vtab is prepared below .*vitline vtab prepare"):
         resolve_pipeline(digits_root, PipelineRequest(corpus="digits", recipe="digits", tasks=("vtab",)))
+    with pytest.raises(ValueError, match=r"No task of robustness is prepared .*vtab prepare --task robustness"):
+        named(("vtab", "robustness"))

@@ -6,6 +6,7 @@ import numpy as np
 
 from vitline.flows.catalog.records import PipelineRecord, StageRecord, write_pipeline
 from vitline.flows.nights.night_scores import NightScores, TaskScore
+from vitline.vit.evaluation.calibration import calibration_of
 from vitline.vit.evaluation.evaluate import Score
 from vitline.vit.evaluation.trials import TrialResult
 from vitline.vit.training.predictions import Predictions
@@ -78,6 +79,7 @@ def stored_score(root, metric, seed, model, task):
     )  # fmt: skip
     root.write_json(f"trials/{trial}.json", result.model_dump(mode="json"))
     return Score(
+        calibration=calibration_of(predictions.probability, predictions.right),
         task=name, protocol="small-images", seed=seed, model=f"models/{model}", model_digest=model, value=task.value,
         num_examples=n, chosen={}, tried=(), majority_fraction=0.1, num_classes=10, corpus_digest="c", split_digest=task.split_digest,
         wall_s=1.0, cpu_s=1.0, trials=(trial,),

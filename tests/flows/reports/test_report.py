@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from vitline.flows.catalog.records import StageRecord
 from vitline.flows.reports.report import render, score_rows, stage_time, standard_error
 from vitline.infra.html.plots import line_plot, ticks
+from vitline.vit.evaluation.calibration import Bin, Calibration
 from vitline.vit.evaluation.evaluate import Score
 
 from ...elements import Elements
@@ -93,10 +94,15 @@ def test_stages_show_their_time_or_that_they_were_reused():
 
 
 def test_a_row_compares_a_model_with_its_control_and_with_chance():
-    scores = [score(digest="d" * 64), score(value=0.625), score("emoji", 0.5, digest="d" * 64, num_examples=1897)]
+    calibration = Calibration(ece=0.05, bins=(Bin(examples=100, confidence=0.75, accuracy=0.8),))
+    scores = [
+        score(digest="d" * 64, calibration=calibration),
+        score(value=0.625),
+        score("emoji", 0.5, digest="d" * 64, num_examples=1897),
+    ]
     assert score_rows(scores) == [
-        ["digits", "80.0 %", "62.5 %", "+17.5", "25.0 %", "12.5 %", "8", "100"],
-        ["emoji", "50.0 %", "-", "-", "25.0 %", "12.5 %", "8", "1,897"],
+        ["digits", "80.0 %", "62.5 %", "+17.5", "5.0 %", "25.0 %", "12.5 %", "8", "100"],
+        ["emoji", "50.0 %", "-", "-", "-", "25.0 %", "12.5 %", "8", "1,897"],
     ]
     assert score_rows([score(value=0.5)])[0][1:4] == ["-", "50.0 %", "-"]
     assert score_rows([score(value=0.25, digest="d"), score(value=0.5)])[0][3] == "-25.0"

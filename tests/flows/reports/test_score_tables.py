@@ -13,8 +13,11 @@ from vitline.flows.reports.scored_models import ModelFacts, device_days, model_f
 from vitline.infra.runs.journal import Journal
 from vitline.infra.runs.run_state import write_state
 from vitline.infra.storage import open_store
+from vitline.vit.evaluation.calibration import Bin, Calibration
 from vitline.vit.evaluation.evaluate import Score
+from vitline.vit.evaluation.reference.corruption_errors import ALEXNET_ERRORS
 from vitline.vit.evaluation.reference.report import VTAB_CORPORA
+from vitline.vit.evaluation.tasks import IMAGENET_C
 from vitline.vit.models.variants import network_variant
 
 from ...elements import Elements
@@ -128,6 +131,39 @@ def test_own_tasks_and_probes_have_separate_tables(scored):
     ]
     assert frozen.columns == ("model", "task", "5 shots", "10 shots", "own head", "kNN", "linear")
     assert frozen.rows[0][1:] == ("digits", *["85.00 ±1.79"] * 5)
+
+
+def test_calibration_is_a_table_over_all_protocols_that_give_probabilities(scored):
+    def calibration(ece):
+        return Calibration(ece=ece, bins=(Bin(examples=10, confidence=0.9, accuracy=0.9 - ece),))
+
+    model = scored.model("ours")
+    for seed, ece in enumerate((0.1, 0.2)):
+        scored.add(model, "vtab-dtd", 0.75, seed=seed, calibration=calibration(ece))
+    scored.add(model, "digits", 0.85, protocol="knn", calibration=calibration(0.05))
+    scored.add(model, "digits", 0.85, protocol="fewshot-5")
+    scored.add(None, "digits", 0.8)
+    table = next(t for t in text_tables(read_report(scored.root)) if t.title.startswith("Calibration"))
+    assert table.columns == ("model", "task", "protocol", "top-1", "mean confidence", "ECE")
+    assert [row[1:] for row in table.rows] == [
+        ("vtab-dtd", "vit-paper", "75.0", "90.0", "15.0"),
+        ("digits", "knn", "85.0", "90.0", "5.0"),
+    ]
+
+
+def test_robustness_has_a_column_for_each_test_set_and_the_mean_corruption_error(scored):
+    model, other = scored.model("ours"), scored.model("other")
+    for task, value in (("imagenet", 0.85), ("imagenet-a", 0.5), ("objectnet", 0.25)):
+        scored.add(model, task, value, protocol="head")
+    for task in IMAGENET_C:
+        scored.add(model, task, 1 - ALEXNET_ERRORS[task] / 2, protocol="head")
+    scored.add(other, IMAGENET_C[0], 0.5, protocol="head")
+    table = next(t for t in text_tables(read_report(scored.root)) if t.title.startswith("Robustness"))
+    assert table.columns == ("model", "ImageNet", "ReaL", "V2", "A", "R", "Sketch", "ObjectNet", "C", "mCE")
+    assert line(table, "ours")[1:5] == ("85.00 ±0.36", "-", "-", "50.00 ±0.50")
+    # Half of AlexNet's error everywhere, whose mean is 78.90 %.
+    assert line(table, "ours")[7:] == ("25.00 ±0.43", "60.55", "50.00")
+    assert line(table, "other")[1:] == ("-",) * 9
 
 
 def test_scores_of_published_weights_are_checked(scored):

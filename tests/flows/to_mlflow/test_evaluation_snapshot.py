@@ -13,9 +13,11 @@ from vitline.infra.mlflow.tracking import Tracking
 from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.runs.run_state import write_state
 from vitline.infra.storage import open_store
+from vitline.vit.evaluation.calibration import Bin, Calibration
 from vitline.vit.evaluation.evaluate import EvaluationSpec, Score, TaskRef
 from vitline.vit.evaluation.protocols import Protocol
-from vitline.vit.evaluation.tasks import VTAB_TASKS
+from vitline.vit.evaluation.reference.corruption_errors import ALEXNET_ERRORS
+from vitline.vit.evaluation.tasks import IMAGENET_C, VTAB_TASKS
 from vitline.vit.evaluation.trials import TrialResult
 from vitline.vit.input.config import AugmentConfig
 from vitline.vit.input.image_contract import ImageContract
@@ -30,6 +32,9 @@ TRIED = (
     {"peak_lr": 0.1, "total_steps": 60, "val_top1": 0.5},
     {"peak_lr": 0.3, "total_steps": 60, "val_top1": 0.75},
 )
+
+
+CALIBRATION = Calibration(ece=0.125, bins=(Bin(examples=797, confidence=0.625, accuracy=0.5),))
 
 
 def score(task: str, value: float, model: str | None = MODEL, protocol: str = "vit-paper", **changes) -> Score:
@@ -70,6 +75,24 @@ def test_scores_have_their_metric_names():
     two = score_values([score("digits", 0.1), score("digits", 0.2, "file:///m/emoji/2")], {})
     assert two["tasks/digits/top1"] == (0.1, 0)
     assert two["tasks/digits/top1_2"] == (0.2, 0)
+
+
+def test_calibration_is_a_metric_beside_top1_and_records_without_it_have_none():
+    known = score("digits", 0.7, calibration=CALIBRATION)
+    both = {"tasks/digits/top1": (0.7, 320), "tasks/digits/ece": (0.125, 320), "time/trials_s": (2.0, 0)}
+    assert score_values([known], {MODEL: 320}) == both
+    stored = {name: value for name, value in known.model_dump(mode="json").items() if name != "calibration"}
+    assert score_values([known, replace(Score.model_validate(stored), seed=1)], {MODEL: 320}).keys() == both.keys()
+    probe = score("digits", 0.7, None, "fewshot-5", calibration=CALIBRATION)
+    assert score_values([probe], {})["fewshot/digits/5shot/ece_from_scratch"] == (0.125, 0)
+
+
+def test_all_of_imagenet_c_has_means():
+    some = [score(task, 0.5, protocol="head") for task in IMAGENET_C]
+    found = score_values(some, {MODEL: 320})
+    assert found["head/imagenet-c/top1"] == (pytest.approx(0.5), 320)
+    assert found["head/imagenet-c/mce"] == (pytest.approx(sum(0.5 / e for e in ALEXNET_ERRORS.values()) / 15), 320)
+    assert not [name for name in score_values(some[1:], {}) if "imagenet-c/" in name]
 
 
 def test_seeds_are_aggregated_in_one_metric_and_shots_are_separate_metrics():
@@ -113,7 +136,10 @@ def test_every_setting_is_shown_and_the_chosen_one_is_marked():
         "| 0.1 | 60 | 50.0 % |",
         "| **0.3** | **60** | **75.0 %** |",
     ]
-    assert settings_table("knn", score("digits", 0.5, tried=(), chosen={})) == "knn: top-1 50.0 % of 797 images"
+    probe = score("digits", 0.5, tried=(), chosen={})
+    assert settings_table("knn", probe) == "knn: top-1 50.0 % of 797 images"
+    known = settings_table("knn", replace(probe, calibration=CALIBRATION))
+    assert known == "knn: top-1 50.0 % of 797 images, expected calibration error 12.5 %"
 
 
 @pytest.fixture
@@ -195,6 +221,12 @@ def test_several_seeds_share_a_child_and_keep_their_files_apart(evaluated, root)
     assert {"seed0.peak_lr", "seed1.val_top1"} <= child.params.keys()
     assert child.stored_files["seed1/top_losses.html"] == "trials/d-final-1/abc/top_losses.html"
     assert {name for name, _, _ in child.curves} == {"train/loss_seed0", "train/loss_seed1"}
+
+
+def test_the_diagram_of_a_probe_is_a_file_of_its_child(evaluated, root):
+    probe = score("digits", 0.5, trials=("d-final-7",), files=("digits-knn-x/reliability.png",))
+    (child,) = stage_snapshot(open_store(root), evaluated(probe)).children
+    assert child.stored_files["reliability.png"] == "trials/digits-knn-x/reliability.png"
 
 
 def test_an_evaluation_without_its_trials_or_its_corpus_is_shown_without_them(evaluated, root, digits):

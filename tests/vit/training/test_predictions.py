@@ -18,6 +18,7 @@ from vitline.vit.config import OptimConfig, TrainRecipe
 from vitline.vit.evaluation import run_trial as running
 from vitline.vit.evaluation import top_losses as top_losses_module
 from vitline.vit.evaluation import trial_files
+from vitline.vit.evaluation.calibration import calibration_of
 from vitline.vit.evaluation.confusion import (
     confused_pairs_csv,
     confusion,
@@ -142,7 +143,16 @@ def test_files_of_a_trial_agree_with_each_other_and_with_its_score(trained, digi
     trials, _, result = trained
     predictions, names = stored_predictions(trained), load_class_names(digits)
     files = {key.rpartition("/")[2]: trials.read(key) for key in result.files}
-    assert list(files) == ["predictions.parquet", "per_class.csv", "top_losses.html", "confusion.csv", "confusion.png"]
+    assert list(files) == [
+        "predictions.parquet",
+        "per_class.csv",
+        "top_losses.html",
+        "reliability.png",
+        "confusion.csv",
+        "confusion.png",
+    ]
+    assert result.calibration == calibration_of(predictions.probability, predictions.right)
+    assert sum(each.examples * each.accuracy for each in result.calibration.bins) / 797 == pytest.approx(result.top1)
     head, *rows = rows_of(files["confusion.csv"].decode())
     assert head[1:] == names == [row[0] for row in rows]
     counts = np.array([row[1:] for row in rows], int)
@@ -247,7 +257,7 @@ def test_most_confused_pairs_are_listed_for_many_classes(digits, monkeypatch):
     ]
     monkeypatch.setattr(trial_files, "load_class_names", lambda corpus: names)
     files = trial_figures(found, digits, load_manifest(digits), "test", "x")
-    assert list(files) == ["per_class.csv", "top_losses.html", "confused_pairs.csv"]
+    assert list(files) == ["per_class.csv", "top_losses.html", "reliability.png", "confused_pairs.csv"]
 
 
 def test_classes_of_equal_names_are_numbered():
@@ -341,6 +351,7 @@ def test_failure_of_one_trial_file_is_logged_and_the_others_are_written(trained,
     assert [key.rpartition("/")[2] for key in keys] == [
         "predictions.parquet",
         "per_class.csv",
+        "reliability.png",
         "confusion.csv",
         "confusion.png",
     ]

@@ -44,6 +44,9 @@ class Cell:
     by_seed: Mapping[int, float]
     num_examples: int
     majority_fraction: float
+    ece: float | None
+    """Expected calibration error, as `value` over the seeds; None if one of them has none."""
+    mean_confidence: float | None
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,17 @@ def scores_by_model(records: Iterable[ScoreRecord]) -> list[ModelScores]:
     for init, score in records:
         grouped.setdefault((init, score.protocol), []).append(score)
     return [_model_scores(init, scores) for (init, _), scores in grouped.items()]
+
+
+def metrics_over_seeds(scores: Iterable[Score]) -> dict[str, float]:
+    """The metrics of one model: those of each task over the seeds, as the authors of the protocol combine scores."""
+    seeds: dict[str, list[float]] = {}
+    protocols: dict[str, str] = {}
+    for score in scores:
+        for name, value in score.metrics.items():
+            seeds.setdefault(name, []).append(value)
+            protocols.setdefault(name, score.protocol)
+    return {name: over_seeds(protocols[name], values) for name, values in seeds.items()}
 
 
 def group_means(scores: Mapping[str, float]) -> dict[str, float]:
@@ -234,6 +248,7 @@ def _cell(protocol: str, by_seed: Mapping[int, Score]) -> Cell:
     values = [score.value for score in scores]
     value, several = over_seeds(protocol, values), len(values) > 1
     examples = min(score.num_examples for score in scores)
+    known = [score.calibration for score in scores if score.calibration]
     return Cell(
         value=value,
         noise=stdev(values) if several else standard_error(value, examples),
@@ -242,6 +257,8 @@ def _cell(protocol: str, by_seed: Mapping[int, Score]) -> Cell:
         by_seed={seed: score.value for seed, score in sorted(by_seed.items())},
         num_examples=examples,
         majority_fraction=scores[0].majority_fraction,
+        ece=over_seeds(protocol, [c.ece for c in known]) if len(known) == len(scores) else None,
+        mean_confidence=over_seeds(protocol, [c.mean_confidence for c in known]) if len(known) == len(scores) else None,
     )
 
 

@@ -14,7 +14,7 @@ def test_a_data_set_has_its_files_as_the_table_lists_them():
 
 
 def test_every_table_is_valid_and_names_each_file_once():
-    assert len(module._tables()) == 20
+    assert len(module._tables()) == 28
     for data_set in module._tables():
         names = [name for file in official_files(data_set).files for name in (file.name, *file.other_names)]
         assert len(set(names)) == len(names)

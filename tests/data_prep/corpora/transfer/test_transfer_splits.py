@@ -1,9 +1,13 @@
 """The splits on which the ViT paper trains, selects settings and tests."""
 
+from typing import get_args
+
 import pytest
 
 from vitline.data_prep.benchmarks.tfds_order import order_prefix, tfds_order
 from vitline.data_prep.benchmarks.transfer.transfer_splits import OFFICIAL_SPLITS, TEST_SETS, VIEWS
+from vitline.data_prep.config import TransferTaskName
+from vitline.vit.evaluation.tasks import ROBUSTNESS
 
 # Sizes of training and test sets, and the part of train on which the learning rate is selected.
 SIZES = {
@@ -34,7 +38,17 @@ def test_splits_are_those_of_the_released_configs(name):
 
 def test_every_task_has_split_sizes_and_its_own_joined_splits():
     assert OFFICIAL_SPLITS.keys() == SIZES.keys()
-    assert TEST_SETS == {"imagenet-real": 46_837, "imagenet-v2": 10_000}
+    assert list(TEST_SETS.items())[:6] == [
+        ("imagenet-real", 46_837),
+        ("imagenet-v2", 10_000),
+        ("imagenet-a", 7500),
+        ("imagenet-r", 30_000),
+        ("imagenet-sketch", 50_889),
+        ("objectnet", 18_574),
+    ]
+    assert list(TEST_SETS.values())[6:] == [250_000] * 15
+    assert tuple(TEST_SETS)[2:] == ROBUSTNESS
+    assert {*OFFICIAL_SPLITS, *TEST_SETS} == {*get_args(TransferTaskName)}
     assert VIEWS == {"trainval": ("train", "val")}
 
 

@@ -77,7 +77,10 @@ def test_the_command_writes_one_file_that_loads_nothing(three, root, tmp_path):
     assert done.exit_code == 0, done.output
     text = page.read_text()
     assert not re.search(r'(src|href)="(?!#|data:)', text)
-    assert text.count("<polyline") == 6  # by images and by hours
+    assert text.count("<polyline") == 6 + 3 * text.count(
+        "Reliability on"
+    )  # by images and by hours; two and the grey line
+    assert "night-1, ECE 6.3 %" in text  # sure of all and wrong on 50 of 797
     assert "Pre-training loss by images seen" in text
     assert "night-3 cannot be compared: one of both has no scores." in text
 

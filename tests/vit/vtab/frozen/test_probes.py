@@ -18,6 +18,7 @@ from vitline.infra.config import replace
 from vitline.infra.runs.task_watch import TaskWatch
 from vitline.infra.runs.watchdog import Watchdog
 from vitline.infra.storage import open_store
+from vitline.vit.evaluation.calibration import calibration_of
 from vitline.vit.evaluation.evaluate import TaskRef
 from vitline.vit.features import score_probes as scoring
 from vitline.vit.features.features import FeatureReader
@@ -27,6 +28,7 @@ from vitline.vit.models.vit import VisionTransformer
 from vitline.vit.published.models import load_model
 from vitline.vit.run.run_spec import read_progress
 from vitline.vit.training.evaluate import evaluate
+from vitline.vit.training.predictions import Predictions
 
 from ..conftest import ARCHITECTURE, published, reference
 
@@ -81,6 +83,8 @@ def test_scores_equal_those_of_scikit_learn_on_the_same_features(models, probe_s
     theirs = LogisticRegression(C=1 / (linear.chosen["strength"] * 1000), tol=1e-9, max_iter=5000)
     expected = theirs.fit((x - mean) / scale, y).score((test - mean) / scale, truth)
     assert linear.value == pytest.approx(expected, abs=1.5 / 797)  # one tie may be decided otherwise
+    probability = theirs.predict_proba((test - mean) / scale).max(axis=1)
+    assert linear.calibration.mean_confidence == pytest.approx(probability.mean(), abs=1e-4)
 
     def weight(distance):
         return np.exp((1 - distance) / 0.07)
@@ -88,6 +92,8 @@ def test_scores_equal_those_of_scikit_learn_on_the_same_features(models, probe_s
     (knn,) = score(probe_spec("knn", models.trained))
     neighbours = KNeighborsClassifier(20, weights=weight, algorithm="brute", metric="cosine").fit(x, y)
     assert knn.value == pytest.approx(neighbours.score(test, truth), abs=1.5 / 797)
+    share = neighbours.predict_proba(test).max(axis=1)
+    assert knn.calibration.mean_confidence == pytest.approx(share.mean(), abs=1e-4)
 
     few = score(probe_spec("fewshot", models.trained, seed=3))[1]
     rng = np.random.default_rng(3)
@@ -97,6 +103,7 @@ def test_scores_equal_those_of_scikit_learn_on_the_same_features(models, probe_s
     ridge.fit(np.c_[(shot - mean) / scale, np.full(100, 100.0)], 2 * np.eye(10)[y[rows].astype(int)] - 1)
     predicted = ridge.predict(np.c_[(test - mean) / scale, np.full(797, 100.0)]).argmax(axis=1)
     assert few.value == pytest.approx((predicted == truth).mean(), abs=1.5 / 797)
+    assert (few.calibration, few.files) == (None, ())  # least squares gives no probabilities
 
 
 def test_one_feature_pass_serves_every_probe(models, probe_spec, score, digits, root, images_forwarded):
@@ -131,12 +138,18 @@ def test_score_records_contain_the_choice_and_have_keys_by_protocol(models, prob
         assert sum(key.startswith(f"scores/digits/{protocol}/{model}-s0-") for key in keys) == 1
 
 
-def test_head_probe_equals_an_evaluation_of_the_whole_network(models, probe_spec, score, digits):
-    model, manifest = load_model(models.trained), load_manifest(digits)
+def test_head_probe_equals_an_evaluation_of_the_whole_network(models, probe_spec, score, digits, root):
+    model, manifest, noted = load_model(models.trained), load_manifest(digits), []
     with eval_batches(digits, manifest, "test", model.contract.evaluation, batch_size=64) as batches:
-        expected = evaluate(model.network, batches, 797)
+        expected = evaluate(model.network, batches, 797, note=noted.append)
     (found,) = score(probe_spec("head", models.trained))
     assert (found.value, found.majority_fraction) == (expected.top1, expected.majority_fraction)
+    predictions = Predictions.joined(noted)
+    calibration = calibration_of(predictions.probability, predictions.right)
+    assert found.calibration.ece == pytest.approx(calibration.ece, abs=1e-5)
+    assert found.calibration.mean_confidence == pytest.approx(calibration.mean_confidence, abs=1e-5)
+    (key,) = found.files
+    assert open_store(root).read(f"trials/{key}").startswith(b"\x89PNG")
 
 
 def test_head_probe_accepts_any_of_several_labels(root, probe_spec, score, tmp_path):
@@ -189,15 +202,31 @@ def test_control_from_scratch_is_refused(models, probe_spec):
         plan_probe_trials(probe_spec("knn", models.trained, None))
 
 
-def test_a_head_of_other_classes_is_refused_with_the_difference(models, probe_spec, digits, root):
-    network, names = VisionTransformer(ARCHITECTURE, 10), list("0123456789")
-    swapped = published(root, "swapped", network, [*names[:3], "4", "3", *names[5:]])
-    with pytest.raises(ValueError, match=r"swapped/1 cannot .* class 3 is '4' in the head and '3' in the corpus"):
-        plan_probe_trials(probe_spec("head", swapped))
-    fewer = published(root, "fewer", VisionTransformer(ARCHITECTURE, 3), names[:3])
-    with pytest.raises(ValueError, match=r"the head has 3 classes, the corpus 10.*use protocol 'linear'"):
+def test_a_head_that_lacks_a_class_of_the_corpus_is_refused(models, probe_spec, digits, root):
+    fewer = published(root, "fewer", VisionTransformer(ARCHITECTURE, 3), list("012"))
+    with pytest.raises(ValueError, match=r"0 of its classes and 1 of the corpus are named '3'.*use protocol 'linear'"):
         plan_probe_trials(probe_spec("head", fewer))
     assert plan_probe_trials(probe_spec("linear", fewer))
+    twice = published(root, "twice", VisionTransformer(ARCHITECTURE, 11), list("01234567893"))
+    with pytest.raises(ValueError, match=r"2 of its classes and 1 of the corpus are named '3', expected one each"):
+        plan_probe_trials(probe_spec("head", twice))
+
+
+def test_a_head_of_more_classes_chooses_among_those_of_the_corpus(models, probe_spec, score, root):
+    """The same head in another order, with a further class that has the largest logit of all, scores the same."""
+    model = load_model(models.trained)
+    network, order = VisionTransformer(ARCHITECTURE, 11), [3, 1, 4, 0, 5, 9, 2, 6, 8, 7]
+    state = {name: value.clone() for name, value in model.network.state_dict().items()}
+    weight, bias = state["head.weight"][order], state["head.bias"][order]
+    state |= {"head.weight": torch.cat([weight, 0 * weight[:1]]), "head.bias": torch.cat([bias, torch.tensor([1e3])])}
+    network.load_state_dict(state)
+    more = published(root, "more", network, [*(str(digit) for digit in order), "a larger class"])
+    (trial,), (same,) = (plan_probe_trials(probe_spec("head", uri)) for uri in (more, models.trained))
+    assert trial.head_classes == tuple(order.index(digit) for digit in range(10))
+    assert same.head_classes == ()
+    (found,), (expected,) = (score(probe_spec("head", uri)) for uri in (more, models.trained))
+    assert found.value == expected.value > 0.5
+    assert found.calibration.ece == pytest.approx(expected.calibration.ece, abs=1e-6)
 
 
 @pytest.fixture
