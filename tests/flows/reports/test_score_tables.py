@@ -256,6 +256,17 @@ def test_the_cost_of_a_model_includes_the_models_it_was_fine_tuned_from(scored):
     assert facts.device_days == pytest.approx(2 * 8 * 0.5, rel=1e-3)
 
 
+def test_a_kept_model_has_the_data_and_the_cost_of_the_model_that_it_was_fine_tuned_from(scored):
+    first, _ = scored.model("own", provenance={**L16, "images_seen": 1_000_000})
+    kept, _ = scored.model(
+        "own-pets", provenance={"trial": "pets-final-1", "init_model": first, "images_seen": 1_000_000}
+    )
+    facts = model_facts(scored.root, kept)
+    assert facts.data == "ImageNet-21k"
+    assert facts.exaflops == pytest.approx(2 * model_facts(scored.root, first).exaflops)
+    assert facts.device_days is None
+
+
 def test_time_between_a_kill_and_the_next_start_is_not_counted_as_cost(tmp_path, monkeypatch):
     # Two workers for an hour, then killed; most of a day later four workers for an hour.
     run = open_store(tmp_path / "run")

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from vitline.flows.catalog.lists import list_models
 from vitline.flows.forms.evaluation_plan import resolve_evaluate
 from vitline.flows.forms.forms import EvaluateRequest
 from vitline.flows.runs import evaluate_tasks as running
@@ -71,6 +72,9 @@ def test_a_request_is_reused_as_long_as_its_models_are_there(root, plan, score, 
         spec, _, scores = evaluate_tasks("scores", plan(keep_models=True, num_seeds=2), services)
         assert (spec, len(scores)) == (kept, 2)
     names = [f"tiny-digits/{one.trials[-1][-12:]}" for one in scores]
+    assert {row["run"] for row in list_models(root) if row["name"] == "tiny-digits"} == {
+        one.trials[-1] for one in scores
+    }
     assert said == [f"models kept: {', '.join(names)}"] * 2
     open_store(root).delete(f"models/{names[0]}/config.json")
     with pytest.raises(ValueError, match="or the kept models were deleted"):
