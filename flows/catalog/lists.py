@@ -113,7 +113,7 @@ def corpus_stats(corpus: Store) -> FoundStats:
         stats = CorpusStats.from_json(corpus.read_json(STATS_KEY))
     except FileNotFoundError as error:
         raise RuntimeError(
-            f"{corpus.uri} has no {STATS_KEY}. Delete its manifest.json and run `vitline data prep` again, which writes only what is "
+            f"{corpus.uri} has no {STATS_KEY}. Delete its manifest.json and run `vitline data prepare` again, which writes only what is "
             "missing."
         ) from error
     return FoundStats(stats, f"{manifest.name}/{manifest.version}")
