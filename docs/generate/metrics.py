@@ -116,7 +116,7 @@ def differing_metrics() -> list[str]:
     return sorted((found ^ written) | (samples - known))
 
 
-PUT_TOGETHER = ("data/", "probe/", "system/", "vtab/")
+PUT_TOGETHER = ("data/", "head/", "probe/", "system/", "vtab/")
 """Metrics whose names the code makes from parts."""
 
 

@@ -93,6 +93,7 @@ def test_all_of_imagenet_c_has_means():
     assert found["head/imagenet-c/top1"] == (pytest.approx(0.5), 320)
     assert found["head/imagenet-c/mce"] == (pytest.approx(sum(0.5 / e for e in ALEXNET_ERRORS.values()) / 15), 320)
     assert not [name for name in score_values(some[1:], {}) if "imagenet-c/" in name]
+    assert tuple(ALEXNET_ERRORS) == IMAGENET_C
 
 
 def test_seeds_are_aggregated_in_one_metric_and_shots_are_separate_metrics():

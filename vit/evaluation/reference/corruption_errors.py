@@ -5,29 +5,23 @@ from statistics import fmean
 
 from vitline.vit.evaluation.tasks import IMAGENET_C
 
-ALEXNET_ERRORS = dict(
-    zip(
-        IMAGENET_C,
-        (
-            0.886428,
-            0.894468,
-            0.922640,
-            0.819880,
-            0.826268,
-            0.785948,
-            0.798360,
-            0.866816,
-            0.826572,
-            0.819324,
-            0.564592,
-            0.853204,
-            0.646056,
-            0.717840,
-            0.606500,
-        ),
-        strict=True,
-    )
-)
+ALEXNET_ERRORS = {
+    "imagenet-c-gaussian-noise": 0.886428,
+    "imagenet-c-shot-noise": 0.894468,
+    "imagenet-c-impulse-noise": 0.922640,
+    "imagenet-c-defocus-blur": 0.819880,
+    "imagenet-c-glass-blur": 0.826268,
+    "imagenet-c-motion-blur": 0.785948,
+    "imagenet-c-zoom-blur": 0.798360,
+    "imagenet-c-snow": 0.866816,
+    "imagenet-c-frost": 0.826572,
+    "imagenet-c-fog": 0.819324,
+    "imagenet-c-brightness": 0.564592,
+    "imagenet-c-contrast": 0.853204,
+    "imagenet-c-elastic-transform": 0.646056,
+    "imagenet-c-pixelate": 0.717840,
+    "imagenet-c-jpeg-compression": 0.606500,
+}
 """Top-1 error of AlexNet for each corruption, over all five severities: arXiv:1903.12261, Table 1, with the digits of the code of AugMix
 (arXiv:1912.02781)."""
 
