@@ -105,11 +105,11 @@ def _check_growing(corpora: Corpora, source: CorpusChoice, name: str) -> None:
 def _check_long_run(recipe: TrainRecipe, nights: NightSettings) -> None:
     """Refuses parts of a long run that are too short for its batch or its warmup."""
     batch, advance = recipe.input.global_batch_size, nights.advance_images or 0
-    least = batch * (recipe.optim.warmup_steps + 1)
+    least = batch * (recipe.optim.steps_to_peak + 1)
     if advance < least:
         raise ValueError(
             f"nights.advance_images={advance:,} ends within the warmup, which no cooldown can follow. Set it to at least {least:,}, the "
-            f"warmup of {recipe.optim.warmup_steps:,} steps and one batch of {batch:,} images."
+            f"warmup of {recipe.optim.steps_to_peak:,} steps and one batch of {batch:,} images."
         )
     _check_cooldown(recipe, nights, None)
 
