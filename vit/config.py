@@ -18,7 +18,7 @@ from pydantic import (
 
 from vitline.infra.config import FrozenConfig, digest_of, digested_as, omitted_at_default
 from vitline.vit.input.config import InputConfig
-from vitline.vit.models.config import ActivationCheckpointing, AnyNetworkConfig, PatchTarget, ViTConfig
+from vitline.vit.models.config import ActivationCheckpointing, AnyNetworkConfig, PatchTarget, TransformerConfig, ViTConfig
 from vitline.vit.models.user_code import is_reference
 
 Loss = Literal["softmax", "sigmoid"]
@@ -244,11 +244,14 @@ class TrainRecipe(FrozenConfig):
     def _check_layers(self) -> None:
         """Refuses layers that the network does not have."""
         frozen, blocks = self.optim.frozen, self.model.num_blocks
-        if not blocks and (self.optim.layer_decay < 1 or frozen not in ("none", "backbone")):
-            name = "layer_decay" if self.optim.layer_decay < 1 else "frozen"
+        if self.optim.layer_decay < 1 and not blocks:
             raise ValueError(
-                f"optim.{name}={getattr(self.optim, name)} needs a network whose layers are known, not {self.model.summary}: use one of "
-                "vitline, or optim.frozen=backbone or optim.head_first_steps, which need its head only."
+                f"optim.layer_decay={self.optim.layer_decay} needs a network whose layers are known, not {self.model.summary}. Leave it out."
+            )
+        # On CPUs torch's GroupNorm crashes in the backward pass if its input needs no gradient, as behind frozen blocks of a ResNet.
+        if frozen not in ("none", "backbone") and not isinstance(self.model, TransformerConfig):
+            raise ValueError(
+                f"optim.frozen={frozen} needs a Vision Transformer or a hybrid, not {self.model.summary}. Freeze the backbone, or nothing."
             )
         if isinstance(frozen, int) and frozen > blocks:
             raise ValueError(f"optim.frozen={frozen} is more than the {blocks} blocks of the network, {self.model.summary}.")
