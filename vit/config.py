@@ -18,7 +18,13 @@ from pydantic import (
 
 from vitline.infra.config import FrozenConfig, digest_of, digested_as, omitted_at_default
 from vitline.vit.input.config import InputConfig
-from vitline.vit.models.config import ActivationCheckpointing, AnyNetworkConfig, PatchTarget, TransformerConfig, ViTConfig
+from vitline.vit.models.config import (
+    ActivationCheckpointing,
+    AnyNetworkConfig,
+    PatchTarget,
+    TransformerConfig,
+    ViTConfig,
+)
 from vitline.vit.models.user_code import is_reference
 
 Loss = Literal["softmax", "sigmoid"]
@@ -75,7 +81,9 @@ class UpdateConfig(FrozenConfig):
         for name in ("layer_decay", "head_first_steps"):
             value = getattr(self, name)
             if self.frozen == "backbone" and value != type(self).model_fields[name].default:
-                raise ValueError(f"{name}={value} has no effect with frozen='backbone', which trains the head only. Leave it out.")
+                raise ValueError(
+                    f"{name}={value} has no effect with frozen='backbone', which trains the head only. Leave it out."
+                )
         return self
 
 
@@ -246,15 +254,19 @@ class TrainRecipe(FrozenConfig):
         frozen, blocks = self.optim.frozen, self.model.num_blocks
         if self.optim.layer_decay < 1 and not blocks:
             raise ValueError(
-                f"optim.layer_decay={self.optim.layer_decay} needs a network whose layers are known, not {self.model.summary}. Leave it out."
+                f"optim.layer_decay={self.optim.layer_decay} needs a network whose layers are known, not {self.model.summary}. Leave it "
+                "out."
             )
         # On CPUs torch's GroupNorm crashes in the backward pass if its input needs no gradient, as behind frozen blocks of a ResNet.
         if frozen not in ("none", "backbone") and not isinstance(self.model, TransformerConfig):
             raise ValueError(
-                f"optim.frozen={frozen} needs a Vision Transformer or a hybrid, not {self.model.summary}. Freeze the backbone, or nothing."
+                f"optim.frozen={frozen} needs a Vision Transformer or a hybrid, not {self.model.summary}. Freeze the backbone, or "
+                "nothing."
             )
         if isinstance(frozen, int) and frozen > blocks:
-            raise ValueError(f"optim.frozen={frozen} is more than the {blocks} blocks of the network, {self.model.summary}.")
+            raise ValueError(
+                f"optim.frozen={frozen} is more than the {blocks} blocks of the network, {self.model.summary}."
+            )
 
     def _check_masked_patches(self) -> None:
         if not isinstance(self.model, ViTConfig) or self.model.pool == "map" or self.model.pre_logits:

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from vitline.vit.config import Frozen
 from vitline.vit.models.build import meta_network
 from vitline.vit.models.config import ActivationCheckpointing, NetworkConfig
 from vitline.vit.models.recompute import kept_operators, recompute_blocks
+from vitline.vit.training.layers import freeze, is_frozen
 
 _CLASSES = 1000
 
@@ -22,20 +24,27 @@ def num_weights(config: NetworkConfig, num_classes: int) -> int:
     return sum(parameter.numel() for parameter in meta_network(config, num_classes).parameters())
 
 
+def num_frozen_weights(config: NetworkConfig, frozen: Frozen) -> int:
+    """Number of weights and biases that a recipe freezes, for any number of classes."""
+    named = [] if frozen == "none" else meta_network(config, _CLASSES).named_parameters()
+    return sum(parameter.numel() for name, parameter in named if is_frozen(name, config, frozen))
+
+
 def activation_bytes(
     config: NetworkConfig,
     num_examples: int = 1,
     *,
     bfloat16: bool = False,
     checkpointing: ActivationCheckpointing = "none",
+    frozen: Frozen = "none",
 ) -> int:
     """Bytes of activations that a training step keeps for `num_examples` until its backward pass."""
-    one = _kept_bytes(config, 1, bfloat16, checkpointing)
-    return _kept_bytes(config, num_examples + 1, bfloat16, checkpointing) - one
+    one = _kept_bytes(config, 1, bfloat16, checkpointing, frozen)
+    return _kept_bytes(config, num_examples + 1, bfloat16, checkpointing, frozen) - one
 
 
 def _kept_bytes(
-    config: NetworkConfig, num_examples: int, bfloat16: bool, checkpointing: ActivationCheckpointing
+    config: NetworkConfig, num_examples: int, bfloat16: bool, checkpointing: ActivationCheckpointing, frozen: Frozen
 ) -> int:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -48,7 +57,7 @@ def _kept_bytes(
 
     network, side = meta_network(config, _CLASSES), config.image_size_px
     with FakeTensorMode(allow_non_fake_inputs=True):
-        network.to_empty(device="cpu").train()
+        freeze(network.to_empty(device="cpu").train(), frozen)
         recompute_blocks(network, checkpointing)
         with (
             torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),

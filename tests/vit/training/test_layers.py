@@ -16,7 +16,15 @@ from vitline.vit.training.schedule import lr_at
 from vitline.vit.training.world import World
 
 CPU = World()
-SHARES = {"patch_embed": 0.125, "cls_token": 0.125, "pos_embed": 0.125, "blocks.0": 0.25, "blocks.1": 0.5, "norm": 1.0, "head": 1.0}
+SHARES = {
+    "patch_embed": 0.125,
+    "cls_token": 0.125,
+    "pos_embed": 0.125,
+    "blocks.0": 0.25,
+    "blocks.1": 0.5,
+    "norm": 1.0,
+    "head": 1.0,
+}
 """Of the tiny network, whose depth is 2, with a decay of one half."""
 
 
@@ -53,7 +61,10 @@ def test_layer_decay_is_that_of_parameter_groups_by_hand(changed, make_batch, op
         }
         for name, p in model.named_parameters()
     ]
-    kind = {"adamw": lambda groups: torch.optim.AdamW(groups, eps=1e-3), "sgd": lambda groups: torch.optim.SGD(groups, momentum=0.9)}[optimizer]
+    kind = {
+        "adamw": lambda groups: torch.optim.AdamW(groups, eps=1e-3),
+        "sgd": lambda groups: torch.optim.SGD(groups, momentum=0.9),
+    }[optimizer]
     reference = kind(groups)
     for step, height in enumerate(steps):
         batch = make_batch(step)
@@ -102,7 +113,10 @@ def test_frozen_weights_stay_bit_for_bit_and_have_no_moments(changed, make_batch
 
 
 def test_the_head_is_trained_first_as_if_the_others_were_frozen_and_then_all(changed, make_batch):
-    recipe, probe = changed(head_first_steps=3), changed(frozen="backbone", schedule="linear", end_lr=1e-2, warmup_steps=0)
+    recipe, probe = (
+        changed(head_first_steps=3),
+        changed(frozen="backbone", schedule="linear", end_lr=1e-2, warmup_steps=0),
+    )
     before = weights(initial_state(recipe, 5, CPU.device))
     state, alone = trained(recipe, make_batch, 3), trained(probe, make_batch, 3)
     for name, value in weights(state).items():
@@ -139,7 +153,10 @@ def test_defaults_change_no_digest(changed):
     recipe = changed()
     assert digest_of(changed(layer_decay=1.0, frozen="none", head_first_steps=0)) == digest_of(recipe)
     assert not {"layer_decay", "frozen", "head_first_steps"} & recipe.model_dump(mode="json")["optim"].keys()
-    assert len({digest_of(changed(**each)) for each in ({"layer_decay": 0.9}, {"frozen": 1}, {"head_first_steps": 1})}) == 3
+    assert (
+        len({digest_of(changed(**each)) for each in ({"layer_decay": 0.9}, {"frozen": 1}, {"head_first_steps": 1})})
+        == 3
+    )
 
 
 OWN = UserNetworkConfig(network="lab.nets:Crow", image_size_px=8)
@@ -154,9 +171,9 @@ OWN = UserNetworkConfig(network="lab.nets:Crow", image_size_px=8)
         ({"optim.frozen": "backbone", "optim.layer_decay": 0.5}, "layer_decay=0.5 has no effect with frozen='backbone'"),
         ({"optim.frozen": "backbone", "optim.head_first_steps": 1}, "head_first_steps=1 has no effect with frozen='backbone'"),
         ({"optim.head_first_steps": 10}, "optim.head_first_steps=10 with optim.warmup_steps=2 must be less than total_steps=12"),
-        ({"model": OWN, "optim.layer_decay": 0.5}, r"optim.layer_decay=0.5 needs a network whose layers are known, not a user-"),
-        ({"model": OWN, "optim.frozen": "embeddings"}, r"optim.frozen=embeddings needs a Vision Transformer or a hybrid, not a user"),
-        ({"model": BiTConfig(image_size_px=8), "optim.frozen": 1}, r"frozen=1 needs .* not a BiT ResNet: .*. Freeze the backbone, or nothing"),
+        ({"model": OWN, "optim.layer_decay": 0.5}, "layer_decay=0.5 needs a network whose layers are known, not a"),
+        ({"model": OWN, "optim.frozen": "embeddings"}, "optim.frozen=embeddings needs a Vision Transformer or a hybrid"),
+        ({"model": BiTConfig(image_size_px=8), "optim.frozen": 1}, "frozen=1 needs .* not a BiT ResNet: .*. Freeze the backbone"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_the_network_or_has_no_effect_is_refused(tiny_recipe, changes, says):
@@ -171,10 +188,14 @@ def test_a_network_of_a_user_can_be_probed(tiny_recipe):
 
 def test_layers_of_bit_resnets_are_trained(tiny_recipe, make_batch):
     recipe = replace(
-        tiny_recipe, **{"model": BiTConfig(image_size_px=8, stages=(1, 1)), "optim.head_first_steps": 1, "optim.layer_decay": 0.5}
+        tiny_recipe,
+        **{"model": BiTConfig(image_size_px=8, stages=(1, 1)), "optim.head_first_steps": 1, "optim.layer_decay": 0.5},
     )
     before, state = weights(initial_state(recipe, 5, CPU.device)), trained(recipe, make_batch, 1)
-    assert {name for name, value in weights(state).items() if not torch.equal(value, before[name])} == {"head.weight", "head.bias"}
+    assert {name for name, value in weights(state).items() if not torch.equal(value, before[name])} == {
+        "head.weight",
+        "head.bias",
+    }
     after = weights(trained(recipe, make_batch, 2, state))
     assert not torch.equal(after["conv_root.weight"], before["conv_root.weight"])
     assert {group["lr_share"] for group in state.optimizer.param_groups} == {0.125, 0.25, 0.5, 1.0}

@@ -1,6 +1,6 @@
 """One rank of `test_train_together.py`: `python train_together.py RANK WORLD_SIZE FILE` prints, as JSON, the losses of an
-uninterrupted run, those of a run that was stopped and resumed, both also with frozen layers, how a run with too many bad examples ends, and what the comparison of
-ranks finds where the last one is slow, in its forward passes or in its batches."""
+uninterrupted run, those of a run that was stopped and resumed, both also with frozen layers, how a run with too many bad examples
+ends, and what the comparison of ranks finds where the last one is slow, in its forward passes or in its batches."""
 
 import json
 import os
@@ -111,7 +111,8 @@ if __name__ == "__main__":
     rank, world_size = int(sys.argv[1]), int(sys.argv[2])
     dist.init_process_group("gloo", init_method=f"file://{sys.argv[3]}", rank=rank, world_size=world_size)
     group = World(rank, world_size)
-    print(json.dumps([losses(group), losses(group, cut=5), losses(group, recipe=LAYERED), losses(group, 3, LAYERED), end_by_bad_examples(group),
+    print(json.dumps([losses(group), losses(group, cut=5), losses(group, recipe=LAYERED), losses(group, 3, LAYERED),
+                      end_by_bad_examples(group),
                       slow_rank(group, 0.05, 0), slow_rank(group, 0, 0.03)]), flush=True)  # fmt: skip
     dist.destroy_process_group()
     # A thread of gloo may still have to free the last tensor, which needs the GIL. If Python is shutting down by then, the
