@@ -49,7 +49,7 @@ def resolve_pipeline(root: str, request: PipelineRequest, night: datetime | None
     """The plan of a pipeline whose names exist and whose overrides fit. The same request and night give the same key."""
     check_mixture_fields(request)
     training = draft_training(request.name, request)
-    changes = {k: v for k, v in request.overrides.items() if k.startswith("protocol.")}
+    changes = {k: v for k, v in request.overrides.items() if k.partition(".")[0] == "protocol"}
     protocol = requested_protocol(request.protocol, changes, request.from_scratch)
     corpora = Corpora(open_store(root))
     names, note = named_tasks(root, corpora, request.tasks)

@@ -1,4 +1,4 @@
-"""User code by its import path: recipes, networks and losses (docs/guides/own-recipes.md). Imports no torch."""
+"""User code by its import path: recipes, protocols, networks and losses (docs/guides/own-recipes.md). Imports no torch."""
 
 import hashlib
 import importlib
@@ -31,9 +31,9 @@ def check_package(reference: str, packages: Collection[str], what: str = "recipe
     a form, or publishes a model, may not choose what other machines run."""
     if (package := package_of(reference)) in packages:
         return
-    if what == "recipe":
+    if what in ("recipe", "protocol"):
         raise ValueError(
-            f"The recipe {reference!r} is Python code of {package!r}, which forms may not import. Add the package to "
+            f"The {what} {reference!r} is Python code of {package!r}, which forms may not import. Add the package to "
             "VITLINE_RECIPE_PACKAGES where flows run, or give a YAML file."
         )
     raise ValueError(

@@ -130,11 +130,11 @@ def test_a_protocol_has_the_optimizer_settings_of_a_fine_tuning():
     partly = Protocol.model_validate({**dict(protocol_named("vit-paper")), "optim": {"layer_decay": 0.65}})
     assert partly.optim.optimizer == "sgd"
     with pytest.raises(
-        ValueError, match="optim.head_first_steps=2400 with warmup_steps=200 must be less than total_steps=2500"
+        ValueError, match="head_first_steps=2400 with warmup_steps=200 must be less than total_steps=2500"
     ):
         replace(of_mae, **{"optim.head_first_steps": 2400})
     deep = replace(protocol_named("vit-paper"), **{"optim.frozen": 13})
-    with pytest.raises(ValueError, match="optim.frozen=13 is more than the 12 blocks"):
+    with pytest.raises(ValueError, match="frozen=13 is more than the 12 blocks"):
         deep.settings(network_variant("vit-b16"), facts(), 0)
 
 
