@@ -67,7 +67,7 @@ class UpdateConfig(FrozenConfig):
     embeddings, or the `backbone` (all but the head). These weights have neither gradients nor moments."""
     head_first_steps: NonNegativeInt = omitted_at_default(0)
     """First steps of the training, in which only the head is trained, at `peak_lr`. The schedule begins after them (linear probing, then
-    fine-tuning: arXiv:2202.10054). They take as long as other steps."""
+    fine-tuning: arXiv:2202.10054). These steps take as long as others."""
 
     @field_validator("frozen", mode="before")
     @classmethod
