@@ -138,8 +138,9 @@ class Protocol(FrozenConfig):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for each in (self, *self.larger):
-            _check_warmup(each.warmup_steps, each.total_steps, self.optim.head_first_steps)
+        _check_warmup(self.warmup_steps, self.total_steps, self.optim.head_first_steps)
+        for task in self.larger:
+            _check_warmup(task.warmup_steps, task.total_steps, self.optim.head_first_steps)
         if [t.at_least for t in self.larger] != sorted({t.at_least for t in self.larger}):
             raise ValueError(f"{self.name}: sort `larger` in the order of `at_least`, with each value once.")
         return self
