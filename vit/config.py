@@ -21,6 +21,7 @@ from vitline.vit.input.config import InputConfig
 from vitline.vit.models.config import (
     ActivationCheckpointing,
     AnyNetworkConfig,
+    NetworkConfig,
     PatchTarget,
     TransformerConfig,
     ViTConfig,
@@ -85,6 +86,23 @@ class UpdateConfig(FrozenConfig):
                     f"{name}={value} has no effect with frozen='backbone', which trains the head only. Leave it out."
                 )
         return self
+
+
+def check_layers(optim: UpdateConfig, model: NetworkConfig) -> None:
+    """Raises ValueError for layers that the network does not have."""
+    if optim.layer_decay < 1 and not model.num_blocks:
+        raise ValueError(
+            f"optim.layer_decay={optim.layer_decay} needs a network whose layers are known, not {model.summary}. Leave it out."
+        )
+    # On CPUs torch's GroupNorm crashes in the backward pass if its input needs no gradient, as behind frozen blocks of a ResNet.
+    if optim.frozen not in ("none", "backbone") and not isinstance(model, TransformerConfig):
+        raise ValueError(
+            f"optim.frozen={optim.frozen} needs a Vision Transformer or a hybrid, not {model.summary}. Freeze the backbone, or nothing."
+        )
+    if isinstance(optim.frozen, int) and optim.frozen > model.num_blocks:
+        raise ValueError(
+            f"optim.frozen={optim.frozen} is more than the {model.num_blocks} blocks of the network, {model.summary}."
+        )
 
 
 class OptimConfig(UpdateConfig):
@@ -239,7 +257,7 @@ class TrainRecipe(FrozenConfig):
             raise ValueError(
                 f"optim.decay_steps={optim.decay_steps} must be more than {first}: it counts from the first step."
             )
-        self._check_layers()
+        check_layers(optim, self.model)
         if self.masked_patches is not None:
             self._check_masked_patches()
         if self.input.augment.image_size_px != self.model.image_size_px:
@@ -248,25 +266,6 @@ class TrainRecipe(FrozenConfig):
                 f"model.image_size_px={self.model.image_size_px}."
             )
         return self
-
-    def _check_layers(self) -> None:
-        """Refuses layers that the network does not have."""
-        frozen, blocks = self.optim.frozen, self.model.num_blocks
-        if self.optim.layer_decay < 1 and not blocks:
-            raise ValueError(
-                f"optim.layer_decay={self.optim.layer_decay} needs a network whose layers are known, not {self.model.summary}. Leave it "
-                "out."
-            )
-        # On CPUs torch's GroupNorm crashes in the backward pass if its input needs no gradient, as behind frozen blocks of a ResNet.
-        if frozen not in ("none", "backbone") and not isinstance(self.model, TransformerConfig):
-            raise ValueError(
-                f"optim.frozen={frozen} needs a Vision Transformer or a hybrid, not {self.model.summary}. Freeze the backbone, or "
-                "nothing."
-            )
-        if isinstance(frozen, int) and frozen > blocks:
-            raise ValueError(
-                f"optim.frozen={frozen} is more than the {blocks} blocks of the network, {self.model.summary}."
-            )
 
     def _check_masked_patches(self) -> None:
         if not isinstance(self.model, ViTConfig) or self.model.pool == "map" or self.model.pre_logits:

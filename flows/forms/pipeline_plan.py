@@ -19,7 +19,7 @@ from vitline.flows.forms.training_draft import draft_training, steps_of
 from vitline.infra.config import digest_of
 from vitline.infra.keys import run_key
 from vitline.infra.storage import open_store
-from vitline.vit.config import TrainConfig, TrainRecipe
+from vitline.vit.config import TrainConfig, TrainRecipe, check_layers
 from vitline.vit.corpora.class_table import read_class_table
 from vitline.vit.corpora.training_corpora import open_corpora
 from vitline.vit.evaluation.probes import Probe
@@ -51,6 +51,8 @@ def resolve_pipeline(root: str, request: PipelineRequest, night: datetime | None
     training = draft_training(request.name, request)
     changes = {k: v for k, v in request.overrides.items() if k.partition(".")[0] == "protocol"}
     protocol = requested_protocol(request.protocol, changes, request.from_scratch)
+    if isinstance(protocol, Protocol):
+        check_layers(protocol.optim, training.recipe.model)
     corpora = Corpora(open_store(root))
     names, note = named_tasks(root, corpora, request.tasks)
     trained_on = (request.corpus, *(each.corpus for each in request.mix_with))

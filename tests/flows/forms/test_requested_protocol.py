@@ -74,3 +74,11 @@ def test_the_functions_that_a_form_names_are_known_before_they_are_imported():
         ValueError, match=r"The protocol 'os:abort' is Python code of 'os', which forms may not import\."
     ):
         check_user_functions(EvaluateRequest(model="m", overrides={"protocol": "os:abort"}))
+
+
+def test_layers_that_the_network_of_a_pipeline_lacks_are_refused_before_its_pre_training(digits_root):
+    request = PipelineRequest(
+        corpus="digits", recipe="digits", tasks=("digits-5-to-9",), overrides={"protocol.optim.frozen": 99}
+    )
+    with pytest.raises(ValueError, match="frozen=99 is more than the 4 blocks of the network, a Vision Transformer"):
+        resolve_pipeline(digits_root, request)
