@@ -18,8 +18,8 @@ from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
 from vitline.vit.cost.estimate import PlanGpus
 from vitline.vit.evaluation.own import protocol_of
+from vitline.vit.models.user_code import kind_of
 from vitline.vit.recipes import recipe_named
-from vitline.vit.recipes.own import kind_of
 from vitline.vit.run.resolved import ResolvedTraining
 
 

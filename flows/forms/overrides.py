@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from vitline.infra.config import FrozenConfig, flatten, tree_of
-from vitline.vit.recipes.own import kind_of
+from vitline.vit.models.user_code import kind_of
 
 OWN = {"recipe": "recipe.optim.peak_lr", "protocol": "protocol.total_steps"}
 """Overrides that name something user-defined in place of a field of the form, each with a field that other overrides change."""

@@ -9,8 +9,9 @@ from vitline.flows.forms.overrides import named_by, refuse_form_fields
 from vitline.flows.forms.user_code import with_user_code
 from vitline.infra.config import replace
 from vitline.vit.config import TrainConfig, TrainRecipe
+from vitline.vit.models.user_code import kind_of
 from vitline.vit.recipes import recipe_named
-from vitline.vit.recipes.own import kind_of, title_of
+from vitline.vit.recipes.own import title_of
 
 _OF_THE_FORM = ("corpus", "mixture", "name", "stage", "init_model", "parent")
 

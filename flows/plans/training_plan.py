@@ -146,10 +146,11 @@ def schedule_text(config: TrainConfig) -> str:
         decay = f"divided by ten at steps {', '.join(falls)}"
     images = optim.warmup_steps * batch
     shown = f"{images / 1e6:,.1f} M" if images >= 1_000_000 else f"{images:,}"
-    warmup = f"{optim.warmup_steps:,} steps of warmup ({shown} images) to {optim.peak_lr:g}"
+    begun = [f"{first:,} steps of the head alone at {optim.peak_lr:g}"] if first else []
+    if optim.warmup_steps:
+        begun.append(f"{optim.warmup_steps:,} steps of warmup ({shown} images) to {optim.peak_lr:g}")
     cooldown = f"; linear to 0 in the last {optim.cooldown_steps:,} steps" if optim.cooldown_steps else ""
-    head = f"{first:,} steps of the head alone, then " if first else ""
-    return f"{head}{warmup if optim.warmup_steps else f'{optim.peak_lr:g} from the start'}, then {decay}{cooldown}"
+    return f"{', then '.join(begun) or f'{optim.peak_lr:g} from the start'}, then {decay}{cooldown}"
 
 
 def lr_picture(config: TrainConfig) -> str:

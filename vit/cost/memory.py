@@ -14,7 +14,7 @@ from vitline.vit.config import Frozen
 from vitline.vit.models.build import meta_network
 from vitline.vit.models.config import ActivationCheckpointing, NetworkConfig
 from vitline.vit.models.recompute import kept_operators, recompute_blocks
-from vitline.vit.training.layers import freeze, is_frozen
+from vitline.vit.training.layers import is_frozen
 
 _CLASSES = 1000
 
@@ -36,15 +36,14 @@ def activation_bytes(
     *,
     bfloat16: bool = False,
     checkpointing: ActivationCheckpointing = "none",
-    frozen: Frozen = "none",
 ) -> int:
     """Bytes of activations that a training step keeps for `num_examples` until its backward pass."""
-    one = _kept_bytes(config, 1, bfloat16, checkpointing, frozen)
-    return _kept_bytes(config, num_examples + 1, bfloat16, checkpointing, frozen) - one
+    one = _kept_bytes(config, 1, bfloat16, checkpointing)
+    return _kept_bytes(config, num_examples + 1, bfloat16, checkpointing) - one
 
 
 def _kept_bytes(
-    config: NetworkConfig, num_examples: int, bfloat16: bool, checkpointing: ActivationCheckpointing, frozen: Frozen
+    config: NetworkConfig, num_examples: int, bfloat16: bool, checkpointing: ActivationCheckpointing
 ) -> int:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -57,7 +56,7 @@ def _kept_bytes(
 
     network, side = meta_network(config, _CLASSES), config.image_size_px
     with FakeTensorMode(allow_non_fake_inputs=True):
-        freeze(network.to_empty(device="cpu").train(), frozen)
+        network.to_empty(device="cpu").train()
         recompute_blocks(network, checkpointing)
         with (
             torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),

@@ -12,7 +12,8 @@ from vitline.infra.config import digest_of, flatten, replace
 from vitline.infra.names import did_you_mean
 from vitline.vit.evaluation.probes import Probe
 from vitline.vit.evaluation.protocols import Protocol, known_protocols, protocol_named
-from vitline.vit.recipes.own import flaw_of_file, kind_of, made_by, title_of, tree_of_file
+from vitline.vit.models.user_code import kind_of
+from vitline.vit.recipes.own import flaw_of_file, made_by, title_of, tree_of_file
 
 _NAME = r"[a-z0-9][a-z0-9-]{0,39}"
 _GROUPS = ("augment", "optim")

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from vitline.infra.names import did_you_mean
 from vitline.infra.settings import Settings
@@ -19,6 +19,13 @@ REFERENCE = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 def is_reference(text: str) -> bool:
     """Whether a text is PACKAGE.MODULE:NAME."""
     return re.match(REFERENCE, text) is not None
+
+
+def kind_of(reference: str) -> Literal["function", "file"] | None:
+    """Whether a reference is PACKAGE.MODULE:FUNCTION or a YAML file; None for other texts, such as the name of a recipe."""
+    if reference.endswith((".yaml", ".yml")):
+        return "file"
+    return "function" if is_reference(reference) else None
 
 
 def package_of(reference: str) -> str:

@@ -7,7 +7,7 @@ A recipe is only where a config comes from. Its run key is that of the config, s
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 from pydantic import ValidationError
@@ -17,10 +17,9 @@ from vitline.infra.names import did_you_mean
 from vitline.infra.records import flaw
 from vitline.infra.storage import read_small
 from vitline.vit.config import ExecutionConfig, TrainRecipe
-from vitline.vit.models.user_code import imported, is_reference
+from vitline.vit.models.user_code import imported
 
 Configs = tuple[TrainRecipe, ExecutionConfig]
-_ENDINGS = (".yaml", ".yml")
 _MAX_BYTES, _MAX_DEPTH = 256 * 1024, 20
 """Of a recipe file. Those of vitline, written out, have 5 kB and three levels."""
 
@@ -30,13 +29,6 @@ class _Whole(FrozenConfig):
 
     recipe: TrainRecipe
     execution: ExecutionConfig = ExecutionConfig()
-
-
-def kind_of(reference: str) -> Literal["function", "file"] | None:
-    """Whether a reference is PACKAGE.MODULE:FUNCTION or a YAML file; None for other texts, such as the name of a recipe."""
-    if reference.endswith(_ENDINGS):
-        return "file"
-    return "function" if is_reference(reference) else None
 
 
 def title_of(reference: str) -> str:

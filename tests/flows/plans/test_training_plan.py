@@ -61,8 +61,10 @@ def test_the_schedule_is_said_and_drawn(b16):
     assert schedule_text(staircase) == "0.001 from the start, then divided by ten at steps 500"
     assert lr_picture(staircase) == 24 * "█" + 24 * "▁"
     probed = replace(staircase, **{"recipe.optim.head_first_steps": 200})
-    assert schedule_text(probed) == (
-        "200 steps of the head alone, then 0.001 from the start, then divided by ten at steps 600"
+    assert schedule_text(probed) == "200 steps of the head alone at 0.001, then divided by ten at steps 600"
+    warmed = schedule_text(replace(b16, **{"recipe.optim.head_first_steps": 200}))
+    assert warmed.startswith(
+        "200 steps of the head alone at 0.001, then 10,000 steps of warmup (41.0 M images) to 0.001, then lin"
     )
     cooled = replace(b16, **{"recipe.optim.cooldown_steps": 1_000})
     assert schedule_text(cooled).endswith("; linear to 0 in the last 1,000 steps")
