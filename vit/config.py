@@ -4,7 +4,7 @@ Imports neither torch nor Ray, so forms, plans and flows can validate a config o
 """
 
 from math import log
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     Field,
@@ -18,7 +18,14 @@ from pydantic import (
 
 from vitline.infra.config import FrozenConfig, digest_of, digested_as, omitted_at_default
 from vitline.vit.input.config import InputConfig
-from vitline.vit.models.config import ActivationCheckpointing, AnyNetworkConfig, PatchTarget, ViTConfig
+from vitline.vit.models.config import (
+    ActivationCheckpointing,
+    AnyNetworkConfig,
+    NetworkConfig,
+    PatchTarget,
+    TransformerConfig,
+    ViTConfig,
+)
 from vitline.vit.models.user_code import is_reference
 
 Loss = Literal["softmax", "sigmoid"]
@@ -37,11 +44,70 @@ def head_bias_for(loss: Loss, num_classes: int) -> float:
     return 0.0 if loss == "softmax" else 0.0 - round(log(max(1, num_classes - 1)), 2)
 
 
-class OptimConfig(FrozenConfig):
-    """Optimizer and schedule; the schedule is a function of the step alone."""
+Frozen = Literal["none", "embeddings", "backbone"] | PositiveInt
+
+
+class UpdateConfig(FrozenConfig):
+    """The optimizer, and which weights it trains at which share of the learning rate."""
 
     optimizer: Literal["adamw", "sgd"] = "adamw"
     """AdamW (pre-training), or SGD with momentum (fine-tuning)."""
+    beta1: float = Field(0.9, ge=0, lt=1)
+    """Decay of AdamW's first moment, or the momentum of SGD."""
+    beta2: float = Field(0.999, ge=0, lt=1)
+    """Decay of AdamW's second moment."""
+    eps: PositiveFloat = 1e-8
+    """AdamW's epsilon, added outside the square root."""
+    weight_decay: NonNegativeFloat = 0.0
+    """Weight decay, multiplied by the learning rate; applied to matrices and convolutions only."""
+    layer_decay: float = omitted_at_default(1.0, gt=0, le=1)
+    """Factor of the learning rate from each layer to the one below it: block i of L learns at `layer_decay` ** (L + 1 - i) of the rate,
+    the embeddings at that of block 0, and final norm, pooling and head at the whole rate (arXiv:2106.08254, 2111.06377)."""
+    frozen: Frozen = omitted_at_default("none")
+    """What is not trained: `embeddings` (all that is before the first block), as many of the first blocks as a number says with the
+    embeddings, or the `backbone` (all but the head). These weights have neither gradients nor moments."""
+    head_first_steps: NonNegativeInt = omitted_at_default(0)
+    """First steps of the training, in which only the head is trained, at `peak_lr`. The schedule begins after them (linear probing, then
+    fine-tuning: arXiv:2202.10054). These steps take as long as others."""
+
+    @field_validator("frozen", mode="before")
+    @classmethod
+    def _check_frozen(cls, frozen: Any) -> Any:
+        if frozen in ("none", "embeddings", "backbone") or (type(frozen) is int and frozen > 0):
+            return frozen
+        raise ValueError("must be 'none', 'embeddings', 'backbone' or a number of blocks")
+
+    @model_validator(mode="after")
+    def _check_trained(self) -> Self:
+        for name in ("layer_decay", "head_first_steps"):
+            value = getattr(self, name)
+            if self.frozen == "backbone" and value != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"{name}={value} has no effect with frozen='backbone', which trains the head only. Leave it out."
+                )
+        return self
+
+
+def check_layers(optim: UpdateConfig, model: NetworkConfig) -> None:
+    """Raises ValueError for layers that the network does not have."""
+    if optim.layer_decay < 1 and not model.num_blocks:
+        raise ValueError(
+            f"optim.layer_decay={optim.layer_decay} needs a network whose layers are known, not {model.summary}. Leave it out."
+        )
+    # On CPUs torch's GroupNorm crashes in the backward pass if its input needs no gradient, as behind frozen blocks of a ResNet.
+    if optim.frozen not in ("none", "backbone") and not isinstance(model, TransformerConfig):
+        raise ValueError(
+            f"optim.frozen={optim.frozen} needs a Vision Transformer or a hybrid, not {model.summary}. Freeze the backbone, or nothing."
+        )
+    if isinstance(optim.frozen, int) and optim.frozen > model.num_blocks:
+        raise ValueError(
+            f"optim.frozen={optim.frozen} is more than the {model.num_blocks} blocks of the network, {model.summary}."
+        )
+
+
+class OptimConfig(UpdateConfig):
+    """Optimizer and schedule; the schedule is a function of the step alone."""
+
     peak_lr: PositiveFloat = 1e-3
     """Learning rate at the end of warmup."""
     warmup_steps: NonNegativeInt = 10_000
@@ -58,16 +124,13 @@ class OptimConfig(FrozenConfig):
     cooldown_steps: NonNegativeInt = omitted_at_default(0)
     """Last steps of the training, in which the learning rate falls linearly to zero from where the schedule has it when they begin.
     0: the schedule continues to the end."""
-    beta1: float = Field(0.9, ge=0, lt=1)
-    """Decay of AdamW's first moment, or the momentum of SGD."""
-    beta2: float = Field(0.999, ge=0, lt=1)
-    """Decay of AdamW's second moment."""
-    eps: PositiveFloat = 1e-8
-    """AdamW's epsilon, added outside the square root."""
-    weight_decay: NonNegativeFloat = 0.0
-    """Weight decay, multiplied by the learning rate; applied to matrices and convolutions only."""
     clip_norm: PositiveFloat | None = 1.0
     """Largest global gradient norm; longer gradients are scaled down. None turns clipping off."""
+
+    @property
+    def steps_to_peak(self) -> int:
+        """Those of the head alone and of the warmup."""
+        return self.head_first_steps + self.warmup_steps
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -176,21 +239,25 @@ class TrainRecipe(FrozenConfig):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.optim.warmup_steps >= self.total_steps:
+        optim = self.optim
+        first = f"optim.warmup_steps={optim.warmup_steps}"
+        if optim.head_first_steps:
+            first = f"optim.head_first_steps={optim.head_first_steps} with {first}"
+        if optim.steps_to_peak >= self.total_steps:
             raise ValueError(
-                f"optim.warmup_steps={self.optim.warmup_steps} must be less than total_steps={self.total_steps}; "
+                f"{first} must be less than total_steps={self.total_steps}; "
                 "otherwise the learning rate does not reach its peak before the end."
             )
-        if self.optim.warmup_steps + self.optim.cooldown_steps > self.total_steps:
+        if optim.steps_to_peak + optim.cooldown_steps > self.total_steps:
             raise ValueError(
-                f"optim.cooldown_steps={self.optim.cooldown_steps} with optim.warmup_steps={self.optim.warmup_steps} are more than "
+                f"optim.cooldown_steps={optim.cooldown_steps} with {first} are more than "
                 f"total_steps={self.total_steps}, so the cooldown would begin within the warmup. Use fewer steps for them."
             )
-        if self.optim.decay_steps is not None and self.optim.decay_steps <= self.optim.warmup_steps:
+        if optim.decay_steps is not None and optim.decay_steps <= optim.steps_to_peak:
             raise ValueError(
-                f"optim.decay_steps={self.optim.decay_steps} must be more than optim.warmup_steps={self.optim.warmup_steps}: it "
-                "counts from the first step."
+                f"optim.decay_steps={optim.decay_steps} must be more than {first}: it counts from the first step."
             )
+        check_layers(optim, self.model)
         if self.masked_patches is not None:
             self._check_masked_patches()
         if self.input.augment.image_size_px != self.model.image_size_px:

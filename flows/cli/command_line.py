@@ -23,6 +23,10 @@ Recipe = Annotated[
         help="Model and training settings: a name (`vitline pretrain recipes`), a YAML file, or a Python function, PACKAGE.MODULE:FUNCTION."
     ),
 ]
+PROTOCOL = typer.Option(
+    help="Resolution, steps, rates and schedule: a name (`vitline evaluate protocols`), a YAML file, or a Python function, "
+    "PACKAGE.MODULE:FUNCTION."
+)
 
 
 def settings(root: str | None = None) -> "Settings":

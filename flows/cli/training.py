@@ -17,8 +17,9 @@ from vitline.infra.html.text import field
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
 from vitline.vit.cost.estimate import PlanGpus
+from vitline.vit.evaluation.own import protocol_of
+from vitline.vit.models.user_code import kind_of
 from vitline.vit.recipes import recipe_named
-from vitline.vit.recipes.own import kind_of
 from vitline.vit.run.resolved import ResolvedTraining
 
 
@@ -27,19 +28,19 @@ def requested_training(root: str, corpora: Sequence[str], recipe: str, fields: M
 
     Weights of another codebase are published below the root first.
     """
-    found = {**with_recipe(fields, recipe), **weighted(corpora)}
+    found = {**with_named(fields, "recipe", recipe), **weighted(corpora)}
     if "init_from" in found:
         found["init_from"] = _published(root, found["init_from"])
     return resolve_pretrain(root, PretrainRequest.model_validate(found))
 
 
-def with_recipe(fields: Mapping[str, Any], recipe: str) -> dict[str, Any]:
-    """The fields of a form with the recipe, which is an override if it is a file or function of the user. Raises ValueError for an
-    unknown name."""
-    recipe_named(recipe)
-    if kind_of(recipe):
-        return {**fields, "overrides": {"recipe": recipe, **fields["overrides"]}}
-    return {**fields, "recipe": recipe}
+def with_named(fields: Mapping[str, Any], what: str, name: str) -> dict[str, Any]:
+    """The fields of a form with its recipe or protocol, which is an override if it is a file or function of the user. Raises
+    ValueError for an unknown name."""
+    if kind_of(name):
+        return {**fields, "overrides": {what: name, **fields["overrides"]}}
+    {"recipe": recipe_named, "protocol": protocol_of}[what](name)
+    return {**fields, what: name}
 
 
 def _published(root: str, source: str) -> str:

@@ -14,7 +14,7 @@ from prefect.client.schemas.sorting import LogSort
 from prefect.exceptions import ObjectNotFound
 
 from vitline.flows import console
-from vitline.flows.forms.training_draft import recipe_function
+from vitline.flows.forms.overrides import user_functions
 from vitline.flows.on_prefect.deployments import deployment_named
 from vitline.flows.on_prefect.flow_run import read_request
 from vitline.flows.on_prefect.prefect_observer import client
@@ -48,7 +48,7 @@ def trigger(settings: Settings, name: str, changes: Mapping[str, Any]) -> tuple[
             ) from error
         check_root({name: found}, settings)
         request = read_request(deployment.model, changes, (found.parameters or {}).get("request", {}))
-        if recipe_function(request) is None:  # its package is where flows run
+        if not user_functions(request):  # its package is where flows run
             RESOLVES[deployment.flow](settings.root, request)
         run = api.create_flow_run_from_deployment(
             found.id, parameters={"request": request.model_dump(mode="json")}, tags=["trigger:manual"]

@@ -6,6 +6,7 @@ from vitline.data_prep.find_corpus import Corpora
 from vitline.data_prep.shard_format import Manifest
 from vitline.flows.catalog.lists import find_model
 from vitline.flows.forms.forms import FinetuneRequest
+from vitline.flows.forms.overrides import named_by
 from vitline.flows.forms.probed_corpora import with_probed_corpora
 from vitline.flows.forms.training_draft import check_loss, training_name, with_steps
 from vitline.flows.forms.user_code import with_user_code
@@ -13,7 +14,8 @@ from vitline.infra.config import replace
 from vitline.infra.storage import Store, open_store
 from vitline.vit.config import ExecutionConfig, OptimConfig, TrainConfig, TrainRecipe, head_bias_for, loss_for
 from vitline.vit.evaluation.evaluate import task_facts
-from vitline.vit.evaluation.protocols import Protocol, protocol_named
+from vitline.vit.evaluation.own import protocol_of
+from vitline.vit.evaluation.protocols import Protocol
 from vitline.vit.evaluation.tasks import TaskSplits
 from vitline.vit.input.config import AugmentConfig, InputConfig
 from vitline.vit.input.plan import propose_num_lanes
@@ -31,10 +33,12 @@ def resolve_finetune(root: str, request: FinetuneRequest) -> ResolvedTraining:
     contract = ImageContract.model_validate(read_contract(open_store(model), published))
     architecture = network_of(open_store(model), published)
     store, manifest = corpora.named(request.corpus)
-    if request.protocol is None:
+    overrides, named = dict(request.overrides), named_by("protocol", request.protocol, request.overrides)
+    overrides.pop("protocol", None)
+    if named is None:
         recipe = _finetune_recipe(request, architecture, contract.evaluation, manifest)
     else:
-        recipe = _protocol_recipe(request, architecture, store, manifest)
+        recipe = _protocol_recipe(named, request, architecture, store, manifest)
     config = TrainConfig(
         name=training_name(manifest.name, "finetune"),
         stage="finetune",
@@ -46,7 +50,7 @@ def resolve_finetune(root: str, request: FinetuneRequest) -> ResolvedTraining:
             num_workers=request.num_workers or 1, save_every_steps=max(1, recipe.total_steps // 4)
         ),
     )
-    config = with_user_code(with_probed_corpora(replace(config, **request.overrides), corpora))
+    config = with_user_code(with_probed_corpora(replace(config, **overrides), corpora))
     check_loss(config, store.uri, manifest)
     return resolve(config, root, corpora.opened, {model: published})
 
@@ -76,10 +80,10 @@ def _finetune_recipe(
 
 
 def _protocol_recipe(
-    request: FinetuneRequest, architecture: NetworkConfig, store: Store, manifest: Manifest
+    named: str, request: FinetuneRequest, architecture: NetworkConfig, store: Store, manifest: Manifest
 ) -> TrainRecipe:
     """The recipe of a protocol for a corpus of this size; fields of the request replace those of the protocol."""
-    protocol = protocol_named(str(request.protocol))
+    protocol = protocol_of(named)
     assert isinstance(protocol, Protocol)
     fields = ("image_size_px", "global_batch_size")
     given = {field: value for field in fields if (value := getattr(request, field)) is not None}

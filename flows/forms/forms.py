@@ -220,7 +220,8 @@ class FinetuneRequest(FrozenConfig):
     corpus: Reference
     """Prepared corpus to train on: NAME, NAME/VERSION or URI."""
     protocol: FinetuningName | None = None
-    """Use the steps, batch size, resolution, crop and schedule that this protocol has for a corpus of this size."""
+    """Use the steps, batch size, resolution, crop and schedule that this protocol has for a corpus of this size. Or set the override
+    {"protocol": "s3://lab/mine.yaml"}."""
     steps: Count | None = None
     """Number of optimizer steps; fewer steps shorten the warmup. Empty: as in the protocol, or 500."""
     peak_lr: PositiveFloat | None = None
@@ -248,7 +249,8 @@ class EvaluateRequest(FrozenConfig):
     """Tasks: corpora with train, val and test splits, by name or URI. The 19 of VTAB are named vtab-<task>; `vtab` stands for all of
     them that are prepared, `robustness` for ImageNet-A, -R, -Sketch, -C and ObjectNet, which protocol head scores."""
     protocol: ProtocolName = "small-images"
-    """How to evaluate: fine-tuning or a probe, with its resolution and settings; `vitline evaluate protocols` describes them."""
+    """How to evaluate: fine-tuning or a probe, with its resolution and settings; `vitline evaluate protocols` describes them. Or set
+    the override {"protocol": "s3://lab/mine.yaml"}."""
     seed: NonNegativeInt = 0
     """Random seed for data order, augmentation and sampling; the first one if there are several."""
     num_seeds: int = Field(1, ge=1, le=20)
@@ -303,7 +305,8 @@ class PipelineRequest(FrozenConfig):
     """Tasks to evaluate the model on: presets (new-icons, letters, digits, digits-5-to-9) or prepared corpora; `vtab` stands for
     all tasks of VTAB that are prepared."""
     protocol: ProtocolName = "small-images"
-    """How to evaluate the model on each task; `vitline evaluate protocols` describes them."""
+    """How to evaluate the model on each task; `vitline evaluate protocols` describes them. Or set the override
+    {"protocol": "s3://lab/mine.yaml"}."""
     from_scratch: bool = True
     """Also train the same network from random initialisation on every task, as a control."""
     deadline_hours: PositiveFloat | None = None

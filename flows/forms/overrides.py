@@ -1,10 +1,14 @@
 """Overrides: fields by their dotted names, in forms and as options of commands. Parses, refuses and lists them."""
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from vitline.infra.config import flatten, tree_of
+from vitline.infra.config import FrozenConfig, flatten, tree_of
+from vitline.vit.models.user_code import kind_of
+
+OWN = {"recipe": "recipe.optim.peak_lr", "protocol": "protocol.total_steps"}
+"""Overrides that name something user-defined in place of a field of the form, each with a field that other overrides change."""
 
 
 def parse_overrides(items: Sequence[str]) -> dict[str, Any]:
@@ -34,6 +38,24 @@ def refuse_form_fields(paths: Collection[str]) -> None:
         raise ValueError(f"{min(paths)!r} cannot be overridden: the form's own fields determine it.")
 
 
+def named_by(what: str, named: Any, overrides: Mapping[str, Any]) -> Any:
+    """The recipe or protocol that a form names: one of vitline's, in its field, or a user-defined one, in the override of that name.
+    Raises ValueError for an override that is neither file nor function."""
+    own = overrides.get(what, named)
+    if own != named and (not isinstance(own, str) or kind_of(own) is None):
+        raise ValueError(
+            f"The override {what}={own!r} is no user-defined {what}: give PACKAGE.MODULE:FUNCTION, or a path or URI that ends in .yaml. "
+            f"Name a {what} of vitline in the field `{what}`, and change single fields of it by overrides such as {OWN[what]}."
+        )
+    return own
+
+
+def user_functions(request: FrozenConfig) -> dict[str, str]:
+    """The Python functions that a form names as its recipe or protocol, each as PACKAGE.MODULE:FUNCTION."""
+    found = {what: getattr(request, "overrides", {}).get(what) for what in OWN}
+    return {what: own for what, own in found.items() if isinstance(own, str) and kind_of(own) == "function"}
+
+
 def override_paths(flow: str) -> list[str]:
     """The paths that `overrides` of a flow's form accepts, in the order of the configs; empty if the form has no overrides.
     Fields of other architectures and kinds of sources are not listed."""
@@ -45,7 +67,7 @@ def override_paths(flow: str) -> list[str]:
 
     recipe, execution = recipe_named("digits").make()
     training = TrainConfig(name="n", corpus="c", recipe=recipe, execution=execution)
-    protocol = [f"protocol.{name}" for name in type(protocol_named("small-images")).model_fields]
+    protocol = ["protocol"] + [f"protocol.{name}" for name in type(protocol_named("small-images")).model_fields]
     trained = [path for path in flatten(tree_of(training)) if path.startswith(("recipe.", "execution."))]
     prepared = [path for path in flatten(tree_of(digits())) if path.startswith(("recipe.", "execution."))]
     paths = {
@@ -53,7 +75,7 @@ def override_paths(flow: str) -> list[str]:
         "pretrain": ["recipe", *trained],
         "self-train": ["recipe", *trained],
         "branch": trained,
-        "finetune": trained,
+        "finetune": ["protocol", *trained],
         "evaluate": protocol,
         "pretrain-then-transfer": ["recipe", *trained]
         + protocol

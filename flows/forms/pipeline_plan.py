@@ -19,7 +19,7 @@ from vitline.flows.forms.training_draft import draft_training, steps_of
 from vitline.infra.config import digest_of
 from vitline.infra.keys import run_key
 from vitline.infra.storage import open_store
-from vitline.vit.config import TrainConfig, TrainRecipe
+from vitline.vit.config import TrainConfig, TrainRecipe, check_layers
 from vitline.vit.corpora.class_table import read_class_table
 from vitline.vit.corpora.training_corpora import open_corpora
 from vitline.vit.evaluation.probes import Probe
@@ -49,8 +49,10 @@ def resolve_pipeline(root: str, request: PipelineRequest, night: datetime | None
     """The plan of a pipeline whose names exist and whose overrides fit. The same request and night give the same key."""
     check_mixture_fields(request)
     training = draft_training(request.name, request)
-    changes = {k: v for k, v in request.overrides.items() if k.startswith("protocol.")}
+    changes = {k: v for k, v in request.overrides.items() if k.partition(".")[0] == "protocol"}
     protocol = requested_protocol(request.protocol, changes, request.from_scratch)
+    if isinstance(protocol, Protocol):
+        check_layers(protocol.optim, training.recipe.model)
     corpora = Corpora(open_store(root))
     names, note = named_tasks(root, corpora, request.tasks)
     trained_on = (request.corpus, *(each.corpus for each in request.mix_with))
@@ -105,11 +107,11 @@ def _check_growing(corpora: Corpora, source: CorpusChoice, name: str) -> None:
 def _check_long_run(recipe: TrainRecipe, nights: NightSettings) -> None:
     """Refuses parts of a long run that are too short for its batch or its warmup."""
     batch, advance = recipe.input.global_batch_size, nights.advance_images or 0
-    least = batch * (recipe.optim.warmup_steps + 1)
+    least = batch * (recipe.optim.steps_to_peak + 1)
     if advance < least:
         raise ValueError(
             f"nights.advance_images={advance:,} ends within the warmup, which no cooldown can follow. Set it to at least {least:,}, the "
-            f"warmup of {recipe.optim.warmup_steps:,} steps and one batch of {batch:,} images."
+            f"warmup of {recipe.optim.steps_to_peak:,} steps and one batch of {batch:,} images."
         )
     _check_cooldown(recipe, nights, None)
 

@@ -5,12 +5,13 @@ from typing import Any
 
 from vitline.data_prep.shard_format import Manifest
 from vitline.flows.forms.forms import PipelineRequest, PretrainRequest, SelfTrainRequest
-from vitline.flows.forms.overrides import refuse_form_fields
+from vitline.flows.forms.overrides import named_by, refuse_form_fields
 from vitline.flows.forms.user_code import with_user_code
-from vitline.infra.config import FrozenConfig, replace
+from vitline.infra.config import replace
 from vitline.vit.config import TrainConfig, TrainRecipe
+from vitline.vit.models.user_code import kind_of
 from vitline.vit.recipes import recipe_named
-from vitline.vit.recipes.own import kind_of
+from vitline.vit.recipes.own import title_of
 
 _OF_THE_FORM = ("corpus", "mixture", "name", "stage", "init_model", "parent")
 
@@ -27,7 +28,7 @@ def draft_training(name: str, request: PretrainRequest | PipelineRequest) -> Tra
     config = TrainConfig(name=name, corpus="not prepared yet", recipe=replace(recipe, **changes), execution=execution)
     overrides: dict[str, Any] = {path: value for path, value in request.overrides.items() if path != "recipe"}
     if isinstance(request, PipelineRequest):
-        overrides = {k: v for k, v in overrides.items() if not k.startswith(("protocol.", "nights."))}
+        overrides = {k: v for k, v in overrides.items() if k.partition(".")[0] not in ("protocol", "nights")}
     elif request.peak_lr is not None:
         overrides = {"recipe.optim.peak_lr": request.peak_lr, **overrides}
     refuse_form_fields({path for path in overrides if path.partition(".")[0] in _OF_THE_FORM})
@@ -35,28 +36,13 @@ def draft_training(name: str, request: PretrainRequest | PipelineRequest) -> Tra
 
 
 def recipe_of(request: PretrainRequest | SelfTrainRequest | PipelineRequest) -> str:
-    """The recipe that a form names: one of vitline's, or a user-defined one, which the override `recipe` names."""
-    own = request.overrides.get("recipe", request.recipe)
-    if own != request.recipe and (not isinstance(own, str) or kind_of(own) is None):
-        raise ValueError(
-            f"The override recipe={own!r} is no user-defined recipe: give PACKAGE.MODULE:FUNCTION, or a path or URI that ends in .yaml. "
-            "Name a recipe of vitline in the field `recipe`, and change single fields of it by overrides such as recipe.optim.peak_lr."
-        )
-    return own
-
-
-def recipe_function(request: FrozenConfig) -> str | None:
-    """The Python function that a form names as its recipe, as PACKAGE.MODULE:FUNCTION; None for any other recipe and form."""
-    own = getattr(request, "overrides", {}).get("recipe")
-    return own if isinstance(own, str) and kind_of(own) == "function" else None
+    """The recipe that a form names."""
+    return str(named_by("recipe", request.recipe, request.overrides))
 
 
 def recipe_title(reference: str) -> str:
     """The name of a recipe as part of other names; of a user-defined one that of its function, or of its file without the suffix."""
-    if kind_of(reference) is None:
-        return reference
-    last = re.sub(r"\.ya?ml$", "", re.split("[/:]", reference)[-1])
-    return re.sub("[^a-z0-9]+", "-", last.lower()).strip("-") or "recipe"
+    return reference if kind_of(reference) is None else title_of(reference) or "recipe"
 
 
 def steps_of(images: int, recipe: TrainRecipe, field: str) -> int:

@@ -12,8 +12,8 @@ from prefect.client.schemas.objects import StateType
 from pydantic import ValidationError
 
 from vitline.flows.catalog.records import Origin
+from vitline.flows.forms.overrides import user_functions
 from vitline.flows.forms.refusals import problem_text
-from vitline.flows.forms.training_draft import recipe_function
 from vitline.flows.on_prefect.prefect_observer import client
 from vitline.flows.on_prefect.prefect_private import start_dates
 from vitline.flows.on_prefect.run_names import given_name
@@ -115,7 +115,7 @@ def read_request(model: type[R], given: Mapping[str, Any], defaults: Mapping[str
         raise ValueError("; ".join(problem_text(problem, model.model_fields) for problem in error.errors())) from error
 
 
-def check_own_recipe(request: FrozenConfig) -> None:
-    """Raises ValueError where a form names a Python function as its recipe that this process may not import."""
-    if (function := recipe_function(request)) is not None:
-        check_allowed(function, "recipe")
+def check_user_functions(request: FrozenConfig) -> None:
+    """Raises ValueError where a form names a Python function as its recipe or protocol that this process may not import."""
+    for what, function in user_functions(request).items():
+        check_allowed(function, what)

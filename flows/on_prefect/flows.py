@@ -24,7 +24,7 @@ from vitline.flows.forms.forms import FORMS, CollectGarbageRequest, PipelineRequ
 from vitline.flows.forms.nights import night_by_hand
 from vitline.flows.forms.pipeline_plan import resolve_pipeline
 from vitline.flows.forms.self_training_plan import SelfTrainingPlan
-from vitline.flows.on_prefect.flow_run import FlowRun, check_own_recipe, read_request
+from vitline.flows.on_prefect.flow_run import FlowRun, check_user_functions, read_request
 from vitline.flows.on_prefect.flow_states import state_of
 from vitline.flows.on_prefect.prefect_observer import PrefectObserver, suspended_state
 from vitline.flows.on_prefect.prefect_private import filter_engine_log, outlive_the_worker
@@ -102,7 +102,7 @@ def run(name: str, resolve: Resolve, given: Mapping[str, Any] | FrozenConfig, bo
     with PrefectObserver(this.id) as observer, contextlib.ExitStack() as heartbeat:
         try:
             request = read_request(FORMS[name], fields, this.defaults)
-            check_own_recipe(request)
+            check_user_functions(request)
             heartbeat.enter_context(sending_heartbeats(open_store(Settings().root), str(this.id)))
             with open_services(Settings(), observer, this.origin) as services:
                 done = body(resolve(services.root, request), services, this)

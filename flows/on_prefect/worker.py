@@ -24,8 +24,8 @@ from prefect.workers.process import ProcessJobConfiguration, ProcessWorker, Proc
 from vitline.data_prep.find_corpus import Corpora
 from vitline.flows.catalog.lists import find_model
 from vitline.flows.forms.forms import FORMS, FinetuneRequest
-from vitline.flows.forms.training_draft import recipe_function
-from vitline.flows.on_prefect.flow_run import check_own_recipe, read_request
+from vitline.flows.forms.overrides import user_functions
+from vitline.flows.on_prefect.flow_run import check_user_functions, read_request
 from vitline.flows.on_prefect.flow_states import state_of
 from vitline.flows.on_prefect.prefect_private import flow_process_command
 from vitline.flows.on_prefect.request_checks import RESOLVES
@@ -57,8 +57,8 @@ def refusal(flow: str, parameters: Mapping[str, Any], defaults: Mapping[str, Any
         return None
     try:
         request = read_request(FORMS[flow], parameters.get("request") or {}, defaults.get("request") or {})
-        check_own_recipe(request)
-        if recipe_function(request) is None:  # else the worker would keep the module as it is now
+        check_user_functions(request)
+        if not user_functions(request):  # else the worker would keep the module as it is now
             resolve(flow, Settings().root, request)
     except ValueError as error:
         return state_of(error)

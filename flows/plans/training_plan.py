@@ -58,6 +58,7 @@ def training_plan(training: ResolvedTraining, gpus: PlanGpus = ASSUMED) -> Train
     """The plan of a training, beside the trainings below its root. Raises ValueError like `training_cost`."""
     from vitline.vit.cost.training_memory import worker_memory
     from vitline.vit.models.build import meta_network
+    from vitline.vit.training.layers import is_frozen
 
     config, recipe, cost = training.config, training.config.recipe, training_cost(training, gpus)
     classes, images_per_s = cost["corpus"]["classes"], None
@@ -67,13 +68,14 @@ def training_plan(training: ResolvedTraining, gpus: PlanGpus = ASSUMED) -> Train
         days = days_text(cost["images"], config.execution.num_workers, images_per_s, gpus)
     parameters = dict(meta_network(recipe.model, classes).named_parameters())
     weights = sum(each.numel() for each in parameters.values())
+    trained = {n: p for n, p in parameters.items() if not is_frozen(n, recipe.model, recipe.optim.frozen)}
     memory = worker_memory(config, weights)
     return {
         **cost,
         "batch": batch_text(config),
         "schedule": schedule_text(config),
         "learning_rate": lr_picture(config),
-        "weight_decay": decay_text(config, parameters),
+        "weight_decay": decay_text(config, trained),
         "memory": memory_text(config, weights, memory),
         "memory_verdict": verdict_text(config, memory, gpus.gpu),
         "checkpoints": checkpoints_text(config, weights, images_per_s),
@@ -137,15 +139,18 @@ def batch_text(config: TrainConfig) -> str:
 def schedule_text(config: TrainConfig) -> str:
     """`10,000 steps of warmup (41.0 M images) to 0.001, then linear to 1e-05 at step 310,825`"""
     optim, steps, batch = config.recipe.optim, config.recipe.total_steps, config.recipe.input.global_batch_size
-    end = optim.decay_steps or steps
+    end, first = optim.decay_steps or steps, optim.head_first_steps
     decay = f"{optim.schedule} to {optim.end_lr:g} at step {end:,}"
     if optim.schedule == "staircase":
-        decay = f"divided by ten at steps {', '.join(f'{round(at * end):,}' for at in optim.milestones)}"
+        falls = (f"{first + round(at * (end - first)):,}" for at in optim.milestones)
+        decay = f"divided by ten at steps {', '.join(falls)}"
     images = optim.warmup_steps * batch
     shown = f"{images / 1e6:,.1f} M" if images >= 1_000_000 else f"{images:,}"
-    warmup = f"{optim.warmup_steps:,} steps of warmup ({shown} images) to {optim.peak_lr:g}"
+    begun = [f"{first:,} steps of the head alone at {optim.peak_lr:g}"] if first else []
+    if optim.warmup_steps:
+        begun.append(f"{optim.warmup_steps:,} steps of warmup ({shown} images) to {optim.peak_lr:g}")
     cooldown = f"; linear to 0 in the last {optim.cooldown_steps:,} steps" if optim.cooldown_steps else ""
-    return f"{warmup if optim.warmup_steps else f'{optim.peak_lr:g} from the start'}, then {decay}{cooldown}"
+    return f"{', then '.join(begun) or f'{optim.peak_lr:g} from the start'}, then {decay}{cooldown}"
 
 
 def lr_picture(config: TrainConfig) -> str:
@@ -157,7 +162,8 @@ def lr_picture(config: TrainConfig) -> str:
 
 
 def decay_text(config: TrainConfig, parameters: dict[str, Any]) -> str:
-    """`0.03 on 86.2 M weights in 50 tensors; none on 0.2 M in 102: biases, norms, tokens and position embeddings`"""
+    """`0.03 on 86.2 M weights in 50 tensors; none on 0.2 M in 102: biases, norms, tokens and position embeddings`,
+    of the weights that are trained."""
     from vitline.vit.training.optim import is_decayed
 
     decayed = [each.numel() for name, each in parameters.items() if is_decayed(name, each)]
@@ -197,7 +203,7 @@ def verdict_text(config: TrainConfig, plan: "PlannedMemory", gpu: Gpu) -> str:
 def memory_text(config: TrainConfig, weights: int, plan: "PlannedMemory") -> str:
     """What a worker holds: weights, gradients, moments and average in float32, and the activations of a micro-batch."""
     recipe, execution, workers = config.recipe, config.execution, config.execution.fewest_workers
-    parts = ", ".join(f"{name} {num_bytes(4 * number * weights)}" for name, number in plan.copies.items() if number)
+    parts = ", ".join(f"{name} {num_bytes(size)}" for name, size in plan.parts.items() if size)
     split = {
         "none": "",
         "fsdp": f", split over {workers} workers: {num_bytes(plan.split)}",
@@ -213,9 +219,9 @@ def memory_text(config: TrainConfig, weights: int, plan: "PlannedMemory") -> str
 
 def checkpoint_bytes(config: TrainConfig, weights: int) -> int:
     """Bytes of a checkpoint: weights, moments and average in float32."""
-    from vitline.vit.cost.training_memory import kept_copies
+    from vitline.vit.cost.training_memory import kept_bytes
 
-    return 4 * weights * sum(kept_copies(config.recipe).values())
+    return sum(kept_bytes(config.recipe, weights).values())
 
 
 def checkpoints_text(config: TrainConfig, weights: int, images_per_s: float | None) -> str:

@@ -237,7 +237,7 @@ def train_until_cooldown(
         if trained.state["state"] == "finished":
             return spec, trained
         step = trained.state["step"]
-        if step <= (warmup := recipe.optim.warmup_steps):
+        if step <= (warmup := recipe.optim.steps_to_peak):
             raise StageFailed(
                 f"{spec.run_key} was at step {step:,} when the time for its cooldown came "
                 f"(nights.cooldown_at_hours={nights.cooldown_at_hours:g}), within its warmup of {warmup:,} steps. Set a later time, or "

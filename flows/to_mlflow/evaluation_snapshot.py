@@ -19,7 +19,7 @@ from vitline.flows.to_mlflow.run_snapshot import (
     registered_model,
     stored_manifest,
 )
-from vitline.infra.config import digest_of
+from vitline.infra.config import digest_of, flatten
 from vitline.infra.html.tables import markdown
 from vitline.infra.html.text import percent
 from vitline.infra.mlflow.entities import DatasetUse, Model
@@ -39,6 +39,11 @@ PROTOCOL_PARAMS = (
     "total_steps",
     "global_batch_size",
     "learning_rates",
+    "optim.optimizer",
+    "optim.weight_decay",
+    "optim.layer_decay",
+    "optim.frozen",
+    "optim.head_first_steps",
     "image_size_px",
     "seed_statistic",
     "method",
@@ -53,8 +58,9 @@ def show_evaluation(snapshot: RunView, root: Store, spec: EvaluationFile, state:
     protocol, models = spec["protocol"], [model for model in spec["models"] if model]
     records = {model: record for model in models if (record := model_record(model))}
     first = records.get(models[0]) if models else None
+    of_protocol = flatten(protocol)
     snapshot.params = {
-        **{f"protocol.{name}": plain(protocol.get(name)) or None for name in PROTOCOL_PARAMS},
+        **{f"protocol.{name}": plain(of_protocol.get(name)) or None for name in PROTOCOL_PARAMS},
         **{f"model.{name}": plain(spec["architecture"].get(name)) for name in MODEL_PARAMS},
         "model": ", ".join(map(model_label, models)) or None,
         "tasks": ", ".join(task["name"] for task in spec["tasks"]),

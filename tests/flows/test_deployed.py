@@ -93,6 +93,7 @@ REFUSED = [
     ("pretrain_then_transfer_flow", {"overrides": {"recipe": "/no/birds.yaml"}}, "There is no recipe '/no/birds.yaml'"),
     ("pretrain_flow", {"corpus": "brids"}, "There is no corpus 'brids'"),
     ("finetune", {"model": "no-such", "corpus": "digits-0-to-4"}, "'no-such' is not a published model"),
+    ("evaluate", {"model": "m", "overrides": {"protocol": "os:abort"}}, "The protocol 'os:abort' is Python code of 'os', which forms may"),
     ("evaluate", {"model": "no-such", "tasks": ["digits-5-to-9"]}, "'no-such' is not a published model"),
 ]  # fmt: skip
 

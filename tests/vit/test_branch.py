@@ -191,6 +191,7 @@ def test_a_damaged_checkpoint_of_the_parent_is_not_marked_by_the_branch(train, b
         ),
         ({"recipe.model.depth": 3}, ("recipe",), "recipe.model.depth .* must stay 2, not 3: the checkpoint holds the weights"),
         ({"recipe.seed": 1}, ("recipe",), "recipe.seed .* must stay 0, not 1: the position in the reading order"),
+        ({"recipe.optim.frozen": 1}, ("recipe",), "recipe.optim.frozen .* must stay .none., not 1: the checkpoint holds the moments"),
         ({"recipe.input.num_lanes": 2}, ("recipe",), "recipe.input.num_lanes .*: the position in the reading order"),
         ({"recipe.optim.optimizer": "sgd"}, ("recipe",), "recipe.optim.optimizer .*: the checkpoint holds the moments"),
         ({"recipe.average_decay": None}, ("recipe",), "recipe.average_decay .*: the checkpoint has averaged weights only"),
@@ -246,7 +247,7 @@ def test_a_pre_training_from_weights_begins_with_them(start, train_config, pretr
     config = replace(train_config("again"), init_model=pretrained.uri, **AVERAGED)
     state, weights = initial(start, config), pretrained.network.state_dict()
     assert state.step == 0
-    assert not state.optimizer.state
+    assert not any(value.any() for moments in state.optimizer.state.values() for value in moments.values())
     for found in (state.model.state_dict(), state.average):
         assert all(torch.equal(found[name], value) for name, value in weights.items())
     birds = Corpora(open_store(two_corpora)).find("birds").store.uri

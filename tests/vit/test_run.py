@@ -142,6 +142,19 @@ def test_preempted_run_resumes_bit_for_bit_in_another_attempt(start, finished, t
     assert load_model(read_state(run)["model"]).digest == load_model(read_state(whole)["model"]).digest
 
 
+@pytest.mark.parametrize("stop", [5, 8])
+def test_a_run_with_frozen_layers_resumes_bit_for_bit_in_the_steps_of_the_head_and_after(
+    start, finished, train_config, stop_at, stop
+):
+    layers = {"recipe.optim.head_first_steps": 6, "recipe.optim.frozen": 1, "recipe.optim.layer_decay": 0.5}
+    whole, config = (replace(train_config(name, steps=12), **layers) for name in ("whole", "parts"))
+    whole, (run, attempt) = finished(whole), start(config)
+    stop_at(stop, run, attempt)
+    run = finished(config, run)
+    assert losses_of(run) == losses_of(whole)
+    assert load_model(read_state(run)["model"]).digest == load_model(read_state(whole)["model"]).digest
+
+
 def test_a_damaged_checkpoint_is_marked_and_the_run_goes_on_from_an_older_one_bit_for_bit(
     start, finished, train_config, stop_at
 ):

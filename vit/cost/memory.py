@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from vitline.vit.config import Frozen
 from vitline.vit.models.build import meta_network
 from vitline.vit.models.config import ActivationCheckpointing, NetworkConfig
 from vitline.vit.models.recompute import kept_operators, recompute_blocks
+from vitline.vit.training.layers import is_frozen
 
 _CLASSES = 1000
 
@@ -20,6 +22,12 @@ _CLASSES = 1000
 def num_weights(config: NetworkConfig, num_classes: int) -> int:
     """Number of weights and biases."""
     return sum(parameter.numel() for parameter in meta_network(config, num_classes).parameters())
+
+
+def num_frozen_weights(config: NetworkConfig, frozen: Frozen) -> int:
+    """Number of weights and biases that a recipe freezes, for any number of classes."""
+    named = [] if frozen == "none" else meta_network(config, _CLASSES).named_parameters()
+    return sum(parameter.numel() for name, parameter in named if is_frozen(name, config, frozen))
 
 
 def activation_bytes(

@@ -9,7 +9,6 @@ from vitline.vit.cost.step_time import synthetic_batch
 from vitline.vit.cost.training_memory import FRACTION
 from vitline.vit.models.recompute import recompute_blocks
 from vitline.vit.training.loop import TrainState, example_losses_of
-from vitline.vit.training.sharding.slices import local_shard
 from vitline.vit.training.to_device.prefetcher import DevicePrefetcher
 from vitline.vit.training.world import World
 
@@ -30,7 +29,7 @@ def micro_batch_that_fits(state: TrainState, recipe: TrainRecipe, execution: Exe
     recompute_blocks(state.model, execution.activation_checkpointing)
     peaks = [peak_bytes(state, recipe, world, number) for number in (_SMALL, _LARGE)]
     per_example = max(1, (peaks[1] - peaks[0]) // (_LARGE - _SMALL))
-    fixed = peaks[0] - _SMALL * per_example + moments_to_come(state)
+    fixed = peaks[0] - _SMALL * per_example
     memory = memory_bytes(world.device)
     fits = min(int(text) for text in world.gather(str(int((FRACTION * memory - fixed) // per_example))))
     sizes = f"{per_example / 1e9:.3f} GB for each, {fixed / 1e9:.1f} GB besides, of {memory / 1e9:.1f} GB"
@@ -59,9 +58,3 @@ def memory_bytes(device: torch.device) -> int:
     """Memory of the GPU that is free, or that torch has reserved for this process."""
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device)
-
-
-def moments_to_come(state: TrainState) -> int:
-    """Bytes of the moments that AdamW allocates at its first step."""
-    missing = [p for group in state.optimizer.param_groups for p in group["params"] if not state.optimizer.state.get(p)]
-    return sum(2 * local_shard(parameter)[0].nbytes for parameter in missing)

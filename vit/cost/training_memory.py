@@ -8,7 +8,7 @@ from torch import nn
 from vitline.infra.runs.run_state import StateDetail
 from vitline.vit.config import ExecutionConfig, TrainConfig, TrainRecipe
 from vitline.vit.cost.estimate import GPUS_PER_NODE
-from vitline.vit.cost.memory import activation_bytes
+from vitline.vit.cost.memory import activation_bytes, num_frozen_weights
 from vitline.vit.training.world import World
 
 FRACTION = 0.85
@@ -19,10 +19,10 @@ Fit = Literal["fits", "tight", "does not fit"]
 class PlannedMemory(NamedTuple):
     """Bytes of a worker; torch needs more to compute."""
 
-    copies: dict[str, int]
-    """Tensors as large as the weights, by what they are."""
+    parts: dict[str, int]
+    """Weights and what is kept of each, by what it is, in float32."""
     held: int
-    """All of them, in float32, before they are split over workers."""
+    """All of them, before they are split over workers."""
     split: int
     """What one worker holds of them."""
     activations: int
@@ -50,27 +50,34 @@ def fit_of(num_bytes: int, gpu_bytes: int) -> Fit:
     return "tight" if num_bytes <= gpu_bytes else "does not fit"
 
 
-def kept_copies(recipe: TrainRecipe) -> dict[str, int]:
-    """Tensors as large as the weights that checkpoints hold, by what they are."""
+def kept_bytes(recipe: TrainRecipe, weights: int) -> dict[str, int]:
+    """Bytes of what checkpoints hold of a network of so many weights, by what it is."""
     optim = recipe.optim
     moments = 2 if optim.optimizer == "adamw" else int(optim.beta1 > 0)
-    return {"weights": 1, "moments": moments, "average": int(recipe.average_decay is not None)}
+    average = weights if recipe.average_decay is not None else 0
+    numbers = {"weights": weights, "moments": moments * trained_weights(recipe, weights), "average": average}
+    return {name: 4 * number for name, number in numbers.items()}
+
+
+def trained_weights(recipe: TrainRecipe, weights: int) -> int:
+    """Those of so many weights that have gradients and moments."""
+    return weights - num_frozen_weights(recipe.model, recipe.optim.frozen)
 
 
 def planned_memory(
     recipe: TrainRecipe, execution: ExecutionConfig, weights: int, micro_batch: int, sharers: int
 ) -> PlannedMemory:
     """Weights, gradients, moments and average of a network of so many weights, shared by `sharers` workers, and the activations of a
-    micro-batch."""
-    copies = {**kept_copies(recipe), "gradients": 1}
-    held = 4 * sum(copies.values()) * weights
+    micro-batch, as if nothing were frozen: one that keeps none still computes them."""
+    parts = {**kept_bytes(recipe, weights), "gradients": 4 * trained_weights(recipe, weights)}
+    held = sum(parts.values())
     activations = activation_bytes(
         recipe.model,
         micro_batch,
         bfloat16=recipe.precision == "bfloat16",
         checkpointing=execution.activation_checkpointing,
     )
-    return PlannedMemory(copies, held, held // sharers, activations, micro_batch)
+    return PlannedMemory(parts, held, held // sharers, activations, micro_batch)
 
 
 def worker_memory(config: TrainConfig, weights: int) -> PlannedMemory:

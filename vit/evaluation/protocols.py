@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, Posi
 
 from vitline.infra.config import FrozenConfig, digest_of, digested_as, omitted_at_default, replace
 from vitline.infra.names import did_you_mean
-from vitline.vit.config import OptimConfig, Precision, TrainRecipe, head_bias_for, loss_for
+from vitline.vit.config import OptimConfig, Precision, TrainRecipe, UpdateConfig, head_bias_for, loss_for
 from vitline.vit.evaluation.probes import PROBES, Probe
 from vitline.vit.evaluation.tasks import vtab_task
 from vitline.vit.input.config import AugmentConfig, InputConfig
@@ -81,9 +81,16 @@ class SmallPictures(FrozenConfig):
     """Side of the square that training crops are cut from."""
 
 
+class TransferOptim(UpdateConfig):
+    """The optimizer of a protocol, and which weights it trains at which share of the learning rate."""
+
+    optimizer: Literal["adamw", "sgd"] = "sgd"
+    """AdamW, or SGD with momentum."""
+
+
 class Protocol(FrozenConfig):
-    """How a model is fine-tuned: all weights and a new head, by SGD with momentum 0.9 and no weight decay. The loss is that of the
-    task: softmax for one label per image, sigmoid for several."""
+    """How a model is fine-tuned, with a new head. The loss is that of the task: softmax for one label per image, sigmoid for
+    several."""
 
     kind: Literal["finetune"] = "finetune"
     name: str
@@ -112,6 +119,8 @@ class Protocol(FrozenConfig):
     """Fractions of the training after which the staircase schedule falls."""
     clip_norm: PositiveFloat | None = 1.0
     """Largest global gradient norm; None turns clipping off."""
+    optim: TransferOptim = omitted_at_default(TransferOptim())
+    """The optimizer, and what it trains: all weights, by SGD with momentum 0.9 and no weight decay."""
     average_decay: float | None = Field(None, gt=0, lt=1)
     """Decay of averaged weights, which are then scored; None scores the weights of the last step."""
     global_batch_size: PositiveInt
@@ -129,7 +138,9 @@ class Protocol(FrozenConfig):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        _check_warmup(self.warmup_steps, self.total_steps)
+        _check_warmup(self.warmup_steps, self.total_steps, self.optim.head_first_steps)
+        for task in self.larger:
+            _check_warmup(task.warmup_steps, task.total_steps, self.optim.head_first_steps)
         if [t.at_least for t in self.larger] != sorted({t.at_least for t in self.larger}):
             raise ValueError(f"{self.name}: sort `larger` in the order of `at_least`, with each value once.")
         return self
@@ -163,7 +174,7 @@ class Protocol(FrozenConfig):
                 model=network,
                 input=data,
                 optim=OptimConfig(
-                    optimizer="sgd",
+                    **dict(self.optim),
                     peak_lr=lr,
                     warmup_steps=choice.warmup_steps,
                     schedule=self.schedule,
@@ -200,10 +211,11 @@ class Protocol(FrozenConfig):
         return AugmentConfig.model_validate(given.model_dump() | changes)
 
 
-def _check_warmup(warmup_steps: int, total_steps: Sequence[int]) -> None:
-    if warmup_steps >= min(total_steps):
+def _check_warmup(warmup_steps: int, total_steps: Sequence[int], head_first_steps: int = 0) -> None:
+    if head_first_steps + warmup_steps >= min(total_steps):
+        first = f"optim.head_first_steps={head_first_steps} with " if head_first_steps else ""
         raise ValueError(
-            f"warmup_steps={warmup_steps} must be less than total_steps={min(total_steps)}; otherwise the learning rate "
+            f"{first}warmup_steps={warmup_steps} must be less than total_steps={min(total_steps)}; otherwise the learning rate "
             "does not reach its peak before the end. Set a smaller warmup_steps as well."
         )
 

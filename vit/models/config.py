@@ -40,6 +40,11 @@ class NetworkConfig(FrozenConfig):
         return False
 
     @property
+    def num_blocks(self) -> int:
+        """Number of blocks between its stem and its head (`vit/training/layers.py`); 0 where that is not known."""
+        return 0
+
+    @property
     @abstractmethod
     def summary(self) -> str:
         """A phrase that describes the network."""
@@ -103,6 +108,10 @@ class TransformerConfig(NetworkConfig):
     @property
     def is_stochastic(self) -> bool:
         return bool(self.dropout_rate or self.stochastic_depth_rate)
+
+    @property
+    def num_blocks(self) -> int:
+        return self.depth
 
     @property
     @abstractmethod
@@ -207,6 +216,10 @@ class BiTConfig(NetworkConfig):
     """Number of bottleneck blocks of each stage."""
     width_factor: PositiveInt = 1
     """Multiple of the 64 channels of the stem."""
+
+    @property
+    def num_blocks(self) -> int:
+        return sum(self.stages)
 
     @property
     def summary(self) -> str:

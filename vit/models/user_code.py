@@ -1,4 +1,4 @@
-"""User code by its import path: recipes, networks and losses (docs/guides/own-recipes.md). Imports no torch."""
+"""User code by its import path: recipes, protocols, networks and losses (docs/guides/own-recipes.md). Imports no torch."""
 
 import hashlib
 import importlib
@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from vitline.infra.names import did_you_mean
 from vitline.infra.settings import Settings
@@ -21,6 +21,13 @@ def is_reference(text: str) -> bool:
     return re.match(REFERENCE, text) is not None
 
 
+def kind_of(reference: str) -> Literal["function", "file"] | None:
+    """Whether a reference is PACKAGE.MODULE:FUNCTION or a YAML file; None for other texts, such as the name of a recipe."""
+    if reference.endswith((".yaml", ".yml")):
+        return "file"
+    return "function" if is_reference(reference) else None
+
+
 def package_of(reference: str) -> str:
     """The package of a PACKAGE.MODULE:NAME."""
     return re.split(r"[.:]", reference)[0]
@@ -31,9 +38,9 @@ def check_package(reference: str, packages: Collection[str], what: str = "recipe
     a form, or publishes a model, may not choose what other machines run."""
     if (package := package_of(reference)) in packages:
         return
-    if what == "recipe":
+    if what in ("recipe", "protocol"):
         raise ValueError(
-            f"The recipe {reference!r} is Python code of {package!r}, which forms may not import. Add the package to "
+            f"The {what} {reference!r} is Python code of {package!r}, which forms may not import. Add the package to "
             "VITLINE_RECIPE_PACKAGES where flows run, or give a YAML file."
         )
     raise ValueError(

@@ -7,6 +7,7 @@ from types import ModuleType
 
 from vitline.infra.names import known_names_text
 from vitline.vit.config import ExecutionConfig, TrainRecipe
+from vitline.vit.models.user_code import kind_of
 from vitline.vit.models.variants import spelled
 from vitline.vit.recipes import (
     augreg,
@@ -124,7 +125,7 @@ def recipe_named(name: str) -> Recipe:
     configs are made. Raises ValueError listing the known names."""
     if name in RECIPES:
         return RECIPES[name]
-    kind = own.kind_of(name)
+    kind = kind_of(name)
     if kind is None and set(name) & set("./:"):
         raise ValueError(
             f"There is no recipe {name!r}. One of your own is PACKAGE.MODULE:FUNCTION, or a file that ends in .yaml."

@@ -1,23 +1,25 @@
-"""User-defined recipes: a Python function that returns configs, or a YAML file with their fields.
+"""User-defined recipes: a Python function that returns configs, or a YAML file with their fields. Protocols of a user, in
+`vit/evaluation/own.py`, are read alike.
 
 A recipe is only where a config comes from. Its run key is that of the config, so equal configs share a run.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
 from vitline.infra.config import FrozenConfig, flatten, replace
 from vitline.infra.names import did_you_mean
 from vitline.infra.records import flaw
 from vitline.infra.storage import read_small
 from vitline.vit.config import ExecutionConfig, TrainRecipe
-from vitline.vit.models.user_code import imported, is_reference
+from vitline.vit.models.user_code import imported
 
 Configs = tuple[TrainRecipe, ExecutionConfig]
-_ENDINGS = (".yaml", ".yml")
 _MAX_BYTES, _MAX_DEPTH = 256 * 1024, 20
 """Of a recipe file. Those of vitline, written out, have 5 kB and three levels."""
 
@@ -29,11 +31,19 @@ class _Whole(FrozenConfig):
     execution: ExecutionConfig = ExecutionConfig()
 
 
-def kind_of(reference: str) -> Literal["function", "file"] | None:
-    """Whether a reference is PACKAGE.MODULE:FUNCTION or a YAML file; None for other texts, such as the name of a recipe."""
-    if reference.endswith(_ENDINGS):
-        return "file"
-    return "function" if is_reference(reference) else None
+def title_of(reference: str) -> str:
+    """The name of a function, or of a file without its suffix, as a part of other names."""
+    last = re.sub(r"\.ya?ml$", "", re.split("[/:]", reference)[-1])
+    return re.sub("[^a-z0-9]+", "-", last.lower()).strip("-")
+
+
+def made_by(reference: str, what: str) -> Any:
+    """What PACKAGE.MODULE:FUNCTION returns. Raises ValueError for what cannot be imported or called."""
+    function = imported(reference, what)
+    try:
+        return function()
+    except Exception as error:
+        raise ValueError(f"The {what} {reference!r} failed: {type(error).__name__}: {error}") from error
 
 
 def configs_of_function(reference: str) -> Configs:
@@ -41,11 +51,7 @@ def configs_of_function(reference: str) -> Configs:
 
     Raises ValueError for what cannot be imported or called, or returns something else.
     """
-    function = imported(reference, "recipe")
-    try:
-        made = function()
-    except Exception as error:
-        raise ValueError(f"The recipe {reference!r} failed: {type(error).__name__}: {error}") from error
+    made = made_by(reference, "recipe")
     recipe, execution = made if isinstance(made, tuple) and len(made) == 2 else (made, ExecutionConfig())
     if not isinstance(recipe, TrainRecipe) or not isinstance(execution, ExecutionConfig):
         raise ValueError(
@@ -61,9 +67,7 @@ def configs_of_file(reference: str, base_named: Mapping[str, Any]) -> Configs:
 
     Raises ValueError naming the file for one that is missing, or whose content is not that.
     """
-    tree = _tree(reference)
-    if odd := sorted(tree.keys() - {"base", "recipe", "execution"}, key=str):
-        raise ValueError(f"{reference} has the key {odd[0]!r}; a recipe has `base`, `recipe` and `execution`.")
+    tree = tree_of_file(reference, "recipe", ("base", "recipe", "execution"))
     base = tree.pop("base", None)
     if base is None and "recipe" not in tree:
         raise ValueError(
@@ -78,7 +82,7 @@ def configs_of_file(reference: str, base_named: Mapping[str, Any]) -> Configs:
             recipe, execution = base_named[base].make()
             whole = _changed(recipe, execution, tree)
     except ValueError as error:
-        raise ValueError(f"{reference}: {flaw(error)}.") from error
+        raise ValueError(f"{reference}: {flaw_of_file(error)}.") from error
     return whole.recipe, whole.execution
 
 
@@ -122,20 +126,32 @@ def _refused(problem: str, mark: Any) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
 
 
-def _tree(reference: str) -> dict[Any, Any]:
+def flaw_of_file(error: ValueError) -> str:
+    """What is wrong with a file whose content is no config: field, expectation, value."""
+    given = error.errors()[0]["input"] if isinstance(error, ValidationError) else {}
+    text = flaw(error).replace(": Value error, ", ": ")
+    return text if isinstance(given, Mapping | FrozenConfig) else f"{text}, not {given!r:.100}"
+
+
+def tree_of_file(reference: str, what: str, keys: Collection[str]) -> dict[str, Any]:
+    """The content of a YAML file, a `what` with some of these keys. Raises ValueError naming the file for one that is missing, too
+    large or of another kind."""
+    listed = "`, `".join(keys)
     try:
         text = read_small(reference if "://" in reference else str(Path(reference).expanduser()), _MAX_BYTES)
     except FileNotFoundError as error:
-        raise ValueError(f"There is no recipe {reference!r}: no such file.") from error
+        raise ValueError(f"There is no {what} {reference!r}: no such file.") from error
     except OSError as error:
-        raise ValueError(f"The recipe {reference!r} cannot be read: {error}") from error
+        raise ValueError(f"The {what} {reference!r} cannot be read: {error}") from error
     try:
         tree = yaml.load(text, _RecipeLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        # The whole error would quote the file, which may be another one than a recipe, to whoever fills in a form.
+        # The whole error would quote the file, which may be any, to whoever fills in a form.
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         line = f" (line {mark.line + 1})" if mark else ""
         raise ValueError(f"{reference}{line} is not valid YAML: {problem or 'it is no text'}") from None
     if not isinstance(tree, dict):
-        raise ValueError(f"{reference} holds no mapping; a recipe has the keys `base`, `recipe` and `execution`.")
+        raise ValueError(f"{reference} holds no mapping; a {what} has the keys `{listed}`.")
+    if odd := sorted(tree.keys() - set(keys), key=str):
+        raise ValueError(f"{reference} has the key {odd[0]!r}; a {what} has `{listed}`.")
     return tree

@@ -18,13 +18,15 @@ BRANCHES = "branches/"
 """In the folder of a run: one record for every branch of it."""
 _POSITION = "the position in the reading order could not be kept"
 _WEIGHTS = "the checkpoint holds the weights of the parent's network"
+_MOMENTS = "the checkpoint holds the moments of the parent's optimizer"
 _FIXED = {
     "recipe.model": _WEIGHTS,
     "recipe.input.global_batch_size": _POSITION,
     "recipe.input.num_lanes": _POSITION,
     "recipe.input.shuffle_window": _POSITION,
     "recipe.seed": _POSITION,
-    "recipe.optim.optimizer": "the checkpoint holds the moments of the parent's optimizer",
+    "recipe.optim.optimizer": _MOMENTS,
+    "recipe.optim.frozen": _MOMENTS,
 }
 """Fields and groups that never differ from the parent's, and why."""
 _WITHOUT_WEIGHTS = ("recipe.model.dropout_rate", "recipe.model.stochastic_depth_rate")

@@ -20,6 +20,7 @@ from vitline.vit.models.network import Network
 from vitline.vit.training.bad_examples import BadExamples
 from vitline.vit.training.guard.nonfinite_steps import NonfiniteSteps
 from vitline.vit.training.guard.spike_guard import Spike, SpikeGuard
+from vitline.vit.training.layers import drop_gradients_below_head, freeze
 from vitline.vit.training.loss import loss_named, mixed_targets, num_correct, targets_of
 from vitline.vit.training.masked_patches.objective import batch_corruption, patch_scores, with_patch_head
 from vitline.vit.training.metrics import (
@@ -77,6 +78,7 @@ def with_optimizer(
     moments and the average are split like the weights."""
     if recipe.masked_patches is not None:
         model = with_patch_head(model, recipe.masked_patches)
+    freeze(model, recipe.optim.frozen)
     split(model)
     average = {n: p.detach().clone() for n, p in model.state_dict().items()} if recipe.average_decay else None
     optimizer = build_optimizer(model, recipe.optim)
@@ -129,6 +131,8 @@ def train_step(
             example_losses.append(of_examples.detach())
         correct = correct + right
 
+    if step <= recipe.optim.head_first_steps:
+        drop_gradients_below_head(state.model)
     queued()
     if world.size > 1 and not overlapped:
         sum_gradients(state.model, world)

@@ -74,7 +74,7 @@ def sum_gradients(model: nn.Module, world: World) -> None:
     DDP reorders its buckets after the first step unless it searches for unused parameters, and that search warns at
     every start. After a reordering, a resumed run would add gradients in another order than the uninterrupted run; on
     the CPU their losses must agree bit for bit (`vit/README.md`). Which parameters have
-    gradients depends on the network only.
+    gradients depends on the recipe and the step only.
     """
     bucket: list[Tensor] = []
     gradients = [p.grad for p in model.parameters() if p.grad is not None]

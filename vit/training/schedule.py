@@ -10,8 +10,9 @@ def lr_at(step: int, config: OptimConfig, total_steps: int) -> float:
 
     lr(t) = decay(progress) * min(1, t / warmup), progress = (t - warmup) / (total - warmup), as in the paper's code.
     A staircase measures progress from step 1 and divides by ten at each of `milestones`, as in BiT's bit_hyperrule.py.
-    `decay_steps` stands in for the total where it is set. In the last `cooldown_steps` the learning rate falls linearly to zero from
-    where it was when they began (arXiv:2106.04560, Sec. 3.5; arXiv:2405.18392).
+    `decay_steps` stands in for the total where it is set. All this begins after `head_first_steps` at the peak. In the last
+    `cooldown_steps` the learning rate falls linearly to zero from where it was when they began (arXiv:2106.04560, Sec. 3.5;
+    arXiv:2405.18392).
     The learning rate depends only on the step, so there is no scheduler state to save and restore.
     """
     if config.cooldown_steps and step > (begin := total_steps - config.cooldown_steps):
@@ -21,7 +22,10 @@ def lr_at(step: int, config: OptimConfig, total_steps: int) -> float:
 
 def _scheduled(step: int, config: OptimConfig, total_steps: int) -> float:
     """The learning rate without a cooldown."""
-    warmup, total_steps = config.warmup_steps, config.decay_steps or total_steps
+    if step <= config.head_first_steps:
+        return config.peak_lr
+    step -= config.head_first_steps
+    warmup, total_steps = config.warmup_steps, (config.decay_steps or total_steps) - config.head_first_steps
     if config.schedule == "staircase":
         lr = config.peak_lr * 0.1 ** sum(step > round(at * total_steps) for at in config.milestones)
         return lr * min(1.0, step / warmup) if warmup else lr

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from vitline.flows import console
-from vitline.flows.cli.command_line import Json, Root, settings, show_rows
+from vitline.flows.cli.command_line import PROTOCOL, Json, Root, settings, show_rows
 from vitline.flows.cli.form_options import REQUIRED, form_command
 from vitline.flows.forms.forms import EvaluateRequest
 from vitline.vit.cost.estimate import PlanGpus
@@ -31,12 +31,14 @@ def evaluate_protocols(json: Json = False) -> None:
     "run",
     EvaluateRequest,
     spelled={"tasks": "task"},
-    defaults={"tasks": REQUIRED, "protocol": "vit-paper"},
+    without=("protocol",),
+    defaults={"tasks": REQUIRED},
     plans=True,
 )
 def evaluate_run(
     fields: dict[str, Any],
     plan: PlanGpus | None,
+    protocol: Annotated[str, PROTOCOL] = "vit-paper",
     root: Root = None,
     json: Json = False,
 ) -> None:
@@ -47,12 +49,15 @@ def evaluate_run(
     Example: `vitline evaluate run --model birds --task digits --protocol small-images --from-scratch`
 
     Example: `vitline evaluate run --model birds --task vtab --plan --gpu H100 --gpu-hour-price 2.5`
+
+    Example: `vitline evaluate run --model birds --task vtab --protocol mine.yaml`
     """
     from vitline.flows.cli.evaluation import plan_and_show, score_and_show
     from vitline.flows.cli.models import published_uri
+    from vitline.flows.cli.training import with_named
     from vitline.infra.config import replace
 
-    chosen, request = settings(root), EvaluateRequest.model_validate(fields)
+    chosen, request = settings(root), EvaluateRequest.model_validate(with_named(fields, "protocol", protocol))
     request = replace(request, model=published_uri(chosen.root, request.model))
     if plan:
         plan_and_show(chosen, request, plan, as_json=json)

@@ -92,14 +92,14 @@ def pretrain_self_train(
 
     Example: `vitline pretrain self-train birds --corpus birds --unlabelled city --recipe vit-b16-i21k-medium2`
     """
-    from vitline.flows.cli.training import train_on, with_recipe
+    from vitline.flows.cli.training import train_on, with_named
     from vitline.flows.forms.self_training_plan import resolve_self_train
     from vitline.flows.plans.training_plan import self_training_cost
     from vitline.flows.runs.self_train import self_train
     from vitline.flows.runs.services import open_services
 
     chosen = settings(root)
-    stages = resolve_self_train(chosen.root, SelfTrainRequest.model_validate(with_recipe(fields, recipe)))
+    stages = resolve_self_train(chosen.root, SelfTrainRequest.model_validate(with_named(fields, "recipe", recipe)))
     if plan:
         show_one(self_training_cost(chosen.root, stages, plan), json)
         return

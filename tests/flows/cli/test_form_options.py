@@ -65,6 +65,10 @@ def form_of(vitline, monkeypatch, tmp_path):
             {"model": "m", "corpus": "a", "protocol": "vit-paper", "steps": 5, "peak_lr": 0.1, "global_batch_size": 8,
              "image_size_px": 32, "overrides": {"recipe.x": 1}},
         ),
+        (forms.FinetuneRequest, "finetune run --model m --corpus a --protocol lab.tasks:mine",
+         {"model": "m", "corpus": "a", "overrides": {"protocol": "lab.tasks:mine"}}),
+        (forms.EvaluateRequest, "evaluate run --model m --task a --protocol x.yaml --set protocol.total_steps=1",
+         {"model": "m", "tasks": ("a",), "overrides": {"protocol": "x.yaml", "protocol.total_steps": 1}}),
         (
             forms.EvaluateRequest,
             "evaluate run --model m --task a --task b --seed 2 --num-seeds 3 --from-scratch --set protocol.total_steps=1",

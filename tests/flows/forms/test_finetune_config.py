@@ -40,6 +40,19 @@ def test_a_finetuning_takes_the_fields_of_a_protocol_that_the_request_leaves_out
         recipe(protocol="vit-paper-v1", peak_lr=0.01)
 
 
+def test_a_finetuning_takes_the_settings_of_a_protocol_of_a_user_and_those_of_overrides(digits_root, tiny, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "base: vit-paper\nprotocol: {image_size_px: 16, optim: {layer_decay: 0.75, head_first_steps: 100}}\n"
+    )
+    overrides = {"protocol": str(path), "recipe.optim.weight_decay": 0.05, "recipe.optim.frozen": 1}
+    request = FinetuneRequest(model=tiny, corpus="digits", overrides=overrides)
+    recipe = resolve_finetune(digits_root, request).config.recipe
+    optim = recipe.optim
+    assert (optim.optimizer, optim.layer_decay, optim.head_first_steps, optim.frozen) == ("sgd", 0.75, 100, 1)
+    assert (optim.weight_decay, recipe.total_steps, recipe.model.image_size_px) == (0.05, 2500, 16)
+
+
 def test_fewer_steps_shorten_the_warmup_of_a_protocol_and_overrides_take_precedence(digits_root, tiny):
     def plan(protocol, steps, **overrides):
         fields = {"protocol": protocol, "steps": steps, "peak_lr": 0.01, "image_size_px": 16, "overrides": overrides}

@@ -26,6 +26,7 @@ from vitline.infra.runs.segments import list_segments
 from vitline.infra.storage import open_store
 from vitline.vit.config import TrainConfig
 from vitline.vit.cost.estimate import PlanGpus
+from vitline.vit.cost.memory import num_weights
 from vitline.vit.cost.training_memory import PlannedMemory, worker_memory
 from vitline.vit.models.build import meta_network
 from vitline.vit.recipes import recipe_named
@@ -59,6 +60,12 @@ def test_the_schedule_is_said_and_drawn(b16):
     staircase = replace(b16, **short | stairs)
     assert schedule_text(staircase) == "0.001 from the start, then divided by ten at steps 500"
     assert lr_picture(staircase) == 24 * "█" + 24 * "▁"
+    probed = replace(staircase, **{"recipe.optim.head_first_steps": 200})
+    assert schedule_text(probed) == "200 steps of the head alone at 0.001, then divided by ten at steps 600"
+    warmed = schedule_text(replace(b16, **{"recipe.optim.head_first_steps": 200}))
+    assert warmed.startswith(
+        "200 steps of the head alone at 0.001, then 10,000 steps of warmup (41.0 M images) to 0.001, then lin"
+    )
     cooled = replace(b16, **{"recipe.optim.cooldown_steps": 1_000})
     assert schedule_text(cooled).endswith("; linear to 0 in the last 1,000 steps")
 
@@ -91,6 +98,16 @@ def test_memory_counts_each_copy_of_the_weights_and_what_a_worker_keeps_of_them(
     four = {"execution.num_workers": 4, "execution.sharding": "fsdp"}
     assert f"{held} for " in memory_of(replace(config, **four), 10_000)
     assert ", split over 4 workers: " in memory_of(replace(config, **four), 10_000)
+    weights = num_weights(config.recipe.model, 1000)
+    frozen = replace(config, **{"recipe.optim.frozen": "backbone"})
+    head = 1000 * config.recipe.model.embed_dim + 1000
+    assert worker_memory(frozen, weights).parts == {
+        "weights": 4 * weights,
+        "moments": 8 * head,
+        "average": 0,
+        "gradients": 4 * head,
+    }
+    assert checkpoint_bytes(frozen, weights) == 4 * weights + 8 * head
     averaged = memory_of(replace(config, **{"recipe.average_decay": 0.9}), 10_000)
     assert ", average " in averaged
 

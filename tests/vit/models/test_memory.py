@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vitline.vit.cost.memory import activation_bytes, num_weights
+from vitline.vit.cost.memory import activation_bytes, num_frozen_weights, num_weights
 from vitline.vit.models.build import build_network
 from vitline.vit.models.config import BiTConfig, ViTConfig
 from vitline.vit.models.recompute import recompute_blocks
@@ -37,6 +37,18 @@ def test_counted_activations_are_those_of_a_real_forward_pass(config, bfloat16, 
     counted = activation_bytes(config, 8, bfloat16=bfloat16, checkpointing=checkpointing)
     real = [real_bytes(config, n, bfloat16, checkpointing) for n in (8, 16)]
     assert counted == pytest.approx(real[1] - real[0], rel=0.02)
+
+
+def test_frozen_weights_are_counted_by_hand():
+    block = 4 * 64 + (3 * 64 + 1 * 64) * 64 + 4 * 64 + 2 * 64 * 128 + 64 + 128
+    embeddings = 8 * 8 * 3 * 64 + 64 + 64 + 17 * 64
+    counts = {frozen: num_frozen_weights(SMALL, frozen) for frozen in ("none", "embeddings", 2, "backbone")}
+    assert counts == {
+        "none": 0,
+        "embeddings": embeddings,
+        2: embeddings + 2 * block,
+        "backbone": embeddings + 4 * block + 128,
+    }
 
 
 def test_selective_keeps_more_than_full_and_less_than_all():

@@ -1,6 +1,6 @@
 """One rank of `test_sharding.py`: `python sharding_together.py RANK WORLD_SIZE FILE FOLDER` prints, as JSON, the losses of a training by
 how it is split, those of one that changes the splitting on the way, by checkpoints in the folder, how a split network goes back before
-a spike, and the losses of a split masked patch prediction."""
+a spike, and the losses of a split masked patch prediction and of a split network with frozen layers."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from tests.vit.training.train_together import NUM_CLASSES, RECIPE, STEPS, part
+from tests.vit.training.train_together import LAYERED, NUM_CLASSES, RECIPE, STEPS, part
 from tests.vit.unleased import Unleased
 from vitline.infra.config import replace
 from vitline.infra.storage import open_store
@@ -104,6 +104,7 @@ if __name__ == "__main__":
     changed = changing(group, sys.argv[4])
     back = going_back(group, sys.argv[4])
     masked = [losses(group, each, recipe=MASKED)[0] for each in ("none", "fsdp")]
-    print(json.dumps([told, held, changed, back, masked]), flush=True)
+    layered = [losses(group, each, recipe=LAYERED)[0] for each in SPLITS]
+    print(json.dumps([told, held, changed, back, masked, layered]), flush=True)
     dist.destroy_process_group()
     os._exit(0)  # see train_together.py

@@ -48,8 +48,10 @@ def test_four_workers_split_a_network_and_change_how_by_checkpoints(tmp_path):
 
     changed, digests = json.loads(answers[0][0])[2]
     assert changed == pytest.approx(whole, rel=1e-6)
-    backs, masked = zip(*(json.loads(out)[3:] for out, _ in answers), strict=True)
+    backs, masked, layered = zip(*(json.loads(out)[3:] for out, _ in answers), strict=True)
     assert masked[0][1] == pytest.approx(masked[0][0], rel=1e-6)
+    for split in layered[0][1:]:
+        assert split == pytest.approx(layered[0][0], rel=1e-6)
 
     # Back to step 4, which takes the later checkpoints with it. It was saved by as many workers: each reads its own slices.
     run = open_store(str(tmp_path / "run"))

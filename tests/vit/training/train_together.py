@@ -1,6 +1,6 @@
 """One rank of `test_train_together.py`: `python train_together.py RANK WORLD_SIZE FILE` prints, as JSON, the losses of an
-uninterrupted run, those of a run that was stopped and resumed, how a run with too many bad examples ends, and what the comparison of
-ranks finds where the last one is slow, in its forward passes or in its batches."""
+uninterrupted run, those of a run that was stopped and resumed, both also with frozen layers, how a run with too many bad examples
+ends, and what the comparison of ranks finds where the last one is slow, in its forward passes or in its batches."""
 
 import json
 import os
@@ -29,6 +29,10 @@ RECIPE = TrainRecipe(
     total_steps=STEPS,
 )
 
+LAYERED = TrainRecipe(
+    **{**dict(RECIPE), "optim": OptimConfig(warmup_steps=2, layer_decay=0.5, frozen=1, head_first_steps=4)}
+)
+
 
 def part(step: int, rank: int, world_size: int) -> list[Batch]:
     """This rank's share of a step, in two micro-batches."""
@@ -43,7 +47,7 @@ def part(step: int, rank: int, world_size: int) -> list[Batch]:
     ]  # fmt: skip
 
 
-def losses(world: World, cut: int | None = None) -> list[float]:
+def losses(world: World, cut: int | None = None, recipe: TrainRecipe = RECIPE) -> list[float]:
     """The losses of all steps; with `cut`, of a run that stops after that step and is resumed by another one."""
     found: list[float] = []
 
@@ -51,17 +55,17 @@ def losses(world: World, cut: int | None = None) -> list[float]:
         train(
             state,
             (part(step, world.rank, world.size) for step in range(state.step, STEPS)),
-            RECIPE,
+            recipe,
             ExecutionConfig(log_every_steps=1),
             world,
             report=lambda step, metrics: found.append(metrics["train/loss"]),
             stop_requested=lambda: "preempted" if state.step == stop_at else None,
         )
 
-    state = initial_state(RECIPE, NUM_CLASSES, world.device)
+    state = initial_state(recipe, NUM_CLASSES, world.device)
     run(state, cut)
     if cut:
-        resumed = initial_state(RECIPE, NUM_CLASSES, world.device)
+        resumed = initial_state(recipe, NUM_CLASSES, world.device)
         load_state_tensors(resumed, {name: value.clone() for name, value in state_tensors(state).items()})
         resumed.step = cut
         run(resumed, None)
@@ -107,7 +111,8 @@ if __name__ == "__main__":
     rank, world_size = int(sys.argv[1]), int(sys.argv[2])
     dist.init_process_group("gloo", init_method=f"file://{sys.argv[3]}", rank=rank, world_size=world_size)
     group = World(rank, world_size)
-    print(json.dumps([losses(group), losses(group, cut=5), end_by_bad_examples(group),
+    print(json.dumps([losses(group), losses(group, cut=5), losses(group, recipe=LAYERED), losses(group, 3, LAYERED),
+                      end_by_bad_examples(group),
                       slow_rank(group, 0.05, 0), slow_rank(group, 0, 0.03)]), flush=True)  # fmt: skip
     dist.destroy_process_group()
     # A thread of gloo may still have to free the last tensor, which needs the GIL. If Python is shutting down by then, the

@@ -20,6 +20,7 @@ from vitline.vit.evaluation.evaluate import (
     next_trials,
     plan_task_sweeps,
 )
+from vitline.vit.evaluation.own import protocol_of
 from vitline.vit.evaluation.reference.report import latest_records, read_records
 from vitline.vit.evaluation.run_trial import ensure_trial, run_trial
 from vitline.vit.evaluation.tasks import find_task_splits
@@ -76,6 +77,24 @@ def chosen_lr(task_sweep, *outcomes):
         fake_result(trial, *outcome) for trial, outcome in zip(task_sweep.select_trials(), outcomes, strict=True)
     ]
     return task_sweep.final_trial(results).recipe.optim.peak_lr
+
+
+def test_scores_of_a_protocol_of_a_user_have_its_name_and_its_trials_its_settings(spec_of, model, root, tmp_path):
+    """A linear probe by training, and all weights after a linear probe."""
+    path = tmp_path / "probes.yaml"
+    for optim in ("frozen: backbone", "head_first_steps: 2, layer_decay: 0.5"):
+        path.write_text(
+            "base: small-images\nprotocol: {learning_rates: [0.1], total_steps: 4, warmup_steps: 1, global_batch_size: 16, "
+            f"num_lanes: 4, optim: {{{optim}}}}}\n"
+        )
+        spec = replace(spec_of((model,)), protocol=protocol_of(str(path)))
+        (task_sweep,) = plan_task_sweeps(spec)
+        score = run_task_sweep(task_sweep, root)
+        assert score.protocol.startswith("own-probes-")
+        assert task_sweep.score_key.startswith(f"scores/digits/{score.protocol}/")
+        assert score.metric_name == "tasks/digits/top1"
+    assert len(open_store(root).list("trials/")) > 2
+    assert len({key.split("/")[2] for key in open_store(root).list("scores/")}) == 2
 
 
 @pytest.mark.slow

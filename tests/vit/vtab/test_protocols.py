@@ -118,6 +118,26 @@ def test_bit_hyperrule_trains_larger_tasks_longer_and_with_mixup(num_train, step
         limited.settings(network_variant("bit-r50x1"), facts(num_train=50_000), 0)
 
 
+def test_a_protocol_has_the_optimizer_settings_of_a_fine_tuning():
+    """As MAE fine-tunes (arXiv:2111.06377, Table 9), after a linear probe."""
+    optim = {"optimizer": "adamw", "beta2": 0.999, "weight_decay": 0.05, "layer_decay": 0.65, "head_first_steps": 500}
+    of_mae = replace(protocol_named("vit-paper"), **{f"optim.{name}": value for name, value in optim.items()})
+    (recipe,) = of_mae.settings(network_variant("vit-b16"), facts(), 0)
+    assert recipe.optim.model_dump(include=optim.keys()) == optim
+    assert (recipe.optim.peak_lr, recipe.optim.warmup_steps, recipe.optim.clip_norm) == (0.01, 200, 1.0)
+    assert Protocol.model_validate(of_mae.model_dump(mode="json")) == of_mae
+    assert "optim" not in protocol_named("vit-paper").model_dump()
+    partly = Protocol.model_validate({**dict(protocol_named("vit-paper")), "optim": {"layer_decay": 0.65}})
+    assert partly.optim.optimizer == "sgd"
+    with pytest.raises(
+        ValueError, match="head_first_steps=2400 with warmup_steps=200 must be less than total_steps=2500"
+    ):
+        replace(of_mae, **{"optim.head_first_steps": 2400})
+    deep = replace(protocol_named("vit-paper"), **{"optim.frozen": 13})
+    with pytest.raises(ValueError, match="frozen=13 is more than the 12 blocks"):
+        deep.settings(network_variant("vit-b16"), facts(), 0)
+
+
 @pytest.mark.parametrize("protocol", ["vit-paper", "bit-hyperrule"])
 def test_flip_and_crop_are_off_for_tasks_whose_labels_they_would_change(protocol):
     def augmented(name):
