@@ -6,8 +6,8 @@ Imports no torch.
 import numpy as np
 from jaxtyping import Bool, Float
 
-from vitline.infra.config import FrozenConfig
 from vitline.infra.html.text import percent
+from vitline.infra.records import StoredRecord
 from vitline.vit.evaluation.confusion import figure_png
 
 NUM_BINS = 15
@@ -15,7 +15,7 @@ NUM_BINS = 15
 _DPI, _SIDE_IN = 120, 4.2
 
 
-class Bin(FrozenConfig):
+class Bin(StoredRecord):
     """Predictions of similar confidence."""
 
     examples: int
@@ -25,7 +25,7 @@ class Bin(FrozenConfig):
     """The fraction of them that is right; 0 without examples."""
 
 
-class Calibration(FrozenConfig):
+class Calibration(StoredRecord):
     """Confidence and accuracy of predictions. The confidence is the probability of the predicted class."""
 
     ece: float
