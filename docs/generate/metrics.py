@@ -66,6 +66,8 @@ METRICS = {
         "linear/<corpus>/top1": "Test score of logistic regression on frozen features.",
         "knn/<corpus>/top1": "Test score of nearest neighbours on frozen features.",
         "head/<corpus>/top1": "Test score of the model's own classes.",
+        "<protocol>/<metric>": "Of a pipeline with several protocols: a score by a fine-tuning protocol other than the one by which nights "
+        "are judged, whose scores have the names above.",
         "time/trials_s": "Seconds of all trials of the scores.",
     },
     "Batch predictions": {
@@ -74,7 +76,8 @@ METRICS = {
         "time/predict_s": "Seconds from the start of the prediction to its end.",
     },
     "Pipelines": {
-        "time/<stage>_s": "Seconds of a stage that was not reused, over all seeds: prepare, advance (of a long run), pretrain, evaluate.",
+        "time/<stage>_s": "Seconds of a stage that was not reused, over all seeds: prepare, advance (of a long run), pretrain, evaluate. "
+        "Of several protocols `evaluate` is the one by which nights are judged, and any other one is `evaluate/<protocol>`.",
         "night/<other>/difference": "Of a night: its mean over tasks less that of the champion or of last_night.",
     },
     "Machines": {

@@ -16,6 +16,7 @@ from vitline.vit.evaluation.protocols import over_seeds
 
 SCORE_COLUMNS = (
     "task",
+    "protocol",
     "pre-trained",
     "from scratch",
     "difference",
@@ -27,11 +28,10 @@ SCORE_COLUMNS = (
 
 
 def score_rows(scores: Sequence[Score]) -> list[list[str]]:
-    """One row per task: scores of model and control over the seeds, of always predicting the majority class, and chance."""
+    """One row per task and protocol: scores of model and control over the seeds, of always predicting the majority class, and chance."""
     rows = []
-    for task in dict.fromkeys(score.task for score in scores):
-        named = next(score.metric_name for score in scores if score.task == task)  # of several shots the first
-        own = [score for score in scores if score.metric_name == named]
+    for task, protocol in dict.fromkeys((score.task, score.protocol) for score in scores):
+        own = [score for score in scores if (score.task, score.protocol) == (task, protocol)]
         model, scratch = (
             mean_value([s for s in own if (s.model_digest is None) == control]) for control in (False, True)
         )
@@ -40,6 +40,7 @@ def score_rows(scores: Sequence[Score]) -> list[list[str]]:
         rows.append(
             [
                 task,
+                protocol,
                 *("-" if value is None else percent(value) for value in (model, scratch)),
                 difference,
                 percent(any_score.majority_fraction),
@@ -98,4 +99,4 @@ def setting_row(score: Score, tried: Mapping[str, Any]) -> tuple[str, ...]:
     chosen = f"failed: {tried['failed']}" if "failed" in tried else chosen
     words = setting({name: value for name, value in tried.items() if name not in ("val_top1", "failed")})
     val = percent(tried["val_top1"]) if "val_top1" in tried else "-"
-    return score.task, init_text(score.model_digest), val, chosen, words
+    return score.task, score.protocol, init_text(score.model_digest), val, chosen, words

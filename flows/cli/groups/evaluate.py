@@ -31,7 +31,7 @@ def evaluate_protocols(json: Json = False) -> None:
     "run",
     EvaluateRequest,
     spelled={"tasks": "task"},
-    defaults={"tasks": REQUIRED, "protocol": "vit-paper"},
+    defaults={"tasks": REQUIRED, "protocol": ["vit-paper"]},
     plans=True,
 )
 def evaluate_run(
@@ -45,6 +45,8 @@ def evaluate_run(
     Weights of another codebase are published first: an official .npz, or a folder or .safetensors of timm or Hugging Face.
 
     Example: `vitline evaluate run --model birds --task digits --protocol small-images --from-scratch`
+
+    Example: `vitline evaluate run --model birds --task vtab --protocol fewshot --protocol vit-paper`
 
     Example: `vitline evaluate run --model birds --task vtab --plan --gpu H100 --gpu-hour-price 2.5`
     """
