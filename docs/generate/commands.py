@@ -1,6 +1,7 @@
 """The page of all commands."""
 
 import inspect
+from enum import EnumType
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -73,7 +74,7 @@ def option_row(parameter: Any, kind: Any) -> list[str]:
     notes = [
         text(help_text),
         "Required." if parameter.required else "",
-        f"Default: `{parameter.default}`." if shows_default(parameter) else "",
+        f"Default: `{default_of(parameter)}`." if shows_default(parameter) else "",
         "Repeatable." if parameter.multiple and "epeatable" not in help_text else "",
     ]
     shown = f"`{parameter.metavar}`" if parameter.metavar else kind_text(kind)
@@ -82,8 +83,15 @@ def option_row(parameter: Any, kind: Any) -> list[str]:
 
 def shows_default(parameter: Any) -> bool:
     """Whether the default is a value worth printing, and not in the help text already."""
-    plain = isinstance(parameter.default, str | int | float) and not isinstance(parameter.default, bool)
-    return plain and not parameter.required and f"{parameter.default}" not in (parameter.help or "")
+    default = default_of(parameter)
+    plain = isinstance(default, str | int | float) and not isinstance(default, bool)
+    return plain and not parameter.required and f"{default}" not in (parameter.help or "")
+
+
+def default_of(parameter: Any) -> Any:
+    """The default; of a list of one its item."""
+    default = parameter.default
+    return default[0] if isinstance(default, list) and len(default) == 1 else default
 
 
 KINDS = {str: "`TEXT`", int: "`INTEGER`", float: "`NUMBER`", Path: "`PATH`", bool: "flag"}
@@ -93,6 +101,8 @@ def kind_text(kind: Any) -> str:
     """What is typed for a parameter: `TEXT`, `INTEGER`, one of the choices; a flag takes nothing."""
     if get_origin(kind) is Literal:
         return choices_text(kind)
+    if isinstance(kind, EnumType):
+        return choices_text(Literal[*map(str, kind)])
     if get_args(kind):  # a list, or an optional value
         return kind_text(get_args(kind)[0])
     return KINDS[kind]

@@ -70,6 +70,8 @@ METRICS = {
         "head/imagenet-c/mce": "Mean corruption error: the same of errors that are divided by AlexNet's; less is better, AlexNet has 1.",
         "<score>/ece": "Beside each `top1` of a task, in its place in the name (`tasks/pets/ece`): expected calibration error of the same "
         "predictions, from 0 to 1, over 15 bins of equal width. Absent for `fewshot`, whose outputs are no probabilities.",
+        "<protocol>/<metric>": "Of a pipeline with several protocols: a score by a fine-tuning protocol other than the one by which nights "
+        "are judged, whose scores have the names above.",
         "time/trials_s": "Seconds of all trials of the scores.",
     },
     "Batch predictions": {
@@ -78,7 +80,8 @@ METRICS = {
         "time/predict_s": "Seconds from the start of the prediction to its end.",
     },
     "Pipelines": {
-        "time/<stage>_s": "Seconds of a stage that was not reused, over all seeds: prepare, advance (of a long run), pretrain, evaluate.",
+        "time/<stage>_s": "Seconds of a stage that was not reused, over all seeds: prepare, advance (of a long run), pretrain, evaluate. "
+        "Of several protocols `evaluate` is the one by which nights are judged, and any other one is `evaluate/<protocol>`.",
         "night/<other>/difference": "Of a night: its mean over tasks less that of the champion or of last_night.",
     },
     "Machines": {

@@ -58,11 +58,15 @@ class StageRecord(StoredRecord):
     """None if all corpora were finished already, so that no run was needed."""
     reused: bool
     """Whether it was finished before this pipeline requested it."""
+    resumed: bool = False
+    """Whether a part of it was, so that `wall_s` is less than it takes."""
     wall_s: float
     what: str
     """Summary in one line."""
     where: str
     """URI of the output."""
+    protocol: str | None = None
+    """Of an evaluation: its protocol, by its name in the request. None in records from before requests had several."""
 
 
 class PipelineRecord(StoredRecord):
@@ -79,6 +83,8 @@ class PipelineRecord(StoredRecord):
     state: RunState = "running"
     reason: str = ""
     """Why it ended in another state than finished."""
+    part: str = ""
+    """What it has begun last, in words: `preparation`, `pre-training` or `evaluation with vit-paper`, of the seed if there are several."""
     started_at: float
     updated_at: float
     stages: tuple[StageRecord, ...] = ()
@@ -98,6 +104,10 @@ class PipelineRecord(StoredRecord):
     """Headline metrics by name (docs/generate/metrics.py), such as `val/top1` and `tasks/digits/top1`."""
     report: str | None = None
     """URI of the HTML report."""
+    protocols: tuple[str, ...] = ()
+    """The protocols of the request, in their order."""
+    verdict_protocol: str | None = None
+    """The protocol whose scores are compared with those of other pipelines."""
 
     def training(self, root: Store) -> Store | None:
         """The run of its pre-training; of several seeds the first. None before it began."""
@@ -105,12 +115,25 @@ class PipelineRecord(StoredRecord):
         return root.child(f"runs/{stage.run_key}") if stage and stage.run_key else None
 
     @property
+    def stages_by_name(self) -> dict[str, list[StageRecord]]:
+        """The stages of all seeds by name. `evaluate` is the evaluation that is compared with those of other pipelines; any other one
+        is `evaluate/<protocol>`."""
+        named: dict[str, list[StageRecord]] = {}
+        for stage in self.stages:
+            other = stage.protocol is not None and stage.protocol != self.verdict_protocol
+            named.setdefault(f"{stage.stage}/{stage.protocol}" if other else stage.stage, []).append(stage)
+        return named
+
+    @property
     def first_stages(self) -> dict[str, StageRecord]:
         """The stages by name; of several seeds the first, whose model the record names."""
-        first: dict[str, StageRecord] = {}
-        for stage in self.stages:
-            first.setdefault(stage.stage, stage)
-        return first
+        return {name: stages[0] for name, stages in self.stages_by_name.items()}
+
+    @property
+    def other_metrics(self) -> dict[str, float]:
+        """The headline metrics of all protocols but the one that is compared with other pipelines."""
+        others = {stage.protocol for stage in self.stages} - {self.verdict_protocol, None}
+        return {name: value for name, value in self.metrics.items() if name.partition("/")[0] in others}
 
 
 def attempt_records(run: Store) -> list[AttemptRecord]:

@@ -89,8 +89,7 @@ def run_demo(settings: Settings, *, profile: Profile, seed: int, as_json: bool) 
 
 def pipeline_scores(root: str, record: PipelineRecord) -> list[Score]:
     """The scores of a finished pipeline, in the order of its tasks."""
-    key = next(str(stage.run_key) for stage in record.stages if stage.stage == "evaluate")
-    state = read_state(run_store(root, key)) or NO_STATE
+    state = read_state(run_store(root, str(record.first_stages["evaluate"].run_key))) or NO_STATE
     return [Score.model_validate(score) for score in state["scores"]]
 
 

@@ -1,77 +1,82 @@
-"""Runs and plans evaluations for the command line."""
+"""Runs and plans evaluations for the command line, and plans pipelines, of which they are a part."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from vitline.flows import console
 from vitline.flows.cli.tables import show_table
-from vitline.flows.forms.evaluation_plan import resolve_evaluate
+from vitline.flows.forms.evaluation_plan import EvaluationPlan, resolve_evaluate
 from vitline.flows.forms.forms import EvaluateRequest
+from vitline.flows.forms.pipeline_plan import PipelinePlan
 from vitline.flows.plans.evaluation_cost import TaskCost, task_costs
-from vitline.flows.runs.evaluate_tasks import SCORE_COLUMNS, evaluate_tasks, evaluation_spec, score_cells
+from vitline.flows.plans.transfer_plan import flops_of, memory_verdict, pipeline_cost, protocol_plan, sum_of
+from vitline.flows.runs.evaluate_tasks import SCORE_COLUMNS, evaluate_in_turn, evaluation_spec, score_cells
 from vitline.flows.runs.services import open_services
-from vitline.infra.config import digest_of
+from vitline.flows.runs.stage import StageResult
 from vitline.infra.settings import Settings
-from vitline.vit.cost.estimate import PlanGpus, hours_of
-from vitline.vit.evaluation.packing import SMALLEST_GPU_BYTES, packed
-from vitline.vit.evaluation.probes import Probe
+from vitline.vit.cost.estimate import GPUS_PER_NODE, PlanGpus, hours_of
+from vitline.vit.evaluation.evaluate import Score
 
 
 def score_and_show(settings: Settings, request: EvaluateRequest, *, as_json: bool) -> None:
     """Evaluates one published model on tasks and prints the scores."""
-    plan = resolve_evaluate(settings.root, request)
-    if plan.note:
-        console.say(plan.note)
-    with open_services(settings) as services:
-        _, result, scores = evaluate_tasks("scores", plan, services)
-    if as_json:
-        console.emit({"reused": result.reused, "scores": [score.model_dump(mode="json") for score in scores]})
-        return
+    plans = resolve_evaluate(settings.root, request)
+    if plans[0].note:
+        console.say(plans[0].note)
     seeds = (
         f"seeds {request.seed} to {request.seed + request.num_seeds - 1}"
         if request.num_seeds > 1
         else f"seed {request.seed}"
     )
-    title = f"Protocol {plan.protocol.name}, {seeds}"
-    show_table(title, SCORE_COLUMNS, [score_cells(score) for score in scores])
+    done = list[tuple[StageResult, list[Score]]]()
+
+    def show(plan: EvaluationPlan, result: StageResult, scores: list[Score]) -> None:
+        done.append((result, scores))
+        if not as_json:
+            title = f"Protocol {plan.protocol.name}, {seeds}"
+            show_table(title, SCORE_COLUMNS, [score_cells(score) for score in scores])
+
+    try:
+        with open_services(settings) as services:
+            evaluate_in_turn(plans, services, show)
+    finally:  # one that has failed hides no scores of the others
+        if as_json and done:
+            scores = [score.model_dump(mode="json") for _, of_protocol in done for score in of_protocol]
+            console.emit({"reused": all(result.reused for result, _ in done), "scores": scores})
 
 
 def plan_and_show(settings: Settings, request: EvaluateRequest, gpus: PlanGpus, *, as_json: bool) -> None:
-    """Prints the plan on such GPUs."""
-    plan = resolve_evaluate(settings.root, request)
-    if plan.note:
-        console.say(plan.note)
-    if plan.keep_models:
-        evaluation_spec("plan", plan, settings.root)  # refuses what the evaluation would
-    tasks = task_costs(settings.root, plan)
-    rate = gpus.flops("float32" if isinstance(plan.protocol, Probe) else plan.protocol.precision)
-    memory = gpus.gpu.memory_bytes or SMALLEST_GPU_BYTES
-    total: dict[str, Any] = {
-        "protocol": plan.protocol.name,
-        "trainings": sum(task.trainings for task in tasks),
-        "finished": sum(task.finished for task in tasks),
-        "trained_images": sum(task.trained_images for task in tasks),
-        "scored_images": sum(task.scored_images for task in tasks),
-        "exaflop": sum(task.flop for task in tasks) / 1e18,
-        "kept_bytes": sum(task.kept_bytes for task in tasks),
-        "device_hours": hours_of(sum(task.flop for task in tasks), rate),
-    }
-    networks = {digest_of(task.recipe.model): task.recipe for task in tasks if task.recipe}
-    if networks:
-        trials, micro_batches, fits = zip(*(packed(recipe, memory) for recipe in networks.values()), strict=True)
-        total |= {"trials_per_gpu": min(trials), "micro_batch": min(micro_batches), "fits": all(fits)}
-    if gpus.hour_price is not None:
-        total["usd"] = total["device_hours"] * gpus.hour_price
+    """Prints the plan on such GPUs: of each protocol, and their sum."""
+    plans = resolve_evaluate(settings.root, request)
+    if plans[0].note:
+        console.say(plans[0].note)
+    for plan in plans:
+        if plan.keep_models:
+            evaluation_spec("plan", plan, settings.root)  # refuses what the evaluation would
+    features = set[str]()
+    costs = [task_costs(settings.root, plan, features) for plan in plans]
+    totals = [protocol_plan(plan.protocol, tasks, gpus) for plan, tasks in zip(plans, costs, strict=True)]
     if as_json:
         shown = [
-            {name: value for name, value in vars(task).items() if name != "recipe"} | {"loss": task.loss}
+            {name: value for name, value in vars(task).items() if name != "recipe"}
+            | {"loss": task.loss, "protocol": plan.protocol.name}
+            for plan, tasks in zip(plans, costs, strict=True)
             for task in tasks
         ]
-        console.emit({"total": total, "tasks": shown})
+        console.emit({"total": sum_of(totals), "protocols": totals, "tasks": shown})
         return
-    rows = [_row(task, rate) for task in tasks]
-    show_table(f"Protocol {plan.protocol.name}", list(rows[0]), [list(row.values()) for row in rows])
-    console.print_result(_sentence(total, rate, gpus))
+    for plan, tasks, total in zip(plans, costs, totals, strict=True):
+        rate = flops_of(plan.protocol, gpus)
+        rows = [_row(task, rate) for task in tasks]
+        show_table(f"Protocol {plan.protocol.name}", list(rows[0]), [list(row.values()) for row in rows])
+        console.print_result(_sentence(total, rate, gpus))
+    if len(plans) > 1:
+        console.print_result(f"All protocols: {hours_text(sum_of(totals))}.")
+
+
+def hours_text(total: Mapping[str, Any]) -> str:
+    """`2.31 GPU-hours, 5.78 USD`"""
+    return f"{total['device_hours']:.2f} GPU-hours" + (f", {total['usd']:,.2f} USD" if "usd" in total else "")
 
 
 def _row(task: TaskCost, rate: float) -> dict[str, str]:
@@ -92,18 +97,48 @@ def _sentence(total: Mapping[str, Any], rate: float, gpus: PlanGpus) -> str:
     left = total["trainings"] - total["finished"]
     text = (
         f"{left} trainings of {total['trainings']} are left: {total['trained_images']:,} images to train on, "
-        f"{total['scored_images']:,} to evaluate, {total['exaflop']:.3g} exaFLOP; {total['device_hours']:.2f} GPU-hours at "
-        f"{rate / 1e12:.3g} TFLOP/s, {gpus.mfu:.0%} of the peak of {gpus.name}"
+        f"{total['scored_images']:,} to evaluate, {total['exaflop']:.3g} exaFLOP; {hours_text(total)} at {rate / 1e12:.3g} TFLOP/s, "
+        f"{gpus.mfu:.0%} of the peak of {gpus.name}"
     )
-    if "usd" in total:
-        text += f", {total['usd']:,.2f} USD"
+    packing = f" Memory {memory_verdict(total, gpus)}. {_on_a_node(total)}" if left else ""
     kept = f" The models to keep take {total['kept_bytes'] / 1e6:,.2f} MB." if total["kept_bytes"] else ""
-    return f"{text}.{_packing(total) if left else ''} Decoding is not counted.{kept}"
+    return f"{text}.{packing} Decoding is not counted.{kept}"
 
 
-def _packing(total: Mapping[str, Any]) -> str:
-    """How the trainings use the memory of a GPU."""
-    if not total["fits"]:
-        return " Not one image of these trainings fits into the memory of a GPU, by the plan; name a larger one with --gpu."
-    at_a_time = f"up to {total['trials_per_gpu']} of these trainings at a time, with micro-batches of"
-    return f" A GPU runs {at_a_time} {total['micro_batch']} images or more."
+def _on_a_node(total: Mapping[str, Any]) -> str:
+    """`On a machine with 8 of them: 2.91 hours, each training on 2.`"""
+    each = "each training on one" if total["gpus_per_trial"] == 1 else f"each training on {total['gpus_per_trial']}"
+    return f"On a machine with {GPUS_PER_NODE} of them: {total['node_hours']:.2f} hours, {each}."
+
+
+PLAN_COLUMNS = ("part", "GPU-hours", "hours", "memory")
+
+
+def show_pipeline_plan(settings: Settings, plan: PipelinePlan, gpus: PlanGpus, *, as_json: bool) -> None:
+    """Prints what a pipeline takes on such GPUs: its pre-training, each of its evaluations, and their sum."""
+    cost = pipeline_cost(settings.root, plan, gpus)
+    if as_json:
+        console.emit({"pipeline": plan.key, **cost})
+        return
+    rows = [_evaluation_row(each, gpus) for each in cost["transfer"]]
+    if training := cost.get("pretrain"):
+        hours, workers = cost["pretrain_device_hours"], training["workers"]
+        took = _hours_on(hours / workers, workers)
+        rows.insert(0, ["pre-training", f"{hours:.2f}", took, training["memory_verdict"]])
+    seeds = f", {cost['seeds']} seeds" if cost["seeds"] > 1 else ""
+    show_table(f"Plan of {plan.key}{seeds}", PLAN_COLUMNS, rows)
+    console.print_result(
+        f"In all {hours_text(cost)} at {gpus.mfu:.0%} of the peak of {gpus.name}. Decoding is not counted."
+    )
+    if missing := cost["not_planned"]:
+        console.print_result(f"Not in the plan, as they are not prepared yet: {', '.join(missing)}.")
+    console.print_result(f"{cost['deadline'][0].upper()}{cost['deadline'][1:]}.")
+
+
+def _evaluation_row(plan: Mapping[str, Any], gpus: PlanGpus) -> list[str]:
+    took = _hours_on(plan["node_hours"], GPUS_PER_NODE)
+    return [f"evaluation with {plan['protocol']}", f"{plan['device_hours']:.2f}", took, memory_verdict(plan, gpus)]
+
+
+def _hours_on(hours: float, num_gpus: int) -> str:
+    return f"{hours:.2f} on {num_gpus} GPU{'s' * (num_gpus > 1)}"

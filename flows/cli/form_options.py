@@ -3,6 +3,7 @@
 import inspect
 import re
 from collections.abc import Callable, Collection, Mapping
+from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 import typer
@@ -12,7 +13,7 @@ from vitline.infra.config import FrozenConfig
 from vitline.vit.cost.estimate import GPU, TRAINING_MFU, PlanGpus
 
 REQUIRED = inspect.Parameter.empty
-_PLAN_OPTIONS: dict[str, tuple[Any, Any, Any]] = {
+PLAN_OPTIONS: dict[str, tuple[Any, Any, Any]] = {  # type, default, option
     "plan": (bool, False, typer.Option("--plan", help="Show what this would take without starting anything.")),
     "gpu": (
         str,
@@ -70,7 +71,7 @@ def form_command(
             text = f"{_help(schemas['overrides']['description'], spellings)} Repeatable."
             generated.append(_parameter("set_", list[str] | None, None, typer.Option("--set", help=text)))
         if plans:
-            generated += [_parameter(option, *facts) for option, facts in _PLAN_OPTIONS.items()]
+            generated += [_parameter(option, *facts) for option, facts in PLAN_OPTIONS.items()]
         parameters = [*generated, *(_parameter(each.name, each.annotation, each.default) for each in own)]
 
         def command(**given: Any) -> None:
@@ -109,4 +110,9 @@ def _type(schema: Mapping[str, Any]) -> Any:
     """The type of an option, from the JSON schema of its field."""
     if "enum" in schema:
         return Literal[*schema["enum"]]
-    return list[_type(schema["items"])] if schema["type"] == "array" else _TYPES[schema["type"]]  # type: ignore[misc]
+    if schema["type"] != "array":
+        return _TYPES[schema["type"]]
+    items = schema["items"]
+    # Of the choices of a list, typer takes an enumeration only.
+    choices = "enum" in items and StrEnum("Choice", {choice: choice for choice in items["enum"]})
+    return list[choices or _type(items)]  # type: ignore[misc]

@@ -34,13 +34,15 @@ def requested_training(root: str, corpora: Sequence[str], recipe: str, fields: M
     return resolve_pretrain(root, PretrainRequest.model_validate(found))
 
 
-def with_named(fields: Mapping[str, Any], what: str, name: str) -> dict[str, Any]:
-    """The fields of a form with its recipe or protocol, which is an override if it is a file or function of the user. Raises
+def with_named(fields: Mapping[str, Any], what: str, *names: str) -> dict[str, Any]:
+    """The fields of a form with its recipe, or its protocols: an override if one is a file or function of the user. Raises
     ValueError for an unknown name."""
-    if kind_of(name):
-        return {**fields, "overrides": {what: name, **fields["overrides"]}}
-    {"recipe": recipe_named, "protocol": protocol_of}[what](name)
-    return {**fields, what: name}
+    named = names[0] if len(names) == 1 else [*names]
+    if any(kind_of(name) for name in names):
+        return {**fields, "overrides": {what: named, **fields["overrides"]}}
+    for name in names:
+        {"recipe": recipe_named, "protocol": protocol_of}[what](name)
+    return {**fields, what: named}
 
 
 def _published(root: str, source: str) -> str:

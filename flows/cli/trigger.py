@@ -10,12 +10,15 @@ import httpx
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, LogFilter
 from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.sorting import LogSort
 from prefect.exceptions import ObjectNotFound
 
 from vitline.flows import console
+from vitline.flows.forms.forms import PipelineRequest
 from vitline.flows.forms.overrides import user_functions
-from vitline.flows.on_prefect.deployments import deployment_named
+from vitline.flows.forms.pipeline_plan import PipelinePlan, resolve_pipeline
+from vitline.flows.on_prefect.deployments import Deployment, deployment_named
 from vitline.flows.on_prefect.flow_run import read_request
 from vitline.flows.on_prefect.prefect_observer import client
 from vitline.flows.on_prefect.prefect_private import LAST_LINE, RUN_LOG
@@ -23,9 +26,11 @@ from vitline.flows.on_prefect.prefect_runs import accepted
 from vitline.flows.on_prefect.registration import check_root
 from vitline.flows.on_prefect.request_checks import RESOLVES
 from vitline.flows.ops.prefect_http import flow_run_page
+from vitline.infra.config import FrozenConfig
 from vitline.infra.ray_jobs import AWAY_S
 from vitline.infra.settings import Settings
 
+PIPELINE = "pretrain-then-transfer"
 POLL_S = 1.0
 LOOK_BACK = 50
 # How long to wait for the last log lines, which a flow process sends after its final state; a killed process sends none.
@@ -40,20 +45,47 @@ def trigger(settings: Settings, name: str, changes: Mapping[str, Any]) -> tuple[
     """
     deployment = deployment_named(name)
     with client() as api:
-        try:
-            found = api.read_deployment_by_name(name)
-        except ObjectNotFound as error:
-            raise RuntimeError(
-                f"{settings.prefect_api_url} has no deployment {name!r}; `vitline flows deploy` registers it."
-            ) from error
-        check_root({name: found}, settings)
-        request = read_request(deployment.model, changes, (found.parameters or {}).get("request", {}))
+        found, request = _filled_in(api, settings, deployment, changes)
         if not user_functions(request):  # its package is where flows run
             RESOLVES[deployment.flow](settings.root, request)
         run = api.create_flow_run_from_deployment(
             found.id, parameters={"request": request.model_dump(mode="json")}, tags=["trigger:manual"]
         )
     return run, flow_run_page(settings, run.id)
+
+
+def _filled_in(
+    api: SyncPrefectClient, settings: Settings, deployment: Deployment, changes: Mapping[str, Any]
+) -> tuple[DeploymentResponse, FrozenConfig]:
+    """A deployment as Prefect has it, and its form with these changes. Raises ValueError for a form that is refused, RuntimeError if
+    Prefect does not have the deployment."""
+    name = deployment.full_name
+    try:
+        found = api.read_deployment_by_name(name)
+    except ObjectNotFound as error:
+        raise RuntimeError(
+            f"{settings.prefect_api_url} has no deployment {name!r}; `vitline flows deploy` registers it."
+        ) from error
+    check_root({name: found}, settings)
+    return found, read_request(deployment.model, changes, (found.parameters or {}).get("request", {}))
+
+
+def planned(settings: Settings, name: str, changes: Mapping[str, Any]) -> PipelinePlan:
+    """The plan of a deployment of `pretrain-then-transfer` with these changes to its form: as Prefect has it, or, where no server is
+    configured, as it is registered first. Raises ValueError for other deployments, and as `trigger`."""
+    deployment = deployment_named(name)
+    if deployment.flow != PIPELINE:
+        raise ValueError(
+            f"--plan is for deployments of {PIPELINE}, not for {name}; `vitline pretrain run --plan` and `vitline evaluate run --plan` "
+            "plan single stages."
+        )
+    if settings.prefect_api_url is None:
+        request = read_request(deployment.model, changes, deployment.request)
+    else:
+        with client() as api:
+            _, request = _filled_in(api, settings, deployment, changes)
+    assert isinstance(request, PipelineRequest)
+    return resolve_pipeline(settings.root, request)
 
 
 def resume(settings: Settings, names: Sequence[str]) -> list[tuple[FlowRun, str]]:

@@ -4,7 +4,7 @@ from vitline.data_prep.find_corpus import Corpora
 from vitline.flows.catalog.lists import find_model
 from vitline.flows.forms.forms import EvaluateRequest, PredictRequest
 from vitline.flows.forms.named_corpora import named_tasks
-from vitline.flows.forms.requested_protocol import requested_protocol
+from vitline.flows.forms.requested_protocol import requested_protocols
 from vitline.infra.config import FrozenConfig, digest_of
 from vitline.infra.keys import run_key
 from vitline.infra.names import known_names_text
@@ -18,7 +18,7 @@ from vitline.vit.published.model_record import published_network, published_reco
 
 
 class EvaluationPlan(FrozenConfig):
-    """Models, tasks and protocol of an evaluation."""
+    """Models, tasks and protocol of one evaluation."""
 
     models: tuple[str | None, ...]
     """URIs; None is the control from scratch."""
@@ -33,30 +33,39 @@ class EvaluationPlan(FrozenConfig):
     """What the user should know of the tasks, as a sentence; None if there is nothing to say."""
 
 
-def resolve_evaluate(root: str, request: EvaluateRequest) -> EvaluationPlan:
-    """The plan of an evaluation whose model and tasks exist."""
+def scored_models(model: str, protocol: Protocol | Probe, from_scratch: bool) -> tuple[str | None, ...]:
+    """The models of an evaluation: the published one and, if it is wanted and the protocol trains networks, the control."""
+    return (model, None) if from_scratch and isinstance(protocol, Protocol) else (model,)
+
+
+def resolve_evaluate(root: str, request: EvaluateRequest) -> list[EvaluationPlan]:
+    """The plans of the evaluations of a model by each protocol, in their order. Model and tasks exist."""
     uri = find_model(root, request.model)
     corpora = Corpora(open_store(root))
     tasks = named_tasks(root, corpora, request.tasks)
-    protocol = requested_protocol(request.protocol, request.overrides, request.from_scratch)
-    if request.keep_models and isinstance(protocol, Probe):
-        raise ValueError(
-            f"Protocol {protocol.name} trains no network, so there is none to keep: set keep_models to false."
-        )
-    return EvaluationPlan(
-        models=(uri, None) if request.from_scratch else (uri,),
-        tasks=tuple(
-            TaskRef(name=corpus.manifest.name, corpus=corpus.store.uri)
-            for corpus in (corpora.named(task) for task in tasks.names)
-        ),
-        architecture=published_network(uri),
-        protocol=protocol,
-        seed=request.seed,
-        num_seeds=request.num_seeds,
-        rescore=request.rescore,
-        keep_models=request.keep_models,
-        note=tasks.note,
+    refs = tuple(
+        TaskRef(name=corpus.manifest.name, corpus=corpus.store.uri)
+        for corpus in (corpora.named(task) for task in tasks.names)
     )
+    protocols = requested_protocols(request.protocol, request.overrides, request.from_scratch).values()
+    if request.keep_models and (probes := [each.name for each in protocols if isinstance(each, Probe)]):
+        raise ValueError(
+            f"Protocol {probes[0]} trains no network, so there is none to keep: set keep_models to false, or leave the protocol out."
+        )
+    return [
+        EvaluationPlan(
+            models=scored_models(uri, protocol, request.from_scratch),
+            tasks=refs,
+            architecture=published_network(uri),
+            protocol=protocol,
+            seed=request.seed,
+            num_seeds=request.num_seeds,
+            rescore=request.rescore,
+            keep_models=request.keep_models,
+            note=tasks.note,
+        )
+        for protocol in protocols
+    ]
 
 
 WHOLE = ("train", "val", "test")

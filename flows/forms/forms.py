@@ -7,7 +7,7 @@ JSON schema can express; the `resolve_*` function of each form checks the rest b
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, JsonValue, NonNegativeInt, PositiveFloat
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, NonNegativeInt, PlainSerializer, PositiveFloat
 
 from vitline.data_prep.source_kinds import SourceKind
 from vitline.infra.config import FrozenConfig
@@ -60,6 +60,26 @@ Reference = Annotated[
     Field(min_length=1, max_length=500, json_schema_extra={"pattern": "^(?![^/?#]*://[^/]*@)[^?]*$"}),
     AfterValidator(without_credentials),
 ]
+
+
+def each_once(names: tuple[str, ...]) -> tuple[str, ...]:
+    if not names:
+        raise ValueError("must not be left empty")
+    if repeated := next((name for i, name in enumerate(names) if name in names[:i]), None):
+        raise ValueError(f"must name {repeated} once")
+    return names
+
+
+Protocols = Annotated[
+    tuple[ProtocolName, ...],
+    BeforeValidator(
+        lambda given: (given,) if isinstance(given, str) else given,
+        json_schema_input_type=Annotated[tuple[ProtocolName, ...], Field(min_length=1)] | ProtocolName,
+    ),
+    AfterValidator(each_once),
+    PlainSerializer(lambda names: names[0] if len(names) == 1 else list(names)),
+]
+"""Protocols in the order in which they run. A single one may be given, and is stored, as its name alone."""
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Overrides = dict[str, JsonValue]
 
@@ -248,24 +268,25 @@ class EvaluateRequest(FrozenConfig):
     tasks: tuple[Reference, ...] = Field(("digits",), min_length=1, max_length=40)
     """Tasks: corpora with train, val and test splits, by name or URI. The 19 of VTAB are named vtab-<task>; `vtab` stands for all of
     them that are prepared, `robustness` for ImageNet-A, -R, -Sketch, -C and ObjectNet, which protocol head scores."""
-    protocol: ProtocolName = "small-images"
-    """How to evaluate: fine-tuning or a probe, with its resolution and settings; `vitline evaluate protocols` describes them. Or set
-    the override {"protocol": "s3://lab/mine.yaml"}."""
+    protocol: Protocols = ("small-images",)
+    """How to evaluate: fine-tuning or a probe, with its resolution and settings; `vitline evaluate protocols` describes them. Several
+    run in this order, each with scores of its own: the cheap ones first. Or set the override {"protocol": "s3://lab/mine.yaml"}."""
     seed: NonNegativeInt = 0
     """Random seed for data order, augmentation and sampling; the first one if there are several."""
     num_seeds: int = Field(1, ge=1, le=20)
     """Number of seeds, each with its own scores. The paper reports mean and standard deviation over three."""
     from_scratch: bool = False
-    """Also train the same network from random initialisation, with the same steps and search, as a control."""
+    """Also train the same network from random initialisation, with the same steps and search, as a control; probes have none."""
     rescore: bool = False
     """Evaluate again even if there are scores; the new records refer to the old ones."""
     keep_models: bool = False
     """Publish the network that is scored on each test set as a model of its own, MODEL-TASK. Protocol `head` then scores it on other test
     sets with the same classes, such as imagenet-real. No score depends on this."""
     overrides: Overrides = Field(default={})
-    """Fields of the protocol by their dotted name, as in {"protocol.precision": "bfloat16"}. The result is another protocol
-    with its own scores. A changed field applies to tasks of every size and changes no other field: with fewer total_steps, set
-    warmup_steps, too. The deployment's description lists the fields."""
+    """Fields of the protocol by their dotted name, as in {"protocol.precision": "bfloat16"}; of several protocols with the name of
+    one, as in {"protocol.vit-paper.precision": "float32"}. The result is another protocol with its own scores. A changed field
+    applies to tasks of every size and changes no other field: with fewer total_steps, set warmup_steps, too. The deployment's
+    description lists the fields."""
 
 
 class PredictRequest(FrozenConfig):
@@ -304,11 +325,12 @@ class PipelineRequest(FrozenConfig):
     tasks: tuple[Reference, ...] = Field(("new-icons", "letters"), min_length=1, max_length=40)
     """Tasks to evaluate the model on: presets (new-icons, letters, digits, digits-5-to-9) or prepared corpora; `vtab` stands for
     all tasks of VTAB that are prepared."""
-    protocol: ProtocolName = "small-images"
-    """How to evaluate the model on each task; `vitline evaluate protocols` describes them. Or set the override
+    protocol: Protocols = ("small-images",)
+    """How to evaluate the model on each task; `vitline evaluate protocols` describes them. Several run in this order, the cheap ones
+    first; nights are judged by the last one, or by `nights.verdict_protocol` in `overrides`. Or set the override
     {"protocol": "s3://lab/mine.yaml"}."""
     from_scratch: bool = True
-    """Also train the same network from random initialisation on every task, as a control."""
+    """Also train the same network from random initialisation on every task, as a control; probes have none."""
     deadline_hours: PositiveFloat | None = None
     """Maximum duration. A plan that does not fit is refused; a run that reaches it keeps a checkpoint and ends as OutOfTime."""
     max_late_hours: PositiveFloat | None = None

@@ -33,6 +33,8 @@ class NightSettings(FrozenConfig):
     cooldown_images: PositiveInt | None = None
     """With `advance_images` or `cooldown_at_hours`: evaluate a branch that is trained on this many more images while the learning rate
     decays to zero. The long run itself continues without it."""
+    verdict_protocol: str | None = None
+    """With several protocols: the one whose scores are compared with those of the champion and of last night. None: the last one."""
     promote: bool = True
     """Whether a night that passes the gate becomes the champion. If not, only `vitline model promote` changes the champion."""
     night: str | None = None

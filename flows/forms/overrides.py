@@ -50,10 +50,11 @@ def named_by(what: str, named: Any, overrides: Mapping[str, Any]) -> Any:
     return own
 
 
-def user_functions(request: FrozenConfig) -> dict[str, str]:
-    """The Python functions that a form names as its recipe or protocol, each as PACKAGE.MODULE:FUNCTION."""
+def user_functions(request: FrozenConfig) -> list[tuple[str, str]]:
+    """The Python functions that a form names as its recipe or protocols: `recipe` or `protocol`, and PACKAGE.MODULE:FUNCTION."""
     found = {what: getattr(request, "overrides", {}).get(what) for what in OWN}
-    return {what: own for what, own in found.items() if isinstance(own, str) and kind_of(own) == "function"}
+    named = [(what, name) for what, own in found.items() for name in (own if isinstance(own, list) else [own])]
+    return [(what, name) for what, name in named if isinstance(name, str) and kind_of(name) == "function"]
 
 
 def override_paths(flow: str) -> list[str]:

@@ -1,6 +1,6 @@
 """A form for a pipeline -> its plan and key, or a refusal in one sentence (ValueError). Starts nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -13,11 +13,12 @@ from vitline.flows.forms.forms import PipelineRequest
 from vitline.flows.forms.named_corpora import CorpusChoice, choose_corpus, corpus_identity, named_tasks
 from vitline.flows.forms.nights import NightSettings, night_settings
 from vitline.flows.forms.probed_corpora import check_probed_names
-from vitline.flows.forms.requested_protocol import requested_protocol
+from vitline.flows.forms.requested_protocol import requested_protocols
 from vitline.flows.forms.training_config import check_mixture_fields, class_table_of, on_corpora, weights_of
 from vitline.flows.forms.training_draft import draft_training, steps_of
 from vitline.infra.config import digest_of
 from vitline.infra.keys import run_key
+from vitline.infra.names import known_names_text
 from vitline.infra.storage import open_store
 from vitline.vit.config import TrainConfig, TrainRecipe, check_layers
 from vitline.vit.corpora.class_table import read_class_table
@@ -38,11 +39,17 @@ class PipelinePlan:
     tasks: tuple[CorpusChoice, ...]
     training: TrainConfig
     """The pre-training without its corpora, which may not be prepared yet."""
-    protocol: Protocol | Probe
+    protocols: Mapping[str, Protocol | Probe]
+    """By their names without overrides, in the order in which they run."""
     nights: NightSettings
     night: datetime | None = None
     note: str | None = None
     """What the user should know of the tasks, as a sentence; None if there is nothing to say."""
+
+    @property
+    def verdict_protocol(self) -> str:
+        """The protocol whose scores are compared with those of other pipelines."""
+        return self.nights.verdict_protocol or [*self.protocols][-1]
 
 
 def resolve_pipeline(root: str, request: PipelineRequest, night: datetime | None = None) -> PipelinePlan:
@@ -50,21 +57,25 @@ def resolve_pipeline(root: str, request: PipelineRequest, night: datetime | None
     check_mixture_fields(request)
     training = draft_training(request.name, request)
     changes = {k: v for k, v in request.overrides.items() if k.partition(".")[0] == "protocol"}
-    protocol = requested_protocol(request.protocol, changes, request.from_scratch)
-    if isinstance(protocol, Protocol):
-        check_layers(protocol.optim, training.recipe.model)
+    protocols = requested_protocols(request.protocol, changes, request.from_scratch)
+    for each in protocols.values():
+        if isinstance(each, Protocol):
+            check_layers(each.optim, training.recipe.model)
     corpora = Corpora(open_store(root))
     names, note = named_tasks(root, corpora, request.tasks)
     trained_on = (request.corpus, *(each.corpus for each in request.mix_with))
     sources = [choose_corpus(root, corpora, name) for name in trained_on]
     tasks = [choose_corpus(root, corpora, name) for name in names]
     check_probed_names(training, corpora, {each.name for each in (*sources, *tasks) if isinstance(each, CorpusConfig)})
+    first, *others = protocols.values()
+    protocol = [first, *others] if others else first
     identity: list[Any] = [training.recipe, training.val_split, protocol, request.seed, request.from_scratch]
     inputs = {f"{i}": corpus_identity(root, corpora, choice) for i, choice in enumerate((sources[0], *tasks))}
     if request.mix_with:
         identity.append(_check_mixture(corpora, training, request, sources))
         inputs |= {f"mixed.{i}": corpus_identity(root, corpora, choice) for i, choice in enumerate(sources[1:])}
     nights = night_settings(request.overrides)
+    _check_verdict(nights, [*protocols])
     if nights.ingest:
         _check_growing(corpora, sources[0], request.corpus)
         identity.append("ingest")
@@ -79,7 +90,16 @@ def resolve_pipeline(root: str, request: PipelineRequest, night: datetime | None
     if nights.num_seeds > 1:  # one seed is no part of the key
         identity.append(nights.num_seeds)
     key = run_key(request.name, "pipeline", digest_of(identity), inputs, night)
-    return PipelinePlan(key, request, tuple(sources), tuple(tasks), training, protocol, nights, night, note)
+    return PipelinePlan(key, request, tuple(sources), tuple(tasks), training, protocols, nights, night, note)
+
+
+def _check_verdict(nights: NightSettings, protocols: Sequence[str]) -> None:
+    """Refuses a verdict by a protocol that the request does not have."""
+    if nights.verdict_protocol not in (None, *protocols):
+        raise ValueError(
+            f"nights.verdict_protocol={nights.verdict_protocol!r} is not among the protocols of the request; "
+            f"{known_names_text(str(nights.verdict_protocol), protocols)}"
+        )
 
 
 def _check_growing(corpora: Corpora, source: CorpusChoice, name: str) -> None:

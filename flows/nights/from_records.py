@@ -14,6 +14,7 @@ from typing import Any
 from vitline.flows.catalog.lists import list_pipelines
 from vitline.flows.catalog.records import PipelineRecord, read_pipeline
 from vitline.flows.forms.nights import night_settings
+from vitline.flows.forms.requested_protocol import as_for_one
 from vitline.flows.nights.gate import gate
 from vitline.flows.nights.judge import Verdict, incomplete, judge
 from vitline.flows.nights.night_record import (
@@ -21,6 +22,7 @@ from vitline.flows.nights.night_record import (
     ChampionRecord,
     GateResult,
     NightRecord,
+    OtherScore,
     night_key,
     read_champion,
 )
@@ -43,7 +45,7 @@ _READERS = 8
 def night_of(root: Store, record: PipelineRecord, state: RunState, reason: str = "") -> NightRecord:
     """The record of a night whose pipeline ends in this state, with its verdict. Raises if the verdict cannot be made."""
     assert record.night is not None
-    verdict, gate_result = incomplete(state, reason), None
+    verdict, gate_result = incomplete(state, reason, record.part), None
     if state == "finished":
         pipelines = earlier_nights(root, record.name, record.night)
         champion = read_champion(root, record.name)
@@ -55,8 +57,27 @@ def night_of(root: Store, record: PipelineRecord, state: RunState, reason: str =
             [each.key for each in pipelines[-NOISE_NIGHTS:]],
         )
         gate_result = tried_gate(root, record, verdict, champion)
-    ended = {"outcome": state, "reason": reason, "at": time.time(), "verdict": verdict, "gate": gate_result}
-    return replace(without_verdict(record), **ended)
+    return replace(
+        without_verdict(replace(record, state=state, reason=reason)),
+        at=time.time(),
+        verdict=verdict,
+        gate=gate_result,
+        others=other_scores(root, record, verdict),
+    )
+
+
+def other_scores(root: Store, record: PipelineRecord, verdict: Verdict) -> list[OtherScore]:
+    """The scores by protocols that the verdict does not take, with those of the nights that it takes."""
+    theirs: dict[str, Mapping[str, float]] = {}
+    for one in verdict.against:
+        with contextlib.suppress(FileNotFoundError, UnreadableRecord):
+            theirs[one.who] = read_pipeline(root, one.key).metrics
+    return [
+        OtherScore(
+            name=name, value=value, before={who: metrics[name] for who, metrics in theirs.items() if name in metrics}
+        )
+        for name, value in record.other_metrics.items()
+    ]
 
 
 def tried_gate(root: Store, record: PipelineRecord, verdict: Verdict, champion: ChampionRecord | None) -> GateResult:
@@ -76,7 +97,7 @@ def judge_again(root: Store, night: NightRecord) -> Verdict:
         assert again is not None
         return again
     if record.state != "finished":
-        return incomplete(record.state, record.reason)
+        return incomplete(record.state, record.reason, record.part)
     keys: dict[str, str] = {one.who: one.key for one in stored.against}
     return verdict_of(root, record, keys.get("champion"), keys.get("last night"), stored.noise_nights)
 
@@ -91,7 +112,7 @@ def verdict_of(
 
     def read(key: str | None, predictions: bool) -> NightScores | None:
         with contextlib.suppress(FileNotFoundError, UnreadableRecord):
-            return scores_of(root, read_pipeline(root, key), predictions) if key else None
+            return scores_of(root, read_pipeline(root, key), predictions, record.verdict_protocol) if key else None
         return None
 
     with ThreadPoolExecutor(_READERS) as pool:
@@ -116,11 +137,16 @@ def earlier_scores(root: Store, name: str, night: datetime) -> list[NightScores]
     return [scores for each in newest if (scores := scores_of(root, each, predictions=False))]
 
 
-def scores_of(root: Store, record: PipelineRecord, predictions: bool) -> NightScores | None:
-    """The scores of a pipeline's models, with or without their predictions; None if it has none."""
+def scores_of(
+    root: Store, record: PipelineRecord, predictions: bool, protocol: str | None = None
+) -> NightScores | None:
+    """The scores of a pipeline's models, with or without their predictions; None if it has none. They are by this protocol if it has
+    such scores, else by that of its own verdict."""
+    if protocol is not None and any(stage.protocol == protocol for stage in record.stages):
+        record = replace(record, verdict_protocol=protocol)
     by_model: dict[str, dict[str, Score]] = {}
-    for stage in record.stages:
-        if stage.stage == "evaluate" and stage.run_key:
+    for stage in record.stages_by_name.get("evaluate", []):
+        if stage.run_key:
             for score in scores_of_models(root, stage.run_key):
                 by_model.setdefault(str(score.model_digest), {})[score.metric_name] = score
     if not by_model:
@@ -155,7 +181,9 @@ def read_predictions(root: Store, score: Score) -> Predictions | None:
 
 def facts_of(root: Store, record: PipelineRecord) -> dict[str, Any]:
     """What the scores may depend on: request, corpora and their images, code, versions and hardware, by dotted name."""
-    request = {name: value for name, value in record.request.items() if name not in _NO_RESULT}
+    request: dict[str, Any] = {name: value for name, value in record.request.items() if name not in _NO_RESULT}
+    if (asked := request.get("protocol")) is not None:  # other protocols change none of these scores
+        request = as_for_one(request, record.verdict_protocol or asked)
     overrides: Mapping[str, Any] = request.pop("overrides", {})
     facts: dict[str, Any] = {
         **{f"request.{name}": value for name, value in flatten(request).items()},
@@ -208,6 +236,7 @@ def without_verdict(record: PipelineRecord) -> NightRecord:
         night=record.night,
         outcome=record.state,
         reason=record.reason,
+        part="" if record.state == "finished" else record.part,
         pipeline=record.key,
         origin=record.origin,
         at=record.started_at if record.state == "running" else record.updated_at,

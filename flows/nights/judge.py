@@ -88,13 +88,13 @@ def judge(
     return Verdict(word=word, sentence=f"{sentence}. {_changed(against[-1])}", against=against, **known)
 
 
-def incomplete(state: RunState, reason: str) -> Verdict:
-    """The verdict of a night that did not finish: broken, or cut and not compared."""
+def incomplete(state: RunState, reason: str, part: str = "") -> Verdict:
+    """The verdict of a night that did not finish: broken, or cut and not compared. `part` is what it was doing."""
+    where = f" in its {part}" if part else ""
     if state in CUT:
-        return Verdict(
-            word="not compared", sentence=f"Not compared: the night was cut, because {CUT[state]}. {reason}".strip()
-        )
-    return Verdict(word="broken", sentence=f"Broken: the night {state}. {reason}".strip())
+        sentence = f"Not compared: the night was cut{where}, because {CUT[state]}. {reason}"
+        return Verdict(word="not compared", sentence=sentence.strip())
+    return Verdict(word="broken", sentence=f"Broken: the night {state}{where}. {reason}".strip())
 
 
 def changes(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

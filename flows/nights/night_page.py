@@ -7,11 +7,12 @@ from vitline.flows.nights.compare import MEAN, Difference, Differences
 from vitline.flows.nights.judge import Comparison, other_night, short_name
 from vitline.flows.nights.night_record import NightRecord
 from vitline.infra.html.tables import markdown
-from vitline.infra.html.text import cell, points
+from vitline.infra.html.text import cell, percent, points
 from vitline.infra.night import night_name, night_text
 
 COLUMNS = ("", "this night", "before", "difference", "±", "noise: seeds", "noise: images", "verdict")
 NIGHT_COLUMNS = ("night", "name", "verdict", "sentence")
+OTHERS, OTHER_COLUMNS = "Other protocols, without a verdict", ("", "this night", "champion", "last night")
 
 
 def night_markdown(night: NightRecord) -> str:
@@ -20,6 +21,7 @@ def night_markdown(night: NightRecord) -> str:
     if night.verdict is not None:
         parts += [night.gate.reason] if night.gate else []
         parts += [_against_markdown(one) for one in night.verdict.against]
+        parts += [f"### {OTHERS}\n\n{markdown(OTHER_COLUMNS, other_rows(night))}"] if night.others else []
         parts.append(footnote(night))
     return "\n\n".join(filter(None, parts))
 
@@ -27,6 +29,15 @@ def night_markdown(night: NightRecord) -> str:
 def difference_rows(against: Comparison) -> list[list[str]]:
     """Rows of COLUMNS: percent, and differences in percentage points."""
     return [_row(difference) for difference in against.differences]
+
+
+def other_rows(night: NightRecord) -> list[list[str]]:
+    """Rows of OTHER_COLUMNS: percent."""
+    return [
+        [other.name, percent(other.value)]
+        + [percent(other.before[who]) if who in other.before else "-" for who in OTHER_COLUMNS[2:]]
+        for other in night.others
+    ]
 
 
 def change_rows(changes: Mapping[str, tuple[Any, Any]]) -> list[list[str]]:

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Literal
 
+from pydantic import Field
+
 from vitline.flows.catalog.records import Origin
 from vitline.flows.nights.judge import Verdict
 from vitline.infra.night import Night, named_night, night_name
@@ -22,6 +24,17 @@ class GateResult(StoredRecord):
     passed: bool
     reason: str
     """A sentence."""
+
+
+class OtherScore(StoredRecord):
+    """A score by a protocol that the verdict does not take."""
+
+    name: str
+    """Of the metric."""
+    value: float
+    """A fraction; of several seeds as one number."""
+    before: dict[str, float] = Field(default_factory=dict)
+    """That of the `champion`, and of `last night`, where they have it."""
 
 
 class NightRecord(StoredRecord):
@@ -43,18 +56,24 @@ class NightRecord(StoredRecord):
     """None where it could not be made."""
     gate: GateResult | None = None
     """None for a night that is not whole."""
+    part: str = ""
+    """What a night does, or was doing when it ended early, in words: `evaluation with vit-paper`."""
+    others: tuple[OtherScore, ...] = ()
+    """The scores by all other protocols."""
 
     @property
     def sentence(self) -> str:
         if self.verdict is not None:
             return self.verdict.sentence
         if self.outcome == "running":
-            return f"Running: it began at {datetime.fromtimestamp(self.at, UTC):%Y-%m-%d %H:%M} UTC."
+            now = f", and is in its {self.part}" if self.part else ""
+            return f"Running: it began at {datetime.fromtimestamp(self.at, UTC):%Y-%m-%d %H:%M} UTC{now}."
         if self.outcome == "skipped":
             return f"Skipped: {self.reason}"
         if self.outcome in ("late", "missed"):
             return f"Not compared: the night was {self.outcome}. {self.reason}".strip()
-        return f"No verdict: {self.reason or self.outcome}"
+        where = f" (in its {self.part})" if self.part else ""
+        return f"No verdict: {self.reason or self.outcome}{where}"
 
 
 def last_told(nights: Sequence[NightRecord]) -> NightRecord | None:

@@ -117,5 +117,5 @@ def read_request(model: type[R], given: Mapping[str, Any], defaults: Mapping[str
 
 def check_user_functions(request: FrozenConfig) -> None:
     """Raises ValueError where a form names a Python function as its recipe or protocol that this process may not import."""
-    for what, function in user_functions(request).items():
+    for what, function in user_functions(request):
         check_allowed(function, what)

@@ -7,7 +7,7 @@ The code that does the work is imported after the form has been checked, so that
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -161,20 +161,31 @@ def self_train_flow(plan: SelfTrainingPlan, services: Services, this: FlowRun) -
 
 
 @vitline_flow("evaluate")
-def evaluate(plan: EvaluationPlan, services: Services, this: FlowRun) -> str:
-    """Evaluates a published model on tasks."""
+def evaluate(plans: Sequence[EvaluationPlan], services: Services, this: FlowRun) -> str:
+    """Evaluates a published model on tasks, by one protocol after the other."""
     from vitline.flows.reports.score_tables import score_tables_markdown
     from vitline.flows.runs.end_to_end import headline
-    from vitline.flows.runs.evaluate_tasks import SCORE_COLUMNS, evaluate_tasks, score_cells
+    from vitline.flows.runs.evaluate_tasks import SCORE_COLUMNS, evaluate_in_turn, score_cells
+    from vitline.flows.runs.stage import StageResult
+    from vitline.vit.evaluation.evaluate import Score
 
-    if plan.note:
-        services.observer.say(plan.note)
-    _, result, scores = evaluate_tasks("scores", plan, services)
-    rows = [score_cells(score) for score in scores]
-    services.observer.table("settings", f"Protocol {plan.protocol.name}", SCORE_COLUMNS, rows)
-    what = "All scores of the model, with published scores"
-    services.observer.page("scores", what, lambda: score_tables_markdown(services.root, scores))
-    return sentence(headline(scores)) + (" (evaluated before)" if result.reused else "")
+    if plans[0].note:
+        services.observer.say(plans[0].note)
+    every, said = list[Score](), list[str]()
+
+    def show(plan: EvaluationPlan, result: StageResult, scores: list[Score]) -> None:
+        name = plan.protocol.name
+        rows = [score_cells(score) for score in scores]
+        key = f"settings-{name}" if len(plans) > 1 else "settings"
+        services.observer.table(key, f"Protocol {name}", SCORE_COLUMNS, rows)
+        every.extend(scores)
+        what = "All scores of the model, with published scores"
+        services.observer.page("scores", what, lambda: score_tables_markdown(services.root, every))
+        text = sentence(headline(scores)) + (" (evaluated before)" if result.reused else "")
+        said.append(f"{name}: {text}" if len(plans) > 1 else text)
+
+    evaluate_in_turn(plans, services, show)
+    return "; ".join(said)
 
 
 @vitline_flow("predict")

@@ -235,7 +235,7 @@ class PrefectObserver(Observer):
             return Suspended("suspended", SUSPENDED)
         return super().stop(error)
 
-    def part(self, name: str, title: str, request: dict[str, Any], body: Callable[[], T]) -> T:
+    def part(self, name: str, title: str, request: dict[str, Any], body: Callable[[], T], row: str | None = None) -> T:
         """Runs the body as a subflow in this process, with its own page and the same states."""
         self._update_state()
         if self.deleted:  # Prefect refuses a part of a run that it does not know
@@ -248,7 +248,7 @@ class PrefectObserver(Observer):
         def run(request: dict[str, Any]) -> Any:
             entered.append(runtime.flow_run.id)
             self._in_part, self._part_id = True, UUID(runtime.flow_run.id)
-            self._on_page(lambda page: page.begin(name))
+            self._on_page(lambda page: page.begin(row or name))
             try:
                 outcome.append(body())
                 self._on_page(lambda page: page.end("finished"))

@@ -6,6 +6,7 @@ from itertools import groupby
 
 from vitline.data_prep.shard_format import load_manifest
 from vitline.flows.forms.evaluation_plan import EvaluationPlan
+from vitline.infra.config import replace
 from vitline.infra.storage import Store, open_store
 from vitline.vit.config import TrainRecipe
 from vitline.vit.cost.memory import num_weights
@@ -44,21 +45,37 @@ class TaskCost:
         return self.recipe.loss if self.recipe else ""
 
 
-def task_costs(root: str, plan: EvaluationPlan) -> list[TaskCost]:
-    """One entry for every task, model and seed; for a probe, one for every task and model. Raises ValueError for a task or
-    model that the protocol cannot use."""
+MODEL_TO_COME, _ITS_DIGEST = "the model of this pipeline", "0" * 64
+
+
+def task_costs(root: str, plan: EvaluationPlan, counted: set[str] | None = None) -> list[TaskCost]:
+    """One entry for every task, model and seed; for a probe, one for every task and model. A model may be `MODEL_TO_COME`. Features are
+    computed once for several probes: those in `counted` are left out, and those of this plan are added to it.
+
+    Raises ValueError for a task or model that the protocol cannot use."""
     spec = EvaluationSpec(
         run_key="plan", tasks=plan.tasks, models=plan.models, architecture=plan.architecture,
         protocol=plan.protocol, seed=plan.seed, num_seeds=plan.num_seeds, root=root,
         keep_models=plan.keep_models,
     )  # fmt: skip
-    store = open_store(root)
+    store, counted = open_store(root), set() if counted is None else counted
     if isinstance(plan.protocol, Probe):
+        planned = plan_probe_trials(spec, {MODEL_TO_COME: _ITS_DIGEST})
         return [
-            probe_cost(store, list(probe_trials), plan)
-            for _, probe_trials in groupby(plan_probe_trials(spec), key=lambda probe_trial: probe_trial.source)
+            probe_cost(store, list(probe_trials), plan, counted)
+            for _, probe_trials in groupby(planned, key=lambda probe_trial: probe_trial.source)
         ]
-    return [sweep_cost(store, task_sweep) for task_sweep in plan_task_sweeps(spec)]
+    return [sweep_cost(store, task_sweep) for task_sweep in _task_sweeps(spec)]
+
+
+def _task_sweeps(spec: EvaluationSpec) -> list[TaskSweep]:
+    """The task sweeps of a plan. Those of a model to come are those of a network from scratch, with another start."""
+    if MODEL_TO_COME not in spec.models:
+        return plan_task_sweeps(spec)
+    from_scratch = plan_task_sweeps(replace(spec, models=(None,)))
+    starts = {"model": MODEL_TO_COME, "model_digest": _ITS_DIGEST}
+    to_come = [task_sweep.model_copy(update=starts) for task_sweep in from_scratch]
+    return [*to_come, *(from_scratch if None in spec.models else ())]
 
 
 def sweep_cost(root: Store, task_sweep: TaskSweep) -> TaskCost:
@@ -88,12 +105,15 @@ def sweep_cost(root: Store, task_sweep: TaskSweep) -> TaskCost:
     )
 
 
-def probe_cost(root: Store, probe_trials: Sequence[ProbeTrial], plan: EvaluationPlan) -> TaskCost:
-    """The cost of the probe trials that share features: one forward pass over their splits, without stored features."""
+def probe_cost(root: Store, probe_trials: Sequence[ProbeTrial], plan: EvaluationPlan, counted: set[str]) -> TaskCost:
+    """The cost of the probe trials that share features: one forward pass over their splits, without stored and `counted` features,
+    to which it adds its own."""
     todo = [probe_trial for probe_trial in probe_trials if not root.exists(probe_trial.score_key)]
     parts = {part.key: part for _, planned in feature_splits(todo) for part in planned}
     folder = root.child(probe_trials[0].source.folder)
-    images = sum(len(part.rows) for part in missing_parts(folder, list(parts.values())))
+    missing = {folder.uri_of(part.key): part for part in missing_parts(folder, list(parts.values()))}
+    images = sum(len(part.rows) for uri, part in missing.items() if uri not in counted)
+    counted |= missing.keys()
     return TaskCost(
         task=probe_trials[0].task.name,
         start="pre-trained",

@@ -17,6 +17,7 @@ from vitline.vit.evaluation.reference.report import metrics_over_seeds
 
 SCORE_COLUMNS = (
     "task",
+    "protocol",
     "pre-trained",
     "from scratch",
     "difference",
@@ -29,12 +30,11 @@ SCORE_COLUMNS = (
 
 
 def score_rows(scores: Sequence[Score]) -> list[list[str]]:
-    """One row per task: scores of model and control over the seeds, the expected calibration error of the model (without one, of the
-    control), the score of always predicting the majority class, and chance."""
+    """One row per task and protocol: scores of model and control over the seeds, the expected calibration error of the model (without
+    one, of the control), the score of always predicting the majority class, and chance."""
     rows = []
-    for task in dict.fromkeys(score.task for score in scores):
-        named = next(score.metric_name for score in scores if score.task == task)  # of several shots the first
-        own = [score for score in scores if score.metric_name == named]
+    for task, protocol in dict.fromkeys((score.task, score.protocol) for score in scores):
+        own = [score for score in scores if (score.task, score.protocol) == (task, protocol)]
         of_model, of_control = ([s for s in own if (s.model_digest is None) == control] for control in (False, True))
         model, scratch = mean_value(of_model), mean_value(of_control)
         ece = metrics_over_seeds(of_model or of_control).get(own[0].ece_name)
@@ -43,6 +43,7 @@ def score_rows(scores: Sequence[Score]) -> list[list[str]]:
         rows.append(
             [
                 task,
+                protocol,
                 *("-" if value is None else percent(value) for value in (model, scratch)),
                 difference,
                 "-" if ece is None else percent(ece),
@@ -102,4 +103,4 @@ def setting_row(score: Score, tried: Mapping[str, Any]) -> tuple[str, ...]:
     chosen = f"failed: {tried['failed']}" if "failed" in tried else chosen
     words = setting({name: value for name, value in tried.items() if name not in ("val_top1", "failed")})
     val = percent(tried["val_top1"]) if "val_top1" in tried else "-"
-    return score.task, init_text(score.model_digest), val, chosen, words
+    return score.task, score.protocol, init_text(score.model_digest), val, chosen, words

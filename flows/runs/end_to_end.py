@@ -17,7 +17,7 @@ from vitline.data_prep.find_corpus import Corpora, FoundCorpus
 from vitline.data_prep.plan.check_refused import NothingNew
 from vitline.data_prep.shard_format import load_manifest
 from vitline.flows.catalog.records import PipelineRecord, StageRecord, read_pipeline, write_pipeline
-from vitline.flows.forms.evaluation_plan import EvaluationPlan
+from vitline.flows.forms.evaluation_plan import EvaluationPlan, scored_models
 from vitline.flows.forms.nights import NightSettings
 from vitline.flows.forms.pipeline_plan import PipelinePlan
 from vitline.flows.forms.prepare_config import growth_request
@@ -26,7 +26,7 @@ from vitline.flows.nights.from_records import night_of
 from vitline.flows.nights.night_record import THE_GATE, NightRecord, write_night
 from vitline.flows.nights.promote import make_champion
 from vitline.flows.plans.held_out import score_text
-from vitline.flows.runs.evaluate_tasks import evaluate_tasks
+from vitline.flows.runs.evaluate_tasks import ProtocolsFailed, evaluate_tasks, one_after_another
 from vitline.flows.runs.long_run import next_step, train_cooldown, train_part
 from vitline.flows.runs.pipeline_report import write_report
 from vitline.flows.runs.prepare_corpus import PreparedCorpus, corpus_links, prepare_corpora
@@ -34,12 +34,14 @@ from vitline.flows.runs.pretrain import train_model
 from vitline.flows.runs.services import Services
 from vitline.flows.runs.stage import Skipped, StageFailed, StageResult, exclusively, run_store
 from vitline.infra.config import replace
+from vitline.infra.html.text import and_list
 from vitline.infra.records import UnreadableRecord
 from vitline.infra.redact import cleaned
 from vitline.infra.runs.lease import LeaseHolder
 from vitline.infra.runs.run_state import RunState
 from vitline.infra.storage import open_store
 from vitline.vit.evaluation.evaluate import EvaluationSpec, Score, TaskRef
+from vitline.vit.evaluation.protocols import Protocol
 from vitline.vit.evaluation.reference.corruption_errors import corruption_metrics
 from vitline.vit.evaluation.reference.report import group_means, metrics_over_seeds
 from vitline.vit.evaluation.tasks import VTAB_TASKS
@@ -68,22 +70,18 @@ def pretrain_then_transfer(plan: PipelinePlan, services: Services) -> PipelineRe
     """
     services.origin = replace(services.origin, pipeline=plan.key)
     with exclusively(services, plan.key) as lease, PipelineRecorder(plan, services, lease) as recorder:
-        seeds = plan.nights.num_seeds
-        names = ("prepare-corpus", *(name for _ in range(seeds) for name in ("pretrain", "evaluate")))
+        rows = ("pretrain", *(evaluation_row(plan, protocol) for protocol in plan.protocols))
+        names = ("prepare-corpus", *(row for _ in range(plan.nights.num_seeds) for row in rows))
         services.observer.outline(f"Stages of {plan.key}", names, {"MLflow": lambda: mlflow_link(services, plan.key)})
+        recorder.note(part="preparation")
         corpora = part(services, "prepare-corpus", plan, lambda: prepare_stage(plan, services, recorder))
-        trained_on, transferred_to = corpora[: len(plan.sources)], corpora[len(plan.sources) :]
-        tasks = [TaskRef(name=corpus.manifest.name, corpus=corpus.uri) for corpus in transferred_to]
-        evaluations, scores = list[EvaluationSpec](), list[Score]()
-        for nth in range(seeds):
-            train = partial(pretrain_stage, plan, nth, trained_on, services, recorder)
-            model = part(services, "pretrain", plan, train, nth)
-            transfer = partial(transfer_stage, plan, nth, model, tasks, services, recorder, scores)
-            evaluations.append(part(services, "evaluate", plan, transfer, nth))
-        report = write_report(services.root, recorder.record, trained_on, transferred_to, scores, evaluations[0])
-        recorder.note(report=report)
+        transfer = Transfer(plan, corpora, services, recorder)
+        for nth in range(plan.nights.num_seeds):
+            train = partial(pretrain_stage, plan, nth, corpora[: len(plan.sources)], services, recorder)
+            recorder.note(part=f"pre-training{of_seed(plan, nth)}")
+            transfer.evaluate(part(services, "pretrain", plan, train, nth), nth)
         recorder.end("finished")
-    return PipelineResult(recorder.record, corpora, scores, recorder.night)
+    return PipelineResult(recorder.record, corpora, transfer.every_score, recorder.night)
 
 
 def mlflow_link(services: Services, key: str) -> str | None:
@@ -91,9 +89,24 @@ def mlflow_link(services: Services, key: str) -> str | None:
     return url and f"[the pipeline]({url})"
 
 
-def part(services: Services, name: str, plan: PipelinePlan, body: Any, nth_seed: int = 0) -> Any:
+def part(
+    services: Services, name: str, plan: PipelinePlan, body: Any, nth_seed: int = 0, protocol: str | None = None
+) -> Any:
     title = f"{plan.key}, seed {plan.request.seed + nth_seed}" if nth_seed else plan.key
-    return services.observer.part(name, title, {"pipeline": plan.key}, body)
+    if protocol is None or len(plan.protocols) == 1:
+        return services.observer.part(name, title, {"pipeline": plan.key}, body)
+    request = {"pipeline": plan.key, "protocol": protocol}
+    return services.observer.part(name, f"{title}, {protocol}", request, body, row=evaluation_row(plan, protocol))
+
+
+def evaluation_row(plan: PipelinePlan, protocol: str) -> str:
+    """The name of an evaluation on the page of the pipeline."""
+    return f"evaluate {protocol}" if len(plan.protocols) > 1 else "evaluate"
+
+
+def of_seed(plan: PipelinePlan, nth_seed: int) -> str:
+    """` of seed 5`, where there are several seeds."""
+    return f" of seed {plan.request.seed + nth_seed}" if plan.nights.num_seeds > 1 else ""
 
 
 def prepare_stage(plan: PipelinePlan, services: Services, recorder: "PipelineRecorder") -> list[PreparedCorpus]:
@@ -252,32 +265,69 @@ def train_until_cooldown(
     return train_cooldown(training, services, spec, step, nights.cooldown_images or 0)
 
 
-def transfer_stage(
-    plan: PipelinePlan,
-    nth_seed: int,
-    model: str,
-    tasks: Sequence[TaskRef],
-    services: Services,
-    recorder: "PipelineRecorder",
-    scores: list[Score],
-) -> EvaluationSpec:
-    """The evaluation of the model of the n-th seed. Its scores are added to `scores`, which holds those of the seeds before."""
-    evaluation = EvaluationPlan(
-        models=(model, None) if plan.request.from_scratch else (model,),
-        tasks=tuple(tasks),
-        architecture=plan.training.recipe.model,
-        protocol=plan.protocol,
-        seed=plan.request.seed + nth_seed,
-    )
-    spec, scored, new = evaluate_tasks(f"{plan.request.name}-transfer", evaluation, services)
-    scores += new
-    trainings = sum(len(score.trials) for score in new)
-    how = f"{trainings} trainings" if trainings else "frozen features"
-    asked = "1 task" if len(tasks) == 1 else f"{len(tasks)} tasks"
-    what = f"{asked} x {'2 inits' if plan.request.from_scratch else '1 init'}, {how}"
-    recorder.run_stage("evaluate", spec.run_key, scored, what)
-    recorder.note(metrics=headline(scores))
-    return spec
+class Transfer:
+    """The evaluations of a pipeline's models by its protocols. The record, and the report, have each as soon as it has ended."""
+
+    def __init__(
+        self, plan: PipelinePlan, corpora: Sequence[PreparedCorpus], services: Services, recorder: "PipelineRecorder"
+    ) -> None:
+        self._plan, self._services, self._recorder = plan, services, recorder
+        self._trained_on, self._tasks = corpora[: len(plan.sources)], corpora[len(plan.sources) :]
+        self._scores: dict[str, list[Score]] = {protocol: [] for protocol in plan.protocols}
+        self._of_first_seed: list[EvaluationSpec] = []
+
+    @property
+    def every_score(self) -> list[Score]:
+        """Those of all seeds, protocol by protocol."""
+        return [score for scores in self._scores.values() for score in scores]
+
+    def evaluate(self, model: str, nth_seed: int) -> None:
+        """Evaluates the model of the n-th seed by each protocol."""
+
+        def note(*protocols: str) -> None:
+            self._recorder.note(part=f"evaluation with {and_list(protocols)}{of_seed(self._plan, nth_seed)}")
+
+        def by(protocol: str) -> None:
+            note(protocol)
+            body = partial(self._stage, model, nth_seed, protocol)
+            part(self._services, "evaluate", self._plan, body, nth_seed, protocol)
+
+        try:
+            one_after_another([*self._plan.protocols], by)
+        except ProtocolsFailed as error:
+            note(*error.protocols)
+            raise
+
+    def _stage(self, model: str, nth_seed: int, protocol: str) -> None:
+        plan, recorder = self._plan, self._recorder
+        evaluation = EvaluationPlan(
+            models=scored_models(model, plan.protocols[protocol], plan.request.from_scratch),
+            tasks=tuple(TaskRef(name=corpus.manifest.name, corpus=corpus.uri) for corpus in self._tasks),
+            architecture=plan.training.recipe.model,
+            protocol=plan.protocols[protocol],
+            seed=plan.request.seed + nth_seed,
+        )
+        spec, scored, new = evaluate_tasks(f"{plan.request.name}-transfer", evaluation, self._services)
+        self._scores[protocol] += new
+        trainings = sum(len(score.trials) for score in new)
+        how = f"{trainings} trainings" if trainings else "frozen features"
+        asked = "1 task" if len(self._tasks) == 1 else f"{len(self._tasks)} tasks"
+        inits = "2 inits" if len(evaluation.models) > 1 else "1 init"
+        recorder.run_stage("evaluate", spec.run_key, scored, f"{protocol}: {asked} x {inits}, {how}", protocol)
+        recorder.note(metrics=pipeline_metrics(plan, protocol, self._scores[protocol]))
+        if not nth_seed:
+            self._of_first_seed.append(spec)
+        report = write_report(
+            self._services.root, recorder.record, self._trained_on, self._tasks, self.every_score, self._of_first_seed
+        )
+        recorder.note(report=report)
+
+
+def pipeline_metrics(plan: PipelinePlan, protocol: str, scores: Sequence[Score]) -> dict[str, float]:
+    """The headline metrics of one protocol. Two protocols that fine-tune would have the same names, so the one that is compared with
+    other pipelines has them, and those of others begin with the name of their protocol."""
+    beside = protocol != plan.verdict_protocol and isinstance(plan.protocols[protocol], Protocol)
+    return {f"{protocol}/{name}" if beside else name: value for name, value in headline(scores).items()}
 
 
 def headline(scores: Sequence[Score]) -> dict[str, float]:
@@ -306,6 +356,8 @@ class PipelineRecorder:
             started_at=now,
             updated_at=now,
             long_run_step=before.long_run_step if before else None,
+            protocols=tuple(plan.protocols),
+            verdict_protocol=plan.verdict_protocol,
         )
 
     def _before(self, plan: PipelinePlan) -> PipelineRecord | None:
@@ -334,11 +386,24 @@ class PipelineRecorder:
         self._lease.check()
         write_pipeline(self._root, self.record)
 
-    def run_stage(self, stage: str, key: str, result: StageResult, what: str) -> None:
-        self.stage(stage, key, result.reused, result.wall_s, what, self._root.uri_of(f"runs/{key}"))
+    def run_stage(self, stage: str, key: str, result: StageResult, what: str, protocol: str | None = None) -> None:
+        self._add(
+            StageRecord(
+                stage=stage,
+                run_key=key,
+                reused=result.reused,
+                resumed=result.resumed,
+                wall_s=result.wall_s,
+                what=what,
+                where=self._root.uri_of(f"runs/{key}"),
+                protocol=protocol,
+            )
+        )
 
     def stage(self, stage: str, key: str | None, reused: bool, wall_s: float, what: str, where: str) -> None:
-        row = StageRecord(stage=stage, run_key=key, reused=reused, wall_s=wall_s, what=what, where=where)
+        self._add(StageRecord(stage=stage, run_key=key, reused=reused, wall_s=wall_s, what=what, where=where))
+
+    def _add(self, row: StageRecord) -> None:
         self.note(stages=tuple(r.model_dump() for r in (*self.record.stages, row)))
 
     def end(self, state: RunState, reason: str = "") -> None:

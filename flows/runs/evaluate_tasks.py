@@ -1,6 +1,7 @@
-"""models -> scores on tasks: all trials of all models in one Ray job."""
+"""models -> scores on tasks: all trials of all models in one Ray job. Several protocols are evaluations one after the other."""
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 
 from vitline.data_prep.shard_format import load_manifest
 from vitline.flows.forms.evaluation_plan import EvaluationPlan
@@ -8,7 +9,7 @@ from vitline.flows.reports.score_lines import setting
 from vitline.flows.runs.services import Services
 from vitline.flows.runs.stage import StageFailed, StageResult, run_stage, run_store
 from vitline.infra.config import digest_of, replace
-from vitline.infra.html.text import percent
+from vitline.infra.html.text import and_list, percent
 from vitline.infra.keys import run_key
 from vitline.infra.storage import open_store
 from vitline.vit.evaluation.evaluate import (
@@ -35,7 +36,7 @@ def evaluate_tasks(
     submitted; StageFailed, Skipped.
     """
     spec = evaluation_spec(name, plan, services.root)
-    run = run_store(services.root, spec.run_key)
+    run, begun = run_store(services.root, spec.run_key), has_scores(spec)
     for task in plan.tasks:
         if load_manifest(open_store(task.corpus)).num_classes == 1:
             services.observer.say(
@@ -45,10 +46,11 @@ def evaluate_tasks(
         services,
         spec,
         "vitline.vit.ray_jobs.task_driver",
-        title=f"evaluate {name}",
+        title=f"evaluate {name}/{plan.protocol.name}",
         progress=lambda: read_progress(run),
         grace_s=10,
     )
+    result = dataclasses.replace(result, resumed=result.resumed or begun)
     if gone := weights_gone(spec):  # an attempt of another request, which keeps none, was at work
         raise StageFailed(gone)
     scores = [Score.model_validate(score) for score in result.state["scores"]]
@@ -56,6 +58,58 @@ def evaluate_tasks(
         kept = (kept_model(open_store(services.root), score) for score in scores)
         services.observer.say(f"models kept: {', '.join(model_label(uri) for uri in dict.fromkeys(kept) if uri)}")
     return spec, result, scores
+
+
+def evaluate_in_turn(
+    plans: Sequence[EvaluationPlan],
+    services: Services,
+    show: Callable[[EvaluationPlan, StageResult, list[Score]], None],
+) -> None:
+    """Evaluates a model by each protocol, and shows each result as soon as it is there.
+
+    Raises ValueError for what one of them cannot use, before the first job; StageFailed, Skipped.
+    """
+    by_protocol = {plan.protocol.name: plan for plan in plans}
+    for plan in plans[1:]:
+        evaluation_spec("scores", plan, services.root)
+
+    def evaluate(protocol: str) -> None:
+        _, result, scores = evaluate_tasks("scores", by_protocol[protocol], services)
+        show(by_protocol[protocol], result, scores)
+
+    one_after_another([*by_protocol], evaluate)
+
+
+class ProtocolsFailed(StageFailed):
+    """Of several protocols these have failed. The text names them and those that are scored."""
+
+    def __init__(self, failed: Mapping[str, Exception], scored: Sequence[str]) -> None:
+        recorded = f"The scores of {and_list(scored)} are recorded. " if scored else ""
+        reasons = " ".join(f"The evaluation with {protocol} failed: {error}" for protocol, error in failed.items())
+        super().__init__(f"{recorded}{reasons}")
+        self.protocols = [*failed]
+
+
+def one_after_another(protocols: Sequence[str], evaluate: Callable[[str], None]) -> None:
+    """Evaluates by each protocol in turn. One that fails or is refused does not keep the next ones from their scores: where there are
+    several, ProtocolsFailed names it at the end. Any other end, such as a stop, is the end of all."""
+    failed: dict[str, Exception] = {}
+    for protocol in protocols:
+        try:
+            evaluate(protocol)
+        except (StageFailed, ValueError) as error:
+            if len(protocols) == 1 or (isinstance(error, StageFailed) and error.state != "failed"):
+                raise
+            failed[protocol] = error
+    if failed:
+        raise ProtocolsFailed(failed, [protocol for protocol in protocols if protocol not in failed])
+
+
+def has_scores(spec: EvaluationSpec) -> bool:
+    """Whether a published model has one of the scores already. The control has all of its own wherever only the model is new."""
+    models = tuple(model for model in spec.models if model is not None)
+    root = open_store(spec.root)
+    return any(root.exists(score.score_key) for score in planned_scores(replace(spec, models=models)))
 
 
 def evaluation_spec(name: str, plan: EvaluationPlan, root: str) -> EvaluationSpec:

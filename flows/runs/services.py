@@ -90,8 +90,8 @@ class Observer:
         """The stop request for the job that an error stands for; None leaves the job running."""
         return error if isinstance(error, StopRequested) else None
 
-    def part(self, name: str, title: str, request: dict[str, Any], body: Callable[[], T]) -> T:
-        """Runs one part of a pipeline, in Prefect as a subflow."""
+    def part(self, name: str, title: str, request: dict[str, Any], body: Callable[[], T], row: str | None = None) -> T:
+        """Runs one part of a pipeline, in Prefect as a subflow. `row` is its name in the outline, if that is another one."""
         return body()
 
 

@@ -76,11 +76,13 @@ class Skipped(RuntimeError):
 
 @dataclass(frozen=True)
 class StageResult:
-    """The result of a stage: its final state, whether it was finished before, and the seconds that this call took."""
+    """The result of a stage: its final state, whether it was finished before, the seconds that this call took, and whether it found a
+    part of the work done."""
 
     state: RunStateRecord
     reused: bool
     wall_s: float
+    resumed: bool = False
 
 
 class StageSpec(Protocol):
@@ -132,9 +134,11 @@ def run_stage(
         done = (state["state"] == "finished" and output(state)) or (state["state"] == "paused" and paused(state))
         return state if done else None
 
+    resumed = bool(run.list("attempts/"))
+
     def result(state: RunStateRecord, reused: bool) -> StageResult:
         services.follow(key)
-        return StageResult(state, reused, time.monotonic() - started)
+        return StageResult(state, reused, time.monotonic() - started, resumed)
 
     if (state := finished()) is not None:
         return result(state, True)

@@ -344,13 +344,13 @@ def pipeline_snapshot(root: Store, key: str) -> tuple[RunView, PipelineRecord]:
         facts=origin_facts(record.origin),
     )
     snapshot.values = {name: (value, step) for name, value in record.metrics.items()}
-    for name in record.first_stages:
-        if worked := [stage.wall_s for stage in record.stages if stage.stage == name and not stage.reused]:
+    for name, stages in record.stages_by_name.items():
+        if worked := [stage.wall_s for stage in stages if not stage.reused]:
             snapshot.values |= {f"time/{name}_s": (sum(worked), 0)}
-    for stage in record.first_stages.values():
-        if stage.stage == "advance":  # the long run's params are those of its branch, which is the pre-training
-            continue
-        add_stage(snapshot, root, stage.stage, stage.run_key)
+    for name, stage in record.first_stages.items():
+        # The long run's params are those of its branch, which is the pre-training; of several evaluations one has params here.
+        if name != "advance" and "/" not in name:
+            add_stage(snapshot, root, name, stage.run_key)
     add_verdict(snapshot, root, record)
     # Params of the stages are not repeated.
     fields = {k: v if isinstance(v, dict) else plain(v) for k, v in record.request.items() if k not in snapshot.params}

@@ -215,3 +215,28 @@ def test_a_student_is_trained_on_images_that_a_teacher_labels(flows, pipelines, 
         ("digits-0-to-4", 0.25),
         ("digits-5-to-9-predicted", 0.75),
     ]
+
+
+def test_two_protocols_are_two_evaluations_of_one_flow_run(flows, pipelines, in_stack):
+    """The training is that of the pipeline before, and so is the second evaluation."""
+    form = flows.api.get("/deployments/name/pretrain-then-transfer/tiny").json()["parameters"]["request"]
+    overrides = {
+        name.replace("protocol.", "protocol.small-images."): value for name, value in form["overrides"].items()
+    }
+    asked = {"name": "twice", "protocol": ["fewshot", "small-images"], "overrides": overrides}
+    run = flows.start("pretrain-then-transfer/tiny", **asked)
+    flows.wait(run)
+    ended = flows.find(run)
+    assert ended["state_type"] == "COMPLETED", ended["state"]
+    assert "fewshot/digits-5-to-9/5shot/top1 " in ended["state"]["message"]
+    assert [part["parameters"]["request"].get("protocol") for part in flows.parts(run)[2:]] == [
+        "fewshot",
+        "small-images",
+    ]
+    page = flows.artifacts(run)["progress"]["data"]
+    assert re.findall(r"^\| (evaluate [\w-]+) \| (\w+)", page, re.MULTILINE) == [
+        ("evaluate fewshot", "finished"),
+        ("evaluate small-images", "finished"),
+    ]
+    scores = json.loads(flows.artifacts(run)["scores"]["data"])
+    assert [row["protocol"].partition("-")[0] for row in scores] == ["fewshot", "fewshot", "fewshot", "small"]

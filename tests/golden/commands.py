@@ -1,8 +1,10 @@
 """Every command of `vitline` with its arguments and options. `python -m tests.golden.commands` writes commands.json again."""
 
 import json
+from enum import EnumType
 from inspect import formatannotation
 from pathlib import Path
+from typing import get_args
 
 from vitline.flows.cli.main import all_commands
 
@@ -27,7 +29,9 @@ def commands(command, name):
 def parameter(each) -> str:
     """`--split <str>, default train`, `key <str>, required`: what a caller may rely on, without prose."""
     names = "/".join([*each.opts, *each.secondary_opts])
-    facts = [f"{names} <{formatannotation(each.type_descriptor.annotation)}>"]
+    kind = each.type_descriptor.annotation
+    choices = [item for item in get_args(kind) if isinstance(item, EnumType)]
+    facts = [f"{names} <{f'list of {[*map(str, choices[0])]}' if choices else formatannotation(kind)}>"]
     if each.required:
         facts.append("required")
     elif isinstance(each.default, str | int | float):

@@ -35,7 +35,7 @@ from vitline.flows.on_prefect.deployments import DEPLOYMENTS
 from vitline.flows.runs.evaluate_tasks import evaluation_spec
 from vitline.flows.runs.prepare_corpus import preparation_key, source_request
 from vitline.flows.to_mlflow.stage_snapshots import pipeline_snapshot, stage_snapshot
-from vitline.infra.config import digest_of
+from vitline.infra.config import digest_of, replace
 from vitline.infra.runs.run_state import StateDetail, write_state
 from vitline.infra.storage import open_store
 from vitline.vit.evaluation.evaluate import plan_task_sweeps
@@ -166,7 +166,7 @@ def run_keys(root: str, folder: Path) -> dict[str, str]:
     stores = [open_store(root).child("corpora/birds/0123456789ab")]
     evaluation = forms.EvaluateRequest(model="birds", tasks=("vtab-dtd",), protocol="vit-paper")
     pipeline = forms.PipelineRequest(name="night", corpus="birds", recipe="digits", tasks=("vtab-dtd",))
-    plan = resolve_evaluate(root, evaluation)
+    (plan,) = resolve_evaluate(root, evaluation)
     trainings = {
         "pretrain": resolve_pretrain(root, forms.PretrainRequest(corpus="birds", recipe="digits")),
         "finetune": resolve_finetune(root, forms.FinetuneRequest(model="birds", corpus="vtab-dtd")),
@@ -177,13 +177,14 @@ def run_keys(root: str, folder: Path) -> dict[str, str]:
         **{stage: training.spec().run_key for stage, training in trainings.items()},
         "evaluate": evaluation_spec("birds-vtab", plan, root).run_key,
         "pipeline": resolve_pipeline(root, pipeline).key,
+        "pipeline, two protocols": resolve_pipeline(root, replace(pipeline, protocol=("fewshot", "vit-paper"))).key,
     }
 
 
 def score_record(root: str) -> JSON:
     """A stored score of synthetic trials, and its key."""
     request = forms.EvaluateRequest(model="birds", tasks=("vtab-dtd",), protocol="vit-paper", from_scratch=False)
-    task_sweep = plan_task_sweeps(evaluation_spec("birds-vtab", resolve_evaluate(root, request), root))[0]
+    task_sweep = plan_task_sweeps(evaluation_spec("birds-vtab", *resolve_evaluate(root, request), root))[0]
     trials = task_sweep.select_trials()
     results = [made_up(trial.key, i) for i, trial in enumerate(trials)]
     final = task_sweep.final_trial(results)
@@ -211,7 +212,7 @@ def shown_in_mlflow(root: str, folder: Path, corpora: Mapping[str, Manifest]) ->
     model = store.uri_of("models/birds/1")
     runs: list[tuple[Any, StateDetail]] = [
         (training, {"step": 100, "images_seen": 12_800, "val_top1": 0.5, "val_examples": 4, "model": model}),
-        (evaluation_spec("birds-vtab", resolve_evaluate(root, evaluation), root), {"scores": [score]}),
+        (evaluation_spec("birds-vtab", *resolve_evaluate(root, evaluation), root), {"scores": [score]}),
         (
             resolve_predict(root, forms.PredictRequest(model="birds", corpus="birds")),
             {"predicted": {"images": 4, "known": 4, "hits": 2}},

@@ -4,7 +4,7 @@
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from vitline.data_prep.shard_format import Manifest, load_class_names, load_manifest
 from vitline.infra.config import FrozenConfig, digest_of, replace
@@ -72,22 +72,24 @@ class ProbeTrial(FrozenConfig):
         return tuple(dict.fromkeys((*chosen_on, *self.splits.joined, self.splits.test)))
 
 
-def plan_probe_trials(spec: EvaluationSpec) -> list[ProbeTrial]:
-    """The probe trials of an evaluation, task by task. Probes without random draws use the first seed only.
+def plan_probe_trials(spec: EvaluationSpec, to_come: Mapping[str, str] | None = None) -> list[ProbeTrial]:
+    """The probe trials of an evaluation, task by task. Probes without random draws use the first seed only. `to_come` are models that
+    are not published yet, with digests that stand for theirs: their classes are not checked.
 
     Raises ValueError for the control, for an unknown model, for a corpus without the needed splits or with several labels
     per image, and for a head that lacks a class of the corpus.
     """
     probe = spec.protocol
     assert isinstance(probe, Probe)
-    digests = [_digest_of_model(model, probe) for model in spec.models]
+    planned = to_come or {}
+    digests = [_digest_of_model(model, probe, planned) for model in spec.models]
     probe_trials = []
     for task in spec.tasks:
         corpus = open_store(task.corpus)
         manifest = load_manifest(corpus)
         splits = probe_splits(manifest, task.corpus, probe)
         for model, digest in digests:
-            head = head_classes(model, corpus) if probe.method == "head" else ()
+            head = head_classes(model, corpus) if probe.method == "head" and model not in planned else ()
             source = FeatureSource(
                 model=model,
                 model_digest=digest,
@@ -116,8 +118,8 @@ def plan_probe_trials(spec: EvaluationSpec) -> list[ProbeTrial]:
     return probe_trials
 
 
-def _digest_of_model(model: str | None, probe: Probe) -> tuple[str, str]:
-    digest = published_digest(model)
+def _digest_of_model(model: str | None, probe: Probe, planned: Mapping[str, str]) -> tuple[str, str]:
+    digest = planned.get(model or "") or published_digest(model)
     if model is None or digest is None:
         raise ValueError(
             f"Protocol {probe.name!r} scores features of a published model, so it has no control from scratch. Leave the "

@@ -38,7 +38,7 @@ def evaluate_protocols(json: Json = False) -> None:
 def evaluate_run(
     fields: dict[str, Any],
     plan: PlanGpus | None,
-    protocol: Annotated[str, PROTOCOL] = "vit-paper",
+    protocol: Annotated[list[str], PROTOCOL] = ["vit-paper"],  # noqa: B006
     root: Root = None,
     json: Json = False,
 ) -> None:
@@ -50,14 +50,14 @@ def evaluate_run(
 
     Example: `vitline evaluate run --model birds --task vtab --plan --gpu H100 --gpu-hour-price 2.5`
 
-    Example: `vitline evaluate run --model birds --task vtab --protocol mine.yaml`
+    Example: `vitline evaluate run --model birds --task vtab --protocol fewshot --protocol mine.yaml`
     """
     from vitline.flows.cli.evaluation import plan_and_show, score_and_show
     from vitline.flows.cli.models import published_uri
     from vitline.flows.cli.training import with_named
     from vitline.infra.config import replace
 
-    chosen, request = settings(root), EvaluateRequest.model_validate(with_named(fields, "protocol", protocol))
+    chosen, request = settings(root), EvaluateRequest.model_validate(with_named(fields, "protocol", *protocol))
     request = replace(request, model=published_uri(chosen.root, request.model))
     if plan:
         plan_and_show(chosen, request, plan, as_json=json)

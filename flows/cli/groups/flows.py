@@ -7,6 +7,8 @@ import typer
 
 from vitline.flows import console
 from vitline.flows.cli.command_line import Json, Root, settings, show_one, show_rows
+from vitline.flows.cli.form_options import PLAN_OPTIONS
+from vitline.vit.cost.estimate import GPU, TRAINING_MFU, PlanGpus
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -91,17 +93,30 @@ def flows_trigger(
         list[str] | None, typer.Option("--set", help="Set a field of the form: `--set seed=1`. Repeatable.")
     ] = None,
     wait: Annotated[bool, typer.Option(help="Print the log of the flow run until it ends.")] = False,
+    plan: Annotated[bool, PLAN_OPTIONS["plan"][2]] = False,
+    gpu: Annotated[str, PLAN_OPTIONS["gpu"][2]] = GPU,
+    mfu: Annotated[float, PLAN_OPTIONS["mfu"][2]] = TRAINING_MFU,
+    gpu_hour_price: Annotated[float | None, PLAN_OPTIONS["gpu_hour_price"][2]] = None,
     root: Root = None,
     json: Json = False,
 ) -> None:
     """Start a deployment as the Prefect UI does, after the same checks.
 
     Example: `vitline flows trigger pretrain-then-transfer/demo --set seed=1 --wait`
+
+    Example: `vitline flows trigger pretrain-then-transfer/nightly --plan --gpu H100`
     """
-    from vitline.flows.cli.trigger import follow, trigger
+    from vitline.flows.cli.trigger import follow, planned, trigger
     from vitline.flows.forms.overrides import parse_overrides
 
-    run, page = trigger(settings(root), deployment, parse_overrides(set_ or []))
+    chosen, changes = settings(root), parse_overrides(set_ or [])
+    if plan:
+        from vitline.flows.cli.evaluation import show_pipeline_plan
+
+        gpus = PlanGpus(gpu, mfu, gpu_hour_price)
+        show_pipeline_plan(chosen, planned(chosen, deployment, changes), gpus, as_json=json)
+        return
+    run, page = trigger(chosen, deployment, changes)
     console.say(f"started {run.name}: {page}")
     ended = follow(run.id) if wait else run
     state = ended.state

@@ -77,7 +77,17 @@ def nights_show(
 
 def print_night(night: "NightRecord") -> None:
     """Prints the sentence of a night, a table for each comparison, and what has changed."""
-    from vitline.flows.nights.night_page import COLUMNS, change_rows, difference_rows, footnote, notes, title
+    from vitline.flows.nights.night_page import (
+        COLUMNS,
+        OTHER_COLUMNS,
+        OTHERS,
+        change_rows,
+        difference_rows,
+        footnote,
+        notes,
+        other_rows,
+        title,
+    )
 
     console.print_result(f"{night_text(night.night)}  {night.name}  {night.pipeline or ''}".rstrip())
     console.print_result(night.sentence)
@@ -90,5 +100,7 @@ def print_night(night: "NightRecord") -> None:
             console.print_result(line)
         if rows := change_rows(against.changes):
             show_table("Changed", ["", "there", "here"], rows)
+    if night.others:
+        show_table(OTHERS, OTHER_COLUMNS, other_rows(night))
     if text := footnote(night):
         console.print_result(text.replace("`", ""))

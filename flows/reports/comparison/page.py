@@ -101,10 +101,10 @@ def _sentences(other: Other) -> list[str]:
 
 
 def _time_rows(records: Sequence[PipelineRecord]) -> list[list[str]]:
-    stages = list(dict.fromkeys(name for record in records for name in record.first_stages))
+    stages = list(dict.fromkeys(name for record in records for name in record.stages_by_name))
 
     def spent(record: PipelineRecord, stage: str) -> str:
-        found = [each for each in record.stages if each.stage == stage]
+        found = record.stages_by_name.get(stage)
         if not found:
             return "-"
         return (

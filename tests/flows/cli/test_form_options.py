@@ -76,6 +76,10 @@ def form_of(vitline, monkeypatch, tmp_path):
              "overrides": {"protocol.total_steps": 1}},
         ),
         (
+            forms.EvaluateRequest, "evaluate run --model m --task a --protocol fewshot --protocol linear",
+            {"model": "m", "tasks": ("a",), "protocol": ["fewshot", "linear"]},
+        ),
+        (
             forms.PredictRequest, "model predict-corpus m a --split test --top-k 2",
             {"model": "m", "corpus": "a", "splits": ("test",), "top_k": 2},
         ),

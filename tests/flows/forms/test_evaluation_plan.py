@@ -14,7 +14,8 @@ def test_the_model_must_exist(digits_root):
 
 def test_an_evaluation_takes_overrides_of_its_protocol_only(digits_root, tiny):
     def protocol(**fields):
-        return resolve_evaluate(digits_root, EvaluateRequest(model=tiny, **fields)).protocol
+        (plan,) = resolve_evaluate(digits_root, EvaluateRequest(model=tiny, **fields))
+        return plan.protocol
 
     changed = protocol(overrides={"protocol.precision": "bfloat16"})
     assert changed.name.startswith("small-images-")

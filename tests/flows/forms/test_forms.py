@@ -89,7 +89,8 @@ def test_choices_and_bounds_are_in_the_schema():
     assert bounds(PipelineRequest, "recipe")["enum"] == list(get_args(forms.RecipeName))
     assert bounds(PrepareRequest, "preset")["enum"] == list(get_args(forms.PresetName))
     assert bounds(PrepareRequest, "kind")["enum"] == list(get_args(forms.SourceKind))
-    assert bounds(PipelineRequest, "protocol")["enum"] == list(get_args(forms.ProtocolName))
+    for kind in PipelineRequest.model_json_schema()["properties"]["protocol"]["anyOf"]:  # several, or one
+        assert kind.get("items", kind)["enum"] == list(get_args(forms.ProtocolName))
     assert bounds(PipelineRequest, "train_images")["minimum"] == 1
     assert bounds(PretrainRequest, "peak_lr")["exclusiveMinimum"] == 0
     assert bounds(PrepareRequest, "val_fraction") | {"minimum": 0, "exclusiveMaximum": 1} == bounds(

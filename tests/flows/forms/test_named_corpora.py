@@ -31,7 +31,7 @@ def test_vtab_selects_its_prepared_tasks_in_every_form(some_of_vtab, digits_root
     tasks = ("pets", "vtab", "vtab-dtd")
     plan = resolve_pipeline(some_of_vtab, PipelineRequest(corpus="pets", recipe="digits", tasks=tasks))
     assert [uri.split("/")[-2] for uri in plan.tasks] == ["pets", "vtab-dtd", "vtab-svhn"]
-    evaluation = resolve_evaluate(some_of_vtab, EvaluateRequest(model=tiny, tasks=tasks))
+    (evaluation,) = resolve_evaluate(some_of_vtab, EvaluateRequest(model=tiny, tasks=tasks))
     assert [task.name for task in evaluation.tasks] == ["pets", "vtab-dtd", "vtab-svhn"]
     assert evaluation.note == plan.note == named(tasks).note
     assert plan.note.startswith(

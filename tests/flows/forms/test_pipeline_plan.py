@@ -55,8 +55,35 @@ def test_settings_of_nights_are_checked_by_name_and_value(digits_root):
 
 def test_a_changed_protocol_has_another_name(digits_root):
     plan = resolve_pipeline(digits_root, PipelineRequest(**DIGITS, overrides={"protocol.total_steps": 70}))
-    assert plan.protocol.name.startswith("small-images-")
-    assert plan.protocol.total_steps == (70,)
+    (protocol,) = plan.protocols.values()
+    assert protocol.name.startswith("small-images-")
+    assert protocol.total_steps == (70,)
+
+
+def test_one_protocol_is_the_same_pipeline_as_a_name_and_as_a_list_and_several_are_another(digits_root):
+    assert key(digits_root, protocol=["small-images"]) == key(digits_root)
+    asked = {"protocol": ["fewshot", "small-images"]}
+    keys = [
+        key(digits_root),
+        key(digits_root, **asked),
+        key(digits_root, **asked, overrides={"protocol.small-images.total_steps": 70}),
+    ]
+    assert len(set(keys)) == 3
+    assert key(digits_root, **asked, overrides={"nights.verdict_protocol": "fewshot"}) == keys[1]
+
+
+def test_the_verdict_is_by_the_last_protocol_or_the_one_that_is_named(digits_root):
+    def plan(**overrides):
+        request = PipelineRequest(**DIGITS, protocol=("fewshot", "small-images"), overrides=overrides)
+        return resolve_pipeline(digits_root, request)
+
+    assert plan().verdict_protocol == "small-images"
+    assert plan(**{"nights.verdict_protocol": "fewshot"}).verdict_protocol == "fewshot"
+    refusal = (
+        r"nights\.verdict_protocol='fewshots' is not among the protocols of the request; .* Did you mean 'fewshot'"
+    )
+    with pytest.raises(ValueError, match=refusal):
+        plan(**{"nights.verdict_protocol": "fewshots"})
 
 
 def test_presets_are_prepared_and_other_corpora_must_exist(digits_root):

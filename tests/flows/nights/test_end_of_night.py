@@ -128,3 +128,46 @@ def test_a_night_of_several_seeds_trains_and_evaluates_each_and_records_means(ro
     assert done.night.sentence == "Not compared: there is neither a champion nor an earlier whole night."
     champion = read_champion(store, "nightly")
     assert (champion.pipeline, champion.by) == (done.record.key, THE_GATE)
+
+
+def test_a_failed_protocol_hides_no_scores_of_the_others(root, store, digits, monkeypatch):
+    """Evaluations and the report are replaced; tests/flows/runs/test_several_protocols.py has them."""
+    record = store_night(store, Nights(0).night(num_seeds=1), name="other")
+    key = next(stage.run_key for stage in record.stages if stage.stage == "evaluate")
+    scores = [Score.model_validate(score) for score in store.read_json(f"runs/{key}/state.json")["scores"]]
+
+    def evaluate_tasks(name, plan, services):
+        if plan.protocol.name == "small-images":
+            raise StageFailed("there was no room.")
+        probed = [score.model_copy(update={"protocol": plan.protocol.name}) for score in scores]
+        return SimpleNamespace(run_key=key), StageResult({}, False, 1.0), probed
+
+    monkeypatch.setattr(end_to_end, "evaluate_tasks", evaluate_tasks)
+    monkeypatch.setattr(end_to_end, "write_report", lambda *_: "report")
+    asked = {"name": "nightly", "corpus": digits.uri, "recipe": "digits", "tasks": (digits.uri,)}
+    plan = resolve_pipeline(root, PipelineRequest(protocol=("small-images", "linear"), **asked), NIGHT)
+    failed = "The scores of linear are recorded. The evaluation with small-images failed: there was no room."
+    with open_services(Settings(root=root)) as services, exclusively(services, plan.key) as lease:
+        recorder = PipelineRecorder(plan, services, lease)
+        with pytest.raises(StageFailed, match=failed), recorder:
+            end_to_end.Transfer(plan, [], services, recorder).evaluate("models/m", 0)
+    ended = read_pipeline(store, plan.key)
+    assert (ended.state, ended.reason, ended.report) == ("failed", failed, "report")
+    assert ended.metrics.keys() == {"linear/digits/top1", "linear/emoji/top1"}
+    assert recorder.night.sentence == f"Broken: the night failed in its evaluation with small-images. {failed}"
+
+
+def test_of_two_protocols_that_fine_tune_the_one_of_the_verdict_has_the_plain_names(root, store, digits):
+    record = store_night(store, Nights(0).night(num_seeds=1), name="other")
+    key = next(stage.run_key for stage in record.stages if stage.stage == "evaluate")
+    scores = [Score.model_validate(score) for score in store.read_json(f"runs/{key}/state.json")["scores"]]
+    asked = {
+        "corpus": digits.uri,
+        "recipe": "digits",
+        "tasks": (digits.uri,),
+        "protocol": ("small-images", "vit-paper"),
+    }
+    plan = resolve_pipeline(root, PipelineRequest(**asked))
+    names = [[*end_to_end.pipeline_metrics(plan, protocol, scores)] for protocol in asked["protocol"]]
+    assert names[1] == ["tasks/digits/top1", "tasks/emoji/top1"]
+    assert names[0] == [f"small-images/{name}" for name in names[1]]

@@ -8,8 +8,17 @@ import pytest
 
 from vitline.flows.catalog.records import Origin, write_pipeline
 from vitline.flows.forms.nights import NightSettings
-from vitline.flows.nights.from_records import NOISE_NIGHTS, judge_again, known_nights, night_of
+from vitline.flows.nights.from_records import (
+    NOISE_NIGHTS,
+    facts_of,
+    judge_again,
+    known_nights,
+    night_of,
+    scores_of,
+    without_verdict,
+)
 from vitline.flows.nights.judge import judge
+from vitline.flows.nights.night_page import night_markdown
 from vitline.flows.nights.night_record import read_night, write_night
 from vitline.flows.nights.not_run import note_missed, note_not_run
 from vitline.flows.nights.plan import plan_text
@@ -198,3 +207,67 @@ def test_a_record_of_another_night_changes_nothing(store):
     write_pipeline(store, config.replace(store_night(store, nights.night(), name="other"), state="finished"))
     second = judged(store, nights.night())
     assert [one.key for one in second.verdict.against] == [first.pipeline]
+
+
+def two_protocols(store, night, value, state="finished", **kept):
+    """The record of a night that was evaluated by a probe first, with this score on one of its tasks."""
+    record = store_night(store, night, **kept)
+    probed = replace(night, key=f"{night.key}-probed", tasks={"tasks/digits/top1": night.tasks["tasks/digits/top1"]})
+    probe = [stage for stage in store_night(store, probed).stages if stage.stage == "evaluate"]
+    store.delete(f"pipelines/{probed.key}.json")
+    stages = [config.replace(stage, protocol="fewshot") for stage in probe]
+    stages += [config.replace(s, protocol="vit-paper") if s.stage == "evaluate" else s for s in record.stages]
+    overrides = {"protocol.fewshot.shots": [5], "protocol.vit-paper.total_steps": 700}
+    record = config.replace(
+        record, stages=stages, verdict_protocol="vit-paper", state=state, part="evaluation with vit-paper",
+        request=record.request | {"protocol": ["fewshot", "vit-paper"], "overrides": overrides},
+        metrics={"fewshot/digits/5shot/top1": value, "tasks/digits/top1": 0.5},
+    )  # fmt: skip
+    write_pipeline(store, record)
+    return record
+
+
+def test_a_night_is_judged_by_one_protocol_and_shows_the_others_beside_it(store, root):
+    nights = Nights(3)
+    alone = store_night(store, nights.night())
+    asked = {"protocol": "vit-paper", "overrides": {"protocol.total_steps": 700}}
+    write_pipeline(store, config.replace(alone, request=alone.request | asked))
+    first = two_protocols(store, nights.night(), 0.25)
+    write_night(store, night_of(store, first, "finished"))
+    second = two_protocols(store, nights.night(), 0.5)
+    judged = night_of(store, second, "finished")
+    write_night(store, judged)
+    ours = scores_of(store, second, predictions=False)
+    assert ours.tasks.keys() == {"tasks/digits/top1", "tasks/emoji/top1"}
+    assert {name: value for name, value in ours.facts.items() if name.startswith("request.prot")} == {
+        "request.protocol": "vit-paper", "request.protocol.total_steps": 700,
+    }  # fmt: skip
+    assert ours.facts == facts_of(store, alone) | {"commit": ours.facts["commit"]} | {
+        "request.protocol": "vit-paper", "request.protocol.total_steps": 700,
+    }, "a probe that is added changes nothing that the verdict depends on"  # fmt: skip
+    (other,) = judged.others
+    assert (other.name, other.value, other.before) == ("fewshot/digits/5shot/top1", 0.5, {"last night": 0.25})
+    probe = scores_of(store, first, predictions=False, protocol="fewshot")
+    assert (probe.tasks.keys(), probe.facts["request.protocol"]) == ({"tasks/digits/top1"}, "fewshot")
+    assert scores_of(store, first, predictions=False, protocol="linear").facts["request.protocol"] == "vit-paper"
+    shown = run("nights", "show", "last", "--root", root).output
+    assert "fewshot/digits/5shot/top1" in shown
+    assert "Other protocols, without a verdict" in night_markdown(judged)
+    assert "| fewshot/digits/5shot/top1 | 50.0 % | - | 25.0 % |" in night_markdown(judged)
+
+
+def test_a_night_says_in_which_part_it_was_cut_failed_or_is_now(store):
+    record = two_protocols(store, Nights(3).night(), 0.25, state="running")
+    assert without_verdict(record).sentence.endswith("UTC, and is in its evaluation with vit-paper.")
+    cut = night_of(store, record, "out_of_time", "It had no time left.")
+    assert cut.sentence == (
+        "Not compared: the night was cut in its evaluation with vit-paper, because it reached its deadline. It had no time left."
+    )
+    assert cut.part == "evaluation with vit-paper"
+    assert [other.value for other in cut.others] == [0.25], "what has ended before is shown"
+    assert night_of(store, record, "failed", "No room.").sentence == (
+        "Broken: the night failed in its evaluation with vit-paper. No room."
+    )
+    write_pipeline(store, config.replace(record, state="out_of_time", reason="It had no time left."))
+    assert judge_again(store, cut) == cut.verdict
+    assert night_of(store, record, "finished").part == ""

@@ -107,9 +107,18 @@ def test_the_deadline_counts_the_transfer_as_it_was_last_time(root, monkeypatch)
     monkeypatch.setattr("vitline.flows.plans.budget.known_images_per_s", lambda *_: 8.0)
     plan = plan_of(root, deadline_hours=3)
 
-    def last_time(*hours, reused=False, **request):
+    def last_time(*hours, plan=plan, protocol=None, reused=False, resumed=False, **request):
         stages = [
-            StageRecord(stage="evaluate", run_key="e", reused=reused, wall_s=3600 * each, what="", where="")
+            StageRecord(
+                stage="evaluate",
+                run_key="e",
+                reused=reused,
+                resumed=resumed,
+                wall_s=3600 * each,
+                what="",
+                where="",
+                protocol=protocol,
+            )
             for each in hours
         ]
         asked = plan.request.model_dump(mode="json") | request
@@ -129,6 +138,16 @@ def test_the_deadline_counts_the_transfer_as_it_was_last_time(root, monkeypatch)
     refusal = r"2\.67 h at the 8 images/s .* and the transfer took 0\.50 h last time, .* to at most 59,200, or a larger"
     with pytest.raises(ValueError, match=refusal):
         check_deadline(root, plan)
+    last_time(0.01, resumed=True)  # of one that went on from where another was cut, nothing is known
+    with pytest.raises(ValueError, match=refusal):
+        check_deadline(root, plan)
+    both = plan_of(root, deadline_hours=4, protocol=("fewshot", "small-images"))
+    known = "the transfer 0.50 h as last time (small-images 0.50 h, fewshot not known yet)"
+    assert check_deadline(root, both).endswith(known), "what one protocol takes is known from nights without the other"
+    last_time(0.1, plan=both, protocol="fewshot")
+    last_time(0.25, plan=both, protocol="small-images")
+    known = "the transfer 0.35 h as last time (fewshot 0.10 h, small-images 0.25 h)"
+    assert check_deadline(root, both).endswith(known)
 
 
 @pytest.mark.parametrize(

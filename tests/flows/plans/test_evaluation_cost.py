@@ -13,6 +13,7 @@ from vitline.flows.cli.models import published_uri
 from vitline.flows.forms.evaluation_plan import resolve_evaluate
 from vitline.flows.forms.forms import EvaluateRequest
 from vitline.flows.plans.evaluation_cost import task_costs
+from vitline.flows.runs.evaluate_tasks import evaluation_spec, has_scores
 from vitline.infra.storage import open_store
 from vitline.vit.evaluation.evaluate import EvaluationSpec, plan_task_sweeps
 from vitline.vit.evaluation.trials import TrialResult
@@ -36,7 +37,8 @@ def model(root):
 @pytest.fixture
 def plan(root, model, digits):
     request = EvaluateRequest(model=model, tasks=(digits.uri,), from_scratch=True)
-    return resolve_evaluate(root, request)
+    (plan,) = resolve_evaluate(root, request)
+    return plan
 
 
 def test_a_plan_counts_the_remaining_work(root, plan, digits):
@@ -69,11 +71,19 @@ def test_a_plan_says_what_the_models_to_keep_take(root, model, digits):
     kept = json.loads(shown("--json", "--keep-models", "--num-seeds", "2"))["total"]["kept_bytes"]
     (network,) = {
         task.recipe.model
-        for task in task_costs(root, resolve_evaluate(root, EvaluateRequest(model=model, tasks=(digits.uri,))))
+        for task in task_costs(root, *resolve_evaluate(root, EvaluateRequest(model=model, tasks=(digits.uri,))))
     }
     assert kept == 2 * 4 * sum(value.numel() for value in build_network(network, 10).state_dict().values())
     assert " The models to keep take 0.01 MB." in " ".join(shown("--keep-models").split())
     assert "to keep" not in shown()
+
+
+def test_an_evaluation_has_begun_with_a_score_of_the_model_but_not_of_the_control(root, plan):
+    spec, store = evaluation_spec("scores", plan, root), open_store(root)
+    pretrained, scratch = plan_task_sweeps(spec)
+    for task_sweep, begun in ((scratch, False), (pretrained, True)):
+        store.write_json(task_sweep.score_key, {})
+        assert has_scores(spec) == begun
 
 
 def test_the_command_estimates_hours_and_cost(root, model, digits):
@@ -108,7 +118,7 @@ def test_the_command_estimates_hours_and_cost(root, model, digits):
 
 def test_a_probe_needs_one_pass_over_the_splits_that_it_reads(root, model, digits):
     (task,) = task_costs(
-        root, resolve_evaluate(root, EvaluateRequest(model=model, tasks=(digits.uri,), protocol="linear"))
+        root, *resolve_evaluate(root, EvaluateRequest(model=model, tasks=(digits.uri,), protocol="linear"))
     )
     splits = load_manifest(digits).splits
     assert (task.trainings, task.trained_images) == (0, 0)
@@ -134,3 +144,18 @@ def test_weights_of_another_codebase_are_published_once_and_then_used(root, tmp_
     )
     with pytest.raises(ValueError, match="'mine' is not a published model"):
         published_uri(root, "mine")
+
+
+def test_the_plan_of_several_protocols_has_each_and_their_sum(root, model, digits, vitline):
+    asked = [part for protocol in ("fewshot", "linear", "small-images") for part in ("--protocol", protocol)]
+    where = ("--model", model, "--task", digits.uri, "--root", root, "--plan")
+    code, out, err = vitline("evaluate", "run", *where, *asked, "--json")
+    assert code == 0, err
+    shown = json.loads(out)
+    assert [each["protocol"] for each in shown["protocols"]] == ["fewshot", "linear", "small-images"]
+    for name in ("device_hours", "scored_images", "trainings"):
+        assert shown["total"][name] == pytest.approx(sum(each[name] for each in shown["protocols"]))
+    assert {task["protocol"] for task in shown["tasks"]} == {"fewshot", "linear", "small-images"}
+    code, out, _ = vitline("evaluate", "run", *where, *asked)
+    assert "All protocols: " in out
+    assert "Memory fits: up to 4 trainings at a time on a H200" in " ".join(out.split())

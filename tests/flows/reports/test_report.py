@@ -101,12 +101,17 @@ def test_a_row_compares_a_model_with_its_control_and_with_chance():
         score("emoji", 0.5, digest="d" * 64, num_examples=1897),
     ]
     assert score_rows(scores) == [
-        ["digits", "80.0 %", "62.5 %", "+17.5", "5.0 %", "25.0 %", "12.5 %", "8", "100"],
-        ["emoji", "50.0 %", "-", "-", "-", "25.0 %", "12.5 %", "8", "1,897"],
+        ["digits", "p", "80.0 %", "62.5 %", "+17.5", "5.0 %", "25.0 %", "12.5 %", "8", "100"],
+        ["emoji", "p", "50.0 %", "-", "-", "-", "25.0 %", "12.5 %", "8", "1,897"],
     ]
-    assert score_rows([score(value=0.5)])[0][1:4] == ["-", "50.0 %", "-"]
-    assert score_rows([score(value=0.25, digest="d"), score(value=0.5)])[0][3] == "-25.0"
+    assert score_rows([score(value=0.5)])[0][2:5] == ["-", "50.0 %", "-"]
+    assert score_rows([score(value=0.25, digest="d"), score(value=0.5)])[0][4] == "-25.0"
     assert score_rows([]) == []
+
+
+def test_each_protocol_of_a_task_has_a_row_of_its_own():
+    scores = [score(digest="d", value=value, protocol=name) for name, value in (("fewshot-5", 0.5), ("q", 0.75))]
+    assert [row[:3] for row in score_rows(scores)] == [["digits", "fewshot-5", "50.0 %"], ["digits", "q", "75.0 %"]]
 
 
 def test_the_chosen_setting_is_marked_once_per_init():

@@ -25,7 +25,7 @@ SHORT = {"protocol.total_steps": [2], "protocol.warmup_steps": 1, "protocol.lear
 def plan(root, digits, tiny):
     """plan(**fields): that of an evaluation of the digits in two steps."""
     request = {"model": tiny, "tasks": (digits.uri,), "overrides": SHORT}
-    return lambda **fields: resolve_evaluate(root, EvaluateRequest(**request, **fields))
+    return lambda **fields: resolve_evaluate(root, EvaluateRequest(**request, **fields))[0]
 
 
 @pytest.fixture

@@ -170,6 +170,15 @@ def test_a_preempted_attempt_is_followed_by_the_next(run):
     assert [job.id for job in cluster.submitted] == [job_id_of(run, KEY, n) for n in (1, 2, 3)]
 
 
+def test_a_result_says_whether_an_earlier_request_had_begun_it(run):
+    cluster = ScriptedCluster(run, "failed", "preempted", "finished")
+    with pytest.raises(StageFailed):
+        run_with_script(run, cluster)
+    assert run_with_script(run, cluster).resumed
+    fresh = open_store(f"{root_of(run)}-2").child(f"runs/{KEY}")
+    assert not run_with_script(fresh, ScriptedCluster(fresh, "preempted", "finished")).resumed, "one call did all of it"
+
+
 def test_a_lost_cluster_is_followed_by_the_next_attempt_once_the_heartbeat_is_old(run):
     cluster = ScriptedCluster(run, JobLost("the cluster was replaced"), "finished")
     began = time.time()
