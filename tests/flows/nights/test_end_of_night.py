@@ -153,7 +153,7 @@ def test_a_failed_protocol_hides_no_scores_of_the_others(root, store, digits, mo
             end_to_end.Transfer(plan, [], services, recorder).evaluate("models/m", 0)
     ended = read_pipeline(store, plan.key)
     assert (ended.state, ended.reason, ended.report) == ("failed", failed, "report")
-    assert ended.metrics.keys() == {"linear/digits/top1", "linear/emoji/top1"}
+    assert ended.metrics.keys() == {f"linear/{task}/{name}" for task in ("digits", "emoji") for name in ("top1", "ece")}
     assert recorder.night.sentence == f"Broken: the night failed in its evaluation with small-images. {failed}"
 
 
@@ -169,5 +169,5 @@ def test_of_two_protocols_that_fine_tune_the_one_of_the_verdict_has_the_plain_na
     }
     plan = resolve_pipeline(root, PipelineRequest(**asked))
     names = [[*end_to_end.pipeline_metrics(plan, protocol, scores)] for protocol in asked["protocol"]]
-    assert names[1] == ["tasks/digits/top1", "tasks/emoji/top1"]
+    assert names[1] == ["tasks/digits/top1", "tasks/digits/ece", "tasks/emoji/top1", "tasks/emoji/ece"]
     assert names[0] == [f"small-images/{name}" for name in names[1]]

@@ -183,7 +183,7 @@ def test_training_that_ends_without_a_finite_loss_is_a_failed_setting(steps, rat
     assert failed["failed"].startswith(reason)
     assert "failed" not in sound
     assert score.chosen == sound
-    assert "failed" in setting_row(score, failed)[3]
+    assert "failed" in setting_row(score, failed)[4]
     assert Score.load_or_none(open_store(root), task_sweep.score_key) == score
     assert scored == ["val200", "val200", "test"]
 
@@ -237,7 +237,7 @@ def test_one_setting_is_trained_once_and_a_failure_of_it_leaves_none(spec_of, ro
     score = run_task_sweep(task_sweep, root)
     assert (scored, score.trials) == (["test"], (final.key,))
     assert score.chosen == score.tried[0] == {"peak_lr": 0.1, "total_steps": 4}
-    assert setting_row(score, score.chosen) == ("digits", "from scratch", "-", "chosen", "lr 0.1, 4 steps")
+    assert setting_row(score, score.chosen) == ("digits", "tiny", "from scratch", "-", "chosen", "lr 0.1, 4 steps")
 
 
 def test_trial_key_depends_on_content_and_not_on_location(spec_of, model):
