@@ -9,8 +9,9 @@ from vitline.flows.forms.evaluation_plan import EvaluationPlan, resolve_evaluate
 from vitline.flows.forms.forms import EvaluateRequest
 from vitline.flows.forms.pipeline_plan import PipelinePlan
 from vitline.flows.plans.evaluation_cost import TaskCost, task_costs
+from vitline.flows.plans.evaluation_spec import evaluation_spec
 from vitline.flows.plans.transfer_plan import flops_of, memory_verdict, pipeline_cost, protocol_plan, sum_of
-from vitline.flows.runs.evaluate_tasks import SCORE_COLUMNS, evaluate_in_turn, evaluation_spec, score_cells
+from vitline.flows.runs.evaluate_tasks import SCORE_COLUMNS, evaluate_in_turn, score_cells
 from vitline.flows.runs.services import open_services
 from vitline.flows.runs.stage import StageResult
 from vitline.infra.settings import Settings

@@ -63,7 +63,7 @@ def _decides(request: Mapping[str, Any], protocol: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Transfer:
+class KnownTransfer:
     """How long the transfer of a pipeline takes, as far as earlier ones have told."""
 
     hours: float
@@ -73,7 +73,7 @@ class Transfer:
     """Protocols of which nothing is known."""
 
     @classmethod
-    def known(cls, root: str, plan: PipelinePlan) -> "Transfer":
+    def known(cls, root: str, plan: PipelinePlan) -> "KnownTransfer":
         of_seed = known_transfer_hours(root, plan)
         known = {protocol: hours * plan.nights.num_seeds for protocol, hours in of_seed.items()}
         return cls(sum(known.values()), known, [protocol for protocol in plan.protocols if protocol not in known])
@@ -90,7 +90,7 @@ class Transfer:
 def check_deadline(root: str, plan: PipelinePlan) -> str:
     """One line about the deadline of a plan, for the training and the transfer. Raises ValueError if the plan does not fit."""
     hours, nights, recipe = plan.request.deadline_hours, plan.nights, plan.training.recipe
-    transfer = Transfer(0.0, {}, ()) if hours is None else Transfer.known(root, plan)
+    transfer = KnownTransfer(0.0, {}, ()) if hours is None else KnownTransfer.known(root, plan)
     if nights.cooldown_at_hours is not None:
         return _check_cooldown(hours, nights, known_images_per_s(root, plan.training), transfer)
     if hours is None:
@@ -117,7 +117,7 @@ def check_deadline(root: str, plan: PipelinePlan) -> str:
     return f"deadline of {hours:g} h: {images:,} images take {needed:.2f} h at {rate:,.0f} images/s{scored}"
 
 
-def _check_cooldown(hours: float | None, nights: NightSettings, rate: float | None, transfer: Transfer) -> str:
+def _check_cooldown(hours: float | None, nights: NightSettings, rate: float | None, transfer: KnownTransfer) -> str:
     """The line about the deadline of a training that is cooled down before it, so that the hours of the transfer are left. Raises
     ValueError if the cooldown does not fit."""
     begin, images = nights.cooldown_at_hours or 0, nights.cooldown_images or 0

@@ -6,6 +6,7 @@ from itertools import groupby
 
 from vitline.data_prep.shard_format import load_manifest
 from vitline.flows.forms.evaluation_plan import EvaluationPlan
+from vitline.flows.plans.evaluation_spec import draft_spec
 from vitline.infra.config import replace
 from vitline.infra.storage import Store, open_store
 from vitline.vit.config import TrainRecipe
@@ -53,11 +54,7 @@ def task_costs(root: str, plan: EvaluationPlan, counted: set[str] | None = None)
     computed once for several probes: those in `counted` are left out, and those of this plan are added to it.
 
     Raises ValueError for a task or model that the protocol cannot use."""
-    spec = EvaluationSpec(
-        run_key="plan", tasks=plan.tasks, models=plan.models, architecture=plan.architecture,
-        protocol=plan.protocol, seed=plan.seed, num_seeds=plan.num_seeds, root=root,
-        keep_models=plan.keep_models,
-    )  # fmt: skip
+    spec = draft_spec(plan, root)
     store, counted = open_store(root), set() if counted is None else counted
     if isinstance(plan.protocol, Probe):
         planned = plan_probe_trials(spec, {MODEL_TO_COME: _ITS_DIGEST})

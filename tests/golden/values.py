@@ -32,7 +32,7 @@ from vitline.flows.nights.compare import Difference
 from vitline.flows.nights.judge import Comparison, Verdict
 from vitline.flows.nights.night_record import GateResult, NightRecord, write_night
 from vitline.flows.on_prefect.deployments import DEPLOYMENTS
-from vitline.flows.runs.evaluate_tasks import evaluation_spec
+from vitline.flows.plans.evaluation_spec import evaluation_spec
 from vitline.flows.runs.prepare_corpus import preparation_key, source_request
 from vitline.flows.to_mlflow.stage_snapshots import pipeline_snapshot, stage_snapshot
 from vitline.infra.config import digest_of, replace

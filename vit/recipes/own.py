@@ -146,7 +146,7 @@ def tree_of_file(reference: str, what: str, keys: Collection[str]) -> dict[str, 
     try:
         tree = yaml.load(text, _RecipeLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        # The whole error would quote the file, which may be any, to whoever fills in a form.
+        # The whole error would quote the file, and whoever fills in a form may name one that they must not read.
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         line = f" (line {mark.line + 1})" if mark else ""
         raise ValueError(f"{reference}{line} is not valid YAML: {problem or 'it is no text'}") from None

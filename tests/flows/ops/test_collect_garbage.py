@@ -1,7 +1,6 @@
 """What collect-garbage deletes, and above all what it keeps."""
 
 import json
-import math
 import os
 import re
 import time
@@ -17,49 +16,16 @@ from vitline.data_prep.shards.verify_shards import verify_corpus
 from vitline.flows.catalog.snapshot import StoredRun
 from vitline.flows.forms.forms import CollectGarbageRequest
 from vitline.flows.ops import collect_garbage as collecting
-from vitline.flows.ops import garbage
-from vitline.flows.ops.collect_garbage import DAY_S, FOLDERS, collect_garbage
-from vitline.flows.runs.services import ConsoleObserver, Services
+from vitline.flows.ops.collect_garbage import DAY_S, FOLDERS
 from vitline.flows.to_mlflow import outbox
-from vitline.flows.to_mlflow.child import SenderChild
 from vitline.infra.config import replace
 from vitline.infra.runs.journal import read_journal
 from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.runs.run_state import write_state
-from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
 from vitline.vit.checkpoints.names import list_checkpoints
-from vitline.vit.evaluation.trials import PROGRESS, TrialProgress
 
-WEEKS, YEAR = 14 * DAY_S, 365 * DAY_S
-
-
-@pytest.fixture
-def collect(root):
-    """collect(**request): the findings, after deleting; of another root, if one is given."""
-
-    def call(root=root, **request):
-        settings = Settings(root=root, mlflow_tracking_uri=None)
-        services = Services(settings, None, ConsoleObserver(), SenderChild(settings, Path()))
-        return collect_garbage(CollectGarbageRequest.model_validate({"dry_run": False, **request}), services)
-
-    return call
-
-
-def checkpointed(root, key, state="finished", ago=WEEKS, attempts=1):
-    """A run with four checkpoints and an interrupted save, whose last heartbeat was `ago` seconds ago."""
-    run = open_store(root).child(f"runs/{key}")
-    for attempt in range(attempts):
-        lease = acquire_lease(run, key, job_state=lambda job: "failed", owner="someone")
-        if attempt == 0:
-            write_state(run, state, 1, step=30)
-    run.write_json("lease.json", replace(lease, heartbeat=time.time() - ago).model_dump())
-    run.write_json("state.json", {**run.read_json("state.json"), "updated_at": time.time() - ago})
-    for name in ("step-000000010-a1", "step-000000020-a1", "step-000000020-a10", "step-000000020-a2"):
-        run.write_json(f"checkpoints/{name}/manifest.json", {})
-        run.write(f"checkpoints/{name}/rank-00000-of-00001.safetensors", b"weights")
-    run.write("checkpoints/step-000000030-a10/rank-00000-of-00001.safetensors", b"interrupted")
-    return run
+from .old_runs import MONTHS, WEEKS, actions, checkpointed, moved
 
 
 @pytest.mark.parametrize("unreadable", [b"{}", b"[]", b"{"])
@@ -255,20 +221,6 @@ def test_features_of_deleted_models_and_corpora_are_deleted(root, collect):
     assert {key.split("/")[1] for key in store.list("features/")} == {"in-use", "young", "begun"}
 
 
-MONTHS = 100 * DAY_S
-REAL_TIME = time.time
-
-
-def moved(monkeypatch, days):
-    """The clock of collections from now on."""
-    now = REAL_TIME() + days * DAY_S
-    monkeypatch.setattr(collecting.time, "time", lambda: now)
-
-
-def actions(findings):
-    return {finding.subject: finding.action.partition(",")[0].partition(" after")[0] for finding in findings}
-
-
 def test_scheduled_collections_delete_what_they_listed_a_week_before(root, collect, monkeypatch):
     run, daily, store = checkpointed(root, "birds-0123456789ab"), {"notice_days": 6.5}, open_store(root)
     store.write(f"doctor/{int((time.time() - WEEKS) * 1e9)}-0f3a", b"vitline")
@@ -364,79 +316,6 @@ def test_preparations_that_came_to_no_end_leave_nothing_after_months(root, colle
     assert (len(old.list()), len(younger.list())) == (0, 5)
 
 
-def evaluated(root, key, task, others, final=(), state="finished", ago=WEEKS):
-    """An evaluation of one task, with its trials: `others` on validation, and the final one with two files and a stray one."""
-    run, store = checkpointed(root, key, state, ago), open_store(root)
-    run.write_json("config.json", {"tasks": [{"name": task, "corpus": "a"}]})
-    for key in run.list("checkpoints/"):
-        run.delete(key)
-    for name in others:
-        store.write_json(f"trials/{name}.json", {"files": []})
-    for name in final:
-        files = [f"{name}/0123456789ab/{file}" for file in ("predictions.parquet", "per_class.csv")]
-        store.write_json(f"trials/{name}.json", {"files": files})
-        for key in (*files, f"{name}/ba9876543210/predictions.parquet"):
-            store.write(f"trials/{key}", b"numbers")
-    scores = [{"task": task, "trials": [*others, *final]}]
-    if state == "finished":
-        run.write_json("state.json", {**run.read_json("state.json"), "scores": scores})
-
-
-def test_trials_on_validation_go_once_their_evaluation_has_long_finished(root, collect):
-    store = open_store(root)
-    evaluated(root, "evaluate-0123456789ab", "digits", ["digits-select-1", "digits-select-2"], ["digits-final-1"])
-    evaluated(root, "evaluate-1123456789ab", "cards", ["cards-select-1"], ["cards-final-1"], ago=DAY_S)
-    evaluated(root, "evaluate-2123456789ab", "birds", ["birds-select-1"], state="preempted")
-    evaluated(root, "evaluate-3123456789ab", "birds", ["birds-select-1", "birds-select-2"], ["birds-final-1"])
-    evaluated(root, "evaluate-4123456789ab", "flowers", ["flowers-select-1"], ["flowers-final-1"])
-    begun = store.child("runs/evaluate-5123456789ab")  # its attempt gave its lease back before it had written a state
-    lease = acquire_lease(begun, "evaluate-5123456789ab", job_state=lambda job: None, owner="someone")
-    begun.write_json("lease.json", replace(lease, heartbeat=0.0).model_dump())
-    begun.write_json("config.json", {"tasks": [{"name": "flowers"}]})
-    before = {*store.list("trials/")}
-    (finding,) = collect()
-    assert (finding.subject, finding.action) == ("trials of evaluate-0123456789ab", "deleted, 3 objects")
-    gone = {
-        *(f"trials/digits-select-{number}.json" for number in (1, 2)),
-        "trials/digits-final-1/ba9876543210/predictions.parquet",
-    }
-    assert (
-        before - {*store.list("trials/")} == gone
-    )  # what is young, or what an unfinished evaluation of birds may need, stays
-    assert collect() == []
-
-
-def test_checkpoints_of_trials_that_were_given_up_go(root, collect, monkeypatch):
-    store = open_store(root)
-
-    def began(trial, ago):
-        at = time.time() - ago
-        store.write(
-            f"trials/{trial}/{PROGRESS}",
-            TrialProgress(saved_at=at, train_losses=((1, math.inf),)).model_dump_json().encode(),
-        )
-        for name in ("rank-00000-of-00001-1.safetensors", "manifest.json"):
-            store.write(f"trials/{trial}/checkpoints/step-000000010-a1/{name}", b"{}")
-
-    for trial, ago in (("digits-final-1", YEAR), ("cards-final-1", DAY_S), ("birds-select-1", YEAR)):
-        began(trial, ago)
-    evaluated(root, "evaluate-0123456789ab", "birds", [], state="running", ago=0)
-    deleted, delete = [], type(store).delete
-    monkeypatch.setattr(type(store), "delete", lambda store, key: (deleted.append(key), delete(store, key)))
-    (finding,) = collect()
-    assert (finding.subject, finding.action) == ("trial digits-final-1", "deleted, 3 objects")
-    assert [key.rpartition("/")[2] for key in deleted if key.startswith("trials/")][::2] == ["manifest.json", PROGRESS]
-    assert len(store.list("trials/")) == 6
-    assert collect() == []
-
-
-def test_no_trial_goes_where_an_unfinished_evaluation_cannot_be_read(root, collect):
-    evaluated(root, "evaluate-0123456789ab", "digits", ["digits-select-1"], ["digits-final-1"])
-    evaluated(root, "evaluate-1123456789ab", "digits", [], state="running", ago=0)
-    open_store(root).write("runs/evaluate-1123456789ab/config.json", b"{")
-    assert actions(collect()) == {"run evaluate-1123456789ab": "kept: nothing says that it is garbage"}
-
-
 def test_of_two_collections_at_once_one_goes_on(root, collect, monkeypatch):
     checkpointed(root, "birds-0123456789ab")
     real = collecting.listed_before
@@ -449,120 +328,6 @@ def test_of_two_collections_at_once_one_goes_on(root, collect, monkeypatch):
     monkeypatch.setattr(collecting, "listed_before", overtaken)
     with pytest.raises(RuntimeError, match=r"Another collection has written .*ops/garbage.json.* Start this one again"):
         collect(notice_days=6.5)
-
-
-def publication(root, version, ago=WEEKS, run_key=None, committed=None, marked=True):
-    """A publication in the folder `0123456789ab` that was interrupted `ago` seconds ago; `committed` is what config.json names."""
-    model = open_store(root).child(f"models/birds/{version}")
-    model.write("0123456789ab/model.safetensors", b"weights")
-    model.write("0123456789ab/classes.json", b"{}")
-    if marked:
-        at = {"schema_version": 1, "at": time.time() - ago, "run_key": run_key}
-        model.write_json("0123456789ab/publishing.json", at)
-    if committed:
-        model.write_json("config.json", {"schema_version": 2, "weights": f"{committed}/model.safetensors"})
-    return model
-
-
-def test_weights_of_publications_that_never_committed_go(root, collect):
-    model = publication(root, "1", run_key="birds-0123456789ab", committed="ba9876543210")
-    model.write("ba9876543210/model.safetensors", b"weights")
-    of_no_run, young = publication(root, "2"), publication(root, "3", ago=DAY_S)
-    lost = "its publication was begun 20"
-    findings = collect(dry_run=True)
-    assert [finding.subject for finding in findings] == ["model birds/1/0123456789ab", "model birds/2/0123456789ab"]
-    assert all(finding.problem.startswith(lost) and "never committed" in finding.problem for finding in findings)
-    assert [finding.action for finding in collect()] == ["deleted, 3 objects"] * 2
-    assert model.list() == ["ba9876543210/model.safetensors", "config.json"]
-    assert (of_no_run.list(), len(young.list())) == ([], 3)
-
-
-def test_marker_of_a_publication_goes_last(root, collect, monkeypatch):
-    """A collection that is killed leaves what tells the next one that this is garbage."""
-    model, deleted = publication(root, "1"), []
-    delete = type(model).delete
-    monkeypatch.setattr(type(model), "delete", lambda store, key: (deleted.append(key), delete(store, key)))
-    collect()
-    assert deleted[-1] == "0123456789ab/publishing.json"
-
-
-def test_published_weights_and_those_of_a_run_that_lives_stay(root, collect):
-    """Those that a commit names lose only the marker that a kill right after the commit has left."""
-    model = publication(root, "1", committed="0123456789ab")
-    run = checkpointed(root, "birds-0123456789ab", "failed", ago=DAY_S)
-    living = publication(root, "2", run_key="birds-0123456789ab")
-    assert actions(collect()) == {"model birds/1/0123456789ab": "deleted"}
-    assert model.list() == ["0123456789ab/classes.json", "0123456789ab/model.safetensors", "config.json"]
-    assert len(living.list()) == 3
-    run.write("lease.json", b"{")
-    assert set(actions(collect()).values()) == {"kept: nothing says that it is garbage"}
-    assert len(living.list()) == 3
-
-
-def test_publication_that_goes_on_after_it_was_listed_stays(root, collect, monkeypatch):
-    model, daily = publication(root, "1"), {"notice_days": 6.5}
-    assert actions(collect(**daily)) == {"model birds/1/0123456789ab": "listed; deleted"}
-    moved(monkeypatch, 7)
-    model.write_json("0123456789ab/publishing.json", {"schema_version": 1, "at": 1.0, "run_key": None})
-    assert actions(collect(**daily)) == {"model birds/1/0123456789ab": "listed; deleted"}  # by a clock of 1970
-    moved(monkeypatch, 14)
-    real = garbage.publication_life
-    monkeypatch.setattr(garbage, "publication_life", lambda *at: [real(*at), uuid.uuid4().hex])
-    assert actions(collect()) == {"model birds/1/0123456789ab": "kept: it has changed meanwhile"}
-    assert len(model.list()) == 3
-
-
-@pytest.mark.parametrize("unreadable", [{"marked": False}, b"{}", b"[]", b'{"at": "soon"}', "config"])
-def test_weights_that_nothing_calls_garbage_are_named_and_stay(root, collect, unreadable):
-    """As those that an older version of vitline left, which wrote no marker."""
-    model = publication(root, "1", **(unreadable if isinstance(unreadable, dict) else {}))
-    if isinstance(unreadable, bytes):
-        model.write("0123456789ab/publishing.json", unreadable)
-    if unreadable == "config":  # of a newer version: it may name its weights otherwise
-        model.write_json("config.json", {"schema_version": 9})
-    before = model.list()
-    (finding,) = collect()
-    assert finding.subject.startswith("model birds/1")
-    assert finding.action == "kept: nothing says that it is garbage"
-    assert model.list() == before
-
-
-def kept_model(root, name, ago=WEEKS, **provenance):
-    """A model of two files, published `ago` seconds ago."""
-    model = open_store(root).child(f"models/{name}")
-    model.write("0123456789ab/model.safetensors", b"weights")
-    model.write_json("config.json", {
-        "schema_version": 2, "weights": "0123456789ab/model.safetensors", "created_at": time.time() - ago,
-        "provenance": provenance,
-    })  # fmt: skip
-    return model
-
-
-def test_models_of_evaluations_go_only_where_their_age_is_given_and_no_run_reads_them(root, collect, monkeypatch):
-    old = kept_model(root, "birds-digits/1", trial="digits-final-1")
-    young = kept_model(root, "birds-digits/2", ago=DAY_S, trial="digits-final-2")
-    trained = kept_model(root, "birds/1", run_key="birds-0123456789ab")
-    readers = {"a": {"models": [None]}, "b": {"model": ""}, "c": {"config": {"init_model": ""}}}
-    in_use = {key: kept_model(root, f"birds-digits/{key}", trial=f"digits-final-{key}") for key in readers}
-    for (key, config), model in zip(readers.items(), in_use.values(), strict=True):
-        run = checkpointed(root, f"{key}-0123456789ab", "preempted", ago=DAY_S)
-        run.write("config.json", json.dumps(config).replace("null", '""').replace('""', f'"{model.uri}"').encode())
-    before = open_store(root).list("models/")
-    assert collect() == []
-    deleted, delete = [], type(old).delete
-    monkeypatch.setattr(type(old), "delete", lambda store, key: (deleted.append(key), delete(store, key)))
-    assert actions(collect(kept_models_days=7, keep=["birds-digits/1"])) == {
-        "model birds-digits/1": "kept: `keep` names it"
-    }
-    assert open_store(root).list("models/") == before
-    (finding,) = collect(kept_models_days=7)
-    assert (finding.subject, finding.action) == ("model birds-digits/1", "deleted, 2 objects")
-    assert finding.problem.startswith("the network of trial digits-final-1, published 20")
-    assert deleted == ["0123456789ab/model.safetensors", "config.json"]
-    assert [len(model.list()) for model in (old, young, trained, *in_use.values())] == [0, 2, 2, 2, 2, 2]
-    open_store(root).write("runs/a-0123456789ab/config.json", b"{")  # what it reads is not known
-    assert "model birds-digits/2" not in actions(collect(kept_models_days=0))
-    assert young.exists("config.json")
 
 
 def sealed(run, segments=3):

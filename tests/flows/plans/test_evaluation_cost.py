@@ -13,7 +13,9 @@ from vitline.flows.cli.models import published_uri
 from vitline.flows.forms.evaluation_plan import resolve_evaluate
 from vitline.flows.forms.forms import EvaluateRequest
 from vitline.flows.plans.evaluation_cost import task_costs
-from vitline.flows.runs.evaluate_tasks import evaluation_spec, has_scores
+from vitline.flows.plans.evaluation_spec import evaluation_spec
+from vitline.flows.runs.evaluate_tasks import has_scores
+from vitline.infra.config import replace
 from vitline.infra.storage import open_store
 from vitline.vit.evaluation.evaluate import EvaluationSpec, plan_task_sweeps
 from vitline.vit.evaluation.trials import TrialResult
@@ -60,6 +62,10 @@ def test_a_plan_counts_the_remaining_work(root, plan, digits):
     open_store(root).child("trials").create(f"{done.key}.json", result.model_dump_json().encode())
     again, _ = task_costs(root, plan)
     assert (again.trainings, again.finished, again.trained_images) == (4, 1, 3 * 100 * 64)
+    for task_sweep in plan_task_sweeps(spec):
+        open_store(root).write_json(task_sweep.score_key, {})
+    assert [task.trained_images for task in task_costs(root, plan)] == [0, 0]
+    assert task_costs(root, replace(plan, rescore=True)) == [pretrained, scratch]
 
 
 def test_a_plan_says_what_the_models_to_keep_take(root, model, digits):

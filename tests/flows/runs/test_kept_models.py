@@ -7,8 +7,9 @@ import pytest
 from vitline.flows.catalog.lists import list_models
 from vitline.flows.forms.evaluation_plan import resolve_evaluate
 from vitline.flows.forms.forms import EvaluateRequest
+from vitline.flows.plans.evaluation_spec import evaluation_spec
 from vitline.flows.runs import evaluate_tasks as running
-from vitline.flows.runs.evaluate_tasks import evaluate_tasks, evaluation_spec
+from vitline.flows.runs.evaluate_tasks import evaluate_tasks
 from vitline.flows.runs.services import Observer
 from vitline.flows.runs.stage import StageFailed, StageResult
 from vitline.infra.config import replace
