@@ -58,7 +58,7 @@ def test_the_scores_of_the_first_protocol_are_there_while_the_second_runs(root, 
         ("prepare", None), ("pretrain", None), ("evaluate", "fewshot"), ("evaluate", "small-images"),
     ]  # fmt: skip
     assert done.record.metrics.keys() == {
-        "val/top1", *PROBED, "tasks/digits-5-to-9/top1", "tasks/digits-5-to-9/top1_from_scratch",
+        "val/top1", *PROBED, *(f"tasks/digits-5-to-9/{name}{of}" for name in ("top1", "ece") for of in ("", "_from_scratch")),
     }  # fmt: skip
     assert list(scores_of(store, done.record, predictions=True).tasks) == ["tasks/digits-5-to-9/top1"]
     shown = Elements(store.read(f"reports/{done.record.key}.html").decode()).text
