@@ -81,6 +81,12 @@ def share(tensors: Mapping[str, Tensor], rank: int, world_size: int) -> dict[str
     return {name: value for name, value in tensors.items() if name in writes or owner.get(name) == rank}
 
 
+def start_id(world: World) -> int:
+    """Equal on all ranks, each of which must call it; with it in their ids, saves of this start of the ranks differ from unfinished
+    ones of an earlier start."""
+    return world.broadcast_int(int(time.time() * 1000))
+
+
 class CheckpointSaver:
     """Saves in the background. At most one save is in flight; the next call raises its error.
 

@@ -23,7 +23,7 @@ from vitline.infra.storage import Store, open_store
 from vitline.vit.checkpoints.manifest import CannotResume, RunIdentity
 from vitline.vit.checkpoints.names import FOLDER, MANIFEST, Retention
 from vitline.vit.checkpoints.restore import resume, rewind
-from vitline.vit.checkpoints.save import CheckpointSaver
+from vitline.vit.checkpoints.save import CheckpointSaver, start_id
 from vitline.vit.config import ExecutionConfig, TrainRecipe
 from vitline.vit.evaluation.calibration import calibration_of
 from vitline.vit.evaluation.kept_models import keep_network, take_published
@@ -191,7 +191,7 @@ class TrialTraining:
 
     def save_every(self) -> tuple[Hook, CheckpointSaver]:
         """Saves once SAVE_EVERY_S have passed since the trial, or the last save, began. No save of an earlier saver may be in flight."""
-        recipe, started = self.trial.recipe, int(time.time() * 1000)
+        recipe, started = self.trial.recipe, start_id(self.world)
         retention = Retention(rewind_steps=recipe.spike_guard.steps_back)
         saver = CheckpointSaver(self.held, self.world, retention, self._note_progress)
 

@@ -1,7 +1,6 @@
 """What a training run does besides training: saving, validation, pages, publishing. New periodic work is one function here."""
 
 import logging
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ from vitline.infra.runs.watchdog import watched
 from vitline.infra.storage import open_store
 from vitline.vit.checkpoints.best import BestCheckpoint
 from vitline.vit.checkpoints.names import Retention, checkpoint_steps
-from vitline.vit.checkpoints.save import CheckpointSaver
+from vitline.vit.checkpoints.save import CheckpointSaver, start_id
 from vitline.vit.corpora.training_corpora import TrainingCorpus
 from vitline.vit.input.batches import Batch, LoaderResources, eval_batches
 from vitline.vit.input.image_contract import ImageContract
@@ -64,12 +63,10 @@ class RunHooks:
             global_batch_size=self.recipe.input.global_batch_size,
         )
         saver = CheckpointSaver(self.held, self.world, retention, self._before_commit, self._let_parent_go)
-        # Distinguishes the saves of this start from unfinished saves of an earlier start of the worker group.
-        start_id = self.world.broadcast_int(int(time.time() * 1000))
-        identity = self.start.identity
+        started, identity = start_id(self.world), self.start.identity
 
         def save(state: TrainState) -> None:
-            saver.save(state, {**identity, "save_id": f"{start_id}-{state.step}", "images_seen": self.images(state)})
+            saver.save(state, {**identity, "save_id": f"{started}-{state.step}", "images_seen": self.images(state)})
 
         return Hook(execution.save_every_steps, save, on_stop="run"), saver
 

@@ -65,7 +65,7 @@ def test_a_hung_trial_is_killed_with_its_stacks_and_runs_again(spec_of, root):
 
 
 KILLED_TRIAL = """
-import signal, sys
+import signal, sys, time
 import psutil
 from vitline.infra.runs.handle import Run
 from vitline.infra.storage import open_store
@@ -85,6 +85,12 @@ def dies(state, recipe, finite):
         (*others, me)[0].send_signal(signal.SIGKILL)
     return real(state, recipe, finite)
 
+def starts_late(training):
+    time.sleep(0.01)  # the clocks of two ranks never agree
+    return starts(training)
+
+starts = running.TrialTraining.save_every
+running.TrialTraining.save_every = starts_late
 loop.update_average = dies
 place = Place(ranks=int(ranks))
 running.ensure_trial(Run(open_store(run), 1), open_store(trials), Trial.model_validate_json(trial), place)
