@@ -69,6 +69,34 @@ class StageRecord(StoredRecord):
     """Of an evaluation: its protocol, by its name in the request. None in records from before requests had several."""
 
 
+class Look(StoredRecord):
+    """An interim look at the scores of a night: the part of its evaluation that a verdict was made from."""
+
+    groups: tuple[tuple[str, ...], ...]
+    """The tasks, by the names of their corpora, in the groups in which they are scored."""
+    num_tasks: int
+    num_seeds: int
+    of_seeds: int
+    cost_fraction: float
+    """Of the whole evaluation, by what it cost in an earlier night."""
+    level: float
+    """The probability of a false `better` or `worse` that this look may spend."""
+
+    @property
+    def of_tasks(self) -> int:
+        return sum(len(group) for group in self.groups)
+
+    @property
+    def is_last(self) -> bool:
+        return (self.num_tasks, self.num_seeds) == (self.of_tasks, self.of_seeds)
+
+    @property
+    def scored(self) -> str:
+        """`7 of 19 tasks and 31 % of the cost`"""
+        seeds = f" of {self.num_seeds} of {self.of_seeds} seeds" if self.of_seeds > 1 else ""
+        return f"{self.num_tasks} of {self.of_tasks} tasks{seeds} and {100 * self.cost_fraction:.0f} % of the cost"
+
+
 class PipelineRecord(StoredRecord):
     """`pipelines/<pipeline key>.json`, written at the start, after every stage and at the end."""
 
@@ -108,6 +136,13 @@ class PipelineRecord(StoredRecord):
     """The protocols of the request, in their order."""
     verdict_protocol: str | None = None
     """The protocol whose scores are compared with those of other pipelines."""
+    look: Look | None = None
+    """Of a night that was evaluated group by group: the last look at its scores."""
+
+    @property
+    def decided_early(self) -> bool:
+        """Whether a part of its evaluation was left out, as the verdict of the night was certain without it."""
+        return self.look is not None and not self.look.is_last
 
     def training(self, root: Store) -> Store | None:
         """The run of its pre-training; of several seeds the first. None before it began."""

@@ -37,6 +37,10 @@ class NightSettings(FrozenConfig):
     """With several protocols: the one whose scores are compared with those of the champion and of last night. None: the last one."""
     promote: bool = True
     """Whether a night that passes the gate becomes the champion. If not, only `vitline model promote` changes the champion."""
+    early_verdict: bool = True
+    """Whether a night ends its evaluation as soon as the rest could hardly change the verdict. Its tasks are scored in groups then, the
+    ones first that say most for their cost, and its seeds one after the other. A night is still evaluated as a whole once a week, where
+    it may become the champion, and while too little is known of earlier nights. With false every night is."""
     night: str | None = None
     """For a run that a person starts: the night that it is. A scheduled start in the past, in UTC, such as `2026-11-23T02:00` for a night
     that was missed; or `now` for a further night. None: it is no night, and stages that are finished are reused."""

@@ -29,7 +29,7 @@ A comparison is a family of tests: half of its level goes to the mean over tasks
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple
@@ -131,12 +131,12 @@ def compare(
     only_theirs = tuple(name for name in reference.tasks if name not in night.tasks)
     if not names:
         return Differences(word="not compared", only_ours=only_ours, only_theirs=only_theirs)
-    rows, shares = _rows(names), _shares(names, level)
+    rows, shares = _rows(names), shares_of(names, level)
     identical = night.models == reference.models and np.array_equal(night.values(names), reference.values(names))
     earlier = [one for one in earlier if one.tasks.keys() >= {*names}]
     images = {name: image_variance(night.tasks[name], reference.tasks[name]) for name in names}
     images[MEAN] = _mean_variance([images[name] for name in names])
-    seeds = {row: seed_variance(night, reference, earlier, tasks) for row, tasks in rows.items()}
+    seeds = {row: seed_variance(night, reference, earlier, mean_of(tasks)) for row, tasks in rows.items()}
     differences = tuple(
         _identical(row, night, tasks)
         if identical
@@ -161,26 +161,31 @@ def compare(
     )
 
 
+def mean_of(names: Sequence[str]) -> dict[str, float]:
+    """The weights of tasks in their mean."""
+    return dict.fromkeys(names, 1 / len(names))
+
+
 def seed_variance(
-    night: NightScores, reference: NightScores, earlier: Sequence[NightScores], names: Sequence[str]
+    night: NightScores, reference: NightScores, earlier: Sequence[NightScores], weights: Mapping[str, float]
 ) -> Variance | None:
-    """The variance over seeds of the mean over these tasks; None if it is not known."""
+    """The variance over seeds of the sum of tasks with these weights; None if it is not known."""
     squares, df = 0.0, 0
     for one in _several_seeds([night, reference, *earlier]):
-        means = one.values(names).mean(axis=1)
-        squares, df = squares + float(((means - means.mean()) ** 2).sum()), df + len(means) - 1
+        sums = one.weighted(weights)
+        squares, df = squares + float(((sums - sums.mean()) ** 2).sum()), df + len(sums) - 1
     if df:
         return Variance(squares / df, df)
     history = _history(earlier)
-    weights = _WEIGHTS[history.kind]
+    signs = _WEIGHTS[history.kind]
     found = [
-        sum(w * float(one.values(names).mean()) for w, one in zip(weights, some, strict=True))
+        sum(sign * float(one.weighted(weights).mean()) for sign, one in zip(signs, some, strict=True))
         for some in history.nights
     ]
     if len(found) < LEAST_STEPS:
         return None
     return Variance(
-        float(np.mean(np.square(found))) / sum(w * w for w in weights), len(found) * _INDEPENDENT[history.kind]
+        float(np.mean(np.square(found))) / sum(sign * sign for sign in signs), len(found) * _INDEPENDENT[history.kind]
     )
 
 
@@ -219,11 +224,11 @@ def visible_difference(
     """The difference between two nights of so many seeds that is seen four times in five, by the noise of seeds of `night` and
     of earlier ones; None if that is not known. For the plan of a night."""
     names = list(night.tasks)
-    seeds = seed_variance(night, night, earlier, names)
+    seeds = seed_variance(night, night, earlier, mean_of(names))
     return (
         None
         if seeds is None
-        else _detectable_difference(seeds.times(2 / num_seeds), next(iter(_shares(names, level).values())))
+        else _detectable_difference(seeds.times(2 / num_seeds), next(iter(shares_of(names, level).values())))
     )
 
 
@@ -288,8 +293,8 @@ def _rows(names: Sequence[str]) -> dict[str, Sequence[str]]:
     return ({MEAN: names} if len(names) > 1 else {}) | {name: [name] for name in names}
 
 
-def _shares(names: Sequence[str], level: float) -> dict[str, float]:
-    """The level of each test of the family."""
+def shares_of(names: Sequence[str], level: float) -> dict[str, float]:
+    """The level of each test of the family: of the mean over tasks first, or of the only task."""
     if len(names) == 1:
         return {names[0]: level}
     return {MEAN: level / 2} | dict.fromkeys(names, level / 2 / len(names))

@@ -5,8 +5,9 @@ The same records give the same verdict: `judge_again` uses the nights that the s
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -16,7 +17,7 @@ from vitline.flows.catalog.records import PipelineRecord, read_pipeline
 from vitline.flows.forms.nights import night_settings
 from vitline.flows.forms.requested_protocol import as_for_one
 from vitline.flows.nights.gate import gate
-from vitline.flows.nights.judge import Verdict, incomplete, judge
+from vitline.flows.nights.judge import FALSE_POSITIVE_RATE, Verdict, incomplete, judge
 from vitline.flows.nights.night_record import (
     NIGHTS,
     ChampionRecord,
@@ -36,7 +37,7 @@ from vitline.vit.run.run_spec import read_starts
 from vitline.vit.training.predictions import Predictions
 
 NOISE_NIGHTS = 30
-"""The noise of seeds is estimated from so many earlier nights at most."""
+"""The noise of seeds is estimated from at most so many earlier nights that have all scores, and so many that were decided early."""
 # Fields of a request that say when or how fast it runs, which no score depends on.
 _NO_RESULT = ("deadline_hours", "max_late_hours", "num_workers", "name")
 _READERS = 8
@@ -47,15 +48,8 @@ def night_of(root: Store, record: PipelineRecord, state: RunState, reason: str =
     assert record.night is not None
     verdict, gate_result = incomplete(state, reason, record.part), None
     if state == "finished":
-        pipelines = earlier_nights(root, record.name, record.night)
         champion = read_champion(root, record.name)
-        verdict = verdict_of(
-            root,
-            record,
-            champion.pipeline if champion else None,
-            pipelines[-1].key if pipelines else None,
-            [each.key for each in pipelines[-NOISE_NIGHTS:]],
-        )
+        verdict = verdict_of(root, record, OtherNights.before(root, record, champion))
         gate_result = tried_gate(root, record, verdict, champion)
     return replace(
         without_verdict(replace(record, state=state, reason=reason)),
@@ -99,26 +93,60 @@ def judge_again(root: Store, night: NightRecord) -> Verdict:
     if record.state != "finished":
         return incomplete(record.state, record.reason, record.part)
     keys: dict[str, str] = {one.who: one.key for one in stored.against}
-    return verdict_of(root, record, keys.get("champion"), keys.get("last night"), stored.noise_nights)
+    others = OtherNights.read(root, record, keys.get("champion"), keys.get("last night"), stored.noise_nights)
+    return verdict_of(root, record, others)
 
 
-def verdict_of(
-    root: Store, record: PipelineRecord, champion: str | None, last_night: str | None, noise_nights: Iterable[str]
-) -> Verdict:
-    """The verdict of a whole night. Other nights are named by the keys of their pipelines; those that are gone are left out."""
-    ours = scores_of(root, record, predictions=True)
+@dataclass(frozen=True)
+class OtherNights:
+    """The nights that a verdict needs, as far as their records are there."""
+
+    champion: NightScores | None
+    last_night: NightScores | None
+    earlier: Sequence[NightScores]
+    """Oldest first, for the noise of seeds; without predictions."""
+
+    @classmethod
+    def before(cls, root: Store, record: PipelineRecord, champion: ChampionRecord | None) -> "OtherNights":
+        """Those of a night that is judged for the first time."""
+        assert record.night is not None
+        earlier = earlier_nights(root, record.name, record.night)
+        newest = {
+            each.key
+            for decided_early in (False, True)
+            for each in [each for each in earlier if each.decided_early == decided_early][-NOISE_NIGHTS:]
+        }
+        noise_nights = [each.key for each in earlier if each.key in newest]
+        last_night = noise_nights[-1] if noise_nights else None
+        return cls.read(root, record, champion.pipeline if champion else None, last_night, noise_nights)
+
+    @classmethod
+    def read(
+        cls, root: Store, record: PipelineRecord, champion: str | None, last_night: str | None, noise_nights: Iterable[str]
+    ) -> "OtherNights":  # fmt: skip
+        """Those of these keys of pipelines, by the verdict's protocol of a record."""
+
+        def read(key: str | None, predictions: bool) -> NightScores | None:
+            with contextlib.suppress(FileNotFoundError, UnreadableRecord):
+                return scores_of(root, read_pipeline(root, key), predictions, record.verdict_protocol) if key else None
+            return None
+
+        with ThreadPoolExecutor(_READERS) as pool:
+            earlier = [one for one in pool.map(lambda key: read(key, False), noise_nights) if one]
+        return cls(read(champion, True), read(last_night, True), earlier)
+
+
+def verdict_of(root: Store, record: PipelineRecord, others: OtherNights) -> Verdict:
+    """The verdict of a whole night, or of one at a look at its scores."""
+    ours, look = scores_of(root, record, predictions=True), record.look
     if ours is None:
         return incomplete("failed", "It has no scores.")
-
-    def read(key: str | None, predictions: bool) -> NightScores | None:
-        with contextlib.suppress(FileNotFoundError, UnreadableRecord):
-            return scores_of(root, read_pipeline(root, key), predictions, record.verdict_protocol) if key else None
-        return None
-
-    with ThreadPoolExecutor(_READERS) as pool:
-        earlier = [one for one in pool.map(lambda key: read(key, False), noise_nights) if one]
     wanted = night_settings(record.request.get("overrides", {})).smallest_effect
-    return judge(ours, read(champion, True), read(last_night, True), earlier, wanted=wanted)
+    level = look.level if look else FALSE_POSITIVE_RATE
+    verdict = judge(ours, others.champion, others.last_night, others.earlier, wanted=wanted, level=level)
+    if look is None or not record.decided_early:
+        return verdict
+    return replace(verdict, sentence=f"{verdict.sentence} Decided after {look.scored}.", decided_after=look.scored)
 
 
 def earlier_nights(root: Store, name: str, night: datetime) -> list[PipelineRecord]:
@@ -168,7 +196,9 @@ def scores_of_models(root: Store, run_key: str) -> list[Score]:
 def task_score(root: Store, score: Score, predictions: bool) -> TaskScore:
     found = read_predictions(root, score) if predictions else None
     right = None if found is None else found.right
-    return TaskScore(score.value, score.num_examples, score.majority_fraction, score.split_digest, right)
+    return TaskScore(
+        score.value, score.num_examples, score.majority_fraction, score.split_digest, right, wall_s=score.wall_s
+    )
 
 
 def read_predictions(root: Store, score: Score) -> Predictions | None:

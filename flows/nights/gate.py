@@ -23,6 +23,8 @@ def gate(root: Store, record: PipelineRecord, verdict: Verdict, champion: Champi
     if champion is not None and champion.pipeline == record.key:
         return GateResult(passed=False, reason="It is the champion already.")
     refusals = [] if champion is None else _against_champion(root, record, verdict, champion)
+    if record.look is not None and record.decided_early:
+        refusals.append(f"this night has scores on {record.look.scored}")
     if record.report is None:
         refusals.append("it has no report")
     if refusals:

@@ -49,6 +49,8 @@ class Verdict(StoredRecord):
     false_positive_rate: float = FALSE_POSITIVE_RATE
     noise_nights: tuple[str, ...] = ()
     """Keys of the earlier pipelines from which the noise was estimated."""
+    decided_after: str = ""
+    """The scored part of a night that was decided early: `7 of 19 tasks and 31 % of the cost`."""
 
 
 def judge(
@@ -58,9 +60,10 @@ def judge(
     earlier: Sequence[NightScores] = (),
     *,
     wanted: float,
+    level: float = FALSE_POSITIVE_RATE,
 ) -> Verdict:
-    """Compares a whole night with the champion and the last one. `earlier` nights, oldest first, tell the noise of seeds;
-    `wanted` is the smallest difference of interest, a fraction."""
+    """Compares a night with the champion and the last one. `earlier` nights, oldest first, tell the noise of seeds; `wanted` is the
+    smallest difference of interest, a fraction; `level` is that of all comparisons together."""
     references: list[tuple[Literal["champion", "last night"], NightScores]] = []
     if champion is not None and champion.key != night.key:
         references.append(("champion", champion))
@@ -79,7 +82,7 @@ def judge(
             key=other.key,
             night=other.night,
             changes=changes(other.facts, night.facts),
-            **dict(compare(night, other, earlier, level=FALSE_POSITIVE_RATE / len(references), wanted=wanted)),
+            **dict(compare(night, other, earlier, level=level / len(references), wanted=wanted)),
         )
         for who, other in references
     )

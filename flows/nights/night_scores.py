@@ -22,6 +22,8 @@ class TaskScore:
     """Identifies the test images and their order."""
     right: Bool[np.ndarray, " n"] | None = None
     """Per test image, in the order of the split, whether the model is right; None for probes."""
+    wall_s: float = 0.0
+    """Of all trainings for this score."""
 
 
 @dataclass(frozen=True)
@@ -41,3 +43,8 @@ class NightScores:
     def values(self, names: Sequence[str]) -> Float[np.ndarray, "k t"]:
         """The accuracies by seed and task."""
         return np.array([[score.value for score in self.tasks[name]] for name in names]).T
+
+    def weighted(self, weights: Mapping[str, float]) -> Float[np.ndarray, " k"]:
+        """The sum of the accuracies with these weights, by seed."""
+        sums: Float[np.ndarray, " k"] = self.values([*weights]) @ np.array([*weights.values()])
+        return sums

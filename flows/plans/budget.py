@@ -46,7 +46,8 @@ def _hours_of(records: Sequence[PipelineRecord], request: Mapping[str, Any], pro
         took = [
             stage.wall_s
             for stage in record.stages
-            if stage.stage == "evaluate"
+            if not record.decided_early
+            and stage.stage == "evaluate"
             and (stage.protocol or record.request.get("protocol")) == protocol
             and not (stage.reused or stage.resumed)
         ]

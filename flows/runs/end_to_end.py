@@ -23,6 +23,7 @@ from vitline.flows.forms.pipeline_plan import PipelinePlan
 from vitline.flows.forms.prepare_config import growth_request
 from vitline.flows.forms.training_config import with_corpora
 from vitline.flows.nights.from_records import night_of
+from vitline.flows.nights.looks import Looks
 from vitline.flows.nights.night_record import THE_GATE, NightRecord, write_night
 from vitline.flows.nights.promote import make_champion
 from vitline.flows.plans.held_out import score_text
@@ -80,6 +81,8 @@ def pretrain_then_transfer(plan: PipelinePlan, services: Services) -> PipelineRe
             train = partial(pretrain_stage, plan, nth, corpora[: len(plan.sources)], services, recorder)
             recorder.note(part=f"pre-training{of_seed(plan, nth)}")
             transfer.evaluate(part(services, "pretrain", plan, train, nth), nth)
+            if transfer.is_decided:
+                break
         recorder.end("finished")
     return PipelineResult(recorder.record, corpora, transfer.every_score, recorder.night)
 
@@ -275,6 +278,13 @@ class Transfer:
         self._trained_on, self._tasks = corpora[: len(plan.sources)], corpora[len(plan.sources) :]
         self._scores: dict[str, list[Score]] = {protocol: [] for protocol in plan.protocols}
         self._of_first_seed: list[EvaluationSpec] = []
+        names = [corpus.manifest.name for corpus in self._tasks]
+        protocol = plan.protocols[plan.verdict_protocol]
+        self._looks = Looks.planned(open_store(services.root), recorder.record, protocol, names)
+        self.is_decided = False
+        """Whether the verdict of the night is certain without the rest of its evaluation."""
+        if self._looks:
+            services.observer.say(self._looks.text)
 
     @property
     def every_score(self) -> list[Score]:
@@ -307,13 +317,12 @@ class Transfer:
             protocol=plan.protocols[protocol],
             seed=plan.request.seed + nth_seed,
         )
-        spec, scored, new = evaluate_tasks(f"{plan.request.name}-transfer", evaluation, self._services)
+        if self._looks and protocol == plan.verdict_protocol:
+            spec, row, new = self._until_certain(self._looks, evaluation, nth_seed, protocol)
+        else:
+            spec, row, new = self._evaluated(evaluation, protocol)
         self._scores[protocol] += new
-        trainings = sum(len(score.trials) for score in new)
-        how = f"{trainings} trainings" if trainings else "frozen features"
-        asked = "1 task" if len(self._tasks) == 1 else f"{len(self._tasks)} tasks"
-        inits = "2 inits" if len(evaluation.models) > 1 else "1 init"
-        recorder.run_stage("evaluate", spec.run_key, scored, f"{protocol}: {asked} x {inits}, {how}", protocol)
+        recorder.add(row)
         recorder.note(metrics=pipeline_metrics(plan, protocol, self._scores[protocol]))
         if not nth_seed:
             self._of_first_seed.append(spec)
@@ -321,6 +330,45 @@ class Transfer:
             self._services.root, recorder.record, self._trained_on, self._tasks, self.every_score, self._of_first_seed
         )
         recorder.note(report=report)
+
+    def _evaluated(self, evaluation: EvaluationPlan, protocol: str) -> tuple[EvaluationSpec, StageRecord, list[Score]]:
+        """The job of an evaluation, its row in the record, and its scores."""
+        spec, scored, new = evaluate_tasks(f"{self._plan.request.name}-transfer", evaluation, self._services)
+        trainings = sum(len(score.trials) for score in new)
+        how = f"{trainings} trainings" if trainings else "frozen features"
+        asked = "1 task" if len(evaluation.tasks) == 1 else f"{len(evaluation.tasks)} tasks"
+        inits = "2 inits" if len(evaluation.models) > 1 else "1 init"
+        what = f"{protocol}: {asked} x {inits}, {how}"
+        return spec, self._recorder.stage_record("evaluate", spec.run_key, scored, what, protocol), new
+
+    def _until_certain(
+        self, looks: Looks, evaluation: EvaluationPlan, nth_seed: int, protocol: str
+    ) -> tuple[EvaluationSpec, StageRecord, list[Score]]:
+        """Evaluates one group of tasks after the other, each time with those before, which have their scores already. Seeds after the
+        first are evaluated as a whole."""
+        root, tasks = open_store(self._services.root), {task.name: task for task in evaluation.tasks}
+        rows = list[StageRecord]()
+        for num_groups in range(1 if nth_seed == 0 else len(looks.groups), len(looks.groups) + 1):
+            some = tuple(tasks[name] for group in looks.groups[:num_groups] for name in group)
+            spec, row, new = self._evaluated(replace(evaluation, tasks=some), protocol)
+            rows.append(row)
+            first, look = rows[0], looks.at(nth_seed, num_groups)
+            row = replace(
+                row,
+                reused=all(each.reused for each in rows),
+                resumed=first.resumed,
+                wall_s=sum(each.wall_s for each in rows),
+            )
+            self._recorder.note(look=look)
+            record = self._recorder.record
+            if look.is_last:
+                break
+            if looks.is_certain(root, replace(record, stages=(*record.stages, row))):
+                self.is_decided = True
+                self._services.observer.say(f"the verdict is certain after {look.scored}; the rest is left out")
+                break
+            self._services.observer.say(f"the verdict is not certain after {look.scored}")
+        return spec, row, new
 
 
 def pipeline_metrics(plan: PipelinePlan, protocol: str, scores: Sequence[Score]) -> dict[str, float]:
@@ -386,24 +434,27 @@ class PipelineRecorder:
         self._lease.check()
         write_pipeline(self._root, self.record)
 
-    def run_stage(self, stage: str, key: str, result: StageResult, what: str, protocol: str | None = None) -> None:
-        self._add(
-            StageRecord(
-                stage=stage,
-                run_key=key,
-                reused=result.reused,
-                resumed=result.resumed,
-                wall_s=result.wall_s,
-                what=what,
-                where=self._root.uri_of(f"runs/{key}"),
-                protocol=protocol,
-            )
+    def stage_record(
+        self, stage: str, key: str, result: StageResult, what: str, protocol: str | None = None
+    ) -> StageRecord:
+        return StageRecord(
+            stage=stage,
+            run_key=key,
+            reused=result.reused,
+            resumed=result.resumed,
+            wall_s=result.wall_s,
+            what=what,
+            where=self._root.uri_of(f"runs/{key}"),
+            protocol=protocol,
         )
 
-    def stage(self, stage: str, key: str | None, reused: bool, wall_s: float, what: str, where: str) -> None:
-        self._add(StageRecord(stage=stage, run_key=key, reused=reused, wall_s=wall_s, what=what, where=where))
+    def run_stage(self, stage: str, key: str, result: StageResult, what: str) -> None:
+        self.add(self.stage_record(stage, key, result, what))
 
-    def _add(self, row: StageRecord) -> None:
+    def stage(self, stage: str, key: str | None, reused: bool, wall_s: float, what: str, where: str) -> None:
+        self.add(StageRecord(stage=stage, run_key=key, reused=reused, wall_s=wall_s, what=what, where=where))
+
+    def add(self, row: StageRecord) -> None:
         self.note(stages=tuple(r.model_dump() for r in (*self.record.stages, row)))
 
     def end(self, state: RunState, reason: str = "") -> None:

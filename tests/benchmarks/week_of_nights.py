@@ -55,6 +55,7 @@ OVERRIDES: dict[str, Any] = {
     "nights.num_seeds": 6,
     "nights.smallest_effect": 0.02,
     "nights.ingest": True,
+    "nights.early_verdict": False,
 }
 BETTER = {"recipe.total_steps": 300, "recipe.optim.warmup_steps": 30}
 BY_PEOPLE = {"nights.promote": False}

@@ -103,17 +103,7 @@ class Score(StoredRecord):
 
     @property
     def metric_name(self) -> str:
-        """`vtab/<task>/top1` for VTAB's tasks, else `tasks/<corpus>/top1`.
-
-        Probes have `fewshot/<corpus>/10shot/top1`, `linear/<corpus>/top1` and so on. They use the name of the corpus,
-        because `cifar100` and `vtab-cifar100` are different tasks.
-        """
-        method, _, shots = self.protocol.partition("-")
-        if method == "fewshot":
-            return f"fewshot/{self.task}/{shots}shot/top1"
-        if method in ("linear", "knn", "head"):
-            return f"{method}/{self.task}/top1"
-        return f"{metric_group(self.task)}/{benchmark_name(self.task)}/top1"
+        return metric_name(self.protocol, self.task)
 
     @property
     def ece_name(self) -> str:
@@ -125,6 +115,20 @@ class Score(StoredRecord):
         """The score, and the expected calibration error if there is one, by their names."""
         ece = {} if self.calibration is None else {self.ece_name: self.calibration.ece}
         return {self.metric_name: self.value} | ece
+
+
+def metric_name(protocol: str, task: str) -> str:
+    """`vtab/<task>/top1` for VTAB's tasks, else `tasks/<corpus>/top1`; of a task, by the name of its corpus, under a protocol.
+
+    Probes have `fewshot/<corpus>/10shot/top1`, `linear/<corpus>/top1` and so on. They use the name of the corpus,
+    because `cifar100` and `vtab-cifar100` are different tasks.
+    """
+    method, _, shots = protocol.partition("-")
+    if method == "fewshot":
+        return f"fewshot/{task}/{shots}shot/top1"
+    if method in ("linear", "knn", "head"):
+        return f"{method}/{task}/top1"
+    return f"{metric_group(task)}/{benchmark_name(task)}/top1"
 
 
 class AllSettingsFailed(RuntimeError):

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 from vitline.flows.nights.judge import short_name
 from vitline.flows.nights.night_record import last_told
-from vitline.flows.nights.trend.trend import KINDS, NightPoint, Series, row_id, trend_plot
+from vitline.flows.nights.trend.trend import KINDS, NightPoint, Series, mean_text, row_id, trend_plot
 from vitline.infra.html.page import render
 from vitline.infra.html.text import duration, percent
 from vitline.infra.night import night_text
@@ -54,7 +54,7 @@ def _row(point: NightPoint, tasks: Sequence[str]) -> dict[str, object]:
         "word": point.word,
         "night": night_text(point.night.night),
         "cells": [
-            accuracy(point.mean),
+            "" if point.mean is None else mean_text(point),
             *(accuracy(point.tasks.get(name)) for name in tasks),
             "" if point.num_images is None else f"{point.num_images:,}",
             "" if point.wall_s is None else duration(point.wall_s),

@@ -1,7 +1,7 @@
 """The nights of each series with their scores, cost and data, for a page over time."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vitline.data_prep.find_corpus import Corpora
 from vitline.flows.catalog.records import read_pipeline
@@ -10,6 +10,7 @@ from vitline.flows.nights.from_records import known_nights, scores_of
 from vitline.flows.nights.night_page import night_row
 from vitline.flows.nights.night_record import ChampionRecord, NightRecord, read_champion
 from vitline.infra.html.plots import Axis, Dot, Plot, ticks
+from vitline.infra.html.text import percent
 from vitline.infra.night import night_name, night_text
 from vitline.infra.records import UnreadableRecord, read_each
 from vitline.infra.storage import Store
@@ -31,10 +32,16 @@ class NightPoint:
     """Seconds of its stages; a reused stage costs none."""
     num_images: int | None = None
     """Images of its corpora; None where one of them is gone."""
+    is_early: bool = False
+    """Whether it was decided early, so that it has no score on some tasks."""
+    rest: float = 0.0
+    """Of a night that was decided early: by how much the mean over all tasks is above that over the ones it has, in the night before
+    that has all."""
 
     @property
     def mean(self) -> float | None:
-        return sum(self.tasks.values()) / len(self.tasks) if self.tasks else None
+        """Over all tasks; estimated for a night that was decided early."""
+        return mean_of(self.tasks) + self.rest if self.tasks else None
 
     @property
     def against(self) -> Difference | None:
@@ -54,13 +61,33 @@ class Series:
     champion: ChampionRecord | None
 
 
+def mean_of(tasks: Mapping[str, float]) -> float:
+    return sum(tasks.values()) / len(tasks)
+
+
 def all_series(root: Store, name: str | None, report: Callable[[UnreadableRecord], None]) -> list[Series]:
     """Every series below a root, or the one of this name. What cannot be read is reported and left out."""
     nights = [night for night in reversed(known_nights(root, report)) if name in (None, night.name)]
     images = {manifest.digest: manifest.counts.num_accepted for _, manifest in Corpora(root).all(report)}
     points = read_each(nights, lambda night: night_point(root, night, images))
     names = sorted({night.name for night in nights})
-    return [Series(each, [p for p in points if p.night.name == each], _champion(root, each, report)) for each in names]
+    return [
+        Series(each, estimated([p for p in points if p.night.name == each]), _champion(root, each, report))
+        for each in names
+    ]
+
+
+def estimated(points: Sequence[NightPoint]) -> list[NightPoint]:
+    """The nights of a series, those that were decided early with an estimate of their mean over all tasks."""
+    found, whole = list[NightPoint](), dict[str, float]()
+    for point in points:
+        if not point.is_early:
+            whole = dict(point.tasks) or whole
+        elif whole.keys() >= point.tasks.keys() and point.tasks:
+            rest = mean_of(whole) - mean_of({name: whole[name] for name in point.tasks})
+            point = replace(point, rest=rest)
+        found.append(point)
+    return found
 
 
 def _champion(root: Store, name: str, report: Callable[[UnreadableRecord], None]) -> ChampionRecord | None:
@@ -87,7 +114,7 @@ def night_point(root: Store, night: NightRecord, images: Mapping[str, int]) -> N
     wall_s = sum(stage.wall_s for stage in record.stages if not stage.reused)
     found = [images.get(digest) for digest in record.corpora.values()]
     num_images = None if not found or None in found else sum(number for number in found if number is not None)
-    return NightPoint(night, word, tasks, wall_s, num_images)
+    return NightPoint(night, word, tasks, wall_s, num_images, record.decided_early)
 
 
 def trend_plot(series: Series) -> Plot | None:
@@ -96,7 +123,7 @@ def trend_plot(series: Series) -> Plot | None:
     if not scored:
         return None
     bands = {
-        point.night.night.timestamp(): (known.theirs - known.half_width, known.theirs + known.half_width)
+        point.night.night.timestamp(): tuple(known.theirs + point.rest + side * known.half_width for side in (-1, 1))
         for point, _ in scored
         if (known := point.against) is not None and known.half_width is not None
     }
@@ -123,7 +150,7 @@ def trend_plot(series: Series) -> Plot | None:
             Dot(
                 x(point.night.night.timestamp()),
                 y(mean),
-                f"{night_text(point.night.night)}: {100 * mean:.1f} %, {point.word}",
+                f"{night_text(point.night.night)}: {mean_text(point)}, {point.word}",
                 f"#{row_id(point.night)}",
                 KINDS.get(point.word, "plain"),
             )
@@ -131,6 +158,11 @@ def trend_plot(series: Series) -> Plot | None:
         ],
         band=[*upper, *reversed(lower)],
     )
+
+
+def mean_text(point: NightPoint) -> str:
+    """`83.1 %`, or `about 83.1 %` of a night that was decided early."""
+    return f"{'about ' * point.is_early}{percent(point.mean or 0.0)}"
 
 
 def row_id(night: NightRecord) -> str:

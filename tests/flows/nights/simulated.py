@@ -17,17 +17,20 @@ DIFFICULTY = {"tasks/digits/top1": 300, "tasks/emoji/top1": 200}
 class Nights:
     """Nights by the model of `compare.py`: hard and easy test images, and seeds that shift whole trainings."""
 
-    def __init__(self, seed, *, seeds_sd=0.6, noise=0.8):
+    def __init__(self, seed, *, seeds_sd=0.6, noise=0.8, num_images=DIFFICULTY):
         self.rng = np.random.default_rng(seed)
-        self.images = {name: self.rng.normal(1, 1.5, n) for name, n in DIFFICULTY.items()}
+        self.images = {name: self.rng.normal(1, 1.5, n) for name, n in num_images.items()}
         self.seeds_sd, self.noise, self.num = seeds_sd, noise, 0
 
-    def night(self, num_seeds=3, shift=0.0, facts=None):
+    def night(self, num_seeds=3, shift=0.0, facts=None, shifts=None):
+        """`shifts`: of single tasks, by their metrics, besides that of all."""
         self.num += 1
         pretrained = self.rng.normal(0, self.seeds_sd, num_seeds)
         tasks = {}
         for name, images in self.images.items():
             logits = images + shift + pretrained[:, None] + self.rng.normal(0, self.noise, (num_seeds, len(images)))
+            if shifts:
+                logits += shifts[name][..., None]
             tasks[name] = tuple(score(right) for right in logits > 0)
         models = tuple(f"{self.num}-{i}" for i in range(num_seeds))
         return NightScores(

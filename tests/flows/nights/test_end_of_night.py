@@ -2,7 +2,7 @@
 
 from contextlib import ExitStack
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from statistics import fmean
 from types import SimpleNamespace
 
@@ -11,7 +11,7 @@ import pytest
 from vitline.flows.catalog.records import read_pipeline
 from vitline.flows.forms.forms import PipelineRequest
 from vitline.flows.forms.pipeline_plan import resolve_pipeline
-from vitline.flows.nights.from_records import scores_of
+from vitline.flows.nights.from_records import judge_again, scores_of
 from vitline.flows.nights.night_record import THE_GATE, read_champion, read_night
 from vitline.flows.runs import end_to_end
 from vitline.flows.runs.end_to_end import PipelineRecorder
@@ -128,6 +128,57 @@ def test_a_night_of_several_seeds_trains_and_evaluates_each_and_records_means(ro
     assert done.night.sentence == "Not compared: there is neither a champion nor an earlier whole night."
     champion = read_champion(store, "nightly")
     assert (champion.pipeline, champion.by) == (done.record.key, THE_GATE)
+
+
+def test_a_night_leaves_out_what_could_not_change_its_verdict_until_a_person_asks_for_it(
+    root, store, digits, monkeypatch, capsys
+):
+    """Evaluations and the report are replaced; tests/benchmarks/early_nights.py has them."""
+    tasks = [SimpleNamespace(uri=f"{root}/corpora/t{i}", manifest=SimpleNamespace(name=f"t{i}")) for i in range(6)]
+    nights = Nights(0, num_images={f"tasks/{task.manifest.name}/top1": 300 for task in tasks})
+    for _ in range(10):
+        record = store_night(store, nights.night(num_seeds=1))
+    scores, night = store_night(store, nights.night(num_seeds=1), name="other"), record.night + timedelta(1)
+    key = next(stage.run_key for stage in scores.stages if stage.stage == "evaluate")
+    every = [Score.model_validate(score) for score in store.read_json(f"runs/{key}/state.json")["scores"]]
+    evaluated = []
+
+    def evaluate_tasks(name, plan, services):
+        evaluated.append([task.name for task in plan.tasks])
+        found = [score for score in every if score.task in evaluated[-1]]
+        part = f"evaluation-{len(found)}"
+        store.write_json(f"runs/{part}/state.json", {"scores": [score.model_dump(mode="json") for score in found]})
+        return SimpleNamespace(run_key=part), StageResult({}, False, 1.0), found
+
+    monkeypatch.setattr(end_to_end, "evaluate_tasks", evaluate_tasks)
+    monkeypatch.setattr(end_to_end, "write_report", lambda *_: "report")
+    asked = {"name": "nightly", "corpus": digits.uri, "recipe": "digits", "tasks": (digits.uri,)}
+
+    def run(**overrides):
+        request = PipelineRequest(**asked, overrides={"nights.promote": False} | overrides)
+        plan = resolve_pipeline(root, request, night)
+        with ExitStack() as contexts:
+            services = contexts.enter_context(open_services(Settings(root=root)))
+            lease = contexts.enter_context(exclusively(services, plan.key))
+            recorder = contexts.enter_context(PipelineRecorder(plan, services, lease))
+            end_to_end.Transfer(plan, [digits, *tasks], services, recorder).evaluate("models/m", 0)
+            recorder.end("finished")
+        return recorder
+
+    early = run()
+    assert 0 < early.record.look.num_tasks < 6
+    assert [len(names) for names in evaluated] == [early.record.look.num_tasks]
+    assert (
+        "the evaluation ends as soon as the verdict is certain; it looks after 3 of 6 tasks" in capsys.readouterr().err
+    )
+    refused = f"The champion stays: this night has scores on {early.record.look.scored}."
+    assert early.night.gate.reason == refused
+    assert early.night.sentence.endswith(f"Decided after {early.record.look.scored}.")
+    assert judge_again(store, early.night) == early.night.verdict
+    whole = run(**{"nights.early_verdict": False})
+    assert whole.record.key == early.record.key
+    assert (len(evaluated[-1]), whole.record.look) == (6, None)
+    assert "Decided after" not in read_night(store, "nightly", night).sentence
 
 
 def test_a_failed_protocol_hides_no_scores_of_the_others(root, store, digits, monkeypatch):

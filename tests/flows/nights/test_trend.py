@@ -2,15 +2,17 @@
 
 import json
 import re
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
-from vitline.flows.catalog.records import read_pipeline, write_pipeline
+from vitline.flows.catalog.records import Look, read_pipeline, write_pipeline
 from vitline.flows.nights.from_records import night_of
 from vitline.flows.nights.night_record import NightRecord, note_night, write_night
 from vitline.flows.nights.promote import pipeline_to, promote
 from vitline.flows.nights.trend.trend import all_series, trend_plot
+from vitline.infra import config
 from vitline.infra.storage import open_store
 
 from .simulated import Nights, store_night
@@ -53,6 +55,25 @@ def test_points_band_and_rows_are_those_of_the_records(store):
             low, high = inside[round(dot.x, 9)]
             assert (low <= dot.y <= high) == (point.against.word == "same")
     assert inside
+
+
+def test_the_mean_of_a_night_that_was_decided_early_is_estimated_from_the_night_before(store):
+    night = Nights(1, seeds_sd=0.1).night()
+    (left_out, metric), of = list(night.tasks), night.tasks
+    scored = replace(night, key="early", night=night.night + timedelta(30), tasks={metric: of[metric]})
+    look = Look(groups=(("emoji",), ("digits",)), num_tasks=1, num_seeds=3, of_seeds=3, cost_fraction=0.4, level=0.001)
+    record = config.replace(store_night(store, scored), look=look)
+    write_pipeline(store, record)
+    write_night(store, night_of(store, record, "finished"))
+    (series,) = all_series(store, None, lambda unreadable: pytest.fail(str(unreadable)))
+    early, whole = series.points[-1], series.points[5]
+    other = whole.tasks[left_out] - whole.tasks[metric]
+    assert early.mean == pytest.approx(early.tasks[metric] + other / 2)
+    assert (
+        trend_plot(series)
+        .dots[-1]
+        .what.startswith(f"{scored.night:%Y-%m-%d} 02:00 UTC: about {100 * early.mean:.1f} %")
+    )
 
 
 def test_the_page_links_every_point_to_its_row(store, root, tmp_path):
