@@ -1,7 +1,7 @@
 """The pages of names (recipes, protocols, networks, tasks, presets) and of environment variables."""
 
 from vitline.data_prep.examples.presets import PRESETS
-from vitline.flows.reports.protocol_rows import protocol_rows
+from vitline.flows.reports.protocol_rows import COLUMNS, protocol_rows
 from vitline.infra.settings import Settings, variables_of
 from vitline.vit.evaluation.tasks import VTAB_TASKS
 from vitline.vit.models.variants import REGISTERED, network_variant
@@ -15,7 +15,7 @@ def names_page() -> str:
     protocols = [
         [
             f"`{row['protocol']}`",
-            *(text(str(row[column])) for column in ("splits", "image side", "settings", "pictures")),
+            *(text(str(row[column])) for column in COLUMNS[1:]),
         ]
         for row in protocol_rows()
     ]
@@ -28,7 +28,7 @@ def names_page() -> str:
             "## Recipes",
             table(["recipe", "what it is"], [[f"`{name}`", text(recipe.what)] for name, recipe in RECIPES.items()]),
             "## Protocols",
-            table(["protocol", "splits", "image side", "settings", "pictures"], protocols),
+            table(COLUMNS, protocols),
             "## Networks",
             "`vitline model variants` adds parameters and FLOPs; `vitline model show NAME` shows one.",
             table(["variant", "network"], networks),

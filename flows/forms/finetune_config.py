@@ -18,6 +18,7 @@ from vitline.vit.evaluation.own import protocol_of
 from vitline.vit.evaluation.protocols import Protocol
 from vitline.vit.evaluation.tasks import TaskSplits
 from vitline.vit.input.config import AugmentConfig, InputConfig
+from vitline.vit.input.image_contract import ImageContract
 from vitline.vit.input.plan import propose_num_lanes
 from vitline.vit.models.config import NetworkConfig, network_config
 from vitline.vit.published.model_record import network_of, published_record, read_contract
@@ -26,8 +27,6 @@ from vitline.vit.run.resolved import ResolvedTraining, resolve
 
 def resolve_finetune(root: str, request: FinetuneRequest) -> ResolvedTraining:
     """A fine-tuning by the paper's rules (arXiv:2010.11929, B.1.1); the loss is that of the labels of the corpus."""
-    from vitline.vit.input.image_contract import ImageContract
-
     corpora, model = Corpora(open_store(root)), find_model(root, request.model)
     published = published_record(open_store(model))
     contract = ImageContract.model_validate(read_contract(open_store(model), published))

@@ -21,31 +21,18 @@ from prefect.client.schemas.responses import DeploymentResponse
 from prefect.settings import get_current_settings
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker, ProcessWorkerResult
 
-from vitline.data_prep.find_corpus import Corpora
-from vitline.flows.catalog.lists import find_model
-from vitline.flows.forms.forms import FORMS, FinetuneRequest
+from vitline.flows.forms.forms import FORMS
 from vitline.flows.forms.overrides import user_functions
 from vitline.flows.on_prefect.flow_run import check_user_functions, read_request
 from vitline.flows.on_prefect.flow_states import state_of
 from vitline.flows.on_prefect.prefect_private import flow_process_command
 from vitline.flows.on_prefect.request_checks import RESOLVES
 from vitline.flows.on_prefect.run_names import descriptive_name, given_name
-from vitline.infra.config import FrozenConfig
 from vitline.infra.settings import Settings, import_nothing_from_here, inherited_environment
-from vitline.infra.storage import open_store
 
 _PATIENCE_S = 5.0  # if the store takes longer to answer, the flow checks the request
 ENTRYPOINTS = "vitline.flows.on_prefect.flows."
 _SETTINGS = ("VITLINE_", "AWS_", "MLFLOW_", "RAY_")
-
-
-def resolve(flow: str, root: str, request: FrozenConfig) -> None:
-    """Raises ValueError where a request cannot be met."""
-    if isinstance(request, FinetuneRequest):  # `resolve_finetune` imports torch
-        find_model(root, request.model)
-        Corpora(open_store(root)).named(request.corpus)
-    else:
-        RESOLVES[flow](root, request)
 
 
 def refusal(flow: str, parameters: Mapping[str, Any], defaults: Mapping[str, Any]) -> State | None:
@@ -59,7 +46,7 @@ def refusal(flow: str, parameters: Mapping[str, Any], defaults: Mapping[str, Any
         request = read_request(FORMS[flow], parameters.get("request") or {}, defaults.get("request") or {})
         check_user_functions(request)
         if not user_functions(request):  # else the worker would keep the module as it is now
-            resolve(flow, Settings().root, request)
+            RESOLVES[flow](Settings().root, request)
     except ValueError as error:
         return state_of(error)
     except Exception:  # the flow hits it again and reports it with its traceback

@@ -12,7 +12,7 @@ from vitline.flows.runs.stage import StageFailed, StageResult, run_stage, run_st
 from vitline.infra.config import replace
 from vitline.infra.html.text import and_list, percent
 from vitline.infra.storage import open_store
-from vitline.vit.evaluation.evaluate import EvaluationSpec, Score, init_text, kept_model
+from vitline.vit.evaluation.evaluate import STOP_GRACE_S, EvaluationSpec, Score, init_text, kept_model
 from vitline.vit.evaluation.trials import model_label
 from vitline.vit.run.run_spec import read_progress
 
@@ -38,7 +38,7 @@ def evaluate_tasks(
         "vitline.vit.ray_jobs.task_driver",
         title=f"evaluate {name}/{plan.protocol.name}",
         progress=lambda: read_progress(run),
-        grace_s=10,
+        grace_s=STOP_GRACE_S,
     )
     result = dataclasses.replace(result, resumed=result.resumed or begun)
     if gone := weights_gone(spec):  # an attempt of another request, which keeps none, was at work

@@ -7,7 +7,9 @@ crashed, and ends a task after MOST_ENDS of them.
 import contextlib
 import functools
 import logging
+import math
 import pickle
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -50,12 +52,14 @@ def run_keyed(
     *,
     watch: TaskWatch | None,
     stop: Callable[[], object] = lambda: None,
+    grace_s: float = 0.0,
     keep: int = 0,
 ) -> Iterator[tuple[T, Any]]:
     """Runs `work(argument)` for each task, and yields the argument with each result as it comes: several if `work` is a generator.
 
-    The caller may append tasks between two results. Once `stop()` is true, the results end and running tasks are killed. With `keep`,
-    so many processes, each with the resources of the first task, stay until the end and keep what `work` has loaded.
+    The caller may append tasks between two results. Once `stop()` is true, no task begins. Those that run have `grace_s` to end, then
+    they are killed, and the results end. With `keep`, so many processes, each with the resources of the first task, stay until the end
+    and keep what `work` has loaded.
 
     Raises the ValueError, RuntimeError or OSError of a task, and RuntimeError naming a task whose process ends again and again. Without
     a `watch`, each task has a process of its own and is not repeated.
@@ -72,9 +76,10 @@ def run_keyed(
         workers = [kept.remote() for _ in range(min(keep, len(tasks)))]
     # What Ray runs: its task, and its worker where processes are kept. A worker gets no task before its process has started.
     running: dict[Any, tuple[RayTask[T] | None, Any]] = {worker.begin.remote(): (None, worker) for worker in workers}
+    queued, kill_at = set[Any](), math.inf  # what waits for a process, of which a worker has its own
     try:
-        while tasks or any(task for task, _ in running.values()):
-            while tasks and (idle or not workers):
+        while (tasks and kill_at == math.inf) or any(task for task, _ in running.values()):
+            while tasks and kill_at == math.inf and (idle or not workers):
                 task, worker = tasks.popleft(), idle.pop() if workers else None
                 method = worker.run if worker else any_process
                 placed = {} if worker else {"num_cpus": task.cpus, "num_gpus": task.gpus}
@@ -82,6 +87,8 @@ def run_keyed(
                     pickled, pickle.dumps(task.argument), task.key, watch
                 )
                 running[stream] = task, worker
+                if not worker:
+                    queued.add(stream)
             ready: list[Any] = ray.wait(list(running), num_returns=1, timeout=_POLL_S)[0]
             for stream in ready:
                 begun, worker = running[stream]
@@ -90,12 +97,21 @@ def run_keyed(
                     del running[stream]
                     idle.append(worker)
                     continue
-                result, error = ray.get(found)
+                queued.discard(stream)
+                if (answer := ray.get(found)) is None:
+                    continue
+                result, error = answer
                 if error is not None:
                     raise error
                 yield begun.argument, result
             if stop():
-                return
+                kill_at = min(kill_at, time.monotonic() + grace_s)
+                if time.monotonic() >= kill_at:
+                    return
+                for stream in queued:
+                    ray.cancel(stream, force=True)
+                    del running[stream]
+                queued.clear()
     finally:
         for stream in running if not workers else ():
             ray.cancel(stream, force=True)
@@ -133,19 +149,21 @@ class _Worker:
     def begin(self) -> None:
         """Returns once the process has started."""
 
-    def run(self, *given: Any) -> Iterator[tuple[Any, Exception | None]]:
+    def run(self, *given: Any) -> Iterator[tuple[Any, Exception | None] | None]:
         yield from _results(*given)
 
 
 def _row_result(row: dict[str, Any], work: bytes, watch: TaskWatch | None) -> dict[str, bytes]:
-    (result,) = _results(work, row["argument"], row["key"], watch, row["notes_progress"])
+    _, result = _results(work, row["argument"], row["key"], watch, row["notes_progress"])
     return {"result": pickle.dumps(result)}
 
 
 def _results(
     work: bytes, argument: bytes, key: str, watch: TaskWatch | None, notes_progress: bool = True
-) -> Iterator[tuple[Any, Exception | None]]:
-    """In the process of a task: its results, then the error that ended it, as Ray would wrap an exception in pages of traceback."""
+) -> Iterator[tuple[Any, Exception | None] | None]:
+    """In the process of a task: None as it begins, its results, then the error that ended it, as Ray would wrap an exception in pages of
+    traceback."""
+    yield None
     try:
         require_same_versions()
         with watch.over(key, notes_progress) if watch else contextlib.nullcontext():

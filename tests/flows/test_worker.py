@@ -1,5 +1,8 @@
 """Which processes the worker starts for a flow run, and how it ends. Whole runs are in `tests/end_to_end/`."""
 
+import json
+import os
+import re
 import subprocess
 import sys
 from uuid import uuid4
@@ -34,6 +37,39 @@ def test_only_installed_flows_are_started_directly(changes, job_variables, comma
     )
     OneProcess(**job_variables).prepare_for_flow_run(FlowRun(flow_id=deployment.flow_id), deployment)
     assert received == [command]
+
+
+CHECKS = """
+import json, sys
+from vitline.flows.on_prefect.worker import refusal
+
+for request in json.loads(sys.argv[1]):
+    refused = refusal("finetune", {"request": request}, {})
+    print(refused and refused.message)
+print({"torch", "ray"} & sys.modules.keys())
+"""
+
+
+@pytest.mark.slow
+def test_the_worker_refuses_wrong_finetunings_and_loads_no_torch(digits_root, tiny, tmp_path):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("base: vit-paper\nprotocol: {totl_steps: 5}\n")
+    says = {
+        r"The override protocol='mine' is no user-defined protocol: give PACKAGE\.MODULE:FUNCTION, .*": {"overrides": {"protocol": "mine"}},
+        r"There is no protocol '/no/mine\.yaml': no such file\.": {"overrides": {"protocol": "/no/mine.yaml"}},
+        r".*/mine\.yaml: .*totl_steps.*": {"overrides": {"protocol": str(mine)}},
+        r"The protocol 'os:abort' is Python code of 'os', which forms may not import.*": {"overrides": {"protocol": "os:abort"}},
+        r"vit-paper-transfer chooses peak_lr among 0\.001, 0\.003, 0\.01, 0\.03: set it.*": {"protocol": "vit-paper-transfer"},
+        r".*'recipe\.optim\.peak_lrr'.*Did you mean 'recipe\.optim\.peak_lr'\?": {"overrides": {"recipe.optim.peak_lrr": 1}},
+        "None": {"protocol": "vit-paper", "peak_lr": 0.01},
+        r"set\(\)": None,
+    }  # fmt: skip
+    requests = [{"model": tiny, "corpus": "digits", **fields} for fields in says.values() if fields is not None]
+    env = os.environ | {"VITLINE_ROOT": digits_root}
+    command = [sys.executable, "-c", CHECKS, json.dumps(requests)]
+    answers = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
+    for expected, answer in zip(says, answers, strict=True):
+        assert re.fullmatch(expected, answer), answer
 
 
 CONNECTED = """

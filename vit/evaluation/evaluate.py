@@ -26,6 +26,9 @@ from vitline.vit.evaluation.trials import Keep, Trial, TrialResult, finished_res
 from vitline.vit.models.config import AnyNetworkConfig
 from vitline.vit.published.model_record import CONFIG, published_record
 
+STOP_GRACE_S = 10.0
+"""Seconds from a stop request to the end of the job of an evaluation; what its trials save must fit into them."""
+
 
 class TaskRef(FrozenConfig):
     """A task to score: a corpus that has the splits which the protocol needs."""

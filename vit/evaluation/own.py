@@ -15,6 +15,7 @@ from vitline.vit.evaluation.protocols import Protocol, known_protocols, protocol
 from vitline.vit.models.user_code import kind_of
 from vitline.vit.recipes.own import flaw_of_file, made_by, title_of, tree_of_file
 
+_PREFIX = "own-"
 _NAME = r"[a-z0-9][a-z0-9-]{0,39}"
 _GROUPS = ("augment", "optim")
 """Fields that are configs: a file lists of them, too, what differs."""
@@ -31,7 +32,12 @@ def protocol_of(reference: str) -> Protocol | Probe:
         return protocol_named(reference)
     protocol = _of_function(reference) if kind == "function" else _of_file(reference)
     _check(reference, protocol)
-    return replace(protocol, name=f"own-{protocol.name}-{digest_of(protocol)[:6]}")
+    return replace(protocol, name=f"{_PREFIX}{protocol.name}-{digest_of(protocol)[:6]}")
+
+
+def is_user_defined(name: str) -> bool:
+    """Whether a stored protocol of this name is user-defined."""
+    return name.startswith(_PREFIX)
 
 
 def _of_function(reference: str) -> Protocol:

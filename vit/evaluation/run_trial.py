@@ -3,9 +3,11 @@
     <root>/trials/<trial key>/checkpoints/    as of every training, while the trial runs
                              /progress.json   what its result says of the steps up to the newest checkpoint
 
-A trial that was killed goes on from its newest checkpoint, in whichever evaluation runs it next.
+A trial saves its state when its evaluation is stopped. One that was stopped or killed goes on from its newest checkpoint, in whichever
+evaluation runs it next.
 """
 
+import contextlib
 import functools
 import logging
 import math
@@ -48,10 +50,14 @@ EVAL_BATCH_SIZE = 128
 # A thousand decoded images of 500 x 375 take 560 MB.
 DECODED_CACHE_BYTES = 768 << 20
 SAVE_EVERY_S = 120.0
-"""How long a trial trains before it saves its state; one that is shorter writes no checkpoint."""
+"""How long a trial trains before it saves its state; one that is shorter writes no checkpoint, unless it is stopped."""
 ALONE = Place()
 _MAY_SAVE = 50  # steps of a trial at which it looks whether it is time to save
 _decoded: dict[tuple[str, str, int], DecodedCache] = {}
+
+
+class TrialStopped(Exception):
+    """The evaluation of a trial was stopped, and the trial has saved its state."""
 
 
 def ensure_trial(held: Run, trials: Store, trial: Trial, place: Place = ALONE) -> TrialResult:
@@ -59,6 +65,8 @@ def ensure_trial(held: Run, trials: Store, trial: Trial, place: Place = ALONE) -
 
     `held` is the hold of the evaluation, without which no checkpoint is written. Before the result, a final trial publishes its
     network, if that is kept (`kept_models.py`), and stores its predictions and the files made from them (`trial_files.py`).
+
+    Raises TrialStopped if `held` is requested to stop while the trial trains.
     """
     if (done := finished_result(trials, trial)) is not None:
         return done
@@ -77,12 +85,13 @@ def ensure_trial(held: Run, trials: Store, trial: Trial, place: Place = ALONE) -
 def _as_other_rank(run_uri: str, attempt: int, trials_uri: str, trial: Trial, place: Place) -> None:
     """What a rank but the first does, in a process of its own."""
     held = Run(open_store(run_uri), attempt, follows_stops=False)
-    run_trial(held.part(open_store(trials_uri).child(trial.key)), trial, place)
+    with contextlib.suppress(TrialStopped):
+        run_trial(held.part(open_store(trials_uri).child(trial.key)), trial, place)
 
 
 def run_trial(held: Run, trial: Trial, place: Place = ALONE) -> tuple[TrialResult, list[Predictions]]:
     """Trains, from the newest checkpoint in `held.store` if there is one, and scores, as a rank of the process group of this process, on
-    its GPU if there is one. A final trial returns the predictions of all ranks, too."""
+    its GPU if there is one. A final trial returns the predictions of all ranks, too. Raises TrialStopped on all ranks."""
     world = World.current()
     execution = trial_execution(trial.recipe, place, world)
     corpus = open_store(trial.corpus)
@@ -104,7 +113,12 @@ def run_trial(held: Run, trial: Trial, place: Place = ALONE) -> tuple[TrialResul
         epoch=manifest.split(trial.train_split).num_rows,
         mask_bad=False,
     )
-    diverged = fit(plan, state, world, training.io(), ()).outcome == "diverged"
+    outcome = fit(plan, state, world, training.io(), ()).outcome
+    if outcome not in ("finished", "diverged"):
+        raise TrialStopped(
+            f"{trial.key} was stopped at step {state.step:,} of {trial.recipe.total_steps:,}, and is saved."
+        )
+    diverged = outcome == "diverged"
     unscored = diverged and trial.phase == "final"  # its setting has failed, and test is read once only
     network = state.evaluation_model()
     if trial.keep:
@@ -172,7 +186,7 @@ class TrialTraining:
 
     def io(self) -> RunIO:
         return RunIO(
-            stopped=lambda: None,  # whoever stops an evaluation kills the processes of its trials
+            stopped=self.held.stopped,
             reached=lambda step: None,
             report=self.report,
             spike=lambda spike, *_: log.warning("trial=%s has a spike at step %d", self.trial.key, spike["step"]),
@@ -190,19 +204,21 @@ class TrialTraining:
             self.losses.append((step, metrics["train/loss"]))
 
     def save_every(self) -> tuple[Hook, CheckpointSaver]:
-        """Saves once SAVE_EVERY_S have passed since the trial, or the last save, began. No save of an earlier saver may be in flight."""
+        """Saves once SAVE_EVERY_S have passed since the trial, or the last save, began, and before a stop. No save of an earlier saver may
+        be in flight."""
         recipe, started = self.trial.recipe, start_id(self.world)
         retention = Retention(rewind_steps=recipe.spike_guard.steps_back)
         saver = CheckpointSaver(self.held, self.world, retention, self._note_progress)
 
         def save(state: TrainState) -> None:
-            if self.world.broadcast_int(time.perf_counter() - self.saved_s < SAVE_EVERY_S):
+            recent = time.perf_counter() - self.saved_s < SAVE_EVERY_S
+            if self.world.broadcast_int(recent and self.held.stopped() is None):
                 return
             self.saved_s = time.perf_counter()
             images = state.step * recipe.input.global_batch_size
             saver.save(state, {**self.identity, "save_id": f"{started}-{state.step}", "images_seen": images})
 
-        return Hook(max(1, recipe.total_steps // _MAY_SAVE), save), saver
+        return Hook(max(1, recipe.total_steps // _MAY_SAVE), save, on_stop="run"), saver
 
     def progress(self) -> TrialProgress:
         return TrialProgress(

@@ -4,6 +4,7 @@ of the cluster.
 python -m vitline.vit.ray_jobs.task_driver --run URI --attempt N
 """
 
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ from vitline.infra.runs.task_watch import TaskWatch
 from vitline.infra.storage import Store, open_store
 from vitline.vit.config import Precision
 from vitline.vit.evaluation.evaluate import (
+    STOP_GRACE_S,
     AllSettingsFailed,
     EvaluationSpec,
     Score,
@@ -35,7 +37,7 @@ from vitline.vit.evaluation.packing import (
     trial_resources,
 )
 from vitline.vit.evaluation.probes import Probe
-from vitline.vit.evaluation.run_trial import ensure_trial
+from vitline.vit.evaluation.run_trial import TrialStopped, ensure_trial
 from vitline.vit.evaluation.trials import Trial, TrialResult
 from vitline.vit.features.extract_features import Extractor
 from vitline.vit.features.feature_plan import FeaturePart, work_chunks
@@ -49,11 +51,12 @@ from vitline.vit.ray_jobs.ray_private import declared_resources
 log = logging.getLogger(__name__)
 OnRay = Callable[..., Iterator[tuple[Any, Any]]]
 """`run_keyed` with the watch and the stop requests of an attempt."""
+_LEAVE_S = 3.0  # of STOP_GRACE_S: to notice the request, and to write the state
 
 
 def drive(run: Store, attempt: int) -> int:
-    """Runs one attempt to its end and returns the exit code. A stop loses only the parts that are running, and what trials have trained
-    since their last checkpoints."""
+    """Runs one attempt to its end and returns the exit code. A stop loses only the parts that are running; trials save what
+    they have trained."""
     config = run.read_json("config.json")
 
     def work(held: Run) -> Ending:
@@ -68,7 +71,7 @@ def drive(run: Store, attempt: int) -> int:
             found = frozen_scores(run, spec, computed, scored, held.check)
             return _stopped(held) if found is None else ("finished", _detail(found))
         sweep = Sweep(held, spec)
-        sweep.execute(on_ray)
+        sweep.execute(partial(on_ray, grace_s=STOP_GRACE_S - _LEAVE_S))
         scores = [sweep.scores[index] for index in sorted(sweep.scores)]
         if held.stopped():
             return _stopped(held)
@@ -77,7 +80,7 @@ def drive(run: Store, attempt: int) -> int:
             return "failed", {"reason": f"{'. '.join(sweep.failed.values())}{recorded}", **_detail(scores)}
         return "finished", _detail(scores)
 
-    return run_attempt(run, attempt, work, ends_when_stopped=False)
+    return run_attempt(run, attempt, work, grace_s=STOP_GRACE_S, ends_when_stopped=False)
 
 
 def _stopped(held: Run) -> Ending:
@@ -187,9 +190,10 @@ def _memory_and_flops(precision: Precision, _: None) -> tuple[int, float]:
     return memory_of_this_gpu(), flops_of_this_gpu(precision)
 
 
-def _run_trial(run_uri: str, attempt: int, trials_uri: str, placed: tuple[Trial, Place]) -> TrialResult:
-    held = Run(open_store(run_uri), attempt, follows_stops=False)
-    return ensure_trial(held, open_store(trials_uri), *placed)
+def _run_trial(run_uri: str, attempt: int, trials_uri: str, placed: tuple[Trial, Place]) -> Iterator[TrialResult]:
+    """The result of a trial, or none if the evaluation was stopped meanwhile."""
+    with Run(open_store(run_uri), attempt) as held, contextlib.suppress(TrialStopped):
+        yield ensure_trial(held, open_store(trials_uri), *placed)
 
 
 def parts_on_ray(

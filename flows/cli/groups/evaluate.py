@@ -19,11 +19,19 @@ NO_SCORES = (
 
 
 @app.command("protocols")
-def evaluate_protocols(json: Json = False) -> None:
-    """List the protocols with their settings. Example: `vitline evaluate protocols`"""
-    from vitline.flows.reports.protocol_rows import protocol_rows
+def evaluate_protocols(root: Root = None, json: Json = False) -> None:
+    """List the protocols with their settings: those of vitline, and user-defined ones with the newest evaluation of each.
 
-    show_rows("protocols", protocol_rows(), ["protocol", "splits", "image side", "settings", "pictures"], json, "")
+    `vitline runs show KEY` prints the whole protocol of an evaluation.
+
+    Example: `vitline evaluate protocols`
+    """
+    from vitline.flows.reports.protocol_rows import COLUMNS, protocol_rows, user_protocol_rows
+
+    unreadable = list[Exception]()
+    rows = [{**row, "from": "vitline"} for row in protocol_rows()]
+    rows += user_protocol_rows(settings(root).root, unreadable.append)
+    show_rows("protocols", rows, [*COLUMNS, "from"], json, "", unreadable)
 
 
 @form_command(

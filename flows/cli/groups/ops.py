@@ -65,7 +65,7 @@ def ops_collect_garbage(
 def ops_preempt(
     key: Annotated[str, typer.Argument(help="Run key or its first characters")], root: Root = None, json: Json = False
 ) -> None:
-    """Stop an active run to make room for others. A training writes a checkpoint first; an evaluation keeps its finished trials.
+    """Stop an active run to make room for others. A training, and each running trial of an evaluation, writes a checkpoint first.
 
     The flow or command that follows the run, or the same request, resumes it.
 

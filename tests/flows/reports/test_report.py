@@ -82,6 +82,16 @@ def test_names_are_shown_literally_and_never_executed():
     assert elements.text.count(NASTY) == 13
 
 
+def test_a_curve_of_one_point_is_a_dot():
+    curves = {"one": [(50, 2.0)], "none": [(0, math.nan)], "two": [(0, 1.0), (100, 3.0)]}
+    lines = [seen for tag, seen in Elements(page(plots=[line_plot("Loss", "step", curves)])).found if tag == "polyline"]
+    assert [(line["class"], line["points"].split()) for line in lines] == [
+        ("c1 lone", ["500.0,50.00", "500.0,50.00"]),
+        ("c2", []),
+        ("c3", ["0.0,100.00", "1000.0,0.00"]),
+    ]
+
+
 def test_a_page_without_scores_plots_or_images_is_valid():
     elements = Elements(page(scores=[], plots=[], inputs_png=None, notes=()))
     assert "Scores" not in elements.text

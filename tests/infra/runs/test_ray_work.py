@@ -41,6 +41,15 @@ def refuses(number):
 def hangs(number):
     threading.Event().wait()
 
+def ends_soon(number):
+    time.sleep(1)
+    open(f"{folder}/{number}-works", "w").close()
+    time.sleep(1)
+    return number
+
+def two_work():
+    return len([name for name in os.listdir(folder) if name.endswith("-works")]) == 2
+
 def results(work, *arguments, **given):
     tasks = deque(RayTask(f"{work.__name__}-{i}", argument) for i, argument in enumerate(arguments))
     try:
@@ -61,6 +70,8 @@ found["not repeated"] = results(dies, 0, watch=None)
 found["refused"] = results(refuses, 0)
 end = time.monotonic() + 3
 found["stopped"] = results(hangs, 0, 1, stop=lambda: time.monotonic() > end)
+found["within the grace"] = results(ends_soon, *range(4), stop=two_work, grace_s=300)
+found["longer than the grace"] = results(hangs, 0, stop=time.time, grace_s=2)
 found["many"] = sorted(run_many(lambda number: number**2, [RayTask(f"{n}", n) for n in range(5)], watch=watch))
 with open(f"{folder}/found.json", "w") as file:  # Ray writes lines of its own to stdout
     json.dump(found, file)
@@ -82,4 +93,6 @@ def test_keyed_work_on_a_real_ray(tmp_path, monkeypatch):
     assert found["not repeated"].startswith("WorkerCrashedError")
     assert found["refused"] == "FileNotFoundError: [Errno 2] is not there: 'picture.jpg'"
     assert found["stopped"] == []
+    assert len(found["within the grace"]) == 2  # two others had not begun
+    assert found["longer than the grace"] == []
     assert found["many"] == [0, 1, 4, 9, 16]

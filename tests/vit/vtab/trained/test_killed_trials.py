@@ -1,4 +1,4 @@
-"""Trials whose processes hang or are killed, and trials of several ranks."""
+"""Trials whose processes hang or are killed, stopped trials, and trials of several ranks."""
 
 import signal
 import subprocess
@@ -9,12 +9,14 @@ import pytest
 from vitline.infra.config import replace
 from vitline.infra.runs.handle import Run
 from vitline.infra.runs.lease import acquire_lease
+from vitline.infra.runs.run_state import request_stop
 from vitline.infra.storage import open_store
 from vitline.vit.checkpoints.names import newest_step
 from vitline.vit.evaluation import run_trial as running
 from vitline.vit.evaluation.evaluate import plan_task_sweeps
 from vitline.vit.evaluation.packing import Place
-from vitline.vit.evaluation.run_trial import ensure_trial, run_trial
+from vitline.vit.evaluation.run_trial import TrialStopped, ensure_trial, run_trial
+from vitline.vit.ray_jobs.task_driver import _run_trial
 from vitline.vit.training.fit import fit
 from vitline.vit.training.predictions import Predictions
 
@@ -29,6 +31,14 @@ def longer(spec_of, root):
     run = open_store(root).child("runs/evaluation")
     acquire_lease(run, "evaluation", job_state=lambda job: "failed", owner="test")
     return plan_task_sweeps(spec)[0].final_trial([]), run
+
+
+@pytest.fixture
+def begun_at(monkeypatch):
+    """The steps from which trainings begin."""
+    steps = []
+    monkeypatch.setattr(running, "fit", lambda plan, state, *more: steps.append(state.step) or fit(plan, state, *more))
+    return steps
 
 
 HUNG_TRIAL = """
@@ -98,24 +108,19 @@ running.ensure_trial(Run(open_store(run), 1), open_store(trials), Trial.model_va
 
 
 @pytest.mark.slow
-def test_a_killed_trial_goes_on_from_its_checkpoint_and_ends_as_if_undisturbed(longer, root, monkeypatch):
+def test_a_killed_trial_goes_on_from_its_checkpoint_and_ends_as_if_undisturbed(longer, root, begun_at):
     trial, run = longer
     trials = open_store(root).child("trials")
     command = [sys.executable, "-c", KILLED_TRIAL, run.uri, trials.uri, trial.model_dump_json()]
     assert subprocess.run([*command, "30", "0", "1"]).returncode == -signal.SIGKILL
     of_trial = trials.child(trial.key)
     assert 20 <= (saved := newest_step(of_trial)) <= 30  # one save may have been in flight
-    begun_at = []
-    monkeypatch.setattr(
-        running, "fit", lambda plan, state, *more: begun_at.append(state.step) or fit(plan, state, *more)
-    )
     result = ensure_trial(Unleased(run, 2), trials, trial)
     assert begun_at == [saved]
     assert {key.split("/")[-1] for key in of_trial.list()} == {key.split("/")[-1] for key in result.files}
     undisturbed, _ = run_trial(Unleased(open_store(root).child("elsewhere"), 1), trial)
     assert begun_at == [saved, 0]
-    assert result.train_losses == undisturbed.train_losses
-    assert (result.loss, result.top1) == (undisturbed.loss, undisturbed.top1)
+    equal(result, undisturbed)
 
 
 @pytest.mark.slow
@@ -134,6 +139,46 @@ def test_a_trial_whose_checkpoints_are_damaged_begins_anew(spec_of, root, caplog
     assert "begins anew: None of the" in caplog.text
     assert [step for step, _ in result.train_losses] == [1, 2, 3, 4]
     assert of_trial.list() == []
+
+
+class Stopped(Unleased):
+    """Is requested to stop after some looks."""
+
+    looks = 0
+
+    def stopped(self):
+        self.looks += 1
+        return "suspended" if self.looks > 33 else None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_stopped_trial_goes_on_from_its_stop_and_ends_as_if_undisturbed(longer, root, begun_at, ranks):
+    trial, run = longer
+    trials = open_store(root).child("trials")
+    with pytest.raises(TrialStopped) as stopped:
+        ensure_trial(Stopped(run, 1), trials, trial, Place(ranks=ranks))
+    saved = newest_step(trials.child(trial.key))
+    assert 0 < saved < 40
+    assert f"stopped at step {saved} of 40" in str(stopped.value)
+    result = ensure_trial(Unleased(run, 2), trials, trial)
+    assert begun_at == [0, saved]
+    undisturbed, _ = run_trial(Unleased(open_store(root).child("elsewhere"), 1), trial)
+    (equal if ranks == 1 else nearly_equal)(result, undisturbed)
+
+
+@pytest.mark.slow
+def test_a_task_of_a_stopped_evaluation_saves_its_trial_and_gives_no_result(longer, root):
+    trial, run = longer
+    trials = open_store(root).child("trials")
+    request_stop(run, "preempted", by="test", attempt=1)
+    assert list(_run_trial(run.uri, 1, trials.uri, (trial, Place()))) == []
+    assert newest_step(trials.child(trial.key)) == 1
+
+
+def equal(result, other):
+    assert result.train_losses == other.train_losses
+    assert (result.loss, result.top1) == (other.loss, other.top1)
 
 
 def nearly_equal(result, other):
