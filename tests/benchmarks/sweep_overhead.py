@@ -1,10 +1,12 @@
 """The overhead of a sweep: planning, scheduling, storing results, and the files that explain a final score.
 
-    .venv/bin/python tests/benchmarks/sweep_overhead.py [--rounds 5] [--rates 20]
+    .venv/bin/python tests/benchmarks/sweep_overhead.py [--rounds 5] [--rates 20] [--tasks 1] [--steps 20]
 
-A task sweep of so many learning rates on the digits, on a Ray cluster of two cores that is started before the clock. Per
+Sweeps of so many learning rates on so many tasks, all of the digits, on a Ray cluster of two cores that is started before the clock. Per
 trial: (wall time of the whole drive x cores - seconds of training and scoring that trials report) / trials, so that a
 core that is idle at the end counts as well. The first round also starts the worker processes. Bar: 2 s.
+
+And wall time x cores by the seconds of the training steps alone, which are timed in this process before. Bar for 19 tasks: 1.25.
 """
 
 import argparse
@@ -22,7 +24,9 @@ from vitline.data_prep.prepare.job import prepare
 from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.runs.run_state import read_state
 from vitline.infra.storage import open_store
-from vitline.vit.evaluation.evaluate import EvaluationSpec, TaskRef
+from vitline.vit.config import ExecutionConfig
+from vitline.vit.cost.step_time import seconds_per_step
+from vitline.vit.evaluation.evaluate import EvaluationSpec, TaskRef, plan_task_sweeps
 from vitline.vit.evaluation.protocols import SMALL_IMAGES, Protocol
 from vitline.vit.evaluation.trials import TrialResult
 from vitline.vit.input.config import AugmentConfig
@@ -39,37 +43,46 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rates", type=int, default=20)
+    parser.add_argument("--tasks", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=20)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as root:
         prepare([presets.digits()], root)
         ray.init(num_cpus=CORES, include_dashboard=False, log_to_driver=False)
-        overheads = [measure(root, seed, asked.rates) for seed in range(asked.rounds)]
+        rounds = [measure(root, spec(root, seed, asked)) for seed in range(asked.rounds)]
         ray.shutdown()
-    print(f"first round, which starts the processes: {overheads[0]:.2f} s a trial")
+    overheads, ratios = zip(*rounds, strict=True)
+    print(f"first round, which starts the processes: {overheads[0]:.2f} s a trial, {ratios[0]:.2f} of its steps")
     print("later rounds: {:.2f} s [{:.2f}, {:.2f}] a trial".format(*interval(overheads[1:])))
+    print("later rounds: {:.2f} [{:.2f}, {:.2f}] of the steps".format(*interval(ratios[1:])))
 
 
-def measure(root: str, seed: int, rates: int) -> float:
-    """Overhead in seconds per trial of one sweep."""
+def measure(root: str, of: EvaluationSpec) -> tuple[float, float]:
+    """Overhead in seconds per trial of one evaluation, and wall time x cores by the seconds of its training steps."""
+    seed = of.seed
+    recipe = plan_task_sweeps(of)[0].settings[0]
+    step_s = seconds_per_step(recipe, ExecutionConfig(), num_classes=10)
     run = open_store(root).child(f"runs/sweep-{seed}")
-    run.write_json("config.json", spec(root, seed, rates).model_dump(mode="json"))
+    run.write_json("config.json", of.model_dump(mode="json"))
     lease = acquire_lease(run, f"sweep-{seed}", job_state=lambda job: "failed", owner="benchmark")
     started = time.perf_counter()
     code = task_driver.drive(run, lease.attempt)
     wall = time.perf_counter() - started
     assert code == 0, read_state(run)
-    (score,) = read_state(run)["scores"]
+    keys = [key for score in read_state(run)["scores"] for key in score["trials"]]
     trials = open_store(root).child("trials")
-    trained = [TrialResult.model_validate(trials.read_json(f"{key}.json")).wall_s for key in score["trials"]]
+    trained = [TrialResult.model_validate(trials.read_json(f"{key}.json")).wall_s for key in keys]
     overhead = (wall * CORES - sum(trained)) / len(trained)
+    ratio = wall * CORES / (len(trained) * recipe.total_steps * step_s)
     print(
-        f"seed {seed}: {len(trained)} trials in {wall:.1f} s, {sum(trained):.1f} s of training: {overhead:.2f} s a trial"
+        f"seed {seed}: {len(trained)} trials in {wall:.1f} s, {sum(trained):.1f} s of training: {overhead:.2f} s a trial; "
+        f"{ratio:.2f} of steps of {1000 * step_s:.1f} ms"
     )
-    return overhead
+    return overhead, ratio
 
 
-def spec(root: str, seed: int, rates: int) -> EvaluationSpec:
-    """A sweep of the demo's network over many learning rates."""
+def spec(root: str, seed: int, asked: argparse.Namespace) -> EvaluationSpec:
+    """Sweeps of the demo's network over many learning rates."""
     torch.manual_seed(0)
     config, contract = digits.network(), ImageContract(decode=DecodePolicy(), evaluation=SMALL_IMAGES.augment)
     classes = [f"{i}" for i in range(3)]
@@ -78,15 +91,16 @@ def spec(root: str, seed: int, rates: int) -> EvaluationSpec:
     protocol = Protocol(
         name="many-rates",
         image_size_px=None,
-        learning_rates=tuple(0.01 * (i + 1) for i in range(rates)),
-        total_steps=(20,),
+        learning_rates=tuple(0.01 * (i + 1) for i in range(asked.rates)),
+        total_steps=(asked.steps,),
         warmup_steps=2,
         global_batch_size=64,
         num_lanes=16,
         augment=AugmentConfig(image_size_px=digits.IMAGE_SIZE_PX, train_crop="none", flip=False),
     )
+    tasks = tuple(TaskRef(name=f"digits-{i}", corpus=corpus.uri) for i in range(asked.tasks))
     return EvaluationSpec(
-        run_key=f"sweep-{seed}", tasks=(TaskRef(name="digits", corpus=corpus.uri),), models=(model,),
+        run_key=f"sweep-{seed}", tasks=tasks, models=(model,),
         architecture=config, protocol=protocol, seed=seed, root=root,
     )  # fmt: skip
 
