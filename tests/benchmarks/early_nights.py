@@ -1,20 +1,32 @@
-"""A series of real small nights on six tasks that are decided early: what each says, after which tasks, and what it costs.
+"""A series of small nights with real trainings on six tasks; those after the tenth are decided early. Prints what each says, after which
+tasks, and what it took.
 
-`python -m tests.benchmarks.early_nights` takes about 40 minutes. The nights are those of the deployment's schedule, on own servers. The
-first three have all their scores, with three seeds each, which makes the noise known. Of those that follow one has a worse recipe, and
-one is started again by a person for its other scores.
+`python -m tests.benchmarks.early_nights` takes about a quarter of an hour. Each night is another seed. Of those that are decided early one
+has a worse recipe, and one is started again for its other scores.
 """
 
+import tempfile
+import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+from PIL import Image
 from sklearn.datasets import load_digits
 
-from vitline.flows.catalog.records import read_pipeline
-from vitline.infra.settings import changed_environment
-
-from ..servers.own_servers import AWAY, own_servers
-from .week_of_nights import FORM, OVERRIDES, PER_CLASS, Week, temporary
+from vitline.flows.forms.forms import PipelineRequest, PrepareRequest
+from vitline.flows.forms.pipeline_plan import resolve_pipeline
+from vitline.flows.forms.prepare_config import resolve_prepare
+from vitline.flows.nights.from_records import earlier_nights
+from vitline.flows.nights.promote import promote
+from vitline.flows.runs.end_to_end import pretrain_then_transfer
+from vitline.flows.runs.prepare_corpus import prepare_corpora
+from vitline.flows.runs.services import Services, open_services
+from vitline.infra.night import night_text
+from vitline.infra.settings import Settings
+from vitline.infra.storage import open_store
 
 TASKS: dict[str, Callable[[int], int]] = {
     "parity": lambda digit: digit % 2,
@@ -23,73 +35,65 @@ TASKS: dict[str, Callable[[int], int]] = {
     "loops": lambda digit: int(digit in (0, 6, 8, 9)),
     "fifths": lambda digit: digit % 5,
 }
-"""Tasks of all digits, by name: the class of a digit."""
-NIGHTS: dict[str, Any] = {
-    "tasks": ["digits-5-to-9", *TASKS],
-    "recipe.total_steps": 200,
-    "recipe.optim.warmup_steps": 20,
-    "nights.num_seeds": 3,
-    "nights.ingest": False,
-    "nights.promote": False,
-    "nights.early_verdict": True,
+"""By name: the class of a digit. Each task has other images."""
+FORM: dict[str, Any] = {
+    "name": "early",
+    "corpus": "digits-0-to-4",
+    "recipe": "digits",
+    "tasks": ("digits-5-to-9", *TASKS),
+    "from_scratch": False,
 }
-WORSE = {"recipe.total_steps": 8, "recipe.optim.warmup_steps": 2}
+OVERRIDES: dict[str, Any] = {
+    "execution.num_workers": 1,
+    "recipe.total_steps": 60,
+    "recipe.optim.warmup_steps": 6,
+    "protocol.total_steps": 30,
+    "protocol.warmup_steps": 3,
+    "protocol.learning_rates": [0.1],
+    "nights.smallest_effect": 0.02,
+    "nights.promote": False,
+}
+WORSE = {"recipe.total_steps": 2, "recipe.optim.warmup_steps": 1}
+FIRST = datetime(2026, 1, 1, 2, tzinfo=UTC)
 
 
-class EarlyNights(Week):
-    """Nights that say what they were decided after."""
-
-    def prepare(self) -> None:
-        super().prepare()
-        images, labels = load_digits(return_X_y=True)
-        for name, class_of in TASKS.items():
-            folder = self.pictures.parent / name
-            for i, (image, digit) in enumerate(zip(images, labels.tolist(), strict=True)):
-                (folder / str(class_of(digit))).mkdir(parents=True, exist_ok=True)
-                self.save(image, f"../{name}/{class_of(digit)}/{i:04d}.png")
-            request = {"source": str(folder), "name": name, "val_fraction": 0.1, "test_fraction": 0.3}
-            assert self.servers.ended(self.servers.start("prepare-corpus/default", request)).startswith("Completed")
-
-    def night_of(self, what: str, **changes: Any) -> None:
-        self.night(what, **NIGHTS | changes)
-        self.say_look()
-
-    def say_look(self) -> None:
-        record = read_pipeline(self.store, str(self.last_night().pipeline))
-        seconds = {
-            stage: sum(row.wall_s for row in record.stages if row.stage == stage) for stage in ("pretrain", "evaluate")
-        }
-        look = f"{record.look.scored}, at level {record.look.level:.4f}" if record.look else "all scores at once"
-        print(f"  {look}; pre-training {seconds['pretrain']:.0f} s, evaluation {seconds['evaluate']:.0f} s", flush=True)
-
-    def again(self) -> None:
-        """The last night once more, by a person, for its other scores."""
-        at = self.last_due[:16]
-        changes = {**NIGHTS, "nights.night": at, "nights.early_verdict": False}
-        form = FORM | {name: value for name, value in changes.items() if "." not in name}
-        request = form | {"overrides": OVERRIDES | {name: value for name, value in changes.items() if "." in name}}
-        ended = self.servers.ended(self.servers.start("pretrain-then-transfer/nightly", request))
-        print(f"\nthe same night again, for its other scores\n  {ended}", flush=True)
-        self.say_look()
+def prepare_tasks(folder: Path, services: Services) -> None:
+    images, labels = load_digits(return_X_y=True)
+    for nth, (name, class_of) in enumerate(TASKS.items()):
+        for i in range(nth, len(labels), len(TASKS)):
+            of_class = folder / name / str(class_of(int(labels[i])))
+            of_class.mkdir(parents=True, exist_ok=True)
+            pixels = np.clip(images[i].reshape(8, 8) * 16, 0, 255).astype(np.uint8)
+            Image.fromarray(np.repeat(pixels[..., None], 3, axis=2)).save(of_class / f"{i:04d}.png")
+        request = PrepareRequest(source=str(folder / name), name=name, val_fraction=0.1, test_fraction=0.4)
+        prepare_corpora([resolve_prepare(services.root, request)], services)
 
 
-def run_nights(nights: EarlyNights) -> None:
-    nights.add_pictures(0, PER_CLASS)
-    nights.prepare()
-    nights.switch_on()
-    nights.night_of("the first night")
-    nights.promote(nights.last_due[:10], "the first champion")
-    for number in range(2, 8):
-        nights.night_of(f"night {number}, the same recipe", seed=10 * number)
-    nights.again()
-    nights.night_of("a planted bug: training ends after 8 steps", seed=80, **WORSE)
-    nights.night_of("the bug is mended", seed=90)
+def run_night(services: Services, nth: int, what: str, **changes: Any) -> None:
+    night, began = FIRST + timedelta(nth), time.monotonic()
+    request = PipelineRequest(**FORM, seed=nth, overrides=OVERRIDES | changes)
+    done = pretrain_then_transfer(resolve_pipeline(services.root, request, night), services)
+    record = done.record
+    spent = sum(stage.wall_s for stage in record.stages if stage.stage == "evaluate")
+    print(f"\n{night_text(night)}  {what}: {time.monotonic() - began:.0f} s, evaluation {spent:.0f} s")
+    print(f"  {done.night.sentence if done.night else 'no verdict'}")
+    print(f"  {f'look at level {record.look.level:.4f}' if record.look else 'all scores at once'}", flush=True)
 
 
 def main() -> None:
-    with temporary() as folder, own_servers(None) as servers, changed_environment(**servers.env):
-        run_nights(EarlyNights(servers, folder))
-        print("\ntracebacks in the logs of the servers:", *servers.new_tracebacks(AWAY), sep="\n  ")
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Settings(root=f"{folder}/store", home=Path(folder, "home"))
+        with open_services(settings) as services:
+            prepare_tasks(Path(folder), services)
+            for nth in range(10):
+                run_night(services, nth, "of known recipe")
+            first = earlier_nights(open_store(services.root), FORM["name"], FIRST + timedelta(1))[0]
+            promote(open_store(services.root), first.key, why="the first", by="the benchmark")
+            for nth in range(10, 14):
+                run_night(services, nth, "of known recipe")
+            run_night(services, 13, "the same night again, for its other scores", **{"nights.early_verdict": False})
+            run_night(services, 14, "a planted bug: training ends after 2 steps", **WORSE)
+            run_night(services, 15, "the bug is mended")
 
 
 if __name__ == "__main__":
