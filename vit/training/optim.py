@@ -125,9 +125,10 @@ def user_optimizer(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer
     try:
         made = kind(groups, lr=config.peak_lr, **options)  # type: ignore[call-arg]  # subclasses take a rate
     except Exception as error:
+        of_matrices = ", or set optimizer_scope=hidden-matrices for a class of matrices, such as torch.optim:Muon"
         raise ValueError(
-            f"The optimizer {name!r} with optimizer_options={options} failed: {one_line(error)}. Correct the options; "
-            "a class for matrices only, such as torch.optim:Muon, needs optimizer_scope=hidden-matrices."
+            f"The optimizer {name!r} with optimizer_options={options} failed: {one_line(error)}. Correct the options"
+            f"{of_matrices if config.optimizer_scope == 'all' else ''}."
         ) from error
     if config.weight_decay and "weight_decay" not in made.defaults:
         raise ValueError(

@@ -97,7 +97,7 @@ def test_an_optimizer_that_cannot_train_the_network_is_refused_before_any_traini
     overrides = {"protocol.optim.optimizer": "torch.optim:Muon"}
     request = EvaluateRequest(model=tiny, overrides=overrides)
     pipeline = PipelineRequest(corpus="digits", recipe="digits", tasks=("digits-5-to-9",), overrides=overrides)
-    with pytest.raises(ValueError, match=r"Muon only supports 2D .* needs optimizer_scope=hidden-matrices\.$"):
+    with pytest.raises(ValueError, match=r"Muon only supports 2D .* or set optimizer_scope=hidden-matrices for .*\.$"):
         resolve_evaluate(digits_root, request) if form == "evaluation" else resolve_pipeline(digits_root, pipeline)
 
 

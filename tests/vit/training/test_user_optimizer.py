@@ -246,7 +246,7 @@ OF_LAB = "own_lab.optimizers"
         ({"optimizer": "os:abort"}, "code of 'os', which may not be imported here. Add the package"),
         ({**ADAFACTOR, "optimizer_options": {"decay": 1}}, "unexpected keyword argument 'decay'. Correct the options"),
         ({**ADAFACTOR, "optimizer_options": {"d": 0.5}}, "ValueError: Clipping threshold d should be >= 1 but is: 0.5"),
-        ({"optimizer": "torch.optim:Muon"}, "Muon only supports 2D .* needs optimizer_scope=hidden-matrices"),
+        ({"optimizer": "torch.optim:Muon"}, "Muon only supports 2D .* or set optimizer_scope=hidden-matrices for"),
         ({"optimizer": "torch.optim:LBFGS", "weight_decay": 0.0}, "not supported: .*'torch.optim:LBFGS' cannot take a step"),
         ({"optimizer": f"{OF_LAB}:Counting"}, "has no weight_decay, so 0.1 has no effect. Set it to 0"),
         ({"optimizer": f"{OF_LAB}:Annealing", "weight_decay": 0.0}, "keeps 'power' in its parameter groups, which check"),
