@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
@@ -49,21 +49,21 @@ def tree_of(value: Any) -> Any:
 def replace(config: C, /, **changes: Any) -> C:
     """A copy of `config` with changed fields, validated again (`model_copy` would skip validation).
 
-    A dotted path names a field of a nested config: `replace(config, **{"recipe.seed": 1})`.
+    A dotted path names a field of a nested config, or any key of a dict: `replace(config, **{"recipe.seed": 1})`.
     Raises ValueError for unknown fields and invalid values.
     """
     tree = tree_of(config)
     for path, value in changes.items():
         *parents, leaf = path.split(".")
-        node = tree
+        node, group = tree, cast(Any, config)
         for depth, parent in enumerate(parents):
             if not isinstance(node, dict) or not isinstance(node.get(parent), dict):
                 raise ValueError(
                     f"{type(config).__name__} has no group {'.'.join(parents[: depth + 1])!r}, in {path!r}."
                     f"{did_you_mean(path, flatten(tree))}"
                 )
-            node = node[parent]
-        if leaf not in node:
+            node, group = node[parent], getattr(group, parent, None)
+        if leaf not in node and isinstance(group, BaseModel):
             raise ValueError(
                 f"{type(config).__name__} has no field {path!r}; available fields: {', '.join(sorted(node))}."
                 f"{did_you_mean(path, flatten(tree))}"

@@ -50,8 +50,16 @@ Frozen = Literal["none", "embeddings", "backbone"] | PositiveInt
 class UpdateConfig(FrozenConfig):
     """The optimizer, and which weights it trains at which share of the learning rate."""
 
-    optimizer: Literal["adamw", "sgd"] = "adamw"
-    """AdamW (pre-training), or SGD with momentum (fine-tuning)."""
+    optimizer: str = "adamw"
+    """AdamW (`adamw`, pre-training), SGD with momentum (`sgd`, fine-tuning), or a class as PACKAGE.MODULE:NAME, such as
+    torch.optim:Adafactor."""
+    optimizer_options: dict[str, Any] = omitted_at_default({})
+    """Keyword arguments of such a class: JSON values by name. Learning rate and weight decay are fields of their own."""
+    optimizer_scope: Literal["all", "hidden-matrices"] = omitted_at_default("all")
+    """What such a class trains: all weights, or the matrices of the blocks only, as torch.optim:Muon does. AdamW then trains the other
+    weights: embeddings, norms, biases and the head."""
+    optimizer_source: str = omitted_at_default("")
+    """Digest of the Python files of the package of such a class. It is filled in when a training is planned; torch has none."""
     beta1: float = Field(0.9, ge=0, lt=1)
     """Decay of AdamW's first moment, or the momentum of SGD."""
     beta2: float = Field(0.999, ge=0, lt=1)
@@ -59,7 +67,7 @@ class UpdateConfig(FrozenConfig):
     eps: PositiveFloat = 1e-8
     """AdamW's epsilon, added outside the square root."""
     weight_decay: NonNegativeFloat = 0.0
-    """Weight decay, multiplied by the learning rate; applied to matrices and convolutions only."""
+    """Weight decay, multiplied by the learning rate (by a class, as that applies it); applied to matrices and convolutions only."""
     layer_decay: float = omitted_at_default(1.0, gt=0, le=1)
     """Factor of the learning rate from each layer to the one below it: block i of L learns at `layer_decay` ** (L + 1 - i) of the rate,
     the embeddings at that of block 0, and final norm, pooling and head at the whole rate (arXiv:2106.08254, 2111.06377)."""
@@ -76,6 +84,28 @@ class UpdateConfig(FrozenConfig):
         if frozen in ("none", "embeddings", "backbone") or (type(frozen) is int and frozen > 0):
             return frozen
         raise ValueError("must be 'none', 'embeddings', 'backbone' or a number of blocks")
+
+    @field_validator("optimizer")
+    @classmethod
+    def _check_optimizer(cls, optimizer: str) -> str:
+        if optimizer not in ("adamw", "sgd") and not is_reference(optimizer):
+            raise ValueError("must be 'adamw', 'sgd', or a class as PACKAGE.MODULE:NAME, such as torch.optim:Adafactor")
+        return optimizer
+
+    @model_validator(mode="after")
+    def _check_options(self) -> Self:
+        unused: tuple[str, ...] = ()
+        if not is_reference(self.optimizer):
+            unused = ("optimizer_options", "optimizer_scope")
+        elif self.optimizer_scope == "all":
+            unused = ("beta1", "beta2", "eps")
+        for name in unused:
+            if (value := getattr(self, name)) != type(self).model_fields[name].default:
+                raise ValueError(f"{name}={value!r} has no effect with optimizer={self.optimizer!r}. Leave it out.")
+        for name, owner in {"params": "frozen", "lr": "the learning rate", "weight_decay": "weight_decay"}.items():
+            if name in self.optimizer_options:
+                raise ValueError(f"optimizer_options has {name!r}, which {owner} of the recipe sets. Leave it out.")
+        return self
 
     @model_validator(mode="after")
     def _check_trained(self) -> Self:
@@ -98,6 +128,13 @@ def check_layers(optim: UpdateConfig, model: NetworkConfig) -> None:
     if optim.frozen not in ("none", "backbone") and not isinstance(model, TransformerConfig):
         raise ValueError(
             f"optim.frozen={optim.frozen} needs a Vision Transformer or a hybrid, not {model.summary}. Freeze the backbone, or nothing."
+        )
+    if optim.optimizer_scope == "hidden-matrices" and (
+        not isinstance(model, TransformerConfig) or optim.frozen in ("backbone", model.num_blocks)
+    ):
+        raise ValueError(
+            f"optim.optimizer_scope=hidden-matrices needs a Vision Transformer or a hybrid with blocks that are trained, not "
+            f"{model.summary} with optim.frozen={optim.frozen}. Leave it out, or train blocks."
         )
     if isinstance(optim.frozen, int) and optim.frozen > model.num_blocks:
         raise ValueError(
@@ -486,6 +523,11 @@ class TrainConfig(FrozenConfig):
                 f"execution.num_workers={self.execution.num_workers} is more than "
                 f"recipe.input.num_lanes={self.recipe.input.num_lanes}, so a worker would have nothing to read. "
                 "Use fewer workers or more lanes."
+            )
+        if is_reference(optimizer := self.recipe.optim.optimizer) and self.execution.sharding != "none":
+            raise ValueError(
+                f"not supported: execution.sharding={self.execution.sharding} with recipe.optim.optimizer={optimizer}, which would see "
+                "slices of the weights. Set execution.sharding=none, or use adamw or sgd."
             )
         return self
 

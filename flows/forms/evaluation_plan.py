@@ -5,10 +5,12 @@ from vitline.flows.catalog.lists import find_model
 from vitline.flows.forms.forms import EvaluateRequest, PredictRequest
 from vitline.flows.forms.named_corpora import named_tasks
 from vitline.flows.forms.requested_protocol import requested_protocols
+from vitline.flows.forms.user_code import check_optimizer
 from vitline.infra.config import FrozenConfig, digest_of
 from vitline.infra.keys import run_key
 from vitline.infra.names import known_names_text
 from vitline.infra.storage import open_store
+from vitline.vit.config import check_layers
 from vitline.vit.evaluation.evaluate import TaskRef
 from vitline.vit.evaluation.probes import Probe
 from vitline.vit.evaluation.protocols import Protocol
@@ -48,6 +50,11 @@ def resolve_evaluate(root: str, request: EvaluateRequest) -> list[EvaluationPlan
         for corpus in (corpora.named(task) for task in tasks.names)
     )
     protocols = requested_protocols(request.protocol, request.overrides, request.from_scratch).values()
+    network = published_network(uri)
+    for each in protocols:
+        if isinstance(each, Protocol):
+            check_layers(each.optim, network)
+            check_optimizer(network, each.optim)
     if request.keep_models and (probes := [each.name for each in protocols if isinstance(each, Probe)]):
         raise ValueError(
             f"Protocol {probes[0]} trains no network, so there is none to keep: set keep_models to false, or leave the protocol out."
@@ -56,7 +63,7 @@ def resolve_evaluate(root: str, request: EvaluateRequest) -> list[EvaluationPlan
         EvaluationPlan(
             models=scored_models(uri, protocol, request.from_scratch),
             tasks=refs,
-            architecture=published_network(uri),
+            architecture=network,
             protocol=protocol,
             seed=request.seed,
             num_seeds=request.num_seeds,

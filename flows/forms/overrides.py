@@ -82,5 +82,8 @@ def override_paths(flow: str) -> list[str]:
         + protocol
         + [f"{PREFIX}{name}" for name in NightSettings.model_fields],
     }
-    fixed = ("protocol.name", "protocol.kind", "recipe.model.architecture", "recipe.loss_source", "recipe.seed")
+    fixed = (
+        *("protocol.name", "protocol.kind", "recipe.model.architecture", "recipe.seed"),
+        *("recipe.loss_source", "recipe.optim.optimizer_source"),
+    )
     return [path for path in paths.get(flow, []) if path not in fixed]

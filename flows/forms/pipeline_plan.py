@@ -16,6 +16,7 @@ from vitline.flows.forms.probed_corpora import check_probed_names
 from vitline.flows.forms.requested_protocol import requested_protocols
 from vitline.flows.forms.training_config import check_mixture_fields, class_table_of, on_corpora, weights_of
 from vitline.flows.forms.training_draft import draft_training, steps_of
+from vitline.flows.forms.user_code import check_optimizer
 from vitline.infra.config import digest_of
 from vitline.infra.keys import run_key
 from vitline.infra.names import known_names_text
@@ -61,6 +62,7 @@ def resolve_pipeline(root: str, request: PipelineRequest, night: datetime | None
     for each in protocols.values():
         if isinstance(each, Protocol):
             check_layers(each.optim, training.recipe.model)
+            check_optimizer(training.recipe.model, each.optim)
     corpora = Corpora(open_store(root))
     names, note = named_tasks(root, corpora, request.tasks)
     trained_on = (request.corpus, *(each.corpus for each in request.mix_with))

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from vitline.flows.forms.overrides import named_by, refuse_form_fields
 from vitline.flows.forms.refusals import changes_below, refused
+from vitline.flows.forms.user_code import optimizer_source
 from vitline.infra.config import digest_of, replace
 from vitline.infra.html.text import and_list
 from vitline.vit.evaluation.own import protocol_of
@@ -73,13 +74,17 @@ def _changed(protocol: Protocol | Probe, overrides: Mapping[str, Any]) -> Protoc
     changes = changes_below("protocol.", overrides, type(protocol).model_fields.keys() - {"name", "kind"})
     if not changes:
         return protocol
-    # A changed protocol gets a name of its own, so that its scores cannot be taken for those of the named protocol.
-    changed_name = f"{protocol.name}-{digest_of(changes)[:6]}"
+    given = dict(changes)
     if isinstance(protocol, Protocol) and "larger" not in changes:
         # The settings for larger tasks repeat some of these fields; the changes apply to them, too.
         shared = {field: value for field, value in changes.items() if field in LargerTask.model_fields}
         changes["larger"] = [task.model_dump() | shared for task in protocol.larger]
     try:
-        return replace(protocol, name=changed_name, **changes)
+        changed = replace(protocol, **changes)
     except ValidationError as error:
         raise refused(error, "protocol") from error
+    if isinstance(changed, Protocol):
+        source = {f"optim.{name}": value for name, value in optimizer_source(changed.optim).items()}
+        changed, given = replace(changed, **source), given | source
+    # A changed protocol gets a name of its own, so that its scores cannot be taken for those of the named protocol.
+    return replace(changed, name=f"{protocol.name}-{digest_of(given)[:6]}")

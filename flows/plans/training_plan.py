@@ -18,6 +18,7 @@ from vitline.infra.storage import open_store
 from vitline.vit.config import TrainConfig
 from vitline.vit.cost.estimate import ASSUMED, PlanGpus, demand_of, hours_of
 from vitline.vit.models.config import UserNetworkConfig
+from vitline.vit.models.user_code import is_reference
 from vitline.vit.recipes import recipe_named
 from vitline.vit.run.resolved import ResolvedTraining
 from vitline.vit.training.schedule import lr_at
@@ -194,7 +195,9 @@ def verdict_text(config: TrainConfig, plan: "PlannedMemory", gpu: Gpu) -> str:
     changes = {
         f"execution.micro_batch_size={fitting}": 0 < fitting < plan.micro_batch,
         "execution.activation_checkpointing=full": config.execution.activation_checkpointing != "full",
-        "execution.sharding=fsdp": config.execution.sharding == "none" and config.execution.fewest_workers > 1,
+        "execution.sharding=fsdp": config.execution.sharding == "none"
+        and config.execution.fewest_workers > 1
+        and not is_reference(config.recipe.optim.optimizer),
         "a GPU with more memory": True,
     }
     return text if found == "fits" else f"{text}; take {' or '.join(name for name, helps in changes.items() if helps)}"
@@ -256,9 +259,9 @@ def days_text(images: int, workers: int, images_per_s: float, gpus: PlanGpus) ->
 
 def settings_of(config: TrainConfig, recipe: str) -> dict[str, dict[str, Any]]:
     """Each field of recipe and execution by its dotted name, with its value and origin: `default`, `recipe NAME`, `command line`, or
-    `the code itself` for what is measured of user-defined networks and losses."""
+    `the code itself` for what is measured of user-defined networks, losses and optimizers."""
     found = dict[str, dict[str, Any]]()
-    measured = {"recipe.loss_source"}
+    measured = {"recipe.loss_source", "recipe.optim.optimizer_source"}
     if isinstance(config.recipe.model, UserNetworkConfig):
         measured |= {f"recipe.model.{name}" for name in ("source", "embed_dim", "feature_flop")}
 

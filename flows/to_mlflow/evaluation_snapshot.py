@@ -40,6 +40,7 @@ PROTOCOL_PARAMS = (
     "global_batch_size",
     "learning_rates",
     "optim.optimizer",
+    "optim.optimizer_scope",
     "optim.weight_decay",
     "optim.layer_decay",
     "optim.frozen",

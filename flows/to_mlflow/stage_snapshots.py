@@ -47,6 +47,7 @@ TRAIN_PARAMS = [
     "input.augment.train_crop",
     "input.augment.flip",
     "optim.optimizer",
+    "optim.optimizer_scope",
     "optim.peak_lr",
     "optim.schedule",
     "optim.warmup_steps",

@@ -80,6 +80,18 @@ def test_replace_changes_only_the_named_fields(width, kind):
     assert replace(Outer()) == Outer()
 
 
+class Free(FrozenConfig):
+    options: dict[str, int] = omitted_at_default({})
+
+
+def test_replace_adds_keys_of_a_dict_and_changes_them():
+    changed = replace(Free(), **{"options.a": 1, "options.b": 2})
+    assert replace(changed, **{"options.b": 3}).options == {"a": 1, "b": 3}
+    assert (digest_of(Free()), changed.options) == (digest_of({}), {"a": 1, "b": 2})
+    with pytest.raises(ValueError, match="valid integer"):
+        replace(changed, **{"options.a": "x"})
+
+
 def test_replace_validates_the_new_values():
     with pytest.raises(ValueError, match="greater than 0"):
         replace(Outer(), **{"inner.width": -1})

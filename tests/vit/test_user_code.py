@@ -65,13 +65,29 @@ def mean(logits, targets):
     return same(logits, targets).mean()
 """
 
+OPTIMIZERS = """
+import torch
+
+class Signs(torch.optim.Optimizer):
+    def __init__(self, params, lr, scale):
+        super().__init__(params, {"lr": lr, "weight_decay": 0.0, "scale": scale})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self.state[p]["steps"] = self.state[p].get("steps", 0) + 1
+                    p.add_(p.grad.sign(), alpha=-group["scale"] * group["lr"])
+"""
+
 
 @pytest.fixture(autouse=True)
 def package(tmp_path, monkeypatch):
     """The package `own_lab` in the current folder, which may be imported."""
     folder = tmp_path / "code" / "own_lab"
     folder.mkdir(parents=True)
-    for name, text in {"__init__": "", "nets": NETS, "losses": LOSSES}.items():
+    for name, text in {"__init__": "", "nets": NETS, "losses": LOSSES, "optimizers": OPTIMIZERS}.items():
         (folder / f"{name}.py").write_text(text)
     monkeypatch.chdir(folder.parent)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -124,6 +140,28 @@ def test_a_run_whose_code_has_changed_fails_with_both_digests(config, start, pac
     (package / "nets.py").write_text(NETS.replace("0.5", "0.6"))
     assert TrainingRun(run, attempt, World()).execute() == "failed"
     assert "own_lab" in run.read_json("state.json")["reason"]
+
+
+def test_a_run_trains_with_an_optimizer_and_resumes_with_the_same_code_only(config, start, stop_at, package):
+    optim = {"optimizer": "own_lab.optimizers:Signs", "optimizer_options": {"scale": 0.1}}
+    config = replace(
+        config, **{"recipe.loss": "softmax"}, **{f"recipe.optim.{name}": value for name, value in optim.items()}
+    )
+    planned = with_user_code(config)
+    assert planned.recipe.optim.optimizer_source == source_digest("own_lab:x")
+    whole, attempt = start(planned)
+    assert TrainingRun(whole, attempt, World()).execute() == "finished"
+    resumed, attempt = start(replace(planned, name="resumed"))
+    stop_at(4, resumed, attempt)
+    resumed, attempt = start(replace(planned, name="resumed"), resumed)
+    assert TrainingRun(resumed, attempt, World()).execute() == "finished"
+    assert losses_of(resumed) == losses_of(whole)
+    (package / "optimizers.py").write_text(OPTIMIZERS.replace("sign()", "sin()"))
+    run, attempt = start(replace(planned, name="other-code"))
+    assert TrainingRun(run, attempt, World()).execute() == "failed"
+    assert "those that the optimizer 'own_lab.optimizers:Signs' was made with" in run.read_json("state.json")["reason"]
+    with pytest.raises(ValueError, match=r"missing 1 required positional argument: 'scale'\. Correct the options"):
+        with_user_code(replace(config, **{"recipe.optim.optimizer_options": {}}))
 
 
 def test_the_same_loss_as_code_of_others_gives_the_same_losses():

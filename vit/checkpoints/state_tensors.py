@@ -2,17 +2,22 @@
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from vitline.vit.checkpoints.manifest import CannotResume, CheckpointRef, WeightsError
 from vitline.vit.checkpoints.read import Held
 from vitline.vit.checkpoints.tensor_file import TensorPiece
 from vitline.vit.training.loop import TrainState
+from vitline.vit.training.optim import is_built_in
 from vitline.vit.training.sharding.slices import fill, is_dtensor, local_shard, sliced_like
+
+_NUMBER = ":number"
+"""Ends the name of a moment that is a number in Python, such as the count of steps of many user-defined optimizers."""
 
 
 def state_tensors(state: TrainState) -> dict[str, Tensor]:
-    """Every tensor of the state by name: model/, average/, optim/<parameter>/<moment>.
+    """Every tensor of the state by name: model/, average/, optim/<parameter>/<moment>. Numbers of an optimizer are 0-d tensors.
 
     Names come from `named_parameters`, not from the optimizer's integer ids, which depend on the parameter groups.
     """
@@ -22,6 +27,9 @@ def state_tensors(state: TrainState) -> dict[str, Tensor]:
         for moment, value in state.optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
                 tensors[f"optim/{name}/{moment}"] = value
+            else:
+                kind = torch.float64 if isinstance(value, float) else torch.int64
+                tensors[f"optim/{name}/{moment}{_NUMBER}"] = torch.tensor(value, dtype=kind)
     return tensors
 
 
@@ -65,7 +73,10 @@ def load_state_tensors(state: TrainState, tensors: Mapping[str, Tensor]) -> None
     parameters = {name: parameter for name, parameter in state.model.named_parameters() if parameter.requires_grad}
     optim = {name: value for name, value in tensors.items() if name.startswith("optim/")}
     kept = {name.split("/")[1] for name in optim}
-    missing = set(expected) - set(tensors) | ({f"optim/{n}" for n in set(parameters) - kept} if kept else set())
+    missing = set(expected) - set(tensors)
+    # A user-defined one has none of a weight before it was first trained, and perhaps never.
+    if kept and is_built_in(state.optimizer):
+        missing |= {f"optim/{n}" for n in set(parameters) - kept}
     stray = set(tensors) - set(expected) - set(optim) | {f"optim/{n}" for n in kept - set(parameters)}
     if missing:
         raise WeightsError(
@@ -81,11 +92,18 @@ def load_state_tensors(state: TrainState, tensors: Mapping[str, Tensor]) -> None
         if tensors[name].shape not in (target.shape, local_shard(target)[0].shape):
             raise WeightsError(_other_shape(name, tuple(tensors[name].shape), tuple(target.shape)))
         fill(target, tensors[name])
+    groups = [group for group in state.optimizer.param_groups if group.get("fused") or group.get("capturable")]
+    counted_on_device = {parameter for group in groups for parameter in group["params"]}
     for name, value in optim.items():
         _, parameter_name, moment = name.split("/")
         parameter = parameters[parameter_name]
-        # Adam's step counter moves too: a fused optimizer keeps it on the device of the parameter.
-        state.optimizer.state[parameter][moment] = sliced_like(parameter, value)
+        moments = state.optimizer.state[parameter]
+        if moment.endswith(_NUMBER):
+            moments[moment.removesuffix(_NUMBER)] = value.item()
+        elif moment == "step" and parameter not in counted_on_device:  # as torch's load_state_dict
+            moments[moment] = value.to("cpu", copy=True)
+        else:
+            moments[moment] = sliced_like(parameter, value)
 
 
 def restore(state: TrainState, ref: CheckpointRef, tensors: Mapping[str, Tensor]) -> None:

@@ -6,9 +6,10 @@ import torch
 
 from vitline.vit.config import ExecutionConfig, TrainRecipe
 from vitline.vit.cost.step_time import synthetic_batch
-from vitline.vit.cost.training_memory import FRACTION
+from vitline.vit.cost.training_memory import FRACTION, moment_bytes
 from vitline.vit.models.recompute import recompute_blocks
 from vitline.vit.training.loop import TrainState, example_losses_of
+from vitline.vit.training.optim import is_built_in
 from vitline.vit.training.to_device.prefetcher import DevicePrefetcher
 from vitline.vit.training.world import World
 
@@ -30,7 +31,7 @@ def micro_batch_that_fits(state: TrainState, recipe: TrainRecipe, execution: Exe
     peaks = [peak_bytes(state, recipe, world, number) for number in (_SMALL, _LARGE)]
     per_example = max(1, (peaks[1] - peaks[0]) // (_LARGE - _SMALL))
     fixed = peaks[0] - _SMALL * per_example
-    memory = memory_bytes(world.device)
+    memory = memory_bytes(world.device) - moments_to_come(state, recipe)
     fits = min(int(text) for text in world.gather(str(int((FRACTION * memory - fixed) // per_example))))
     sizes = f"{per_example / 1e9:.3f} GB for each, {fixed / 1e9:.1f} GB besides, of {memory / 1e9:.1f} GB"
     if fits < 1:
@@ -41,6 +42,14 @@ def micro_batch_that_fits(state: TrainState, recipe: TrainRecipe, execution: Exe
     chosen = min(fits, -(-recipe.input.global_batch_size // world.size))
     log.info("micro-batches of %d examples: %s", chosen, sizes)
     return chosen
+
+
+def moments_to_come(state: TrainState, recipe: TrainRecipe) -> int:
+    """Bytes of what a user-defined optimizer makes at its first steps only."""
+    if is_built_in(state.optimizer):
+        return 0
+    made = sum(v.nbytes for of in state.optimizer.state.values() for v in of.values() if isinstance(v, torch.Tensor))
+    return max(0, moment_bytes(recipe, sum(value.numel() for value in state.model.parameters())) - made)
 
 
 def peak_bytes(state: TrainState, recipe: TrainRecipe, world: World, number: int) -> int:

@@ -9,6 +9,8 @@ from vitline.infra.runs.run_state import StateDetail
 from vitline.vit.config import ExecutionConfig, TrainConfig, TrainRecipe
 from vitline.vit.cost.estimate import GPUS_PER_NODE
 from vitline.vit.cost.memory import activation_bytes, num_frozen_weights
+from vitline.vit.cost.user_optimizer import user_state_bytes
+from vitline.vit.models.user_code import is_reference
 from vitline.vit.training.world import World
 
 FRACTION = 0.85
@@ -52,11 +54,17 @@ def fit_of(num_bytes: int, gpu_bytes: int) -> Fit:
 
 def kept_bytes(recipe: TrainRecipe, weights: int) -> dict[str, int]:
     """Bytes of what checkpoints hold of a network of so many weights, by what it is."""
+    average = 4 * weights if recipe.average_decay is not None else 0
+    return {"weights": 4 * weights, "moments": moment_bytes(recipe, weights), "average": average}
+
+
+def moment_bytes(recipe: TrainRecipe, weights: int) -> int:
+    """Bytes of the state of the optimizer; of a user-defined one as after a step that tries it."""
     optim = recipe.optim
+    if is_reference(optim.optimizer):
+        return user_state_bytes(recipe, weights)
     moments = 2 if optim.optimizer == "adamw" else int(optim.beta1 > 0)
-    average = weights if recipe.average_decay is not None else 0
-    numbers = {"weights": weights, "moments": moments * trained_weights(recipe, weights), "average": average}
-    return {name: 4 * number for name, number in numbers.items()}
+    return 4 * moments * trained_weights(recipe, weights)
 
 
 def trained_weights(recipe: TrainRecipe, weights: int) -> int:

@@ -12,7 +12,7 @@ from vitline.infra.config import digest_of, flatten, replace
 from vitline.infra.names import did_you_mean
 from vitline.vit.evaluation.probes import Probe
 from vitline.vit.evaluation.protocols import Protocol, known_protocols, protocol_named
-from vitline.vit.models.user_code import kind_of
+from vitline.vit.models.user_code import kind_of, source_of
 from vitline.vit.recipes.own import flaw_of_file, made_by, title_of, tree_of_file
 
 _PREFIX = "own-"
@@ -32,6 +32,8 @@ def protocol_of(reference: str) -> Protocol | Probe:
         return protocol_named(reference)
     protocol = _of_function(reference) if kind == "function" else _of_file(reference)
     _check(reference, protocol)
+    if source := source_of(protocol.optim.optimizer, "optimizer"):
+        protocol = replace(protocol, **{"optim.optimizer_source": source})
     return replace(protocol, name=f"{_PREFIX}{protocol.name}-{digest_of(protocol)[:6]}")
 
 

@@ -84,8 +84,8 @@ class SmallPictures(FrozenConfig):
 class TransferOptim(UpdateConfig):
     """The optimizer of a protocol, and which weights it trains at which share of the learning rate."""
 
-    optimizer: Literal["adamw", "sgd"] = "sgd"
-    """AdamW, or SGD with momentum."""
+    optimizer: str = "sgd"
+    """AdamW (`adamw`), SGD with momentum (`sgd`), or a class as PACKAGE.MODULE:NAME, such as torch.optim:Adafactor."""
 
 
 class Protocol(FrozenConfig):

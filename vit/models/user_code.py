@@ -1,4 +1,4 @@
-"""User code by its import path: recipes, protocols, networks and losses (docs/guides/own-recipes.md). Imports no torch."""
+"""User code by its import path: recipes, protocols, networks, losses and optimizers (docs/guides/own-recipes.md). Imports no torch."""
 
 import hashlib
 import importlib
@@ -19,6 +19,16 @@ REFERENCE = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 def is_reference(text: str) -> bool:
     """Whether a text is PACKAGE.MODULE:NAME."""
     return re.match(REFERENCE, text) is not None
+
+
+def is_of_torch(reference: str, what: str) -> bool:
+    """Whether a reference is an optimizer of torch, torch.optim:NAME."""
+    return what == "optimizer" and reference.startswith("torch.optim:")
+
+
+def is_user_code(text: str, what: str) -> bool:
+    """Whether a text is PACKAGE.MODULE:NAME of other code than that of torch's optimizers."""
+    return is_reference(text) and not is_of_torch(text, what)
 
 
 def kind_of(reference: str) -> Literal["function", "file"] | None:
@@ -68,12 +78,13 @@ def imported(reference: str, what: str) -> Any:
 
 
 def check_allowed(reference: str, what: str) -> None:
-    """Raises ValueError for a reference into a package that is not in VITLINE_RECIPE_PACKAGES."""
-    check_package(reference, Settings().recipe_packages, what)
+    """Raises ValueError for a reference into a package that is not in VITLINE_RECIPE_PACKAGES. Torch's optimizers are allowed."""
+    if not is_of_torch(reference, what):
+        check_package(reference, Settings().recipe_packages, what)
 
 
 def imported_where_allowed(reference: str, what: str) -> Any:
-    """Like `imported`, for packages in VITLINE_RECIPE_PACKAGES only."""
+    """Like `imported`, for what `check_allowed` allows only."""
     check_allowed(reference, what)
     return imported(reference, what)
 
@@ -121,12 +132,25 @@ def check_source(reference: str, digest: str, what: str) -> None:
         )
 
 
+def source_of(reference: str, what: str, known: str = "") -> str:
+    """The digest of the code of a reference, which is the `known` one if there is one; empty for what is no user code.
+
+    Raises ValueError for a package that may not be imported or is not found, and for code that has changed since.
+    """
+    if not is_user_code(reference, what):
+        return ""
+    check_allowed(reference, what)
+    if known:
+        check_source(reference, known, what)
+    return known or source_digest(reference)
+
+
 def user_code_error(used: Mapping[str, tuple[str, str]]) -> str:
     """Why user code cannot be used for a run that began with it: `used` has reference and digest by what it is, such as a loss. Names
     of vitline's own are no such code. Empty where all can be used."""
     try:
         for what, (reference, digest) in used.items():
-            if is_reference(reference):
+            if is_user_code(reference, what):
                 check_allowed(reference, what)
                 check_source(reference, digest, what)
     except ValueError as problem:

@@ -26,6 +26,8 @@ _FIXED = {
     "recipe.input.shuffle_window": _POSITION,
     "recipe.seed": _POSITION,
     "recipe.optim.optimizer": _MOMENTS,
+    "recipe.optim.optimizer_options": _MOMENTS,
+    "recipe.optim.optimizer_scope": _MOMENTS,
     "recipe.optim.frozen": _MOMENTS,
 }
 """Fields and groups that never differ from the parent's, and why."""

@@ -83,9 +83,13 @@ class StartState:
         rewind(self.held.store, state, self.first, self.world, self.held.check)
 
     def _check_user_code(self) -> None:
-        """Raises CannotResume, on every rank, if the code of a user-defined network or loss is not the one that the run began with on one
-        of them."""
-        used = {"loss": (self.recipe.loss, self.recipe.loss_source)}
+        """Raises CannotResume, on every rank, if the code of a user-defined network, loss or optimizer is not the one that the run began
+        with on one of them."""
+        optim = self.recipe.optim
+        used = {
+            "loss": (self.recipe.loss, self.recipe.loss_source),
+            "optimizer": (optim.optimizer, optim.optimizer_source),
+        }
         if isinstance(network := self.recipe.model, UserNetworkConfig):
             used["network"] = network.network, network.source
         problem = user_code_error(used)

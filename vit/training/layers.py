@@ -5,7 +5,7 @@ are the blocks, of a BiT ResNet those of all stages. Layer L + 1 is the final no
 (arXiv:2106.08254, `get_num_layer_for_vit`) and MAE (arXiv:2111.06377, `lr_decay.py`).
 """
 
-from torch import nn
+from torch import Tensor, nn
 
 from vitline.vit.config import Frozen
 from vitline.vit.models.config import BiTConfig, NetworkConfig
@@ -35,6 +35,11 @@ def layer_of(name: str, config: NetworkConfig) -> int:
     if part == "stages" and isinstance(config, BiTConfig):
         return sum(config.stages[: int(below[0])]) + int(below[1]) + 1
     return 0
+
+
+def is_hidden_matrix(name: str, parameter: Tensor, config: NetworkConfig) -> bool:
+    """Whether a weight is a matrix of a block, for which optimizers such as Muon are made; tables of positions are not told apart."""
+    return parameter.ndim == 2 and 0 < layer_of(name, config) <= config.num_blocks
 
 
 def lr_share(name: str, model: nn.Module, decay: float) -> float:

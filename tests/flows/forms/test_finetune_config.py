@@ -6,6 +6,7 @@ from vitline.data_prep.decode import DecodePolicy
 from vitline.flows.forms.finetune_config import resolve_finetune
 from vitline.flows.forms.forms import FinetuneRequest
 from vitline.flows.plans.training_cost import training_cost
+from vitline.flows.plans.training_plan import training_plan
 from vitline.infra.config import replace
 from vitline.infra.storage import open_store
 from vitline.vit.input.config import AugmentConfig
@@ -51,6 +52,19 @@ def test_a_finetuning_takes_the_settings_of_a_protocol_of_a_user_and_those_of_ov
     optim = recipe.optim
     assert (optim.optimizer, optim.layer_decay, optim.head_first_steps, optim.frozen) == ("sgd", 0.75, 100, 1)
     assert (optim.weight_decay, recipe.total_steps, recipe.model.image_size_px) == (0.05, 2500, 16)
+
+
+def test_a_finetuning_takes_an_optimizer_by_its_import_path_and_refuses_wrong_options(digits_root, tiny):
+    def resolved(**optim):
+        overrides = {f"recipe.optim.{name}": value for name, value in optim.items()}
+        return resolve_finetune(digits_root, FinetuneRequest(model=tiny, corpus="digits", overrides=overrides))
+
+    muon = {"optimizer": "torch.optim:Muon", "optimizer_scope": "hidden-matrices"}
+    training = resolved(**muon, **{"optimizer_options.ns_steps": 4})
+    assert training.config.recipe.optim.optimizer_options == {"ns_steps": 4}
+    assert "moments" in training_plan(training)["memory"]
+    with pytest.raises(ValueError, match=r"unexpected keyword argument 'steps'\. Correct the options"):
+        resolved(**muon, **{"optimizer_options.steps": 4})
 
 
 def test_fewer_steps_shorten_the_warmup_of_a_protocol_and_overrides_take_precedence(digits_root, tiny):

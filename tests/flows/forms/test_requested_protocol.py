@@ -92,6 +92,15 @@ def test_layers_that_the_network_of_a_pipeline_lacks_are_refused_before_its_pre_
         resolve_pipeline(digits_root, request)
 
 
+@pytest.mark.parametrize("form", ["evaluation", "pipeline"])
+def test_an_optimizer_that_cannot_train_the_network_is_refused_before_any_training(digits_root, tiny, form):
+    overrides = {"protocol.optim.optimizer": "torch.optim:Muon"}
+    request = EvaluateRequest(model=tiny, overrides=overrides)
+    pipeline = PipelineRequest(corpus="digits", recipe="digits", tasks=("digits-5-to-9",), overrides=overrides)
+    with pytest.raises(ValueError, match=r"Muon only supports 2D .* or set optimizer_scope=hidden-matrices for .*\.$"):
+        resolve_evaluate(digits_root, request) if form == "evaluation" else resolve_pipeline(digits_root, pipeline)
+
+
 BOTH = ("fewshot", "vit-paper")
 
 

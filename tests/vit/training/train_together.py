@@ -1,6 +1,6 @@
 """One rank of `test_train_together.py`: `python train_together.py RANK WORLD_SIZE FILE` prints, as JSON, the losses of an
-uninterrupted run, those of a run that was stopped and resumed, both also with frozen layers, how a run with too many bad examples
-ends, and what the comparison of ranks finds where the last one is slow, in its forward passes or in its batches."""
+uninterrupted run, those of a run that was stopped and resumed, both also with frozen layers and by Muon, how a run with too many bad
+examples ends, and what the comparison of ranks finds where the last one is slow, in its forward passes or in its batches."""
 
 import json
 import os
@@ -32,6 +32,8 @@ RECIPE = TrainRecipe(
 LAYERED = TrainRecipe(
     **{**dict(RECIPE), "optim": OptimConfig(warmup_steps=2, layer_decay=0.5, frozen=1, head_first_steps=4)}
 )
+OF_TORCH = {"optimizer": "torch.optim:Muon", "optimizer_scope": "hidden-matrices"}
+MUON = TrainRecipe(**{**dict(RECIPE), "optim": OptimConfig(peak_lr=1e-3, warmup_steps=2, weight_decay=0.1, **OF_TORCH)})
 
 
 def part(step: int, rank: int, world_size: int) -> list[Batch]:
@@ -112,6 +114,7 @@ if __name__ == "__main__":
     dist.init_process_group("gloo", init_method=f"file://{sys.argv[3]}", rank=rank, world_size=world_size)
     group = World(rank, world_size)
     print(json.dumps([losses(group), losses(group, cut=5), losses(group, recipe=LAYERED), losses(group, 3, LAYERED),
+                      losses(group, recipe=MUON), losses(group, 3, MUON),
                       end_by_bad_examples(group),
                       slow_rank(group, 0.2, 0), slow_rank(group, 0, 0.2)]), flush=True)  # fmt: skip
     dist.destroy_process_group()

@@ -80,9 +80,13 @@ def chosen_lr(task_sweep, *outcomes):
 
 
 def test_scores_of_a_protocol_of_a_user_have_its_name_and_its_trials_its_settings(spec_of, model, root, tmp_path):
-    """A linear probe by training, and all weights after a linear probe."""
+    """A linear probe by training, all weights after a linear probe, and an optimizer of torch."""
     path = tmp_path / "probes.yaml"
-    for optim in ("frozen: backbone", "head_first_steps: 2, layer_decay: 0.5"):
+    for optim in (
+        "frozen: backbone",
+        "head_first_steps: 2, layer_decay: 0.5",
+        "optimizer: 'torch.optim:Adafactor', optimizer_options: {d: 2.0}",
+    ):
         path.write_text(
             "base: small-images\nprotocol: {learning_rates: [0.1], total_steps: 4, warmup_steps: 1, global_batch_size: 16, "
             f"num_lanes: 4, optim: {{{optim}}}}}\n"
@@ -94,7 +98,7 @@ def test_scores_of_a_protocol_of_a_user_have_its_name_and_its_trials_its_setting
         assert task_sweep.score_key.startswith(f"scores/digits/{score.protocol}/")
         assert score.metric_name == "tasks/digits/top1"
     assert len(open_store(root).list("trials/")) > 2
-    assert len({key.split("/")[2] for key in open_store(root).list("scores/")}) == 2
+    assert len({key.split("/")[2] for key in open_store(root).list("scores/")}) == 3
 
 
 @pytest.mark.slow

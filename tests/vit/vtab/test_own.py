@@ -78,6 +78,18 @@ def test_the_name_of_scores_follows_from_name_and_content(file, module):
     assert protocol_of("vit-paper") == protocol_named("vit-paper")
 
 
+def test_the_name_of_scores_changes_with_the_code_of_an_optimizer(file, module, tmp_path, monkeypatch):
+    text = "base: vit-paper\nprotocol: {optim: {optimizer: 'own_protocols:Muon', optimizer_options: {steps: 3}}}\n"
+    with pytest.raises(ValueError, match=r"The optimizer 'own_protocols:Muon' is Python code of .* Add the package"):
+        protocol_of(file(text))
+    monkeypatch.setenv("VITLINE_RECIPE_PACKAGES", "own_protocols")
+    before = protocol_of(file(text))
+    assert (before.optim.optimizer_options, len(before.optim.optimizer_source)) == ({"steps": 3}, 64)
+    (tmp_path / "own_protocols.py").write_text(f"{MODULE}#")
+    assert protocol_of(file(text)).name != before.name
+    assert protocol_of(file(text.replace("own_protocols", "torch.optim"))).optim.optimizer_source == ""
+
+
 def test_seeds_are_combined_by_their_mean_as_reports_do(file):
     protocol = protocol_of(file("base: bit-hyperrule\n"))
     assert (protocol.seed_statistic, over_seeds(protocol.name, (0.1, 0.2, 0.9))) == ("mean", pytest.approx(0.4))
