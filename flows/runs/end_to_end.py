@@ -7,10 +7,10 @@ Each stage is a Ray job under a lease and has a run key, so that a second run re
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from vitline.data_prep.config import CorpusConfig
 from vitline.data_prep.find_corpus import Corpora, FoundCorpus
@@ -51,6 +51,7 @@ from vitline.vit.run.resolved import ResolvedTraining
 from vitline.vit.run.run_spec import RunSpec
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -279,8 +280,8 @@ class Transfer:
         self._scores: dict[str, list[Score]] = {protocol: [] for protocol in plan.protocols}
         self._of_first_seed: list[EvaluationSpec] = []
         names = [corpus.manifest.name for corpus in self._tasks]
-        protocol = plan.protocols[plan.verdict_protocol]
-        self._looks = Looks.planned(open_store(services.root), recorder.record, protocol, names)
+        protocol, root = plan.protocols[plan.verdict_protocol], open_store(services.root)
+        self._looks = self._tried(lambda: Looks.planned(root, recorder.record, protocol, names), None)
         self.is_decided = False
         """Whether the verdict of the night is certain without the rest of its evaluation."""
         if self._looks:
@@ -346,10 +347,10 @@ class Transfer:
     ) -> tuple[EvaluationSpec, StageRecord, list[Score]]:
         """Evaluates one group of tasks after the other, each time with those before, which have their scores already. Seeds after the
         first are evaluated as a whole."""
-        root, tasks = open_store(self._services.root), {task.name: task for task in evaluation.tasks}
-        rows = list[StageRecord]()
+        root, rows = open_store(self._services.root), list[StageRecord]()
         for num_groups in range(1 if nth_seed == 0 else len(looks.groups), len(looks.groups) + 1):
-            some = tuple(tasks[name] for group in looks.groups[:num_groups] for name in group)
+            names = {name for group in looks.groups[:num_groups] for name in group}
+            some = tuple(task for task in evaluation.tasks if task.name in names)
             spec, row, new = self._evaluated(replace(evaluation, tasks=some), protocol)
             rows.append(row)
             first, look = rows[0], looks.at(nth_seed, num_groups)
@@ -360,15 +361,26 @@ class Transfer:
                 wall_s=sum(each.wall_s for each in rows),
             )
             self._recorder.note(look=look)
-            record = self._recorder.record
             if look.is_last:
                 break
-            if looks.is_certain(root, replace(record, stages=(*record.stages, row))):
+            record = replace(self._recorder.record, stages=(*self._recorder.record.stages, row))
+            if self._tried(partial(looks.is_certain, root, record), False):
                 self.is_decided = True
                 self._services.observer.say(f"the verdict is certain after {look.scored}; the rest is left out")
                 break
             self._services.observer.say(f"the verdict is not certain after {look.scored}")
         return spec, row, new
+
+    def _tried(self, make: Callable[[], T], otherwise: T) -> T:
+        """Whatever is wrong with the looks of a night, it is evaluated as it would be without them."""
+        try:
+            return make()
+        except Exception as error:
+            log.exception("no looks of %s", self._plan.key)
+            self._services.observer.say(
+                f"whether the verdict is certain could not be found out, so the evaluation goes on: {cleaned(str(error))}"
+            )
+            return otherwise
 
 
 def pipeline_metrics(plan: PipelinePlan, protocol: str, scores: Sequence[Score]) -> dict[str, float]:

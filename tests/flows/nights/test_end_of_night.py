@@ -177,7 +177,10 @@ def test_a_night_leaves_out_what_could_not_change_its_verdict_until_a_person_ask
     assert judge_again(store, early.night) == early.night.verdict
     whole = run(**{"nights.early_verdict": False})
     assert whole.record.key == early.record.key
-    assert (len(evaluated[-1]), whole.record.look) == (6, None)
+    assert (evaluated[-1], whole.record.look) == ([f"t{i}" for i in range(6)], None)
+    store.write("champions/nightly.json", b"damaged")
+    assert run().record.look is None
+    assert "could not be found out, so the evaluation goes on: " in capsys.readouterr().err
     assert "Decided after" not in read_night(store, "nightly", night).sentence
 
 
