@@ -57,9 +57,8 @@ def groups_of(reference: NightScores, earlier: Sequence[NightScores], names: Seq
     if known.keys() < apart.keys():
         return [[*names]]
     typical = sum(known.values()) / len(names)
-    noise = {
-        name: (value + typical) / 2 for name, value in known.items()
-    }  # of few nights, so between their own and the usual one
+    # Of few nights, so between their own and the usual one.
+    noise = {name: (value + typical) / 2 for name, value in known.items()}
     cost = costs_of(reference, names)
     return _cut(_ordered(noise, cost), cost)
 

@@ -67,7 +67,7 @@ def run_keyed(
     import ray
 
     remote: Any = ray.remote
-    any_process = (remote(max_retries=-1) if watch else remote(max_retries=0, max_calls=1))(_results)
+    any_process = (remote(max_retries=-1) if watch else remote(max_retries=0, max_calls=1))(_begun)
     pickled = ray.cloudpickle.dumps(work)
     workers, idle = list[Any](), list[Any]()
     if keep and tasks:
@@ -149,21 +149,25 @@ class _Worker:
     def begin(self) -> None:
         """Returns once the process has started."""
 
-    def run(self, *given: Any) -> Iterator[tuple[Any, Exception | None] | None]:
+    def run(self, *given: Any) -> Iterator[tuple[Any, Exception | None]]:
         yield from _results(*given)
 
 
+def _begun(*given: Any) -> Iterator[tuple[Any, Exception | None] | None]:
+    """None as the process of a task begins, then its results."""
+    yield None
+    yield from _results(*given)
+
+
 def _row_result(row: dict[str, Any], work: bytes, watch: TaskWatch | None) -> dict[str, bytes]:
-    _, result = _results(work, row["argument"], row["key"], watch, row["notes_progress"])
+    (result,) = _results(work, row["argument"], row["key"], watch, row["notes_progress"])
     return {"result": pickle.dumps(result)}
 
 
 def _results(
     work: bytes, argument: bytes, key: str, watch: TaskWatch | None, notes_progress: bool = True
-) -> Iterator[tuple[Any, Exception | None] | None]:
-    """In the process of a task: None as it begins, its results, then the error that ended it, as Ray would wrap an exception in pages of
-    traceback."""
-    yield None
+) -> Iterator[tuple[Any, Exception | None]]:
+    """In the process of a task: its results, then the error that ended it, as Ray would wrap an exception in pages of traceback."""
     try:
         require_same_versions()
         with watch.over(key, notes_progress) if watch else contextlib.nullcontext():
