@@ -75,7 +75,9 @@ def called(said, which):
     return np.mean([night[which] in ("better", "worse", "broken") for night in said])
 
 
-@pytest.mark.parametrize(("num_years", "num_nights"), [(2, 15), pytest.param(8, 120, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("num_years", "num_nights"), [(2, 15), pytest.param(8, 120, marks=(pytest.mark.slow, pytest.mark.long))]
+)
 def test_of_nights_of_noise_no_more_are_called_than_stated_at_a_quarter_of_the_cost(num_years, num_nights):
     years = [Year(seed).run(num_nights) for seed in range(num_years)]
     rates = [called(said, 1) for said in years]
@@ -85,6 +87,7 @@ def test_of_nights_of_noise_no_more_are_called_than_stated_at_a_quarter_of_the_c
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("change", [-1.0, 1.0])
 def test_of_the_differences_that_all_scores_show_hardly_any_is_missed(change):
     said = [night for seed in range(6) for night in Year(seed, change=change).run(20)]
