@@ -136,7 +136,7 @@ def compare(
     earlier = [one for one in earlier if one.tasks.keys() >= {*names}]
     images = {name: image_variance(night.tasks[name], reference.tasks[name]) for name in names}
     images[MEAN] = _mean_variance([images[name] for name in names])
-    seeds = {row: seed_variance(night, reference, earlier, mean_of(tasks)) for row, tasks in rows.items()}
+    seeds = {row: seed_variance(night, reference, earlier, mean_weights(tasks)) for row, tasks in rows.items()}
     differences = tuple(
         _identical(row, night, tasks)
         if identical
@@ -161,7 +161,7 @@ def compare(
     )
 
 
-def mean_of(names: Sequence[str]) -> dict[str, float]:
+def mean_weights(names: Sequence[str]) -> dict[str, float]:
     """The weights of tasks in their mean."""
     return dict.fromkeys(names, 1 / len(names))
 
@@ -224,7 +224,7 @@ def visible_difference(
     """The difference between two nights of so many seeds that is seen four times in five, by the noise of seeds of `night` and
     of earlier ones; None if that is not known. For the plan of a night."""
     names = list(night.tasks)
-    seeds = seed_variance(night, night, earlier, mean_of(names))
+    seeds = seed_variance(night, night, earlier, mean_weights(names))
     return (
         None
         if seeds is None

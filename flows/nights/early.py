@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import TypeGuard
 
-from vitline.flows.nights.compare import Variance, mean_of, seed_variance, shares_of
+from vitline.flows.nights.compare import Variance, mean_weights, seed_variance, shares_of
 from vitline.flows.nights.judge import Comparison, Verdict
 from vitline.flows.nights.night_scores import NightScores
 from vitline.flows.nights.student_t import quantile
@@ -110,7 +110,7 @@ def _is_settled(
     shared = [name for name in names if name in other.tasks]
     now = [name for name in shared if name in night.tasks]
     earlier = [one for one in earlier if one.tasks.keys() >= {*shared}]
-    whole = seed_variance(other, other, earlier, mean_of(shared))
+    whole = seed_variance(other, other, earlier, mean_weights(shared))
     error = _prediction_error(night, other, earlier, now, shared, num_seeds)
     if not is_known(whole) or error is None:
         return False
@@ -131,7 +131,7 @@ def _prediction_error(
     """The variance of the difference over all tasks and seeds around that of the tasks `now`; None if it is not known."""
     both = 1 / len(night.models) + 1 / len(other.models)
     whole, contrast = (
-        seed_variance(other, other, earlier, weights) for weights in (mean_of(names), _contrast(now, names))
+        seed_variance(other, other, earlier, weights) for weights in (mean_weights(names), _contrast(now, names))
     )
     if whole is None or contrast is None:
         return None
@@ -153,7 +153,7 @@ def _scatter(night: NightScores, other: NightScores, earlier: Sequence[NightScor
 
 def _contrast(some: Sequence[str], names: Sequence[str]) -> dict[str, float]:
     """The weights that make the mean over `names` less that over `some`."""
-    of_all, of_some = mean_of(names), mean_of(some)
+    of_all, of_some = mean_weights(names), mean_weights(some)
     return {name: of_all.get(name, 0.0) - of_some.get(name, 0.0) for name in dict.fromkeys((*names, *some))}
 
 

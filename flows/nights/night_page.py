@@ -72,7 +72,6 @@ def notes(against: Differences, ours: str = "this night", theirs: str = "the oth
 def footnote(night: NightRecord) -> str:
     if night.verdict is None or not night.verdict.against:
         return ""
-    at = night_name(night.night)
     rest = (
         f"For the other scores, start the night again with the overrides nights.night={night.night:%Y-%m-%dT%H:%M} and "
         "nights.early_verdict=false. "
@@ -82,7 +81,7 @@ def footnote(night: NightRecord) -> str:
     return (
         f"{rest}Percent and percentage points. Where nothing changes, one night in {1 / night.verdict.false_positive_rate:.0f} is called "
         f"better or worse; differences below {100 * night.verdict.smallest_effect:.1f} are called the same. "
-        f"`vitline nights show {at} --name {night.name}` makes this again from the records."
+        f"`vitline nights show {night_name(night.night)} --name {night.name}` makes this again from the records."
     )
 
 

@@ -1,11 +1,13 @@
-"""A network, a recipe and batches small enough to train within a test; timm and transformers as modules."""
+"""A network, a recipe and batches small enough to train within a test; a package of user code; timm and transformers as modules."""
 
 import itertools
+import sys
 import types
 
 import pytest
 import torch
 
+from vitline.infra.config import replace
 from vitline.vit.config import OptimConfig, TrainRecipe
 from vitline.vit.input.batches import Batch
 from vitline.vit.input.config import AugmentConfig, InputConfig
@@ -25,6 +27,33 @@ def tiny_recipe() -> TrainRecipe:
         total_steps=12,
         average_decay=0.9,
     )
+
+
+@pytest.fixture
+def changed(tiny_recipe):
+    """changed(frozen="backbone"): the tiny recipe without dropout, with these settings of its optimizer."""
+    return lambda **optim: replace(
+        tiny_recipe, **{"model.dropout_rate": 0.0}, **{f"optim.{name}": value for name, value in optim.items()}
+    )
+
+
+@pytest.fixture
+def own_lab(tmp_path, monkeypatch):
+    """own_lab(nets="..."): the package `own_lab` in the current folder, which may be imported, with modules of these texts; its folder."""
+    folder = tmp_path / "code" / "own_lab"
+
+    def write(**modules):
+        folder.mkdir(parents=True)
+        for name, text in {"__init__": "", **modules}.items():
+            (folder / f"{name}.py").write_text(text)
+        monkeypatch.chdir(folder.parent)
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        monkeypatch.setenv("VITLINE_RECIPE_PACKAGES", "own_lab")
+        return folder
+
+    yield write
+    for name in [name for name in sys.modules if name.split(".")[0] == "own_lab"]:
+        del sys.modules[name]
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """User-defined networks and losses: what their code must be, what a run keeps of it, and where it is refused."""
 
-import sys
-
 import pytest
 import torch
 
@@ -83,19 +81,9 @@ class Signs(torch.optim.Optimizer):
 
 
 @pytest.fixture(autouse=True)
-def package(tmp_path, monkeypatch):
-    """The package `own_lab` in the current folder, which may be imported."""
-    folder = tmp_path / "code" / "own_lab"
-    folder.mkdir(parents=True)
-    for name, text in {"__init__": "", "nets": NETS, "losses": LOSSES, "optimizers": OPTIMIZERS}.items():
-        (folder / f"{name}.py").write_text(text)
-    monkeypatch.chdir(folder.parent)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setenv("VITLINE_RECIPE_PACKAGES", "own_lab")
+def package(own_lab):
     loss_named.cache_clear()
-    yield folder
-    for name in [name for name in sys.modules if name.split(".")[0] == "own_lab"]:
-        del sys.modules[name]
+    return own_lab(nets=NETS, losses=LOSSES, optimizers=OPTIMIZERS)
 
 
 CROW = UserNetworkConfig(network="own_lab.nets:Crow", image_size_px=16, settings={"width": 24})

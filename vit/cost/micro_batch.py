@@ -35,9 +35,10 @@ def micro_batch_that_fits(state: TrainState, recipe: TrainRecipe, execution: Exe
     fits = min(int(text) for text in world.gather(str(int((FRACTION * memory - fixed) // per_example))))
     sizes = f"{per_example / 1e9:.3f} GB for each, {fixed / 1e9:.1f} GB besides, of {memory / 1e9:.1f} GB"
     if fits < 1:
+        sharded = " or execution.sharding=fsdp" if is_built_in(state.optimizer) else ""
         raise ValueError(
-            f"Not one example fits into the memory of a GPU ({sizes}). Set execution.activation_checkpointing=full or "
-            "execution.sharding=fsdp, or choose a smaller network."
+            f"Not one example fits into the memory of a GPU ({sizes}). Set execution.activation_checkpointing=full{sharded}, or choose "
+            "a smaller network."
         )
     chosen = min(fits, -(-recipe.input.global_batch_size // world.size))
     log.info("micro-batches of %d examples: %s", chosen, sizes)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 from vitline.data_prep.find_corpus import Corpora
 from vitline.flows.catalog.records import read_pipeline
@@ -41,7 +42,7 @@ class NightPoint:
     @property
     def mean(self) -> float | None:
         """Over all tasks; estimated for a night that was decided early."""
-        return mean_of(self.tasks) + self.rest if self.tasks else None
+        return fmean(self.tasks.values()) + self.rest if self.tasks else None
 
     @property
     def against(self) -> Difference | None:
@@ -59,10 +60,6 @@ class Series:
     name: str
     points: Sequence[NightPoint]
     champion: ChampionRecord | None
-
-
-def mean_of(tasks: Mapping[str, float]) -> float:
-    return sum(tasks.values()) / len(tasks)
 
 
 def all_series(root: Store, name: str | None, report: Callable[[UnreadableRecord], None]) -> list[Series]:
@@ -84,7 +81,7 @@ def estimated(points: Sequence[NightPoint]) -> list[NightPoint]:
         if not point.is_early:
             whole = dict(point.tasks) or whole
         elif whole.keys() >= point.tasks.keys() and point.tasks:
-            rest = mean_of(whole) - mean_of({name: whole[name] for name in point.tasks})
+            rest = fmean(whole.values()) - fmean(whole[name] for name in point.tasks)
             point = replace(point, rest=rest)
         found.append(point)
     return found

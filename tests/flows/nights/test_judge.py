@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from vitline.flows.nights.compare import MEAN, compare, image_variance, mean_of, noise_source, seed_variance
+from vitline.flows.nights.compare import MEAN, compare, image_variance, mean_weights, noise_source, seed_variance
 from vitline.flows.nights.judge import FALSE_POSITIVE_RATE, incomplete, judge
 from vitline.flows.nights.night_scores import NightScores
 from vitline.flows.nights.student_t import quantile, two_sided_p
@@ -52,7 +52,7 @@ def test_of_a_long_run_noise_is_told_from_its_progress():
             nights = long_run(seed, 12, progress, seeds_sd=0.02, noise=0.1)
             if not told:
                 nights = [NightScores(one.key, one.night, one.models, one.tasks, {}) for one in nights]
-            found.append(seed_variance(*nights[-2:], nights, mean_of(names)).value)
+            found.append(seed_variance(*nights[-2:], nights, mean_weights(names)).value)
         return np.mean(found)
 
     assert variance(0.05) == pytest.approx(variance(0.0), rel=0.3)

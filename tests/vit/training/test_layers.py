@@ -28,14 +28,6 @@ SHARES = {
 """Of the tiny network, whose depth is 2, with a decay of one half."""
 
 
-@pytest.fixture
-def changed(tiny_recipe):
-    """changed(frozen="backbone"): the tiny recipe without dropout, with these settings of its optimizer."""
-    return lambda **optim: replace(
-        tiny_recipe, **{"model.dropout_rate": 0.0}, **{f"optim.{name}": value for name, value in optim.items()}
-    )
-
-
 def trained(recipe, make_batch, steps, state=None):
     state = state or initial_state(recipe, 5, CPU.device)
     for step in range(state.step, steps):

@@ -1,7 +1,5 @@
 """Optimizers by their import path: as torch's own class by hand, resumed bit for bit, their memory counted, and what is refused."""
 
-import sys
-
 import pytest
 import torch
 from torch import Tensor
@@ -73,26 +71,8 @@ def function(params, lr):
 
 
 @pytest.fixture(autouse=True)
-def package(tmp_path, monkeypatch):
-    """The package `own_lab` in the current folder, which may be imported."""
-    folder = tmp_path / "code" / "own_lab"
-    folder.mkdir(parents=True)
-    for name, text in {"__init__": "", "optimizers": OPTIMIZERS}.items():
-        (folder / f"{name}.py").write_text(text)
-    monkeypatch.chdir(folder.parent)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setenv("VITLINE_RECIPE_PACKAGES", "own_lab")
-    yield folder
-    for name in [name for name in sys.modules if name.split(".")[0] == "own_lab"]:
-        del sys.modules[name]
-
-
-@pytest.fixture
-def changed(tiny_recipe):
-    """changed(frozen="backbone"): the tiny recipe without dropout, with these settings of its optimizer."""
-    return lambda **optim: replace(
-        tiny_recipe, **{"model.dropout_rate": 0.0}, **{f"optim.{name}": value for name, value in optim.items()}
-    )
+def package(own_lab):
+    return own_lab(optimizers=OPTIMIZERS)
 
 
 def trained(recipe, make_batch, steps, state=None):
