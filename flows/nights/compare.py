@@ -60,7 +60,8 @@ class Difference(StoredRecord):
     ours: float
     theirs: float
     half_width: float | None
-    """Of the interval of the difference at the level of this test; None if the noise of seeds is not known."""
+    """Of the interval of the difference at the level of this test, of an early look at that of a night; None if the noise of seeds is not
+    known."""
     p: float | None
     """Two-sided."""
     seeds_se: float | None
@@ -122,16 +123,19 @@ class Variance:
 
 
 def compare(
-    night: NightScores, reference: NightScores, earlier: Sequence[NightScores], *, level: float, wanted: float
-) -> Differences:
+    night: NightScores, reference: NightScores, earlier: Sequence[NightScores], *, level: float, wanted: float,
+    shown_level: float | None = None,
+) -> Differences:  # fmt: skip
     """Compares two nights. `earlier` are nights from which the noise of seeds is estimated as well, oldest first; `level` is the
-    probability of a false better or worse; smaller differences than `wanted` (a fraction) are called the same."""
+    probability of a false better or worse; smaller differences than `wanted` (a fraction) are called the same. Intervals, and the
+    difference that would be seen, are those of `shown_level`, if it is given."""
     names = [name for name in night.tasks if name in reference.tasks]
     only_ours = tuple(name for name in night.tasks if name not in reference.tasks)
     only_theirs = tuple(name for name in reference.tasks if name not in night.tasks)
     if not names:
         return Differences(word="not compared", only_ours=only_ours, only_theirs=only_theirs)
     rows, shares = _rows(names), shares_of(names, level)
+    shown = shares_of(names, level if shown_level is None else shown_level)
     identical = night.models == reference.models and np.array_equal(night.values(names), reference.values(names))
     earlier = [one for one in earlier if one.tasks.keys() >= {*names}]
     images = {name: image_variance(night.tasks[name], reference.tasks[name]) for name in names}
@@ -140,13 +144,13 @@ def compare(
     differences = tuple(
         _identical(row, night, tasks)
         if identical
-        else _difference(row, night, reference, tasks, seeds[row], images[row], shares[row], wanted)
+        else _difference(row, night, reference, tasks, seeds[row], images[row], shares[row], shown[row], wanted)
         for row, tasks in rows.items()
     )
     collapsed = tuple(name for name in names if has_collapsed(night.tasks[name], reference.tasks[name]))
     whole = next(iter(rows))
     detectable_difference, needed = _power(
-        seeds[whole], images[whole], len(night.models), len(reference.models), shares[whole], wanted
+        seeds[whole], images[whole], len(night.models), len(reference.models), shown[whole], wanted
     )
     return Differences(
         word="broken" if collapsed else _overall(differences),
@@ -309,7 +313,7 @@ def _identical(row: str, night: NightScores, tasks: Sequence[str]) -> Difference
 
 def _difference(
     row: str, night: NightScores, reference: NightScores, tasks: Sequence[str],
-    seeds: Variance | None, images: Variance, level: float, wanted: float,
+    seeds: Variance | None, images: Variance, level: float, shown_level: float, wanted: float,
 ) -> Difference:  # fmt: skip
     ours, theirs = (float(one.values(tasks).mean()) for one in (night, reference))
     paired = all(is_paired(night.tasks[name], reference.tasks[name]) for name in tasks)
@@ -323,7 +327,7 @@ def _difference(
     beyond = p <= level and abs(ours - theirs) >= wanted
     return Difference(
         **known,
-        half_width=quantile(level, df) * se,
+        half_width=quantile(shown_level, df) * se,
         p=p,
         seeds_se=math.sqrt(seeds.value),
         df=df,

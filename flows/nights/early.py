@@ -48,13 +48,14 @@ def level_of(look: int, num_looks: int, level: float) -> float:
 
 def groups_of(reference: NightScores, earlier: Sequence[NightScores], names: Sequence[str]) -> list[list[str]]:
     """The tasks by their metrics, in the groups in which they are scored, the ones first that say most of the mean over all for what they
-    cost. One group, where there are few tasks or the noise of seeds is not known."""
+    cost. Few tasks are one group. There is none where the noise of seeds is not known, so that no look could be certain. `reference` has
+    all tasks."""
     earlier = [one for one in earlier if one.tasks.keys() >= {*names}]
-    if len(names) < LEAST_TASKS or not reference.tasks.keys() >= {*names}:
-        return [[*names]]
     apart = {name: seed_variance(reference, reference, earlier, _contrast([name], names)) for name in names}
     known = {name: each.value for name, each in apart.items() if is_known(each)}
     if known.keys() < apart.keys():
+        return []
+    if len(names) < LEAST_TASKS:
         return [[*names]]
     typical = sum(known.values()) / len(names)
     # Of few nights, so between their own and the usual one.

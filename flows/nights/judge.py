@@ -63,7 +63,8 @@ def judge(
     level: float = FALSE_POSITIVE_RATE,
 ) -> Verdict:
     """Compares a night with the champion and the last one. `earlier` nights, oldest first, tell the noise of seeds; `wanted` is the
-    smallest difference of interest, a fraction; `level` is that of all comparisons together."""
+    smallest difference of interest, a fraction; `level` is that of all comparisons together. An early look has a smaller one; its
+    intervals are those of a night all the same."""
     references: list[tuple[Literal["champion", "last night"], NightScores]] = []
     if champion is not None and champion.key != night.key:
         references.append(("champion", champion))
@@ -82,7 +83,16 @@ def judge(
             key=other.key,
             night=other.night,
             changes=changes(other.facts, night.facts),
-            **dict(compare(night, other, earlier, level=level / len(references), wanted=wanted)),
+            **dict(
+                compare(
+                    night,
+                    other,
+                    earlier,
+                    level=level / len(references),
+                    wanted=wanted,
+                    shown_level=FALSE_POSITIVE_RATE / len(references),
+                )
+            ),
         )
         for who, other in references
     )

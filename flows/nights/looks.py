@@ -55,15 +55,15 @@ class Looks:
         ]
         if not complete:
             return None
-        groups: Sequence[Sequence[str]] = [tasks]
-        if (before := earlier[-1].look) and {*tasks} == {task for group in before.groups for task in group}:
+        by_metric = groups_of(complete[0], others.earlier, [*metrics.values()])
+        task_of = {metric: task for task, metric in metrics.items()}
+        groups = tuple(tuple(task_of[metric] for metric in group) for group in by_metric)
+        if isinstance(protocol, Probe) and groups:  # the features that a probe needs take longer than its tasks
+            groups = (tuple(tasks),)
+        elif groups and (before := earlier[-1].look) and {*tasks} == {task for each in before.groups for task in each}:
             groups = before.groups  # both nights have scores on the same tasks then, however early they end
-        elif isinstance(protocol, Protocol):  # the features that a probe needs take longer than its tasks
-            by_metric = groups_of(complete[0], others.earlier, [*metrics.values()])
-            task_of = {metric: task for task, metric in metrics.items()}
-            groups = [[task_of[metric] for metric in group] for group in by_metric]
-        looks = cls(tuple(map(tuple, groups)), metrics, others, complete[0], nights)
-        return looks if looks.num > 1 else None
+        looks = cls(groups, metrics, others, complete[0], nights)
+        return looks if groups and looks.num > 1 else None
 
     @property
     def num(self) -> int:

@@ -133,13 +133,19 @@ def test_each_task_is_in_one_group_and_cheap_precise_ones_come_first():
     assert 0.1 <= sum(cost[name] for name in groups[0]) < 0.25
 
 
-def test_few_tasks_and_unknown_noise_make_one_group():
+def test_few_tasks_make_one_group_and_of_unknown_noise_there_is_none():
     year = Year(0)
     few = NAMES[: LEAST_TASKS - 1]
     assert groups_of(year.before[0], year.before, few) == [few]
-    assert groups_of(year.before[0], year.before[:9], NAMES) == [NAMES]
-    of_fewer = replace(year.before[0], tasks={name: year.before[0].tasks[name] for name in few})
-    assert groups_of(of_fewer, year.before, NAMES) == [NAMES]
+    assert groups_of(year.before[0], year.before[:9], NAMES) == []
+
+
+def test_intervals_of_an_early_look_are_those_of_a_night():
+    year = Year(0)
+    night, champion = year.night(0.0, 0.0), year.before[0]
+    early, whole = (judge(night, champion, None, year.before, wanted=0.01, level=level) for level in (0.0004, 0.02))
+    assert early.against[0].whole == whole.against[0].whole
+    assert early.sentence == whole.sentence
 
 
 # Records in a store.
@@ -170,11 +176,15 @@ def planned(store, record, tasks=TASKS):
 def test_a_night_is_evaluated_as_a_whole_where_little_is_known_or_it_is_requested(series):
     store, tonight, _ = series(9)
     assert planned(store, tonight) is None
+    several = {**tonight.request, "overrides": {**CHAMPION, "nights.num_seeds": 3}}
+    assert planned(store, config.replace(tonight, request=several)) is None
     store, tonight, _ = series(1)
     looks = planned(store, tonight)
     assert sorted(task for group in looks.groups for task in group) == sorted(TASKS)
     assert [looks.at(0, num).num_tasks for num in range(1, looks.num + 1)][-1] == len(TASKS)
     assert looks.at(0, looks.num).is_last
+    several = {**tonight.request, "overrides": {**CHAMPION, "nights.num_seeds": 3}}
+    assert planned(store, config.replace(tonight, request=several)).num == looks.num + 2
     assert planned(store, config.replace(tonight, night=None)) is None
     assert planned(store, tonight, (*TASKS, "new")) is None
     with_request = {**tonight.request, "overrides": {**CHAMPION, "nights.early_verdict": False}}
