@@ -13,7 +13,11 @@ from vitline.infra.mlflow.mlflow_private import server_environment
 
 ROOT = Path(__file__).parents[1]
 NAMES = {
-    "ray._private.state": ("state.get_max_resources_from_cluster_config", "state.get_draining_nodes"),
+    "ray._private.state": (
+        "state.get_max_resources_from_cluster_config",
+        "state.get_draining_nodes",
+        "state.available_resources_per_node",
+    ),
     "ray.train.v2._internal.exceptions": ("WorkerGroupStartupTimeoutError",),
     "ray.train.v2._internal.execution.callback": ("ControllerCallback.after_controller_state_update",),
     "ray.train.v2._internal.execution.controller.state": ("SchedulingState", "RunningState", "ReschedulingState"),

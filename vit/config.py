@@ -346,6 +346,48 @@ class CheckpointProbeConfig(FrozenConfig):
         return self
 
 
+NCCL_VARIABLES = """
+    ALGO BUFFSIZE CROSS_NIC CUMEM_ENABLE DEBUG DEBUG_SUBSYS IB_DISABLE IB_GID_INDEX IB_HCA IB_QPS_PER_CONNECTION IB_RETRY_CNT IB_SL IB_TC
+    IB_TIMEOUT MAX_NCHANNELS MIN_NCHANNELS NET_GDR_LEVEL NVLS_ENABLE P2P_DISABLE P2P_LEVEL PROTO SHM_DISABLE SOCKET_FAMILY SOCKET_IFNAME
+    SOCKET_NTHREADS
+"""
+NETWORK_VARIABLES = frozenset(
+    [
+        *(f"NCCL_{name}" for name in NCCL_VARIABLES.split()),
+        "GLOO_SOCKET_IFNAME",
+        "FI_PROVIDER",
+        "FI_EFA_USE_DEVICE_RDMA",
+    ]
+)
+"""Variables of NCCL, gloo and libfabric that a config may set. Not those that name files or libraries, which a worker would load."""
+
+
+class PlacementConfig(FrozenConfig):
+    """Which nodes of a Ray cluster the workers of a training run on, and what each of them reserves."""
+
+    accelerator_type: str | None = None
+    """Use GPUs of this type only, by Ray's name for it, such as H100. None: of any."""
+    node_labels: dict[str, str] = Field(default={})
+    """Use nodes with these labels only, as in {"pool": "training"}. `ray start --labels` sets them."""
+    cpus_per_worker: NonNegativeInt | None = None
+    """CPUs that a worker reserves, so that other jobs leave them to it. None: one for each of `decode_threads`; on a Ray of one node that
+    a command has started, one for a worker without a GPU."""
+    strategy: Literal["pack", "spread"] = "pack"
+    """Where there is a choice: workers on as few nodes as possible, or on as many."""
+    environment: dict[str, str] = Field(default={})
+    """Variables of the network libraries in the workers, as in {"NCCL_SOCKET_IFNAME": "eth0"}."""
+
+    @field_validator("environment")
+    @classmethod
+    def _check(cls, value: dict[str, str]) -> dict[str, str]:
+        if others := sorted(value.keys() - NETWORK_VARIABLES):
+            raise ValueError(
+                f"placement.environment may not set {others[0]}. Allowed are {', '.join(sorted(NETWORK_VARIABLES))}; set others where the "
+                "nodes are started."
+            )
+        return value
+
+
 class ExecutionConfig(FrozenConfig):
     """How a training is computed. No setting here changes its results by more than rounding."""
 
@@ -357,6 +399,8 @@ class ExecutionConfig(FrozenConfig):
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """`cuda` waits until every worker has a GPU (see `queue_timeout_s`); `cpu` uses CPUs only; `auto` uses GPUs if the
     cluster has some or its autoscaler can add some, else CPUs."""
+    placement: PlacementConfig = PlacementConfig()
+    """Which nodes of a cluster the workers run on."""
     micro_batch_size: PositiveInt | Literal["auto"] = 64
     """Most examples per forward pass of one worker. Gradients of several micro-batches are accumulated for a step. `auto`: on a GPU
     as many as fit, measured with the network when the workers start; on a CPU 64."""
@@ -444,6 +488,11 @@ class ExecutionConfig(FrozenConfig):
             raise ValueError(
                 f"keep_best needs a score of checkpoints, but evaluate_every_steps={self.evaluate_every_steps} is no multiple of "
                 f"save_every_steps={self.save_every_steps}. Set both, such as to {self.save_every_steps}."
+            )
+        if self.placement.accelerator_type and self.device == "cpu":
+            raise ValueError(
+                f"placement.accelerator_type={self.placement.accelerator_type!r} asks for GPUs, but device=cpu for none. Leave one of "
+                "them out."
             )
         if self.shard_cache_dir is not None and not self.shard_cache_dir.startswith(("/", "~")):
             raise ValueError(

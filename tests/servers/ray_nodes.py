@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -54,9 +55,9 @@ class ThreeNodes(Cluster):
         access |= {"RAY_TLS_SERVER_CERT": str(tls / "part.pem"), "RAY_TLS_SERVER_KEY": str(tls / "part.key")}
         return child_environment(access | {"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}, FOREIGN_TO_RAY)
 
-    def add_node(self) -> None:
-        """A further node with one CPU, which takes part once `ray start` has said so."""
-        options = {"address": self.gcs, "num-cpus": 1, "object-store-memory": OBJECT_STORE_BYTES}
+    def add_node(self, **options: Any) -> None:
+        """A further node with one CPU, and such options of `ray start`, which takes part once that has said so."""
+        options |= {"address": self.gcs, "num-cpus": 1, "object-store-memory": OBJECT_STORE_BYTES}
         command = node_command(options, free_ports(AGENT_PORTS))
         log = self.log_dir / f"node-{len(self.nodes) + 1}.log"
         with open(log, "wb") as output:
@@ -77,9 +78,13 @@ class ThreeNodes(Cluster):
 
     def kill_node_of(self, pid: int) -> None:
         """SIGKILL to every process of the node that process `pid` belongs to, as when its machine loses power."""
+        end_at_once(self.node_of(pid))
+
+    def node_of(self, pid: int) -> "subprocess.Popen[bytes]":
+        """The node that process `pid` belongs to."""
         above = {process.pid for process in psutil.Process(pid).parents()}
         (node,) = (node for node in self.nodes if node.pid in above)
-        end_at_once(node)
+        return node
 
     def drain(self, node_id: str, within_s: int) -> None:
         """What an autoscaler does before a cloud takes a node away: Ray places nothing on it any more, and tells its workers."""

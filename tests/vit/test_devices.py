@@ -11,7 +11,8 @@ import pytest
 from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.runs.progress import progress_line
 from vitline.infra.storage import open_store
-from vitline.vit.run.devices import choose_devices, cluster_limit
+from vitline.vit.config import ExecutionConfig
+from vitline.vit.run.devices import Node, choose_devices, choose_workers, cluster_limit
 
 
 @pytest.mark.parametrize(
@@ -51,6 +52,50 @@ def test_most_gpus_are_those_of_one_node_or_of_declared_node_types():
     assert cluster_limit("GPU", one_node=False, alive=1, declared=None) is None
     assert cluster_limit("GPU", one_node=False, alive=0, declared={"CPU": 8, "GPU": 4}) == 4
     assert cluster_limit("GPU", one_node=False, alive=0, declared={"CPU": 8}) == 0
+
+
+H100 = Node({"CPU": 32, "GPU": 4, "accelerator_type:H100": 1}, {"pool": "training"})
+A100 = Node({"CPU": 8, "GPU": 8, "accelerator_type:A100": 1}, {"pool": "spare"})
+
+
+def chosen(nodes=(H100, A100), declared=None, one_node=False, **execution):
+    return choose_workers(ExecutionConfig(**execution), nodes, declared, one_node=one_node)
+
+
+def test_decoding_threads_reserve_their_cpus():
+    workers = chosen(num_workers=8, decode_threads=4)
+    assert workers.resources == {"GPU": 1, "CPU": 4}
+    assert workers.room == 4 + 2  # 8 CPUs feed two of the eight GPUs of the other node
+    assert workers.where == " with 4 CPUs each"
+    assert chosen(decode_threads=4, placement={"cpus_per_worker": 0}).resources == {"GPU": 1}
+    assert chosen(decode_threads=4, one_node=True).resources == {"GPU": 1}
+    assert chosen(device="cpu", placement={"cpus_per_worker": 0}).resources == {"CPU": 1}
+
+
+def test_labels_and_types_choose_nodes():
+    workers = chosen(num_workers=6, placement={"accelerator_type": "H100", "node_labels": {"pool": "training"}})
+    assert workers.resources == {"GPU": 1, "CPU": 1, "accelerator_type:H100": 0.001}
+    assert (workers.room, workers.where) == (4, " on H100 nodes with pool=training")
+    assert chosen(placement={"node_labels": {"pool": "spare"}}).room == 8
+
+
+def test_a_training_waits_for_nodes_that_an_autoscaler_may_bring():
+    placement = {"accelerator_type": "H200"}
+    for declared in ({"GPU": 0}, {"GPU": 16}, None):
+        workers = chosen(declared=declared, placement=placement)
+        assert (workers.devices.use_gpu, workers.room) == (True, 0)
+    assert chosen([], declared={"GPU": 0}).devices.use_gpu is False
+
+
+def test_placement_that_can_never_be_is_refused():
+    with pytest.raises(
+        ValueError, match=r"on H200 nodes with pool=big, but the one node of this Ray is not such a node\. Leave"
+    ):
+        chosen([H100], one_node=True, placement={"accelerator_type": "H200", "node_labels": {"pool": "big"}})
+    with pytest.raises(ValueError, match="asks for GPUs, but device=cpu for none"):
+        ExecutionConfig(device="cpu", placement={"accelerator_type": "H100"})
+    with pytest.raises(ValueError, match="may not set NCCL_NET_PLUGIN"):
+        ExecutionConfig(placement={"environment": {"NCCL_NET_PLUGIN": "/tmp/x.so"}})
 
 
 def test_progress_line_shows_awaited_and_used_gpus():

@@ -10,6 +10,7 @@ from vitline.infra.runs.run_state import read_state, request_stop
 from vitline.infra.settings import Settings
 from vitline.vit.checkpoints.names import newest_step
 from vitline.vit.ray_jobs import elastic
+from vitline.vit.run.devices import Node
 from vitline.vit.run.run_spec import read_starts
 
 from ..servers.ray_nodes import three_nodes
@@ -38,7 +39,7 @@ def cluster(monkeypatch):
 
     cluster = Cluster()
     monkeypatch.setattr(elastic.time, "monotonic", lambda: cluster.now)
-    monkeypatch.setattr(elastic.ray, "available_resources", lambda: {"CPU": cluster.free})
+    monkeypatch.setattr(elastic, "cluster_nodes", lambda free: [Node({"CPU": cluster.free}, {})])
     monkeypatch.setattr(elastic, "newest_step", lambda run: cluster.newest)
     cluster.policy = elastic.OneNodeElastic(ScalingConfig(num_workers=4), 2, "memory://elastic", 1_000)
     return cluster

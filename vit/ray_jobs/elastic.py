@@ -8,11 +8,10 @@ import logging
 import time
 from typing import Any
 
-import ray
-
 from vitline.infra.storage import open_store
 from vitline.vit.checkpoints.names import newest_step
-from vitline.vit.ray_jobs.ray_private import resources_per_worker, scaling_policies
+from vitline.vit.ray_jobs.ray_private import cluster_nodes, resources_per_worker, scaling_policies
+from vitline.vit.run.devices import places
 
 log = logging.getLogger(__name__)
 _ray_train = scaling_policies()
@@ -80,8 +79,9 @@ class Elastic(FixedScalingPolicy):  # type: ignore[misc]
         return _ray_train.ResizeDecision(number, resources_per_worker(self.scaling_config))
 
     def _free(self) -> int:
-        """Further workers for which there is room now; each takes one GPU or one CPU."""
-        return int(ray.available_resources().get("GPU" if self.scaling_config.use_gpu else "CPU", 0))
+        """Further workers for which there is room now."""
+        worker = resources_per_worker(self.scaling_config)
+        return places(cluster_nodes(free=True), worker, self.scaling_config.label_selector or {})
 
     def _newest_step(self) -> int | None:
         """The newest step with a checkpoint; -1 before the first, None where the store does not answer."""

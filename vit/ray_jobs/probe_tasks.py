@@ -14,6 +14,8 @@ from vitline.infra.runs.run_state import state_of
 from vitline.infra.storage import open_store
 from vitline.vit.config import CheckpointProbeConfig
 from vitline.vit.features.checkpoint_follow import ProbeFollower
+from vitline.vit.ray_jobs.ray_private import cluster_nodes
+from vitline.vit.run.devices import places
 
 LOW_PRIORITY = 10
 """Niceness of a task: where cores are scarce, the training has them."""
@@ -63,10 +65,8 @@ def probe_checkpoints(
 
 def check_room(num_cpus: int, num_gpus: int) -> None:
     """Raises RuntimeError where no node of the cluster has as many CPUs and GPUs, busy ones included."""
-    import ray
-
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    if not any(node.get("CPU", 0) >= num_cpus and node.get("GPU", 0) >= num_gpus for node in nodes):
+    needs = {kind: number for kind, number in (("CPU", num_cpus), ("GPU", num_gpus)) if number}
+    if needs and not places(cluster_nodes(), needs, {}):
         wanted = " and ".join([f"{num_cpus} CPUs"] * bool(num_cpus) + ["a GPU"] * bool(num_gpus))
         raise RuntimeError(
             f"no node of the cluster has {wanted}; change execution.probes.cpus or execution.probes.device"

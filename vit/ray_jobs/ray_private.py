@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vitline.vit.ray_jobs.start_policy import StartPolicy
+from vitline.vit.run.devices import Node
 
 UNUSED_CALLBACKS = {"PlacementGroupCleanerCallback", "DatasetsCallback"}
 
@@ -27,6 +28,17 @@ def draining_nodes() -> dict[str, Any]:
 
     # Ray Train's public function for this is a barrier over all ranks.
     return state.get_draining_nodes()
+
+
+def cluster_nodes(*, free: bool = False) -> list[Node]:
+    """The nodes that are up, with all their resources or the free ones."""
+    import ray
+    from ray._private.state import state
+
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    # Ray's public functions give what is free of the cluster as a whole.
+    available = state.available_resources_per_node() if free else {}
+    return [Node(available.get(node["NodeID"], {}) if free else node["Resources"], node["Labels"]) for node in nodes]
 
 
 def scaling_policies() -> Any:

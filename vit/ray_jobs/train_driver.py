@@ -27,9 +27,15 @@ from vitline.infra.settings import Settings
 from vitline.infra.storage import Store, open_store
 from vitline.vit.config import TrainConfig
 from vitline.vit.ray_jobs.probe_tasks import probe_checkpoints
-from vitline.vit.ray_jobs.ray_private import declared_resources, draining_nodes, starts_callback, trainer_class
+from vitline.vit.ray_jobs.ray_private import (
+    cluster_nodes,
+    declared_resources,
+    draining_nodes,
+    starts_callback,
+    trainer_class,
+)
 from vitline.vit.ray_jobs.start_policy import NoRoom, StartPolicy, StartsFailed, report_waiting, waits
-from vitline.vit.run.devices import choose_devices, cluster_limit, devices_text
+from vitline.vit.run.devices import choose_workers, devices_text
 from vitline.vit.run.run_spec import START_TRY_S, RunSpec
 from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.world import World
@@ -90,37 +96,38 @@ def fit(
 
     with joining_ray():
         ray.init(ignore_reinit_error=True, logging_level=logging.WARNING)
-    up, declared, execution = ray.cluster_resources(), declared_resources(), config.execution
-    alive = up.get("GPU", 0)
-    most, most_cpus = (
-        cluster_limit(kind, Settings().one_node_ray, up.get(kind, 0), declared) for kind in ("GPU", "CPU")
-    )
-    devices = choose_devices(execution.device, execution.num_workers, alive, most, execution.min_workers, most_cpus)
+    declared, execution, steps = declared_resources(), config.execution, config.recipe.total_steps
+    chosen = choose_workers(execution, cluster_nodes(), declared, one_node=Settings().one_node_ray)
+    devices, where, placement = chosen.devices, chosen.where, execution.placement
     workers, gpus = devices.num_workers, devices.use_gpu
-    log.info("training on %s: %s", devices.text, devices.why)
-    steps = config.recipe.total_steps
+    log.info("training on %s%s: %s", devices.text, where, devices.why)
     fewest = min(execution.min_workers or workers, workers)
-    if gpus and alive < fewest:
-        text = f"{devices_text('cuda', fewest)}, of which the cluster has {alive:g}"
+    if chosen.room < fewest:
+        text = f"{devices_text('cuda' if gpus else 'cpu', fewest)}{where}, of which the cluster has {chosen.room}"
         log.warning("waiting for %s", text)
         report_waiting(open_store(run_uri), attempt, steps, text)
     # Waiting for another training is not a failure; if there is a deadline, the wait may last until then.
     queue_s = max(execution.queue_timeout_s, Settings().time_left_s or 0)
     failures = execution.max_restarts_without_progress
-    starts = StartPolicy(run_uri, attempt, steps, f"{fewest} workers", queue_s, failures)
+    starts = StartPolicy(run_uri, attempt, steps, f"{fewest} workers{where}", queue_s, failures)
     elastic = (fewest, run_uri, steps) if fewest < workers else None
     trainer = trainer_class(scaling_policy(elastic))(
         train_worker,
         train_loop_config={"run": run_uri, "attempt": attempt, "device": "cuda" if gpus else "cpu"},
         torch_config=TorchConfig(BACKENDS[gpus], timeout_s=collective_timeout_s(execution.progress_timeout_s)),
         scaling_config=ScalingConfig(
-            num_workers=workers, use_gpu=gpus, resources_per_worker={"GPU": 1} if gpus else {"CPU": 1}
+            num_workers=workers,
+            use_gpu=gpus,
+            resources_per_worker=dict(chosen.resources),
+            placement_strategy=placement.strategy.upper(),
+            # Ray's type annotations are those of Train v1, here and below.
+            label_selector=placement.node_labels or None,  # type: ignore[call-arg]
         ),
         run_config=RunConfig(
             name=f"a{attempt}",
             storage_path=folder,  # Ray Train writes one marker file there; vitline does not use it
-            # Ray's type annotations are still those of Train v1, which has no limit for the controller.
             failure_config=FailureConfig(max_failures=-1, controller_failure_limit=-1),  # type: ignore[call-arg]
+            worker_runtime_env={"env_vars": placement.environment} if placement.environment else None,
             callbacks=[starts_callback(starts)],
         ),
     )

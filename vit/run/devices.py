@@ -1,7 +1,9 @@
 """Chooses the devices of a training from the request and from what the cluster can ever have, not from what is up now."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
+
+from vitline.vit.config import ExecutionConfig, PlacementConfig
 
 Asked = Literal["auto", "cuda", "cpu"]
 
@@ -21,6 +23,82 @@ class Devices(NamedTuple):
 
 def devices_text(device: str, number: int) -> str:
     return f"{number} {'CPU worker' if device == 'cpu' else 'GPU'}{'s' if number > 1 else ''}"
+
+
+class Node(NamedTuple):
+    """A node of the cluster, with its resources (all of them, or the free ones) and labels."""
+
+    resources: Mapping[str, float]
+    labels: Mapping[str, str]
+
+
+class Workers(NamedTuple):
+    """The workers of a training on a cluster."""
+
+    devices: Devices
+    resources: Mapping[str, float]
+    """What each reserves of its node, by Ray's names."""
+    where: str
+    """What each needs beside its GPU or its one CPU, as in ` with 8 CPUs each on H100 nodes with pool=training`; else nothing."""
+    room: int
+    """For how many the nodes that are up have room, busy or not."""
+
+
+def choose_workers(
+    execution: ExecutionConfig, nodes: Sequence[Node], declared: Mapping[str, float] | None, *, one_node: bool
+) -> Workers:
+    """The workers of a training on a cluster of these nodes.
+
+    `declared`: what the cluster's autoscaler may start; None where there is none. It says nothing of labels and types of GPUs, so a
+    training that asks for these may wait for them. Raises ValueError for what the cluster can never have.
+    """
+    placement = execution.placement
+    chosen_nodes = placement.node_labels or placement.accelerator_type
+    reserved = {gpu: worker_resources(execution, use_gpu=gpu, one_node=one_node) for gpu in (True, False)}
+    room = {gpu: places(nodes, reserved[gpu], placement.node_labels) for gpu in (True, False)}
+    if one_node and chosen_nodes and not any(room.values()):
+        raise ValueError(
+            f"execution.placement asks for workers{placement_text(placement)}, but the one node of this Ray is not such a node. Leave "
+            "placement out here, or set RAY_ADDRESS to a cluster that has such nodes."
+        )
+    known = None if chosen_nodes else declared
+    most = {gpu: cluster_limit("GPU" if gpu else "CPU", one_node, room[gpu], known) for gpu in (True, False)}
+    asked: Asked = "cuda" if placement.accelerator_type else execution.device
+    devices = choose_devices(asked, execution.num_workers, room[True], most[True], execution.min_workers, most[False])
+    gpu = devices.use_gpu
+    cpus = reserved[gpu].get("CPU", 0)
+    with_cpus = f" with {cpus:g} CPUs each" if cpus > 1 else ""
+    return Workers(devices, reserved[gpu], with_cpus + placement_text(placement), room[gpu])
+
+
+def worker_resources(execution: ExecutionConfig, *, use_gpu: bool, one_node: bool) -> dict[str, float]:
+    """What each worker of a training reserves of its node, by Ray's names."""
+    placement = execution.placement
+    cpus = placement.cpus_per_worker
+    if cpus is None:
+        cpus = 0 if one_node else execution.decode_threads
+    reserved: dict[str, float] = {"GPU": 1, "CPU": cpus} if use_gpu else {"CPU": max(cpus, 1)}
+    if placement.accelerator_type:
+        reserved[f"accelerator_type:{placement.accelerator_type}"] = (
+            0.001  # of the one that such a node has, as Ray does
+        )
+    return {kind: number for kind, number in reserved.items() if number}
+
+
+def places(nodes: Iterable[Node], worker: Mapping[str, float], labels: Mapping[str, str]) -> int:
+    """The number of workers for which nodes with these labels have room."""
+    return sum(
+        min(int(node.resources.get(kind, 0) // number) for kind, number in worker.items())
+        for node in nodes
+        if labels.items() <= node.labels.items()
+    )
+
+
+def placement_text(placement: PlacementConfig) -> str:
+    """` on H100 nodes with pool=training`; nothing where any node will do."""
+    labels = ", ".join(f"{name}={value}" for name, value in placement.node_labels.items())
+    kind = f" {placement.accelerator_type}" if placement.accelerator_type else ""
+    return f" on{kind} nodes" + (f" with {labels}" if labels else "") if kind or labels else ""
 
 
 def choose_devices(
