@@ -74,3 +74,25 @@ def ops_preempt(
     from vitline.flows.ops.preempt import preempt
 
     show_one(preempt(settings(root).root, key), json)
+
+
+@app.command("metrics")
+def ops_metrics(
+    port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65_535, help="Serve them at http://HOST:PORT/metrics; without it, print them once."),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to serve at; 0.0.0.0 for all of this machine.")] = "127.0.0.1",
+    root: Root = None,
+) -> None:
+    """Show runs, speed, waits, checkpoints and nights as Prometheus metrics. They are read from the store at each request.
+
+    Example: `vitline ops metrics --port 9464`
+    """
+    from vitline.flows.ops.metrics import metrics_text, serve
+
+    if port is None:
+        console.print_result(metrics_text(settings(root).root).rstrip())
+    else:
+        console.say(f"metrics at http://{host}:{port}/metrics")
+        serve(settings(root).root, host, port)
