@@ -30,7 +30,7 @@ SIDE_PX = 32
 IMAGES = 1_797
 COLUMNS = 8
 PARTS = 8
-PROTOCOL = {"protocol.total_steps": 400, "protocol.warmup_steps": 40, "protocol.learning_rates": [0.03]}
+PROTOCOL = {"protocol.total_steps": 200, "protocol.warmup_steps": 20, "protocol.learning_rates": [0.03]}
 PRECISIONS = ("float32", "bfloat16")
 
 PHOTOGRAPHS = [Image.fromarray(photograph) for photograph in load_sample_images().images]
