@@ -21,6 +21,7 @@ from vitline.vit.input.config import InputConfig
 from vitline.vit.models.config import (
     ActivationCheckpointing,
     AnyNetworkConfig,
+    Frozen,
     NetworkConfig,
     PatchTarget,
     TransformerConfig,
@@ -42,9 +43,6 @@ def head_bias_for(loss: Loss, num_classes: int) -> float:
     (-10 for the 21k classes of the paper), so that the first gradients do not only push all classes down."""
     # A chance of 1/2, of two classes, is -0.0 without the sum, which has another digest than 0.0.
     return 0.0 if loss == "softmax" else 0.0 - round(log(max(1, num_classes - 1)), 2)
-
-
-Frozen = Literal["none", "embeddings", "backbone"] | PositiveInt
 
 
 class UpdateConfig(FrozenConfig):
@@ -76,7 +74,7 @@ class UpdateConfig(FrozenConfig):
     embeddings, or the `backbone` (all but the head). These weights have neither gradients nor moments."""
     head_first_steps: NonNegativeInt = omitted_at_default(0)
     """First steps of the training, in which only the head is trained, at `peak_lr`. The schedule begins after them (linear probing, then
-    fine-tuning: arXiv:2202.10054). These steps take as long as others."""
+    fine-tuning: arXiv:2202.10054). No gradients are computed below the head in them, unless the network is split over workers."""
 
     @field_validator("frozen", mode="before")
     @classmethod
@@ -163,6 +161,10 @@ class OptimConfig(UpdateConfig):
     0: the schedule continues to the end."""
     clip_norm: PositiveFloat | None = 1.0
     """Largest global gradient norm; longer gradients are scaled down. None turns clipping off."""
+
+    def frozen_at(self, step: int) -> Frozen:
+        """What is not trained at a step."""
+        return "backbone" if step <= self.head_first_steps else self.frozen
 
     @property
     def steps_to_peak(self) -> int:

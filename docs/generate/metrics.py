@@ -66,6 +66,8 @@ METRICS = {
         "linear/<corpus>/top1": "Test score of logistic regression on frozen features.",
         "knn/<corpus>/top1": "Test score of nearest neighbours on frozen features.",
         "head/<corpus>/top1": "Test score of the model's own classes.",
+        "head/<corpus>/severity_<n>/top1": "The same of one severity, 1 to 5, of a corruption of ImageNet-C.",
+        "head/imagenet-c/severity_<n>/top1": "Mean of these over the 15 corruptions; only if all are scored.",
         "head/imagenet-c/top1": "Mean over the 15 corruptions of ImageNet-C; only if all are scored.",
         "head/imagenet-c/mce": "Mean corruption error: the same of errors that are divided by AlexNet's; less is better, AlexNet has 1.",
         "<score>/ece": "Beside each `top1` of a task, in its place in the name (`tasks/pets/ece`): expected calibration error of the same "

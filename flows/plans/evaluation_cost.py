@@ -10,13 +10,14 @@ from vitline.flows.plans.evaluation_spec import draft_spec
 from vitline.infra.config import replace
 from vitline.infra.storage import Store, open_store
 from vitline.vit.config import TrainRecipe
+from vitline.vit.cost.estimate import flops_per_image
 from vitline.vit.cost.memory import num_weights
 from vitline.vit.evaluation.evaluate import EvaluationSpec, TaskSweep, init_text, plan_task_sweeps
 from vitline.vit.evaluation.probes import Probe
 from vitline.vit.evaluation.trials import finished_result
 from vitline.vit.features.features import missing_parts
 from vitline.vit.features.probe_trials import ProbeTrial, feature_splits, plan_probe_trials
-from vitline.vit.models.flops import forward_flops, training_flops
+from vitline.vit.models.flops import forward_flops
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class TaskCost:
     scored_images: int
     """Images still to be evaluated."""
     flop: float
-    """Operations still to be done: three forward passes for a trained image, one for an evaluated one."""
+    """Operations still to be done: of a forward and a backward pass for a trained image, of a forward pass for an evaluated one."""
     kept_bytes: int = 0
     """Of the model that is still to be published."""
     recipe: TrainRecipe | None = None
@@ -82,7 +83,7 @@ def sweep_cost(root: Store, task_sweep: TaskSweep) -> TaskCost:
     select = [] if scored else task_sweep.select_trials()
     todo = [trial.recipe for trial in select if finished_result(trials, trial) is None]
     finals = [] if scored else [_longest(task_sweep.settings)]
-    trained = sum(recipe.total_steps * recipe.input.global_batch_size for recipe in (*todo, *finals))
+    trained = [(recipe, recipe.total_steps * recipe.input.global_batch_size) for recipe in (*todo, *finals)]
     evaluated = (
         len(todo) * splits[task_sweep.splits.val].num_rows + len(finals) * splits[task_sweep.splits.test].num_rows
     )
@@ -93,9 +94,9 @@ def sweep_cost(root: Store, task_sweep: TaskSweep) -> TaskCost:
         seed=task_sweep.seed,
         trainings=total,
         finished=total - len(todo) - len(finals),
-        trained_images=trained,
+        trained_images=sum(images for _, images in trained),
         scored_images=evaluated,
-        flop=training_flops(recipe.model, task_sweep.num_classes) * trained
+        flop=sum(flops_per_image(recipe, task_sweep.num_classes) * images for recipe, images in trained)
         + forward_flops(recipe.model, task_sweep.num_classes) * evaluated,
         kept_bytes=len(finals) * 4 * num_weights(recipe.model, task_sweep.num_classes) if task_sweep.keep_in else 0,
         recipe=recipe,

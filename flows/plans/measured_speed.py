@@ -50,7 +50,7 @@ class MeasuredSpeed:
 
 
 def measured_speeds(root: str, training: TrainConfig) -> Iterator[MeasuredSpeed]:
-    """The finished and paused trainings of the same network, batch and precision, the newest first."""
+    """The finished and paused trainings of the same network, batch, precision and frozen layers, the newest first."""
     with RootSnapshot.read(open_store(root), ["run"]) as snapshot:
         ended = {run.key: at for run in snapshot.runs.values() if (at := _ended_at(run)) is not None}
         for key in sorted(ended, key=lambda key: -ended[key]):
@@ -97,4 +97,4 @@ def _config(run: StoredRun) -> TrainConfig:
 
 def _like(training: TrainConfig) -> tuple[object, ...]:
     recipe = training.recipe
-    return training.stage, recipe.model, recipe.input.global_batch_size, recipe.precision
+    return training.stage, recipe.model, recipe.input.global_batch_size, recipe.precision, recipe.optim.frozen

@@ -7,7 +7,7 @@ from vitline.flows.plans.held_out import held_out
 from vitline.infra.html.text import num_bytes
 from vitline.infra.storage import open_store
 from vitline.vit.config import SpikeGuardConfig, TrainConfig, TrainRecipe
-from vitline.vit.cost.estimate import ASSUMED, GPUS_PER_NODE, PlanGpus, demand_of
+from vitline.vit.cost.estimate import ASSUMED, GPUS_PER_NODE, PlanGpus, demand_of, flops_per_image
 
 if TYPE_CHECKING:
     from vitline.vit.corpora.training_corpora import TrainingCorpora
@@ -82,7 +82,7 @@ def training_cost(training: "ResolvedTraining", gpus: PlanGpus = ASSUMED) -> Tra
 
     Raises ValueError for a GPU whose peak is not known, and for lanes, workers or batch that do not fit the corpus.
     """
-    from vitline.vit.models.flops import forward_flops, training_flops
+    from vitline.vit.models.flops import forward_flops
 
     config, corpora, recipe = training.config, training.corpora, training.config.recipe
     reading = reading_plan(config, corpora)
@@ -103,7 +103,7 @@ def training_cost(training: "ResolvedTraining", gpus: PlanGpus = ASSUMED) -> Tra
         "loss": loss_text(recipe, single_label=corpora.single_label),
         "held_out": scored_on.text,
         "forward_gflop_per_image": forward_flops(recipe.model, corpora.num_classes) / 1e9,
-        "training_exaflop": training_flops(recipe.model, corpora.num_classes) * images / 1e18,
+        "training_exaflop": flops_per_image(recipe, corpora.num_classes) * images / 1e18,
         "workers": config.execution.num_workers,
         "device": DEVICES[config.execution.device],
         "reading": reading,

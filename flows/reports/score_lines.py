@@ -8,7 +8,7 @@ from vitline.flows.reports.score_report import Extent, ScoreReport, published_fo
 from vitline.infra.html.tables import Table
 from vitline.infra.html.text import clock, percent
 from vitline.vit.evaluation.protocols import seed_statistic
-from vitline.vit.evaluation.reference.corruption_errors import corruption_means
+from vitline.vit.evaluation.reference.corruption_errors import SEVERITIES, corruption_means
 from vitline.vit.evaluation.reference.published_scores import ROWS, PublishedRow
 from vitline.vit.evaluation.reference.report import (
     TRANSFER_CORPORA,
@@ -103,7 +103,9 @@ def text_tables(report: ScoreReport, extent: Extent = "usual") -> list[Table]:
     if report.tables["frozen"]:
         tables.append(frozen_table(report))
     if any(corpus in ROBUSTNESS for _, corpus, _ in _every_cell(report)):
-        tables.append(robustness_table(report))
+        tables.append(robustness_table(report, extent))
+    if any(cell.by_severity for *_, cell in _every_cell(report)):
+        tables.append(severity_table(report))
     if any(cell.ece is not None for *_, cell in _every_cell(report)):
         tables.append(calibration_table(report))
     if report.models:
@@ -152,7 +154,7 @@ def transfer_table(report: ScoreReport, extent: Extent = "usual") -> Table:
             found = differences(row, reference)
             minus = (_with_noise(d.value, d.noise, "+") if (d := found.get(c)) else "-" for c in TRANSFER_CORPORA)
             lines.append(Line(f"  minus {reference.label}", tuple(minus), "detail"))
-    lines += _published_lines(report, "transfer", extent, foot, _published_transfer)
+    lines += _published_lines(report, "transfer", extent, foot, lambda row: _published_cells(row, TRANSFER_CORPORA))
     more = " `--all` shows all published rows." if extent == "usual" else ""
     return _table(
         "Whole data sets, top-1 in percent",
@@ -192,9 +194,9 @@ def frozen_table(report: ScoreReport) -> Table:
     return _table("Frozen features, top-1 in percent", columns, lines, notes=(note,))
 
 
-def robustness_table(report: ScoreReport) -> Table:
-    """The test sets of ImageNet's classes beside each other, scored with the model's own head."""
-    lines = []
+def robustness_table(report: ScoreReport, extent: Extent = "usual") -> Table:
+    """The test sets of ImageNet's classes beside each other, scored with the model's own head, with the published row."""
+    lines, foot = [], Footnotes()
     for row in report.tables["frozen"]:
         if row.protocol == "head" and not row.cells.keys().isdisjoint(ROBUSTNESS):
             cells = (row.cells.get(corpus) for corpus in ROBUSTNESS_NAMES)
@@ -202,13 +204,37 @@ def robustness_table(report: ScoreReport) -> Table:
             scores = (_with_noise(cell.value, cell.noise) if cell else "-" for cell in cells)
             means = (_fine(of_c[name]) if of_c else "-" for name in ("top1", "mce"))
             lines.append(Line(row.label, (*scores, *means), "ours"))
+            if reference := report.reference("frozen", row):
+                found = differences(row, reference)
+                minus = (_with_noise(d.value, d.noise, "+") if (d := found.get(c)) else "-" for c in ROBUSTNESS_NAMES)
+                lines.append(Line(f"  minus {reference.label}", (*minus, "-", "-"), "detail"))
+
+    def published(row: PublishedRow) -> list[str]:
+        return [*_published_cells(row, ROBUSTNESS_NAMES), "-", "-"]
+
+    lines += _published_lines(report, "frozen", extent, foot, published)
     note = (
         f"{NOISE} The model chooses among the classes of the data set. C: mean over 15 corruptions and five severities. mCE: mean "
         "corruption error, for which errors are divided by AlexNet's; less is better (arXiv:1903.12261)."
     )
     return _table(
-        "Robustness, top-1 in percent", ("model", *ROBUSTNESS_NAMES.values(), "C", "mCE"), lines, notes=(note,)
+        "Robustness, top-1 in percent",
+        ("model", *ROBUSTNESS_NAMES.values(), "C", "mCE"),
+        lines,
+        notes=(note, *foot.notes()),
     )
+
+
+def severity_table(report: ScoreReport) -> Table:
+    """The corruptions of ImageNet-C by severity."""
+    lines = []
+    for row, corpus, cell in _every_cell(report):
+        if cell.by_severity:
+            values = (cell.by_severity.get(number) for number in SEVERITIES)
+            cells = ("-" if value is None else _fine(value) for value in (*values, cell.value))
+            lines.append(Line(row.label, (corpus, *cells), "ours"))
+    columns = ("model", "task", *(f"severity {number}" for number in SEVERITIES), "all")
+    return _table("ImageNet-C by severity, top-1 in percent", columns, lines)
 
 
 def calibration_table(report: ScoreReport) -> Table:
@@ -327,8 +353,9 @@ def _published_lines(
     report: ScoreReport, table: TableName, extent: Extent, foot: Footnotes, cells: Cells
 ) -> Iterable[Line]:
     rows = published_for(report, table, extent)
-    width = len(cells(rows[0])) if rows else 0
-    yield Line("published", ("",) * width, "heading")
+    if not rows:
+        return
+    yield Line("published", ("",) * len(cells(rows[0])), "heading")
     for row in rows:
         yield Line(foot.label(row), tuple(cells(row)), "published")
 
@@ -338,10 +365,10 @@ def _published_vtab(row: PublishedRow, name: str) -> str:
     return "" if value is None else _fine(value) if name == "all" else _point(value)
 
 
-def _published_transfer(row: PublishedRow) -> list[str]:
+def _published_cells(row: PublishedRow, corpora: Iterable[str]) -> list[str]:
     return [
         "-" if (value := row.scores.get(name)) is None else _with_noise(value, row.deviations.get(name))
-        for name in TRANSFER_CORPORA
+        for name in corpora
     ]
 
 

@@ -24,12 +24,14 @@ from vitline.vit.evaluation.reference.report import (
     table_of,
     vtab_means,
 )
+from vitline.vit.evaluation.tasks import ROBUSTNESS
 
 Extent = Literal["compared", "usual", "every"]
 TABLES: tuple[Table, ...] = ("vtab", "transfer", "own", "frozen")
 COMPARED: dict[Table, tuple[str, ...]] = {
     "vtab": (*VTAB_CORPORA, *GROUP_COLUMNS),
     "transfer": TRANSFER_CORPORA,
+    "frozen": ROBUSTNESS,
 }
 """Columns of the tables that have published rows."""
 
@@ -48,8 +50,9 @@ class ScoreReport:
     """Number of records that a newer one of the same model, protocol, task and seed replaces."""
 
     def reference(self, table: Table, row: ModelScores) -> PublishedRow | None:
-        """The published row that a model is compared with in a table: the requested one, or the one that matches."""
-        if table not in COMPARED:
+        """The published row that a model is compared with in a table: the requested one, or the one that matches. Of frozen features only
+        scores of the model's own head are published."""
+        if table not in COMPARED or (table == "frozen" and row.protocol != "head"):
             return None
         found = self.asked_row or matching_row(
             self.facts[row.init].architecture, self.facts[row.init].data, row.protocol, COMPARED[table]
@@ -105,8 +108,8 @@ def read_report(root: str, compare_with: str | None = None, of: Collection[Score
 def published_for(report: ScoreReport, table: Table, extent: Extent) -> list[PublishedRow]:
     """The published rows of a table, in the order of the papers.
 
-    `compared`: those that models are compared with, or the headlines if there are none. `usual`: also all of VTAB except
-    version 1, and in the transfer table those of the networks that were scored. `every`: also version 1 and other networks.
+    `compared`: those that models are compared with, or the headlines if there are none. `usual`: also all of VTAB and of robustness
+    except version 1, and in the transfer table those of the networks that were scored. `every`: also version 1 and other networks.
     """
     compared = [reference for row in report.tables[table] if (reference := report.reference(table, row))]
     scored = {report.facts[row.init].architecture for row in report.tables[table]} - {None}
@@ -115,7 +118,7 @@ def published_for(report: ScoreReport, table: Table, extent: Extent) -> list[Pub
         return rows
     if extent == "compared":
         return [row for row in rows if row in compared or (row.is_headline and not compared)]
-    likely = [row for row in rows if not row.is_v1 and (table == "vtab" or row.architecture in scored)]
+    likely = [row for row in rows if not row.is_v1 and (table != "transfer" or row.architecture in scored)]
     return [row for row in rows if row in (*compared, *likely) or row.is_headline]
 
 

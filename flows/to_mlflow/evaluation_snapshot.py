@@ -235,6 +235,8 @@ def settings_table(label: str, score: Score) -> str:
     title = f"{f'{label}: ' * bool(label)}top-1 {percent(score.value)} of {score.num_examples:,} images"
     if score.calibration:
         title += f", expected calibration error {percent(score.calibration.ece)}"
+    if score.by_severity:
+        title += f", by severity {', '.join(percent(value) for _, value in sorted(score.by_severity.items()))}"
     if not score.tried:
         return title
     names = list(dict.fromkeys(name for tried in score.tried for name in tried))

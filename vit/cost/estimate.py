@@ -54,6 +54,13 @@ class Demand:
     origin: str
 
 
+def flops_per_image(recipe: TrainRecipe, num_classes: int) -> float:
+    """FLOPs of training on one image, in the mean over the steps, of which the first may train the head alone."""
+    first = recipe.optim.head_first_steps / recipe.total_steps
+    head, others = (training_flops(recipe.model, num_classes, frozen) for frozen in ("backbone", recipe.optim.frozen))
+    return first * head + (1 - first) * others
+
+
 def demand_of(recipe: TrainRecipe, num_classes: int, gpus: PlanGpus, images_per_s: float | None = None) -> Demand:
     """The images per second of a training on one GPU: as given, else the FLOP/s that the GPU reaches over the operations of training
     on one image. Raises ValueError like `PlanGpus.flops`, and for a rate out of range."""
@@ -63,8 +70,9 @@ def demand_of(recipe: TrainRecipe, num_classes: int, gpus: PlanGpus, images_per_
         return Demand(None, None, images_per_s, "as given")
     reached, flops = gpus.flops(recipe.precision), forward_flops(recipe.model, num_classes)
     peak = short(gpus.gpu.peak(recipe.precision), "FLOP/s")
-    origin = f"{peak} in {recipe.precision} x {gpus.mfu:g} over 3 x {short(flops, 'FLOP')}"
-    return Demand(gpus.gpu.name, gpus.mfu, reached / training_flops(recipe.model, num_classes), origin)
+    needed = flops_per_image(recipe, num_classes)
+    origin = f"{peak} in {recipe.precision} x {gpus.mfu:g} over {needed / flops:.3g} x {short(flops, 'FLOP')}"
+    return Demand(gpus.gpu.name, gpus.mfu, reached / needed, origin)
 
 
 def hours_of(work: float, per_s: float) -> float:

@@ -3,18 +3,20 @@
 Both come from the network itself, run on tensors without data, so that they hold for every network and mode.
 """
 
+import weakref
+from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from vitline.vit.config import Frozen
 from vitline.vit.models.build import meta_network
-from vitline.vit.models.config import ActivationCheckpointing, NetworkConfig
+from vitline.vit.models.config import ActivationCheckpointing, Frozen, NetworkConfig
 from vitline.vit.models.recompute import kept_operators, recompute_blocks
-from vitline.vit.training.layers import is_frozen
+from vitline.vit.training.layers import freeze, is_frozen
 
 _CLASSES = 1000
 
@@ -36,14 +38,18 @@ def activation_bytes(
     *,
     bfloat16: bool = False,
     checkpointing: ActivationCheckpointing = "none",
+    frozen: Frozen = "none",
 ) -> int:
-    """Bytes of activations that a training step keeps for `num_examples` until its backward pass."""
-    one = _kept_bytes(config, 1, bfloat16, checkpointing)
-    return _kept_bytes(config, num_examples + 1, bfloat16, checkpointing) - one
+    """Bytes of activations that a training step keeps for `num_examples` until its backward pass.
+
+    Frozen layers keep nothing, but hold what they compute with: where there are any, it is the most that the forward pass holds at a time.
+    """
+    one = _forward_bytes(config, 1, bfloat16, checkpointing, frozen)
+    return _forward_bytes(config, num_examples + 1, bfloat16, checkpointing, frozen) - one
 
 
-def _kept_bytes(
-    config: NetworkConfig, num_examples: int, bfloat16: bool, checkpointing: ActivationCheckpointing
+def _forward_bytes(
+    config: NetworkConfig, num_examples: int, bfloat16: bool, checkpointing: ActivationCheckpointing, frozen: Frozen
 ) -> int:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -57,15 +63,43 @@ def _kept_bytes(
     network, side = meta_network(config, _CLASSES), config.image_size_px
     with FakeTensorMode(allow_non_fake_inputs=True):
         network.to_empty(device="cpu").train()
+        freeze(network, frozen)
         recompute_blocks(network, checkpointing)
+        held = _Held(network.parameters())
         with (
+            nullcontext() if frozen == "none" else held,
             torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
             _Results(keep) if checkpointing == "selective" else nullcontext(),
             torch.autocast("cpu", torch.bfloat16, enabled=bfloat16),
         ):
             network(torch.empty(num_examples, 3, side, side))
+        if frozen != "none":
+            return held.most_bytes
         weights = {parameter.untyped_storage()._cdata for parameter in network.parameters()}
     return sum(storage.nbytes() for where, storage in kept.items() if where not in weights)
+
+
+class _Held(TorchDispatchMode):
+    """Counts the most bytes of results of operators that there are at a time, besides the weights."""
+
+    def __init__(self, weights: Iterable[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._there = {weight.untyped_storage()._cdata for weight in weights}
+        self._num_bytes = self.most_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for result in tree_leaves(found):
+            if isinstance(result, Tensor) and (storage := result.untyped_storage())._cdata not in self._there:
+                self._there.add(storage._cdata)
+                self._num_bytes += storage.nbytes()
+                self.most_bytes = max(self.most_bytes, self._num_bytes)
+                weakref.finalize(storage, self._gone, storage._cdata, storage.nbytes())
+        return found
+
+    def _gone(self, where: int, num_bytes: int) -> None:
+        self._there.remove(where)
+        self._num_bytes -= num_bytes
 
 
 class _Results(TorchDispatchMode):

@@ -76,7 +76,7 @@ def planned_memory(
     recipe: TrainRecipe, execution: ExecutionConfig, weights: int, micro_batch: int, sharers: int
 ) -> PlannedMemory:
     """Weights, gradients, moments and average of a network of so many weights, shared by `sharers` workers, and the activations of a
-    micro-batch, as if nothing were frozen: one that keeps none still computes them."""
+    micro-batch."""
     parts = {**kept_bytes(recipe, weights), "gradients": 4 * trained_weights(recipe, weights)}
     held = sum(parts.values())
     activations = activation_bytes(
@@ -84,6 +84,7 @@ def planned_memory(
         micro_batch,
         bfloat16=recipe.precision == "bfloat16",
         checkpointing=execution.activation_checkpointing,
+        frozen=recipe.optim.frozen,
     )
     return PlannedMemory(parts, held, held // sharers, activations, micro_batch)
 

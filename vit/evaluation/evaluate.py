@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import NonNegativeInt, PositiveInt
 
 from vitline.data_prep.shard_format import Manifest, ShardReader, load_manifest
-from vitline.infra.config import FrozenConfig, digest_of
+from vitline.infra.config import FrozenConfig, digest_of, omitted_at_default
 from vitline.infra.keys import RESULT_VERSIONS
 from vitline.infra.records import StoredRecord
 from vitline.infra.storage import Store, open_store
@@ -82,6 +82,8 @@ class Score(StoredRecord):
     num_examples: int
     calibration: Calibration | None = None
     """None of records before there was one, and of predictions without probabilities (few-shot least squares)."""
+    by_severity: dict[int, float] = omitted_at_default({})
+    """Of a corruption of ImageNet-C, scored by `head`: the score of each severity, 1 to 5."""
     precision: Precision = "float32"
     """Of matrix products in training and scoring."""
     chosen: dict[str, Any]
@@ -115,9 +117,10 @@ class Score(StoredRecord):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The score, and the expected calibration error if there is one, by their names."""
+        """The score, and as far as there are any the expected calibration error and the scores of severities, by their names."""
         ece = {} if self.calibration is None else {self.ece_name: self.calibration.ece}
-        return {self.metric_name: self.value} | ece
+        of_severities = {severity_metric(self.metric_name, number): value for number, value in self.by_severity.items()}
+        return {self.metric_name: self.value} | ece | of_severities
 
 
 def metric_name(protocol: str, task: str) -> str:
@@ -132,6 +135,11 @@ def metric_name(protocol: str, task: str) -> str:
     if method in ("linear", "knn", "head"):
         return f"{method}/{task}/top1"
     return f"{metric_group(task)}/{benchmark_name(task)}/top1"
+
+
+def severity_metric(name: str, severity: int) -> str:
+    """`head/imagenet-c-fog/severity_3/top1`, of `head/imagenet-c-fog/top1`."""
+    return f"{name.removesuffix('top1')}severity_{severity}/top1"
 
 
 class AllSettingsFailed(RuntimeError):

@@ -6,10 +6,9 @@ from typing import NamedTuple
 import torch
 
 from vitline.vit.config import ExecutionConfig, Precision, TrainRecipe
-from vitline.vit.cost.estimate import TRAINING_MFU
+from vitline.vit.cost.estimate import TRAINING_MFU, flops_per_image
 from vitline.vit.cost.memory import activation_bytes, num_weights
 from vitline.vit.cost.training_memory import PlannedMemory, planned_memory
-from vitline.vit.models.flops import training_flops
 from vitline.vit.training.timing.gpus import known_gpu
 
 _CLASSES = 1000
@@ -83,14 +82,14 @@ def packed(recipe: TrainRecipe, gpu_bytes: int, most: int = _MOST_TRIALS_PER_GPU
 
 def micro_batch_on_cpu(recipe: TrainRecipe) -> int:
     """The largest power of two, at most 64, of examples whose activations take up to 2 GiB in float32."""
-    fits = _CPU_ACTIVATION_BYTES // activation_bytes(recipe.model)
+    fits = _CPU_ACTIVATION_BYTES // activation_bytes(recipe.model, frozen=recipe.optim.frozen)
     return 1 << min(max(fits, 1), 64).bit_length() - 1
 
 
 def training_seconds(recipe: TrainRecipe, flops: float) -> float:
     """What the training of a trial takes on one GPU that reaches so many FLOP/s."""
     images = recipe.total_steps * recipe.input.global_batch_size
-    return training_flops(recipe.model, _CLASSES) * images / flops
+    return flops_per_image(recipe, _CLASSES) * images / flops
 
 
 def wall_seconds(one: float, trials: int, gpus: Gpus, ranks: int) -> float:

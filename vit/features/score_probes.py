@@ -1,17 +1,19 @@
 """Scores probe trials from stored features. The workers of an evaluation call it."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from vitline.data_prep.shard_format import ShardReader, load_manifest
 from vitline.infra.html.text import percent
 from vitline.infra.records import check_digest
 from vitline.infra.storage import Store, open_store
@@ -19,10 +21,12 @@ from vitline.vit.checkpoints.tensor_file import read_tensors
 from vitline.vit.evaluation.calibration import Calibration, calibration_of, draw_reliability
 from vitline.vit.evaluation.evaluate import Score, replaced
 from vitline.vit.evaluation.probes import Method
+from vitline.vit.evaluation.reference.corruption_errors import scores_by_severity
+from vitline.vit.evaluation.tasks import IMAGENET_C
 from vitline.vit.evaluation.trial_files import RELIABILITY, write_figures
 from vitline.vit.evaluation.trials import model_label
 from vitline.vit.features.feature_plan import FeatureSource
-from vitline.vit.features.features import FeatureReader, Features
+from vitline.vit.features.features import READ_AHEAD, FeatureReader, Features
 from vitline.vit.features.linear_probes import RIDGE, draw_shots, least_squares, logistic_fits
 from vitline.vit.features.nearest import NEIGHBOURS, TEMPERATURE, nearest
 from vitline.vit.features.probe_trials import ProbeTrial
@@ -54,6 +58,7 @@ class Counted:
     chosen: dict[str, Any]
     tried: tuple[dict[str, Any], ...] = ()
     calibration: Calibration | None = None
+    by_severity: Mapping[int, float] = field(default_factory=dict)
 
 
 class ProbeFeatures:
@@ -100,7 +105,23 @@ class ProbeFeatures:
             per_class += part.labels.bincount(minlength=self.probe_trial.num_classes)
         right = np.concatenate(rights)
         calibration = calibration_of(np.concatenate(confidences), right) if confidences else None
-        return Counted(int(right.sum()), len(right), int(per_class.max()), chosen, tried, calibration)
+        return Counted(
+            int(right.sum()), len(right), int(per_class.max()), chosen, tried, calibration, self._by_severity(right)
+        )
+
+    def _by_severity(self, right: Bool[np.ndarray, " n"]) -> dict[int, float]:
+        """The scores of the severities of a corruption of ImageNet-C, by the ids of its images; of another task none."""
+        source, split = self.probe_trial.source, self.probe_trial.splits.test
+        if self.probe_trial.task.name not in IMAGENET_C:
+            return {}
+        corpus = open_store(source.corpus)
+        manifest = load_manifest(corpus)
+        check_digest(corpus.uri, manifest.digest, source.corpus_digest)
+        with ShardReader(corpus, manifest, split) as reader, ThreadPoolExecutor(READ_AHEAD) as pool:
+            read = partial(reader.row_group, columns=["example_id"])
+            tables = pool.map(read, range(manifest.split(split).num_row_groups))
+            ids = [example_id for table in tables for example_id in table["example_id"].to_pylist()]
+        return scores_by_severity(ids, right)
 
 
 def few_shot(features: ProbeFeatures) -> Counted:
@@ -233,6 +254,7 @@ def score_probe(root: str, probe_trial: ProbeTrial) -> Score:
         value=counted.hits / counted.num_examples,
         num_examples=counted.num_examples,
         calibration=counted.calibration,
+        by_severity=dict(counted.by_severity),
         chosen=counted.chosen,
         tried=counted.tried,
         majority_fraction=counted.largest_class / counted.num_examples,

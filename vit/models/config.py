@@ -22,6 +22,9 @@ ResampleMethod = Literal["bilinear-align-corners", "bilinear", "bicubic", "bicub
 
 ActivationCheckpointing = Literal["none", "selective", "full"]
 """What is computed again in the backward pass, see `recompute.py`."""
+Frozen = Literal["none", "embeddings", "backbone"] | PositiveInt
+"""What is not trained, see `vit/training/layers.py`: all that is before the first block, as many of the first blocks as a number says with
+it, or all but the head."""
 
 
 class NetworkConfig(FrozenConfig):

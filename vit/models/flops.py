@@ -1,7 +1,8 @@
-"""Floating-point operations of a forward pass, for MFU and for the compute in reports."""
+"""Floating-point operations of forward and backward passes, for MFU, plans and the compute in reports."""
 
 from vitline.vit.models.config import (
     BiTConfig,
+    Frozen,
     HybridConfig,
     NetworkConfig,
     TransformerConfig,
@@ -21,12 +22,32 @@ def forward_flops(config: NetworkConfig, num_classes: int) -> int:
     if isinstance(config, UserNetworkConfig):
         return config.feature_flop + 2 * config.embed_dim * num_classes
     assert isinstance(config, TransformerConfig)
-    return 2 * (_stem_macs(config) + _encoder_macs(config) + _head_macs(config, num_classes))
+    return 2 * (_stem_macs(config) + config.depth * _block_macs(config) + _head_macs(config, num_classes))
 
 
-def training_flops(config: NetworkConfig, num_classes: int) -> int:
-    """FLOPs of training on one image: three forward passes, as in arXiv:2010.11929, Table 6."""
-    return 3 * forward_flops(config, num_classes)
+def training_flops(config: NetworkConfig, num_classes: int, frozen: Frozen = "none") -> int:
+    """FLOPs of training on one image: three forward passes, as in arXiv:2010.11929, Table 6.
+
+    Layers that are frozen from the embeddings on have a forward pass only. All other matrices have two products in the backward pass,
+    one for their own gradient and one for that of their input, which the norm of the lowest trained block needs. A head that is trained
+    alone has no norm before it, so its first matrix has one.
+    """
+    forward = forward_flops(config, num_classes)
+    if frozen == "none":
+        return 3 * forward
+    if frozen == "backbone":
+        return forward + _head_backward_flops(config, num_classes)
+    assert isinstance(config, TransformerConfig)  # checked by `check_layers`
+    num_frozen = 0 if frozen == "embeddings" else frozen
+    return 3 * forward - 4 * (_stem_macs(config) + num_frozen * _block_macs(config))
+
+
+def _head_backward_flops(config: NetworkConfig, num_classes: int) -> int:
+    """FLOPs of the gradients of the head, with its pre-logits layer."""
+    width = _num_features(config)
+    if isinstance(config, TransformerConfig) and config.pre_logits:
+        return 2 * (width * width + 2 * width * num_classes)
+    return 2 * width * num_classes
 
 
 def _stem_macs(config: TransformerConfig) -> int:
@@ -40,13 +61,20 @@ def _stem_macs(config: TransformerConfig) -> int:
     return macs + config.num_patches * channels * config.patch_size**2 * config.embed_dim
 
 
-def _encoder_macs(config: TransformerConfig) -> int:
+def _num_features(config: NetworkConfig) -> int:
+    if isinstance(config, BiTConfig):
+        return _bit_macs(config)[1]
+    assert isinstance(config, TransformerConfig | UserNetworkConfig)
+    return config.embed_dim
+
+
+def _block_macs(config: TransformerConfig) -> int:
     tokens, dim = config.num_tokens, config.embed_dim
     projections = tokens * (4 * dim * dim + 2 * dim * config.mlp_dim)
     attention = 2 * tokens * tokens * dim
     if config.pos_embed == "relative":
         attention += tokens * (2 * tokens - 1) * dim
-    return config.depth * (projections + attention)
+    return projections + attention
 
 
 def _head_macs(config: TransformerConfig, num_classes: int) -> int:

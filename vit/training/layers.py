@@ -7,8 +7,7 @@ are the blocks, of a BiT ResNet those of all stages. Layer L + 1 is the final no
 
 from torch import Tensor, nn
 
-from vitline.vit.config import Frozen
-from vitline.vit.models.config import BiTConfig, NetworkConfig
+from vitline.vit.models.config import BiTConfig, Frozen, NetworkConfig
 from vitline.vit.models.network import Network
 
 _HEAD = ("head", "pre_logits", "prediction_head")
@@ -66,9 +65,14 @@ def freeze(model: Network, frozen: Frozen) -> None:
             parameter.requires_grad_(False)
 
 
+def head_weights(model: nn.Module) -> list[nn.Parameter]:
+    """The weights of the head."""
+    return [parameter for name, parameter in model.named_parameters() if is_head(name)]
+
+
 def drop_gradients_below_head(model: nn.Module) -> None:
     """Leaves gradients to the head only: clipping does not count the others, and the optimizer neither changes their weights nor their
-    moments."""
+    moments. Of a network that is split over ranks; any other computes none."""
     for name, parameter in model.named_parameters():
         if not is_head(name):
             parameter.grad = None

@@ -20,7 +20,7 @@ from vitline.vit.models.network import Network
 from vitline.vit.training.bad_examples import BadExamples
 from vitline.vit.training.guard.nonfinite_steps import NonfiniteSteps
 from vitline.vit.training.guard.spike_guard import Spike, SpikeGuard
-from vitline.vit.training.layers import drop_gradients_below_head, freeze
+from vitline.vit.training.layers import drop_gradients_below_head, freeze, head_weights
 from vitline.vit.training.loss import loss_named, mixed_targets, num_correct, targets_of
 from vitline.vit.training.masked_patches.objective import batch_corruption, patch_scores, with_patch_head
 from vitline.vit.training.metrics import (
@@ -108,7 +108,13 @@ def train_step(
     changes the result by rounding only. A bad example is masked, too: it has no loss, and each other keeps its weight of
     1 / global batch. A non-finite gradient is not applied, nor is one that `state.guard` finds to be a spike.
     """
-    step, overlapped = state.step + 1, isinstance(network, DistributedDataParallel) or is_sharded(network)
+    step = state.step + 1
+    head_alone = step <= recipe.optim.head_first_steps
+    if head_alone and isinstance(network, DistributedDataParallel):
+        network = state.model  # DDP would wait for the gradients of all weights
+    overlapped = isinstance(network, DistributedDataParallel) or is_sharded(network)
+    # The backward pass ends at these weights. A network that is split computes with copies of its weights, so it needs the whole pass.
+    ends_at = head_weights(state.model) if head_alone and not is_sharded(network) else None
     # The loss is the sum over examples divided by B for every number of workers; DDP and FSDP average over ranks.
     scale = (world.size if overlapped else 1) / recipe.input.global_batch_size
     loss_sum = torch.zeros((), device=world.device)
@@ -125,13 +131,13 @@ def train_step(
                 losses, right = example_losses_of(network, batch, recipe, state.model.num_classes, step)
             of_examples = losses * batch.valid
             loss = of_examples.sum()
-            (loss * scale).backward()
+            (loss * scale).backward(inputs=ends_at)
         loss_sum += loss.detach()
         if state.guard.is_on:
             example_losses.append(of_examples.detach())
         correct = correct + right
 
-    if step <= recipe.optim.head_first_steps:
+    if head_alone:
         drop_gradients_below_head(state.model)
     queued()
     if world.size > 1 and not overlapped:
@@ -266,7 +272,6 @@ def train(
     clock, ranks, total, waits = Clock(), SlowRanks(world), recipe.total_steps, input_waits()
     every_step = world.device.type == "cpu" or state.guard.is_on
     meetings = SyncPoints(state.step, world, every_step=every_step, stop_requested=stop_requested)
-    ideal_s = ideal_seconds(state.model, recipe, world.device)
     while state.step < total:
         micro_batches = next(on_device)
         num_bad += bad.name(micro_batches)
@@ -296,6 +301,7 @@ def train(
         num_bad = 0
         if result is not None and logs:
             lr = learning_rate(step, state, recipe)
+            ideal_s = ideal_seconds(state.model, recipe, step, world.device)
             waited_s = on_device.waited_s - clock.waited_before_s
             measured = measure(step, result, recipe, lr, world, clock, waited_s, ideal_s, input_waits().since(waits))
             elapsed_s = clock.steps * recipe.input.global_batch_size / measured["throughput/images_per_s"]

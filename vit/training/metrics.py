@@ -65,10 +65,10 @@ def guard_metrics(guard: SpikeGuard) -> dict[str, float]:
     return {"guard/spikes": float(len(guard.spikes)), **limits}
 
 
-def ideal_seconds(model: Network, recipe: TrainRecipe, device: torch.device) -> float | None:
-    """Seconds that training on one image would take at the device's peak FLOP/s; None for a device of unknown peak."""
+def ideal_seconds(model: Network, recipe: TrainRecipe, step: int, device: torch.device) -> float | None:
+    """Seconds that training on one image of a step would take at the device's peak FLOP/s; None for a device of unknown peak."""
     peak = maker_peak(device, recipe.precision)
-    return training_flops(recipe.model, model.num_classes) / peak if peak else None
+    return training_flops(recipe.model, model.num_classes, recipe.optim.frozen_at(step)) / peak if peak else None
 
 
 def measure(

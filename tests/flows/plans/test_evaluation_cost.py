@@ -68,6 +68,22 @@ def test_a_plan_counts_the_remaining_work(root, plan, digits):
     assert task_costs(root, replace(plan, rescore=True)) == [pretrained, scratch]
 
 
+def test_a_plan_counts_no_backward_pass_of_what_is_not_trained(root, model, digits):
+    def planned(**optim):
+        changes = {f"protocol.optim.{name}": value for name, value in optim.items()}
+        (plan,) = resolve_evaluate(root, EvaluateRequest(model=model, tasks=(digits.uri,), overrides=changes))
+        (task,) = task_costs(root, plan)
+        return task, task.flop - forward_flops(task.recipe.model, 10) * task.scored_images
+
+    probe, of_probe = planned(frozen="backbone")
+    forward, head = forward_flops(probe.recipe.model, 10), 2 * probe.recipe.model.embed_dim * 10
+    assert of_probe == (forward + head) * probe.trained_images
+    _, of_all = planned()
+    assert of_all == 3 * forward * probe.trained_images
+    _, of_both = planned(head_first_steps=25)
+    assert of_both == pytest.approx(0.25 * of_probe + 0.75 * of_all), "of 100 steps"
+
+
 def test_a_plan_says_what_the_models_to_keep_take(root, model, digits):
     options = ["--model", model, "--task", digits.uri, "--protocol", "small-images", "--root", root, "--plan"]
 

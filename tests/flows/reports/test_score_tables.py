@@ -164,6 +164,33 @@ def test_robustness_has_a_column_for_each_test_set_and_the_mean_corruption_error
     # Half of AlexNet's error everywhere, whose mean is 78.90 %.
     assert line(table, "ours")[7:] == ("25.00 ±0.43", "60.55", "50.00")
     assert line(table, "other")[1:] == ("-",) * 9
+    assert line(table, "ViT-H/14 (JFT), ObjectNet [1]")[7] == "61.70"
+
+
+def test_objectnet_is_compared_with_the_score_of_the_paper(scored, monkeypatch):
+    monkeypatch.setattr("vitline.flows.reports.scored_models.data_of_weights", lambda uri: "JFT-300M")
+    model = scored.model("ours", "h14", L16)
+    scored.add(model, "objectnet", 0.627, protocol="head", num_examples=18_574)
+    scored.add(model, "objectnet", 0.5, protocol="linear")
+    report = read_report(scored.root)
+    table = next(t for t in text_tables(report, "compared") if t.title.startswith("Robustness"))
+    assert [row[0] for row in table.rows] == [
+        "ours/1",
+        "  minus ViT-H/14 (JFT), ObjectNet",
+        "published",
+        "ViT-H/14 (JFT), ObjectNet [1]",
+    ]
+    assert table.rows[1][7] == "+1.00 ±0.35"
+    assert "App. D.9" in table.notes[1]
+    assert [report.reference("frozen", row) is None for row in report.tables["frozen"]] == [False, True]
+
+
+def test_severities_of_imagenet_c_have_a_table(scored):
+    model = scored.model("ours")
+    scored.add(model, "imagenet-c-fog", 0.6, protocol="head", by_severity={1: 0.8, 5: 0.4})
+    scored.add(model, "imagenet-a", 0.6, protocol="head")
+    table = next(t for t in text_tables(read_report(scored.root)) if t.title.startswith("ImageNet-C by severity"))
+    assert table.rows == [("ours/1", "imagenet-c-fog", "80.00", "-", "-", "-", "40.00", "60.00")]
 
 
 def test_scores_of_published_weights_are_checked(scored):

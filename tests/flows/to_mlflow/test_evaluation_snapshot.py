@@ -88,10 +88,13 @@ def test_calibration_is_a_metric_beside_top1_and_records_without_it_have_none():
 
 
 def test_all_of_imagenet_c_has_means():
-    some = [score(task, 0.5, protocol="head") for task in IMAGENET_C]
+    some = [score(task, 0.5, protocol="head", by_severity={3: 0.25 + (n == 0)}) for n, task in enumerate(IMAGENET_C)]
     found = score_values(some, {MODEL: 320})
     assert found["head/imagenet-c/top1"] == (pytest.approx(0.5), 320)
     assert found["head/imagenet-c/mce"] == (pytest.approx(sum(0.5 / e for e in ALEXNET_ERRORS.values()) / 15), 320)
+    assert found["head/imagenet-c-shot-noise/severity_3/top1"] == (0.25, 320)
+    assert found["head/imagenet-c/severity_3/top1"] == (pytest.approx(0.25 + 1 / 15), 320)
+    assert "head/imagenet-c/severity_2/top1" not in found
     assert not [name for name in score_values(some[1:], {}) if "imagenet-c/" in name]
     assert tuple(ALEXNET_ERRORS) == IMAGENET_C
 

@@ -3,7 +3,8 @@
 import pytest
 
 from vitline.infra.config import replace
-from vitline.vit.cost.estimate import PlanGpus, demand_of
+from vitline.vit.cost.estimate import PlanGpus, demand_of, flops_per_image
+from vitline.vit.models.flops import forward_flops, training_flops
 from vitline.vit.training.timing.gpus import gpu_named, known_gpu
 
 
@@ -37,6 +38,16 @@ def test_images_per_second_follow_the_gpu_and_its_precision(tiny_recipe):
 
     assert rate(PlanGpus("L4", 0.5)) / rate(PlanGpus("100TFLOPS", 0.1)) == pytest.approx(30.3 * 0.5 / 10)
     assert rate(PlanGpus("L4"), "bfloat16") / rate(PlanGpus("L4")) == pytest.approx(121 / 30.3)
+    assert " over 3 x " in demand_of(tiny_recipe, 10, PlanGpus("L4")).origin
     for mfu in (0, 1.5):
         with pytest.raises(ValueError, match=rf"--mfu {mfu:g} must be more than 0 and at most 1"):
             rate(PlanGpus("L4", mfu))
+
+
+def test_what_is_not_trained_has_no_backward_pass(tiny_recipe):
+    probe = replace(tiny_recipe, **{"optim.frozen": "backbone"})
+    head = flops_per_image(probe, 10)
+    assert head == forward_flops(probe.model, 10) + 2 * probe.model.embed_dim * 10
+    assert " over 1.0" in demand_of(probe, 10, PlanGpus("L4")).origin
+    first = replace(tiny_recipe, **{"optim.head_first_steps": tiny_recipe.total_steps // 4})
+    assert flops_per_image(first, 10) == (head + 3 * training_flops(first.model, 10)) / 4

@@ -56,5 +56,17 @@ def test_selective_keeps_more_than_full_and_less_than_all():
     assert kept[0] < kept[1] < kept[2]
 
 
+def test_frozen_blocks_keep_no_activations():
+    deep = SMALL.model_copy(update={"depth": 8})
+    of = {frozen: activation_bytes(SMALL, 8, frozen=frozen) for frozen in ("none", 1, 2, 3, "backbone")}
+    blocks = {activation_bytes(config, 8) for config in (SMALL, deep)}
+    one_block = (max(blocks) - min(blocks)) / 4
+    assert of[1] - of[2] == of[2] - of[3] == one_block
+    assert of["none"] > of[1] > of[3] > of["backbone"]
+    # What the largest operator of a block holds: the tokens before it, its input and its result, GELU's of the MLP's width.
+    tokens = 8 * 4 * 17
+    assert of["backbone"] == activation_bytes(deep, 8, frozen="backbone") >= tokens * (64 + 2 * 128)
+
+
 def test_weights_are_those_of_the_paper():
     assert num_weights(network_variant("b16", image_size_px=224), 1000) == 86_567_656

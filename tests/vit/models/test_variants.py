@@ -7,8 +7,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vitline.vit.models.build import build_network, meta_network, network_with
 from vitline.vit.models.config import BiTConfig, HybridConfig, ViTConfig
-from vitline.vit.models.flops import forward_flops
+from vitline.vit.models.flops import forward_flops, training_flops
 from vitline.vit.models.variants import REGISTERED, network_variant
+from vitline.vit.training.layers import freeze
 
 # Parameters: variant, resolution, then with a linear head of 1000 and 21843 classes, then with pre-logits and 21843 and 18291.
 VITS = [
@@ -135,6 +136,34 @@ def test_operations_equal_those_that_torch_counts(config):
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         network(images)
     assert counter.get_total_flops() == 3 * forward_flops(config, 10)
+
+
+@pytest.mark.parametrize(
+    ("config", "frozen"),
+    [
+        (ViTConfig(image_size_px=32, patch_size_px=8, pre_logits=True, **TINY), "backbone"),
+        (ViTConfig(image_size_px=30, patch_size_px=7, pool="map", **TINY), "backbone"),
+        (ViTConfig(image_size_px=30, patch_size_px=7, pool="map", **TINY), 2),
+        (ViTConfig(image_size_px=32, patch_size_px=8, pool="gap", pos_embed="relative", **TINY), 1),
+        (
+            ViTConfig(image_size_px=32, patch_size_px=8, pos_embed="learned-2d", pos_embed_at="every-layer", **TINY),
+            "embeddings",
+        ),
+        (ViTConfig(image_size_px=32, patch_size_px=8, **TINY), "none"),
+        (HybridConfig(image_size_px=70, stages=(1, 2), **TINY), "embeddings"),
+        (BiTConfig(image_size_px=70, stages=(1, 2, 1, 1)), "backbone"),
+    ],
+)
+def test_operations_of_a_training_without_gradients_of_what_is_frozen_equal_those_that_torch_counts(config, frozen):
+    network = meta_network(config, 10)
+    freeze(network, frozen)
+    # Three forward passes count a gradient of the images, too, as the paper does.
+    images = torch.zeros(
+        3, 3, config.image_size_px, config.image_size_px, device="meta", requires_grad=frozen == "none"
+    )
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        network(images).sum().backward()
+    assert counter.get_total_flops() == 3 * training_flops(config, 10, frozen)
 
 
 # Networks of more parameters are built and run on the meta device only, or in the slow test.

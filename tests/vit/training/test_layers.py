@@ -3,12 +3,15 @@
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from vitline.infra.config import digest_of, replace
 from vitline.vit.checkpoints.state_tensors import load_state_tensors, state_tensors
 from vitline.vit.config import OptimConfig
 from vitline.vit.models.build import meta_network
 from vitline.vit.models.config import BiTConfig, HybridConfig, UserNetworkConfig
+from vitline.vit.models.flops import training_flops
 from vitline.vit.models.network import normalised
 from vitline.vit.training.layers import layer_of
 from vitline.vit.training.loop import initial_state, train_step
@@ -117,6 +120,18 @@ def test_the_head_is_trained_first_as_if_the_others_were_frozen_and_then_all(cha
     # The first step of AdamW moves every weight by its learning rate: the half of a warmup of two steps.
     moved = weights(trained(recipe, make_batch, 4, state))["blocks.0.fc1.bias"] - before["blocks.0.fc1.bias"]
     assert moved.abs().max().item() == pytest.approx(5e-3, rel=1e-3)
+
+
+def test_steps_of_the_head_alone_compute_no_other_gradients(changed, make_batch):
+    recipe = changed(head_first_steps=1)
+    state, batch = initial_state(recipe, 5, CPU.device), make_batch(0)
+    counts = []
+    for _ in range(2):
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+            train_step(state, state.model, [batch], recipe, CPU)
+        counts.append(counter.get_total_flops() / len(batch.images))
+    head, whole = (training_flops(recipe.model, 5, frozen) for frozen in ("backbone", "none"))
+    assert counts[0] == head < counts[1] <= whole
 
 
 def test_the_schedule_begins_after_the_steps_of_the_head():

@@ -12,10 +12,10 @@ from typing import Literal, NamedTuple
 
 from vitline.infra.records import UnreadableRecord, readable, reading
 from vitline.infra.storage import Store
-from vitline.vit.evaluation.evaluate import Score
+from vitline.vit.evaluation.evaluate import Score, metric_name
 from vitline.vit.evaluation.protocols import over_seeds, seed_statistic
 from vitline.vit.evaluation.reference.published_scores import PublishedRow
-from vitline.vit.evaluation.tasks import GROUPS, VTAB_TASKS, benchmark_name, metric_group, vtab_task
+from vitline.vit.evaluation.tasks import GROUPS, ROBUSTNESS, VTAB_TASKS, vtab_task
 
 Table = Literal["vtab", "transfer", "own", "frozen"]
 VTAB_CORPORA = tuple(task.corpus_name for task in VTAB_TASKS)
@@ -47,6 +47,8 @@ class Cell:
     ece: float | None
     """Expected calibration error, as `value` over the seeds; None if one of them has none."""
     mean_confidence: float | None
+    by_severity: Mapping[int, float]
+    """Of a corruption of ImageNet-C the score of each severity; empty if one of them has none."""
 
 
 @dataclass(frozen=True)
@@ -193,8 +195,8 @@ def published_mean(row: PublishedRow, group: str, over: Collection[str] | None =
 
 
 def published_metrics(row: PublishedRow) -> dict[str, float]:
-    """A row by metric key, like our own scores: `vtab/dtd/top1`, `vtab/all/top1`, `tasks/cifar10/top1`."""
-    named = {f"{metric_group(corpus)}/{benchmark_name(corpus)}/top1": value for corpus, value in row.scores.items()}
+    """A row by metric key, like our own scores: `vtab/dtd/top1`, `vtab/all/top1`, `tasks/cifar10/top1`, `head/objectnet/top1`."""
+    named = {metric_name("head" if corpus in ROBUSTNESS else "", corpus): value for corpus, value in row.scores.items()}
     means = {f"vtab/{group}/top1": published_mean(row, group) for group in (*GROUPS, "all")}
     return named | {name: value for name, value in means.items() if value is not None}
 
@@ -249,6 +251,7 @@ def _cell(protocol: str, by_seed: Mapping[int, Score]) -> Cell:
     value, several = over_seeds(protocol, values), len(values) > 1
     examples = min(score.num_examples for score in scores)
     known = [score.calibration for score in scores if score.calibration]
+    severities = set.intersection(*({*score.by_severity} for score in scores))
     return Cell(
         value=value,
         noise=stdev(values) if several else standard_error(value, examples),
@@ -259,6 +262,7 @@ def _cell(protocol: str, by_seed: Mapping[int, Score]) -> Cell:
         majority_fraction=scores[0].majority_fraction,
         ece=over_seeds(protocol, [c.ece for c in known]) if len(known) == len(scores) else None,
         mean_confidence=over_seeds(protocol, [c.mean_confidence for c in known]) if len(known) == len(scores) else None,
+        by_severity={n: over_seeds(protocol, [score.by_severity[n] for score in scores]) for n in sorted(severities)},
     )
 
 

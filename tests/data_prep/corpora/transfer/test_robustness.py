@@ -10,6 +10,7 @@ from PIL import Image
 
 from vitline.data_prep.benchmarks.transfer.transfer_splits import CORRUPTIONS, TEST_SETS
 from vitline.data_prep.shard_format import load_classes
+from vitline.vit.evaluation.reference.corruption_errors import severity_of
 
 from .... import pictures
 from .conftest import NUMBERS, WNIDS
@@ -65,6 +66,7 @@ def test_c_has_a_corpus_for_each_corruption_with_all_severities(imagenet, prepar
         for path in files
         if path.startswith("shot_noise")
     }
+    assert all(severity_of(example_id) == label for example_id, label, *_ in rows["test"])
     with pytest.raises(ValueError, match=r"ImageNet-C, weather: .* lacks weather\.tar .*zenodo"):
         prepared("imagenet-c-frost", imagenet)
 

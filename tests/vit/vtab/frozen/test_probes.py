@@ -175,6 +175,33 @@ def test_head_probe_accepts_any_of_several_labels(root, probe_spec, score, tmp_p
     assert found.majority_fraction == 7 / 12
 
 
+def test_a_corruption_of_imagenet_c_has_a_score_for_each_severity(root, probe_spec, score, tmp_path):
+    rng = np.random.default_rng(0)
+    for name, count in (("1_n00000001", 3), ("2_n00000002", 2), ("5_n00000003", 2)):  # severity and class
+        for split in ("train", "test"):
+            folder = tmp_path / "pictures" / split / name
+            folder.mkdir(parents=True)
+            for i in range(count):
+                Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(folder / f"{i}.png")
+    request = CorpusConfig(
+        name="imagenet-c-fog",
+        source=ClassFolders(path=str(tmp_path / "pictures")),
+        recipe=CorpusRecipe(duplicates="keep"),
+    )
+    prepare([request], root)
+    always_second = VisionTransformer(ARCHITECTURE, 3)
+    with torch.no_grad():
+        always_second.head.bias[1] = 5.0
+    model = published(root, "always-second", always_second, ["1_n00000001", "2_n00000002", "5_n00000003"])
+    task = TaskRef(name="imagenet-c-fog", corpus=corpus_store(open_store(root), request).uri)
+    (found,) = score(probe_spec("head", model, tasks=(task,)))
+    assert (found.value, found.by_severity) == (2 / 7, {1: 0.0, 2: 1.0, 5: 0.0})
+    assert found.metrics["head/imagenet-c-fog/severity_2/top1"] == 1.0
+    # A corpus of another name is no corruption of ImageNet-C.
+    other = TaskRef(name="fog", corpus=task.corpus)
+    assert "by_severity" not in score(probe_spec("head", model, tasks=(other,)))[0].model_dump()
+
+
 def test_only_probes_that_draw_examples_are_repeated_per_seed(models, probe_spec):
     few = plan_probe_trials(probe_spec("fewshot", models.trained, num_seeds=3))
     assert [(r.seed, r.shots) for r in few] == [(s, k) for s in range(3) for k in (5, 10, 25)]

@@ -23,6 +23,7 @@ TABLE_9 = ("ViT-H/14 (JFT)", "ViT-L/16 (JFT)", "ViT-L/16 (I21k)")
         ("v2, Table 2", 2),
         ("v2, Table 5", 14),
         ("v2, Table 6", 18),
+        ("v2, App. D.9", 1),
         ("v1, Table 2", 4),
         ("v1, Table 5", 13),
         ("1912.11370, Table 2", 3),
@@ -37,7 +38,11 @@ def test_every_row_of_a_table_is_present(source, count):
 
 
 def test_every_score_belongs_to_a_known_task():
-    assert {corpus for row in ROWS.values() for corpus in row.scores} == {*VTAB_CORPORA, *TRANSFER_CORPORA}
+    assert {corpus for row in ROWS.values() for corpus in row.scores} == {
+        *VTAB_CORPORA,
+        *TRANSFER_CORPORA,
+        "objectnet",
+    }
     assert all(0 < value < 1 for row in ROWS.values() for value in row.scores.values())
 
 
@@ -88,6 +93,7 @@ def test_printed_means_of_bit_re_runs_agree_with_their_groups():
         ("ViT-H/14 (JFT), 384 px", "imagenet", 0.8804),
         ("ViT-H/14 (JFT), 14 epochs", "imagenet", 0.8808),  # as printed: Tables 5 and 6 differ
         ("ViT-H/14 (JFT), v1", "imagenet", 0.8836),
+        ("ViT-H/14 (JFT), ObjectNet", "objectnet", 0.617),
         ("ViT-L/16 (I21k), Table 5 of v1", "imagenet", 0.7945),
         ("R50x1+ViT-L/16 (JFT), 7 epochs", "cifar100", 0.9364),
         ("ViT-B/16 (I21k), re-run, dropout 0.1", "cifar100", 0.9192),
@@ -115,6 +121,7 @@ def test_published_metrics_have_the_names_of_our_scores():
     assert metrics["vtab/cifar100/top1"] == 0.841
     assert metrics["tasks/cifar100/top1"] == 0.9325
     assert metrics["vtab/all/top1"] == 0.7272
+    assert published_metrics(ROWS["ViT-H/14 (JFT), ObjectNet"]) == {"head/objectnet/top1": 0.617}
     assert metrics["vtab/natural/top1"] == pytest.approx(0.83271, abs=1e-5)
 
 

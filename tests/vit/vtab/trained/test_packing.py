@@ -4,12 +4,14 @@ import pytest
 
 from vitline.infra.config import replace
 from vitline.vit.config import TrainRecipe
+from vitline.vit.cost.memory import activation_bytes
 from vitline.vit.evaluation.packing import (
     Gpus,
     Place,
     micro_batch_on_cpu,
     packed,
     ranks_of,
+    training_seconds,
     trial_memory,
     trial_resources,
     wall_seconds,
@@ -71,6 +73,15 @@ def test_resources_of_a_trial():
     assert trial_resources(small, 64, None, trials=3) == (1, 0, Place(micro_batch=32))
     assert micro_batch_on_cpu(recipe(SMALL)) == 64
     assert micro_batch_on_cpu(variant("h14", 518)) == 1
+
+
+def test_a_trial_of_frozen_layers_has_room_for_more_images():
+    whole, probe = (replace(recipe(SMALL), **{"optim.frozen": frozen}) for frozen in ("none", "backbone"))
+    memory = [trial_memory(of) for of in (whole, probe)]
+    assert memory[1].parts["gradients"] == memory[1].parts["moments"] == 4 * 1000 * 65
+    assert memory[1].activations == activation_bytes(SMALL, bfloat16=True, frozen="backbone")
+    assert memory[1].examples_that_fit(10**8) > 1.9 * memory[0].examples_that_fit(10**8), "of two blocks"
+    assert training_seconds(probe, 1e12) < 0.35 * training_seconds(whole, 1e12)
 
 
 def ranks(trials, gpus, steps=2500, batch=512, lanes=64):
