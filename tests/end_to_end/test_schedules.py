@@ -134,6 +134,7 @@ def two_series(flows, tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_two_series_of_a_file_run_side_by_side_with_nights_and_champions_of_their_own(work, two_series, in_stack):
     from vitline.flows.on_prefect.deploy.deployments_file import read_deployments
     from vitline.flows.on_prefect.deploy.registration import register
@@ -157,5 +158,5 @@ def test_two_series_of_a_file_run_side_by_side_with_nights_and_champions_of_thei
         assert champion.pipeline == night.pipeline, "each is the first night of its series"
         assert read_lease(work.root.child(f"leases/{deployment.replace('/', '-')}")) is not None
         assert night.pipeline in work.flows.artifacts(run["id"])["links"]["data"]
-    with pytest.raises(ValueError, match="of series-.*of series-.*, and --name"):
+    with pytest.raises(ValueError, match=r"of series-.*of series-.*, and --name"):
         chosen_night(work.root, f"{due:%Y-%m-%dT%H:%M}", None)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field, JsonValue, ValidationError
 
 from vitline.flows.forms.forms import FORMS, Name
 from vitline.flows.forms.nights import night_settings
@@ -29,7 +29,7 @@ class Defaults(FrozenConfig):
 
     pool: Text | None = None
     """Work pool. None: as it is registered; for a new one, as the others."""
-    job_variables: dict[str, Any] = Field(default={})
+    job_variables: dict[str, JsonValue] = Field(default={})
     """Variables of the pool's jobs. Those of a deployment are added, or replace the ones of the same name."""
     tags: tuple[Text, ...] = ()
     """Added to the tags of vitline, and those of a deployment to these."""
@@ -45,7 +45,7 @@ class Entry(Defaults):
     """So many of its runs at once; further ones wait, those of reconcile and collect-garbage are cancelled."""
     description: str = Field("", max_length=2000)
     """Its purpose, shown above the help of the form."""
-    request: dict[str, Any] = Field(default={})
+    request: dict[str, JsonValue] = Field(default={})
     """Fields of the form."""
 
 

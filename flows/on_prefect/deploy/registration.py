@@ -41,13 +41,12 @@ def register(
         check_root(found, settings)
         registered = [known for known in found.values() if known is not None]
         shared_pool, shared_variables = common_pool(registered, settings.project), common_variables(registered)
-        pools = dict[str, WorkPool]()
+        check_jobs(api, deployments, found, shared_pool, settings)
         planned = list[tuple[Deployment, Changes | None]]()
         for deployment in deployments:
             if (known := found[deployment.full_name]) is None:
                 variables = {**shared_variables, **deployment.job_variables}
                 deployment = replace(deployment, pool=deployment.pool or shared_pool, job_variables=variables)
-            check_jobs(api, deployment, known, pools, settings)
             planned.append((deployment, changes(deployment, known, settings) if known else None))
         return [
             create(api, deployment, settings) if update is None else send(api, deployment, update)
@@ -116,41 +115,56 @@ def common_variables(registered: list[DeploymentResponse]) -> dict[str, Any]:
 
 def check_jobs(
     api: SyncPrefectClient,
-    deployment: Deployment,
-    known: DeploymentResponse | None,
-    pools: dict[str, WorkPool],
+    deployments: Sequence[Deployment],
+    found: Mapping[str, DeploymentResponse | None],
+    shared_pool: str,
     settings: Settings,
 ) -> None:
-    """Raises ValueError for a work pool that does not exist, or named job variables that it does not have or accept. `pools` holds
-    those that were read before."""
-    name = deployment.pool or (known.work_pool_name if known else None)
-    if name is None or not (deployment.pool or deployment.job_variables):
-        return
-    at = f"{deployment.place}: " if deployment.place else ""
-    if name not in pools:
-        try:
-            pools[name] = api.read_work_pool(name)
-        except ObjectNotFound as error:
-            available = known_names_text(name, (pool.name for pool in api.read_work_pools()))
+    """Raises ValueError for a work pool that does not exist, and for named job variables that it does not accept or no pool has."""
+    pools = dict[str, WorkPool]()
+    named = list[tuple[Deployment, str, Mapping[str, Any]]]()
+    for deployment in deployments:
+        known = found[deployment.full_name]
+        pool = deployment.pool or (known.work_pool_name if known else shared_pool)
+        if pool is None or (known and not (deployment.pool or deployment.job_variables)):
+            continue
+        if pool not in pools:
+            pools[pool] = read_pool(api, pool, deployment, settings)
+        named.append((deployment, pool, {**(known.job_variables if known else {}), **deployment.job_variables}))
+    # Prefect ignores a variable that a pool does not have. One that another pool has may be meant for all: of the file's defaults.
+    templates = {
+        name: pool.base_job_template.get("variables", {}).get("properties", {}) for name, pool in pools.items()
+    }
+    available = {name for template in templates.values() for name in template}
+    for deployment, pool, variables in named:
+        odd = next((each for each in deployment.job_variables if each not in available), None)
+        if odd and all(templates.values()):
             raise ValueError(
-                f"{at}{settings.prefect_api_url} has no work pool {name!r}; {available} "
-                f"`prefect work-pool create {name} --type process` creates one for processes; `--pool NAME` chooses another."
+                f"{at(deployment)}the jobs of the work pool {pool} have no variable {odd!r}; {known_names_text(odd, available)}"
+            )
+        try:
+            DeploymentUpdate(job_variables=dict(variables)).check_valid_configuration(pools[pool].base_job_template)
+        except jsonschema.ValidationError as error:
+            raise ValueError(
+                f"{at(deployment)}the work pool {pool} rejects the job variables of {deployment.full_name}: {error.message}. Its page, "
+                f"or `prefect work-pool inspect {pool}`, shows what it accepts."
             ) from error
-    template = pools[name].base_job_template
-    available = template.get("variables", {}).get("properties", {})
-    if odd := next((each for each in deployment.job_variables if available and each not in available), None):
-        raise ValueError(
-            f"{at}the jobs of the work pool {name} have no variable {odd!r}; {known_names_text(odd, available)} "
-            "The pool's page changes what they have."
-        )
-    variables = {**(known.job_variables if known else {}), **deployment.job_variables}
+
+
+def read_pool(api: SyncPrefectClient, pool: str, deployment: Deployment, settings: Settings) -> WorkPool:
     try:
-        DeploymentUpdate(job_variables=variables).check_valid_configuration(template)
-    except jsonschema.ValidationError as error:
+        return api.read_work_pool(pool)
+    except ObjectNotFound as error:
+        known = known_names_text(pool, (each.name for each in api.read_work_pools()))
         raise ValueError(
-            f"{at}the work pool {name} rejects the job variables of {deployment.full_name}: {error.message}. Its page, or "
-            f"`prefect work-pool inspect {name}`, shows what it accepts."
+            f"{at(deployment)}{settings.prefect_api_url} has no work pool {pool!r}; {known} "
+            f"`prefect work-pool create {pool} --type process` creates one for processes; `--pool NAME` chooses another."
         ) from error
+
+
+def at(deployment: Deployment) -> str:
+    """How an error about a deployment begins: with its place in a file."""
+    return f"{deployment.place}: " if deployment.place else ""
 
 
 def create(api: SyncPrefectClient, deployment: Deployment, settings: Settings) -> Registration:

@@ -1,10 +1,14 @@
 """A deployments file: what it becomes, and how everything that is wrong in one is refused before a server is asked."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from vitline.flows.on_prefect.deploy.deployments_file import read_deployments
 from vitline.infra.settings import Settings
 
+GUIDE = Path(__file__).parents[4] / "docs/guides/flows-and-nights.md"
 TWO = """\
 project: birds
 defaults:
@@ -120,3 +124,11 @@ def test_a_form_that_people_fill_in_needs_no_values(read):
     assert form.request == {}
     with pytest.raises(ValueError, match="request: corpus: must be given"):
         read("deployments: [{name: ours, flow: pretrain, schedules: [{cron: 0 2 * * *}]}]")
+
+
+def test_the_example_of_the_guide_is_read(read):
+    (example,) = re.findall(r"```yaml\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    deployments = {deployment.full_name: deployment for deployment in read(example)}
+    nightly = deployments["pretrain-then-transfer/birds-nightly-b16"]
+    assert [schedule.active for schedule in nightly.schedules] == [None, False]
+    assert {deployment.flow for deployment in deployments.values()} > {"reconcile", "collect-garbage"}
