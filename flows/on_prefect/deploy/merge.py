@@ -104,15 +104,6 @@ def merged_request(deployment: Deployment, known: DeploymentResponse, done: Regi
     kept = {name: value for name, value in theirs.items() if name in deployment.model.model_fields}
     merged = {**kept, **named}
     new = deployment.form()
-    done.updated += [
-        f"request.{name} {short_json(theirs[name])} removed: the form no longer has this field"
-        for name in theirs.keys() - kept.keys()
-    ]
-    done.updated += [
-        f"request.{name} {f'{short_json(kept[name])} -> ' if name in kept else ''}{short_json(value)}"
-        for name, value in named.items()
-        if name not in kept or kept[name] != value
-    ]
     done.kept += [
         f"request.{name} {short_json(value)} (default: {short_json(new.get(name))})"
         for name, value in kept.items()
@@ -126,6 +117,16 @@ def merged_request(deployment: Deployment, known: DeploymentResponse, done: Regi
                 f"keeps its old form, because the new one rejects the values of this deployment ({why}). Edit its parameters "
                 "on its page, then run `vitline flows deploy` again."
             )
+            return merged
+    done.updated += [
+        f"request.{name} {short_json(theirs[name])} removed: the form no longer has this field"
+        for name in theirs.keys() - kept.keys()
+    ]
+    done.updated += [
+        f"request.{name} {f'{short_json(kept[name])} -> ' if name in kept else ''}{short_json(value)}"
+        for name, value in named.items()
+        if name not in kept or kept[name] != value
+    ]
     return merged
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from vitline.flows.on_prefect.deploy.deployments_file import read_deployments
+from vitline.flows.on_prefect.deploy.registered import beside_lines
 from vitline.infra.settings import Settings
 
 GUIDE = Path(__file__).parents[4] / "docs/guides/flows-and-nights.md"
@@ -132,3 +133,15 @@ def test_the_example_of_the_guide_is_read(read):
     nightly = deployments["pretrain-then-transfer/birds-nightly-b16"]
     assert [schedule.active for schedule in nightly.schedules] == [None, False]
     assert {deployment.flow for deployment in deployments.values()} > {"reconcile", "collect-garbage"}
+
+
+def test_housekeeping_that_nothing_starts_is_named_with_lines_for_the_file(read):
+    forms = "deployments:\n  - {name: ours, flow: pretrain}\n"
+    lines = beside_lines("d.yaml", read(forms), {"reconcile/default": False})
+    assert lines[0].startswith("not in d.yaml, and left as they are: reconcile/default. `prefect deployment delete")
+    assert [line.partition(";")[0] for line in lines[1:]] == [
+        "no schedule starts reconcile", "no schedule starts collect-garbage",
+    ]  # fmt: skip
+    entries = "".join(f"  {line.split('`')[1]}\n" for line in lines[1:])
+    assert beside_lines("d.yaml", read(forms + entries), {}) == []
+    assert beside_lines("d.yaml", read(forms), {"reconcile/default": True, "collect-garbage/default": True})[1:] == []
