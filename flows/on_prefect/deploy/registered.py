@@ -102,10 +102,10 @@ def beside_lines(file: str, deployments: Sequence[Deployment], beside: Mapping[s
         lines.append(
             f"not in {file}, and left as they are: {shown}. `prefect deployment delete FLOW/NAME` deletes one."
         )
-    active = {each.flow for each in deployments if any(schedule.active is not False for schedule in each.schedules)}
+    active = {each.flow for each in deployments if starts_by_itself(each)}
     active |= {name.partition("/")[0] for name, starts in beside.items() if starts}
-    for each in DEPLOYMENTS:
-        if each.stage == "ops" and each.flow not in active:
+    for each in filter(starts_by_itself, DEPLOYMENTS):
+        if each.flow not in active:
             times = [{"cron": schedule.cron} for schedule in each.schedules]
             entry: dict[str, Any] = {
                 "name": each.name,
@@ -116,3 +116,8 @@ def beside_lines(file: str, deployments: Sequence[Deployment], beside: Mapping[s
             entry |= {"request": each.request} if each.request else {}
             lines.append(f"no schedule starts {each.flow}; in {file} this does: `- {json.dumps(entry)}`")
     return lines
+
+
+def starts_by_itself(deployment: Deployment) -> bool:
+    """Whether a new registration has an active schedule."""
+    return any(schedule.active is not False for schedule in deployment.schedules)
