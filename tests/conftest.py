@@ -320,13 +320,13 @@ def flows(stack):
     from .servers.stack import TINY, FlowRuns, environment_of
 
     with environment_of(stack):
+        from vitline.flows.on_prefect.deploy.registration import create, register
         from vitline.flows.on_prefect.deployments import PIPELINE, Deployment
         from vitline.flows.on_prefect.prefect_observer import client
-        from vitline.flows.on_prefect.registration import create, register
 
         register(Settings())
         with client() as api:
-            create(api, Deployment(PIPELINE, "tiny", TINY, "pipeline"), Settings(), "vitline", {})
+            create(api, Deployment(PIPELINE, "tiny", TINY, "pipeline", pool="vitline"), Settings())
     runs = FlowRuns(stack.env)
     # What tests break on purpose is not for a reconciler that happens to come by.
     reconcile = runs.api.get("/deployments/name/reconcile/default").json()

@@ -91,7 +91,7 @@ def test_example_flow_has_a_deployment_with_its_form(changed):
     code = """
 from vitline.flows.on_prefect import flows
 from vitline.flows.on_prefect.deployments import deployment_named
-from vitline.flows.on_prefect.registration import form_schema
+from vitline.flows.on_prefect.deploy.form_schema import form_schema
 from vitline.infra.settings import Settings
 deployment = deployment_named("count-images/default")
 assert getattr(flows, deployment.function).name == deployment.flow

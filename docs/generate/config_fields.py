@@ -32,7 +32,12 @@ def forms_page() -> str:
         rows = [[f"`{name}`", *described(name, field)] for name, field in form.model_fields.items()]
         parts += [f"## {flow}", text(form.__doc__ or ""), table(["field", "type", "default", "what it is"], rows)]
         rows = [
-            [f"`{d.full_name}`", text(d.purpose) or "-", f"`{d.cron}` (UTC)" if d.cron else "none", filled_in(d)]
+            [
+                f"`{d.full_name}`",
+                text(d.purpose) or "-",
+                ", ".join(f"`{each.cron}` ({each.timezone})" for each in d.schedules) or "none",
+                filled_in(d),
+            ]
             for d in deployments
         ]
         parts.append(table(["deployment", "purpose", "schedule", "filled in"], rows))

@@ -15,18 +15,19 @@ from prefect.client.schemas.sorting import LogSort
 from prefect.exceptions import ObjectNotFound
 
 from vitline.flows import console
-from vitline.flows.forms.forms import PipelineRequest
-from vitline.flows.forms.overrides import user_functions
+from vitline.flows.forms.forms import FORMS, PipelineRequest
 from vitline.flows.forms.pipeline_plan import PipelinePlan, resolve_pipeline
-from vitline.flows.on_prefect.deployments import Deployment, deployment_named
+from vitline.flows.on_prefect.deploy.registered import deployments_of
+from vitline.flows.on_prefect.deploy.registration import check_root
+from vitline.flows.on_prefect.deployments import DEPLOYMENTS, deployment_named
 from vitline.flows.on_prefect.flow_run import read_request
 from vitline.flows.on_prefect.prefect_observer import client
 from vitline.flows.on_prefect.prefect_private import LAST_LINE, RUN_LOG
 from vitline.flows.on_prefect.prefect_runs import accepted
-from vitline.flows.on_prefect.registration import check_root
-from vitline.flows.on_prefect.request_checks import RESOLVES
+from vitline.flows.on_prefect.request_checks import check_request
 from vitline.flows.ops.prefect_http import flow_run_page
 from vitline.infra.config import FrozenConfig
+from vitline.infra.names import known_names_text
 from vitline.infra.ray_jobs import AWAY_S
 from vitline.infra.settings import Settings
 
@@ -43,47 +44,53 @@ def trigger(settings: Settings, name: str, changes: Mapping[str, Any]) -> tuple[
     Raises ValueError before submission for a request that the form or the flow would refuse, and RuntimeError if Prefect or
     the deployment does not exist.
     """
-    deployment = deployment_named(name)
     with client() as api:
-        found, request = _filled_in(api, settings, deployment, changes)
-        if not user_functions(request):  # its package is where flows run
-            RESOLVES[deployment.flow](settings.root, request)
+        found, request = _filled_in(api, settings, name, changes)
+        check_request(settings.root, _flow_of(name), request)
         run = api.create_flow_run_from_deployment(
             found.id, parameters={"request": request.model_dump(mode="json")}, tags=["trigger:manual"]
         )
     return run, flow_run_page(settings, run.id)
 
 
+def _flow_of(name: str) -> str:
+    return name.partition("/")[0]
+
+
 def _filled_in(
-    api: SyncPrefectClient, settings: Settings, deployment: Deployment, changes: Mapping[str, Any]
+    api: SyncPrefectClient, settings: Settings, name: str, changes: Mapping[str, Any]
 ) -> tuple[DeploymentResponse, FrozenConfig]:
-    """A deployment as Prefect has it, and its form with these changes. Raises ValueError for a form that is refused, RuntimeError if
-    Prefect does not have the deployment."""
-    name = deployment.full_name
+    """A deployment as Prefect has it, and its form with these changes. Raises ValueError for a form that is refused or an unknown name,
+    RuntimeError for a built-in deployment that is not registered."""
     try:
-        found = api.read_deployment_by_name(name)
-    except ObjectNotFound as error:
-        raise RuntimeError(
-            f"{settings.prefect_api_url} has no deployment {name!r}; `vitline flows deploy` registers it."
-        ) from error
+        found = api.read_deployment_by_name(name) if _flow_of(name) in FORMS else None
+    except ObjectNotFound:
+        found = None
+    if found is None:
+        if name in (deployment.full_name for deployment in DEPLOYMENTS):
+            raise RuntimeError(
+                f"{settings.prefect_api_url} has no deployment {name!r}; `vitline flows deploy` registers it."
+            )
+        known = known_names_text(name, (each for each, _ in deployments_of(api, settings.project)))
+        raise ValueError(f"{settings.prefect_api_url} has no deployment {name!r}; {known}")
     check_root({name: found}, settings)
-    return found, read_request(deployment.model, changes, (found.parameters or {}).get("request", {}))
+    return found, read_request(FORMS[_flow_of(name)], changes, (found.parameters or {}).get("request", {}))
 
 
 def planned(settings: Settings, name: str, changes: Mapping[str, Any]) -> PipelinePlan:
     """The plan of a deployment of `pretrain-then-transfer` with these changes to its form: as Prefect has it, or, where no server is
     configured, as it is registered first. Raises ValueError for other deployments, and as `trigger`."""
-    deployment = deployment_named(name)
-    if deployment.flow != PIPELINE:
+    if _flow_of(name) != PIPELINE:
         raise ValueError(
             f"--plan is for deployments of {PIPELINE}, not for {name}; `vitline pretrain run --plan` and `vitline evaluate run --plan` "
             "plan single stages."
         )
     if settings.prefect_api_url is None:
+        deployment = deployment_named(name)
         request = read_request(deployment.model, changes, deployment.request)
     else:
         with client() as api:
-            _, request = _filled_in(api, settings, deployment, changes)
+            _, request = _filled_in(api, settings, name, changes)
     assert isinstance(request, PipelineRequest)
     return resolve_pipeline(settings.root, request)
 

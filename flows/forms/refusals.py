@@ -31,6 +31,7 @@ WORDS = {
     "tuple_type": "must be a list",
     "list_type": "must be a list",
     "dict_type": 'must be an object of names and values, as in {{"recipe.seed": 1}}',
+    "model_type": "must be an object of fields and values",
     "literal_error": "must be {expected}",
     "missing": "must be given",
 }

@@ -1,17 +1,33 @@
-"""The deployments: names, filled-in forms and schedules. `flows/on_prefect/registration.py` registers them."""
+"""The deployments: names, filled-in forms and schedules. `flows/on_prefect/deploy` registers these, or those of a file."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from vitline.flows.forms.forms import FORMS
+from vitline.flows.forms.forms import FORMS, Name
 from vitline.infra.config import FrozenConfig
 from vitline.infra.names import known_names_text
 from vitline.infra.settings import Settings
 
+ENTRYPOINTS = "vitline.flows.on_prefect.flows."
+"""How the import paths of vitline's flows begin."""
 NIGHTLY_CRON = "0 2 * * *"
 # A flow process takes about 6 s of CPU to start, which at this interval is less than a hundredth of a core.
 RECONCILE_CRON = "*/15 * * * *"
 COLLECT_CRON = "0 4 * * *"
+
+
+class Schedule(FrozenConfig):
+    """When a deployment starts by itself."""
+
+    cron: str
+    """Five fields: minute, hour, day of the month, month, day of the week."""
+    timezone: str = "UTC"
+    """Such as Europe/Berlin."""
+    name: Name = "default"
+    """By which it is found again when its times change; Prefect calls it slug."""
+    active: bool | None = None
+    """None: active when it is new, and afterwards as its page has it."""
 
 
 @dataclass(frozen=True)
@@ -21,13 +37,19 @@ class Deployment:
     function: str
     """Function in `flows/on_prefect/flows.py`; the flow has its name, with dashes."""
     name: str
-    request: dict[str, Any]
+    request: Mapping[str, Any]
     stage: str
-    cron: str | None = None
-    always_active: bool = False
-    """Whether its new schedule is active at once. Of several runs that are due together, as after an outage, one is run."""
+    schedules: tuple[Schedule, ...] = ()
+    concurrency: int | None = None
+    """So many of its runs at once."""
     purpose: str = ""
     """Its purpose, if the flow has several deployments."""
+    pool: str | None = None
+    """Work pool. None: the one that it has, or that the others have."""
+    job_variables: Mapping[str, Any] = field(default_factory=dict)
+    more_tags: tuple[str, ...] = ()
+    place: str = ""
+    """Where a deployments file names it. What such a file says is sent at each registration; what is written here, only at the first."""
 
     @property
     def flow(self) -> str:
@@ -41,7 +63,7 @@ class Deployment:
     @property
     def entrypoint(self) -> str:
         """Import path of the flow."""
-        return f"vitline.flows.on_prefect.flows.{self.function}"
+        return f"{ENTRYPOINTS}{self.function}"
 
     @property
     def full_name(self) -> str:
@@ -59,12 +81,17 @@ class Deployment:
 
     @property
     def tags(self) -> list[str]:
-        """The tags of vitline; users may add others in Prefect."""
-        return [Settings().project, f"stage:{self.stage}"]
+        """The tags of vitline and of the file; users may add others in Prefect."""
+        return [Settings().project, f"stage:{self.stage}", *self.more_tags]
 
     def form(self) -> dict[str, Any]:
-        """The filled-in form with every field, as JSON."""
-        return self.model.model_validate(self.request).model_dump(mode="json")
+        """The filled-in form with every field that is named or has a default, as JSON."""
+        return form_defaults(self.flow) | dict(self.request)
+
+
+def form_defaults(flow: str) -> dict[str, Any]:
+    """The defaults of a form, as JSON; without fields that have none."""
+    return FORMS[flow].model_construct().model_dump(mode="json")
 
 
 # 102,400 images are the 800 steps of the demo.
@@ -83,7 +110,7 @@ DEMO = {
 STUDENT = {"teacher": "icons", "corpus": "icons", "unlabelled": "new-icons"}
 PIPELINE = "pretrain_then_transfer_flow"
 
-DEPLOYMENTS = (
+DEPLOYMENTS: tuple[Deployment, ...] = (
     Deployment("prepare_corpus", "default", {}, "prepare"),
     Deployment("pretrain_flow", "default", {"corpus": "icons", "recipe": "icons"}, "pretrain"),
     Deployment("self_train_flow", "default", STUDENT, "pretrain"),
@@ -94,19 +121,23 @@ DEPLOYMENTS = (
     Deployment(PIPELINE, "default", {}, "pipeline", purpose="With your own choice of corpus and tasks."),
     Deployment(PIPELINE, "demo", DEMO, "pipeline", purpose="What `make demo` runs: icons and letters."),
     Deployment(
-        PIPELINE, "nightly", NIGHT, "pipeline", NIGHTLY_CRON,
+        PIPELINE, "nightly", NIGHT, "pipeline", (Schedule(cron=NIGHTLY_CRON, active=False),),
         purpose="Every night at 02:00 UTC once its schedule is active, with a fixed budget and a deadline.",
     ),
-    Deployment("reconcile_flow", "default", {}, "ops", RECONCILE_CRON, always_active=True),
+    Deployment("reconcile_flow", "default", {}, "ops", (Schedule(cron=RECONCILE_CRON),), concurrency=1),
     Deployment(
-        "collect_garbage_flow", "default", COLLECT, "ops", COLLECT_CRON, always_active=True,
+        "collect_garbage_flow", "default", COLLECT, "ops", (Schedule(cron=COLLECT_CRON),), concurrency=1,
         purpose="Every day at 04:00 UTC. It lists on its page what it deletes a week later.",
     ),
 )  # fmt: skip
 
 
+FUNCTIONS = {each.flow: (each.function, each.stage) for each in DEPLOYMENTS}
+"""Function and stage of every flow, by its name."""
+
+
 def deployment_named(name: str) -> Deployment:
-    """The deployment with this full name. Raises ValueError that lists the deployments."""
+    """The built-in deployment with this full name. Raises ValueError that lists the deployments."""
     for deployment in DEPLOYMENTS:
         if deployment.full_name == name:
             return deployment

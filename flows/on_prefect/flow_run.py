@@ -12,6 +12,7 @@ from prefect.client.schemas.objects import StateType
 from pydantic import ValidationError
 
 from vitline.flows.catalog.records import Origin
+from vitline.flows.catalog.registered_by import is_of_project
 from vitline.flows.forms.overrides import user_functions
 from vitline.flows.forms.refusals import problem_text
 from vitline.flows.on_prefect.prefect_observer import client
@@ -49,6 +50,8 @@ class FlowRun:
     """The active schedules of its deployment, as Prefect's client knows them."""
     begun: tuple[datetime, ...] = ()
     """When those runs of its deployment were due that have begun and not ended."""
+    of_our_project: bool = True
+    """Whether the project of this process has registered its deployment."""
     night_by_hand: datetime | None = None
     """The night that a person has made it."""
 
@@ -68,6 +71,7 @@ class FlowRun:
             defaults=(deployment.parameters or {}).get("request", {}) if deployment else {},
             began=run.start_time,
             schedules=tuple(s.schedule for s in deployment.schedules if s.active) if deployment else (),
+            of_our_project=deployment is None or is_of_project(deployment.parameter_openapi_schema, Settings().project),
             begun=tuple(each.expected_start_time for each in begun if each.expected_start_time),
         )
 
@@ -113,6 +117,15 @@ def read_request(model: type[R], given: Mapping[str, Any], defaults: Mapping[str
         return model.model_validate({**defaults, **given})
     except ValidationError as error:
         raise ValueError("; ".join(problem_text(problem, model.model_fields) for problem in error.errors())) from error
+
+
+def check_project(this: FlowRun) -> None:
+    """Raises ValueError for a run of another project: its runs, models and pages would bear the name of this one."""
+    if not this.of_our_project:
+        raise ValueError(
+            f"Another project has registered the deployment {this.deployment}, and VITLINE_PROJECT names {Settings().project!r} in this "
+            "process. Set it for the worker of this work pool, or move the deployment to a pool of its project."
+        )
 
 
 def check_user_functions(request: FrozenConfig) -> None:

@@ -24,7 +24,7 @@ from vitline.flows.forms.forms import FORMS, CollectGarbageRequest, PipelineRequ
 from vitline.flows.forms.nights import night_by_hand
 from vitline.flows.forms.pipeline_plan import resolve_pipeline
 from vitline.flows.forms.self_training_plan import SelfTrainingPlan
-from vitline.flows.on_prefect.flow_run import FlowRun, check_user_functions, read_request
+from vitline.flows.on_prefect.flow_run import FlowRun, check_project, check_user_functions, read_request
 from vitline.flows.on_prefect.flow_states import state_of
 from vitline.flows.on_prefect.prefect_observer import PrefectObserver, suspended_state
 from vitline.flows.on_prefect.prefect_private import filter_engine_log, outlive_the_worker
@@ -101,6 +101,7 @@ def run(name: str, resolve: Resolve, given: Mapping[str, Any] | FrozenConfig, bo
     fields = given.model_dump(exclude_unset=True) if isinstance(given, FrozenConfig) else given
     with PrefectObserver(this.id) as observer, contextlib.ExitStack() as heartbeat:
         try:
+            check_project(this)
             request = read_request(FORMS[name], fields, this.defaults)
             check_user_functions(request)
             heartbeat.enter_context(sending_heartbeats(open_store(Settings().root), str(this.id)))

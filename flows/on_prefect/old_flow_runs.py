@@ -11,13 +11,11 @@ from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import ArtifactFilter, FlowFilter, FlowRunFilter
+from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter
 from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, StateType
-from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.sorting import FlowRunSort
 
-from vitline.flows.catalog.registered_by import is_of_project
-from vitline.flows.forms.forms import FORMS
+from vitline.flows.on_prefect.deploy.registered import deployments_of
 from vitline.flows.on_prefect.prefect_observer import client
 from vitline.flows.ops.reconcile import Finding
 from vitline.infra.html.text import utc
@@ -30,7 +28,6 @@ Wanted = Callable[[FlowRun], bool]
 _PAGE = 100
 _BULK = 50
 """As many as the server deletes in one request."""
-_ENTRYPOINT = "vitline.flows.on_prefect.flows."
 
 
 def delete_old_flow_runs(project: str, ended_before: float, idle_before: float, dry_run: bool) -> Iterator[Finding]:
@@ -52,19 +49,6 @@ def delete_old_flow_runs(project: str, ended_before: float, idle_before: float, 
                 more = "; the next collection deletes more" if number >= MOST else ""
                 if number:
                     yield Finding(subject, problem, f"{'would be: ' * dry_run}deleted, {number} flow runs{more}")
-
-
-def deployments_of(api: SyncPrefectClient, project: str) -> Iterator[tuple[str, DeploymentResponse]]:
-    """Those of vitline and this project: flows of other teams may have the same names."""
-    for flow in sorted(FORMS):
-        flows = FlowFilter.model_validate({"name": {"any_": [flow]}})
-        offset = 0
-        while page := api.read_deployments(flow_filter=flows, limit=_PAGE, offset=offset):
-            offset += len(page)
-            for deployment in page:
-                ours = is_of_project(deployment.parameter_openapi_schema, project)
-                if ours and (deployment.entrypoint or "").startswith(_ENTRYPOINT):
-                    yield f"{flow}/{deployment.name}", deployment
 
 
 def delete(api: SyncPrefectClient, deployment: UUID, before: float, wanted: Wanted, dry_run: bool) -> int:

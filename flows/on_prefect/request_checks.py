@@ -5,6 +5,7 @@ from typing import Any
 
 from vitline.flows.forms.evaluation_plan import resolve_evaluate, resolve_predict
 from vitline.flows.forms.finetune_config import resolve_finetune
+from vitline.flows.forms.overrides import user_functions
 from vitline.flows.forms.pipeline_plan import resolve_pipeline
 from vitline.flows.forms.prepare_config import resolve_prepare
 from vitline.flows.forms.self_training_plan import resolve_self_train
@@ -33,3 +34,10 @@ RESOLVES: Mapping[str, Resolve] = {
     "collect-garbage": as_requested,
 }
 """By name of the flow, as `FORMS`."""
+
+
+def check_request(root: str, flow: str, request: FrozenConfig) -> None:
+    """Raises ValueError with the reason to refuse a request, as far as this process can know it: a Python function that a form names is
+    imported only where flows run."""
+    if not user_functions(request):
+        RESOLVES[flow](root, request)

@@ -22,16 +22,15 @@ from prefect.settings import get_current_settings
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker, ProcessWorkerResult
 
 from vitline.flows.forms.forms import FORMS
-from vitline.flows.forms.overrides import user_functions
+from vitline.flows.on_prefect.deployments import ENTRYPOINTS
 from vitline.flows.on_prefect.flow_run import check_user_functions, read_request
 from vitline.flows.on_prefect.flow_states import state_of
 from vitline.flows.on_prefect.prefect_private import flow_process_command
-from vitline.flows.on_prefect.request_checks import RESOLVES
+from vitline.flows.on_prefect.request_checks import check_request
 from vitline.flows.on_prefect.run_names import descriptive_name, given_name
 from vitline.infra.settings import Settings, import_nothing_from_here, inherited_environment
 
 _PATIENCE_S = 5.0  # if the store takes longer to answer, the flow checks the request
-ENTRYPOINTS = "vitline.flows.on_prefect.flows."
 _SETTINGS = ("VITLINE_", "AWS_", "MLFLOW_", "RAY_")
 
 
@@ -45,8 +44,7 @@ def refusal(flow: str, parameters: Mapping[str, Any], defaults: Mapping[str, Any
     try:
         request = read_request(FORMS[flow], parameters.get("request") or {}, defaults.get("request") or {})
         check_user_functions(request)
-        if not user_functions(request):  # else the worker would keep the module as it is now
-            RESOLVES[flow](Settings().root, request)
+        check_request(Settings().root, flow, request)
     except ValueError as error:
         return state_of(error)
     except Exception:  # the flow hits it again and reports it with its traceback

@@ -1,5 +1,6 @@
 """Numbers, times and lists as people read them: in terminals, on pages and in messages."""
 
+import json
 import re
 import time
 from collections.abc import Sequence
@@ -87,3 +88,9 @@ def cell(value: Any) -> str:
         return ", ".join(map(cell, value[:8])) + (f", ... ({len(value)})" if len(value) > 8 else "")
     text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
     return text[:12] if len(text) in (40, 64) and all(c in "0123456789abcdef" for c in text) else text
+
+
+def short_json(value: Any) -> str:
+    """A value as JSON, cut after 60 characters."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,11 +1,17 @@
 """Schedules that a user activates on the deployment's page, and the runs that they start."""
 
+import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from vitline.flows.catalog.lists import list_pipelines
+from vitline.flows.nights.night_record import read_champion
+from vitline.flows.nights.show import chosen_night
 from vitline.flows.reports.compare_runs import compare_newest
+from vitline.infra.runs.lease import read_lease
+
+from ..servers.stack import TINY
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("quiet_logs")]
 
@@ -99,3 +105,58 @@ def check_reconcile(work, page):
     ended = work.flows.wait(started_by_itself(work, deployment)["id"])
     assert ended["state_name"] == "Completed", ended["state"]
     page.edit("reconcile/default", paused=True)
+
+
+@pytest.fixture
+def two_series(flows, tmp_path):
+    """two_series(due): a deployments file with two series whose schedules start at this minute; its deployments are deleted afterwards."""
+    names = ("series-a", "series-b")
+
+    def write(due: datetime) -> str:
+        entries = [
+            {
+                "name": name,
+                "flow": "pretrain-then-transfer",
+                "schedules": [{"cron": f"{due:%M} {due:%H} * * *"}],
+                "request": {**TINY, "name": name, "seed": seed, "max_late_hours": 1.0},
+            }
+            for seed, name in enumerate(names)
+        ]
+        path = tmp_path / "deployments.yaml"
+        path.write_text(json.dumps({"defaults": {"pool": "vitline"}, "deployments": entries}))
+        return str(path)
+
+    yield write
+    for name in names:
+        found = flows.api.get(f"/deployments/name/pretrain-then-transfer/{name}")
+        if found.status_code == 200:
+            flows.api.delete(f"/deployments/{found.json()['id']}").raise_for_status()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_two_series_of_a_file_run_side_by_side_with_nights_and_champions_of_their_own(work, two_series, in_stack):
+    from vitline.flows.on_prefect.deploy.deployments_file import read_deployments
+    from vitline.flows.on_prefect.deploy.registration import register
+
+    due = (datetime.now(UTC) + timedelta(seconds=100)).replace(second=0, microsecond=0)
+    deployments = read_deployments(two_series(due), in_stack)
+    register(in_stack, deployments)
+    names = [deployment.full_name for deployment in deployments]
+    ids = [work.flows.api.get(f"/deployments/name/{name}").raise_for_status().json()["id"] for name in names]
+    begun = [started_by_itself(work, deployment) for deployment in ids]
+    runs = [work.flows.wait(run["id"]) for run in begun]
+    assert [run["state_name"] for run in runs] == ["Completed", "Completed"], [run["state"] for run in runs]
+    assert [datetime.fromisoformat(run["expected_start_time"]) for run in runs] == [due, due]
+    assert max(run["start_time"] for run in runs) < min(run["end_time"] for run in runs), "they ran side by side"
+    for name, deployment, run in zip(("series-a", "series-b"), names, runs, strict=True):
+        night = chosen_night(work.root, f"{due:%Y-%m-%dT%H:%M}", name)
+        assert (night.outcome, night.origin.deployment) == ("finished", deployment)
+        assert night.origin.flow_run_id == run["id"]
+        champion = read_champion(work.root, name)
+        assert champion is not None, night.gate
+        assert champion.pipeline == night.pipeline, "each is the first night of its series"
+        assert read_lease(work.root.child(f"leases/{deployment.replace('/', '-')}")) is not None
+        assert night.pipeline in work.flows.artifacts(run["id"])["links"]["data"]
+    with pytest.raises(ValueError, match=r"of series-.*of series-.*, and --name"):
+        chosen_night(work.root, f"{due:%Y-%m-%dT%H:%M}", None)

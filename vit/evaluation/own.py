@@ -13,7 +13,8 @@ from vitline.infra.names import did_you_mean
 from vitline.vit.evaluation.probes import Probe
 from vitline.vit.evaluation.protocols import Protocol, known_protocols, protocol_named
 from vitline.vit.models.user_code import kind_of, source_of
-from vitline.vit.recipes.own import flaw_of_file, made_by, title_of, tree_of_file
+from vitline.vit.recipes.own import flaw_of_file, made_by, title_of
+from vitline.vit.recipes.yaml_file import read_yaml
 
 _PREFIX = "own-"
 _NAME = r"[a-z0-9][a-z0-9-]{0,39}"
@@ -53,7 +54,7 @@ def _of_function(reference: str) -> Protocol:
 
 def _of_file(reference: str) -> Protocol:
     """The protocol of a file by its keys: `base`, the name of a protocol to start from; `protocol`, what differs from it."""
-    tree, known = tree_of_file(reference, "protocol", ("base", "protocol")), known_protocols()
+    tree, known = read_yaml(reference, "protocol", ("base", "protocol")).tree, known_protocols()
     named, given = tree.get("base"), tree.get("protocol", {})
     if not isinstance(named, str) or not isinstance(base := known.get(named), Protocol):
         fine_tuning = [name for name, each in known.items() if isinstance(each, Protocol)]

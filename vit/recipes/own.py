@@ -5,23 +5,19 @@ A recipe is only where a config comes from. Its run key is that of the config, s
 """
 
 import re
-from collections.abc import Collection, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from vitline.infra.config import FrozenConfig, flatten, replace
 from vitline.infra.names import did_you_mean
 from vitline.infra.records import flaw
-from vitline.infra.storage import read_small
 from vitline.vit.config import ExecutionConfig, TrainRecipe
 from vitline.vit.models.user_code import imported
+from vitline.vit.recipes.yaml_file import read_yaml
 
 Configs = tuple[TrainRecipe, ExecutionConfig]
-_MAX_BYTES, _MAX_DEPTH = 256 * 1024, 20
-"""Of a recipe file. Those of vitline, written out, have 5 kB and three levels."""
 
 
 class _Whole(FrozenConfig):
@@ -67,7 +63,7 @@ def configs_of_file(reference: str, base_named: Mapping[str, Any]) -> Configs:
 
     Raises ValueError naming the file for one that is missing, or whose content is not that.
     """
-    tree = tree_of_file(reference, "recipe", ("base", "recipe", "execution"))
+    tree = read_yaml(reference, "recipe", ("base", "recipe", "execution")).tree
     base = tree.pop("base", None)
     if base is None and "recipe" not in tree:
         raise ValueError(
@@ -95,63 +91,8 @@ def _changed(recipe: TrainRecipe, execution: ExecutionConfig, tree: dict[str, An
     return replace(_Whole(recipe=recipe, execution=execution), **changes)
 
 
-class _RecipeLoader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no annotations
-    """Refuses, with the line, what stands for more than fits into memory or a stack: aliases of aliases, and deep nesting."""
-
-    _depth = 0
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        mark = self.peek_event().start_mark
-        if self.check_event(yaml.AliasEvent):
-            raise _refused("aliases (*name) are not supported; write the value out", mark)
-        if self._depth == _MAX_DEPTH:
-            raise _refused(f"it is nested deeper than {_MAX_DEPTH} levels", mark)
-        self._depth += 1
-        try:
-            return super().compose_node(parent, index)
-        finally:
-            self._depth -= 1
-
-    def construct_object(self, node: Any, deep: bool = False) -> Any:
-        try:
-            return super().construct_object(node, deep)
-        except yaml.YAMLError:
-            raise
-        except Exception as error:  # of a date or number that there is not; its message may quote the file
-            kind = node.tag.rpartition(":")[2]
-            raise _refused(f"a value looks like a {kind} and is none; put text in quotes", node.start_mark) from error
-
-
-def _refused(problem: str, mark: Any) -> yaml.MarkedYAMLError:
-    return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
-
-
 def flaw_of_file(error: ValueError) -> str:
     """What is wrong with a file whose content is no config: field, expectation, value."""
     given = error.errors()[0]["input"] if isinstance(error, ValidationError) else {}
     text = flaw(error).replace(": Value error, ", ": ")
     return text if isinstance(given, Mapping | FrozenConfig) else f"{text}, not {given!r:.100}"
-
-
-def tree_of_file(reference: str, what: str, keys: Collection[str]) -> dict[str, Any]:
-    """The content of a YAML file, a `what` with some of these keys. Raises ValueError naming the file for one that is missing, too
-    large or of another kind."""
-    listed = "`, `".join(keys)
-    try:
-        text = read_small(reference if "://" in reference else str(Path(reference).expanduser()), _MAX_BYTES)
-    except FileNotFoundError as error:
-        raise ValueError(f"There is no {what} {reference!r}: no such file.") from error
-    except OSError as error:
-        raise ValueError(f"The {what} {reference!r} cannot be read: {error}") from error
-    try:
-        tree = yaml.load(text, _RecipeLoader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        # The whole error would quote the file, and whoever fills in a form may name one that they must not read.
-        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-        line = f" (line {mark.line + 1})" if mark else ""
-        raise ValueError(f"{reference}{line} is not valid YAML: {problem or 'it is no text'}") from None
-    if not isinstance(tree, dict):
-        raise ValueError(f"{reference} holds no mapping; a {what} has the keys `{listed}`.")
-    if odd := sorted(tree.keys() - set(keys), key=str):
-        raise ValueError(f"{reference} has the key {odd[0]!r}; a {what} has `{listed}`.")
-    return tree

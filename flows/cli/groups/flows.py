@@ -15,7 +15,17 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 @app.command("deploy")
 def flows_deploy(
-    nightly: Annotated[bool, typer.Option("--nightly", help="Activate new schedules at once.")] = False,
+    file: Annotated[
+        str | None,
+        typer.Option(
+            "--file",
+            help="Deployments file (YAML): names, pools, schedules and form values. What it names is sent each time. Default: the "
+            "deployments of vitline.",
+        ),
+    ] = None,
+    nightly: Annotated[
+        bool, typer.Option("--nightly", help="Activate new schedules of vitline's deployments at once.")
+    ] = False,
     pool: Annotated[
         str | None,
         typer.Option(
@@ -46,18 +56,31 @@ def flows_deploy(
     edits made in Prefect are kept.
 
     Example: `vitline flows deploy --pool gpus --job-variable namespace=training`
+
+    Example: `vitline flows deploy --file deployments.yaml`
     """
     from vitline.flows.forms.overrides import parse_assignments
     from vitline.flows.on_prefect.alerts.automations import alert_lines, create_alerts
-    from vitline.flows.on_prefect.registration import register, registration_lines
+    from vitline.flows.on_prefect.deploy.deployments_file import read_deployments
+    from vitline.flows.on_prefect.deploy.registered import beside_file, beside_lines
+    from vitline.flows.on_prefect.deploy.registration import register, registration_lines
+    from vitline.flows.on_prefect.deployments import DEPLOYMENTS
 
-    variables = parse_assignments(job_variable or [], "--job-variable", "NAME=VALUE")
-    done = register(settings(root), nightly_active=nightly, pool=pool, job_variables=variables)
+    chosen, variables = settings(root), parse_assignments(job_variable or [], "--job-variable", "NAME=VALUE")
+    if file and nightly:
+        raise ValueError(
+            f"--nightly is for vitline's own deployments. In {file}, new schedules are active unless they say `active: false`."
+        )
+    deployments = read_deployments(file, chosen) if file else DEPLOYMENTS
+    done = register(chosen, deployments, nightly_active=nightly, pool=pool, job_variables=variables)
     alerts = create_alerts(notify)
+    beside = beside_file(deployments, chosen) if file else {}
     if json:
-        console.emit({"deployments": [asdict(deployment) for deployment in done], "alerts": alerts._asdict()})
+        rows = [asdict(deployment) for deployment in done]
+        console.emit({"deployments": rows, "not in the file": list(beside), "alerts": alerts._asdict()})
     else:
-        for text in [*registration_lines(done), *alert_lines(alerts, notify)]:
+        lines = beside_lines(file, deployments, beside) if file else []
+        for text in [*registration_lines(done), *lines, *alert_lines(alerts, notify)]:
             console.print_result(text)
     if any(deployment.problem for deployment in done):
         raise typer.Exit(1)
@@ -79,7 +102,7 @@ def flows_ls(root: Root = None, json: Json = False) -> None:
             for d in DEPLOYMENTS
         ]
     else:
-        from vitline.flows.on_prefect.registered import registered_rows
+        from vitline.flows.on_prefect.deploy.registered import registered_rows
 
         rows = registered_rows(chosen)
     empty = "No deployment is registered with this Prefect; `vitline flows deploy` registers them."

@@ -162,7 +162,7 @@ def start_and_join(settings: "Settings", ports: dict[str, int] | None = None) ->
     # After joining, because Prefect reads its settings on import.
     from vitline.flows.cli.interrupted import end_interrupted, write_home_now
     from vitline.flows.on_prefect.alerts.automations import alert_lines, create_alerts
-    from vitline.flows.on_prefect.registration import register, registration_lines
+    from vitline.flows.on_prefect.deploy.registration import register, registration_lines
 
     interrupted = []
     if not was_up:

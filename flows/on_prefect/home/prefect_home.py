@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from prefect.client.orchestration import SyncPrefectClient
 
+from vitline.flows.on_prefect.deploy.registered import next_run, tagged
 from vitline.flows.on_prefect.home.address import find_home
 from vitline.flows.on_prefect.home.home import Upcoming, home_markdown
 from vitline.flows.on_prefect.prefect_observer import client
-from vitline.flows.on_prefect.registered import next_runs
 from vitline.flows.ops.prefect_http import pages_url
 from vitline.infra.local.paths import free_disk
 from vitline.infra.settings import Settings
@@ -33,12 +33,10 @@ def write_home(settings: Settings, problems: Sequence[str]) -> None:
 def upcoming_runs(api: SyncPrefectClient, settings: Settings) -> list[Upcoming]:
     """The next run of each deployment of the project that has one, the next first; not those of housekeeping."""
     found = []
-    for deployment_id, run in next_runs(api, settings.project).items():
-        flow = api.read_flow(run.flow_id).name
-        if flow in HOUSEKEEPING or deployment_id is None or run.expected_start_time is None:
+    for deployment in tagged(api, settings.project):
+        flow, run = api.read_flow(deployment.flow_id).name, next_run(api, deployment.id)
+        if flow in HOUSEKEEPING or run is None or run.expected_start_time is None:
             continue
-        name = f"{flow}/{api.read_deployment(deployment_id).name}"
-        found.append(
-            Upcoming(run.expected_start_time, name, f"{pages_url(settings)}/deployments/deployment/{deployment_id}")
-        )
+        page = f"{pages_url(settings)}/deployments/deployment/{deployment.id}"
+        found.append(Upcoming(run.expected_start_time, f"{flow}/{deployment.name}", page))
     return sorted(found)

@@ -4,9 +4,10 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
+import pytest
 from prefect.client.schemas.schedules import CronSchedule
 
-from vitline.flows.on_prefect.flow_run import FlowRun
+from vitline.flows.on_prefect.flow_run import FlowRun, check_project
 from vitline.infra.night import night_name, night_text
 
 
@@ -40,3 +41,10 @@ def test_a_night_is_a_scheduled_start_also_where_two_have_one_date():
     assert summer.due_between(run(2026, 3, 28, 0).night) == [winter.night]
     later = run(2026, 3, 30, 5, schedules=(twice,))
     assert later.due_between(run(2026, 3, 29, 5).night) == [run(2026, 3, 29, 17).night]
+
+
+def test_a_run_of_another_project_is_refused():
+    ours = FlowRun(uuid4(), "pretrain/birds-default", False, datetime.now(UTC), {})
+    check_project(ours)
+    with pytest.raises(ValueError, match="deployment pretrain/birds-default, and VITLINE_PROJECT names 'vitline'"):
+        check_project(replace(ours, of_our_project=False))

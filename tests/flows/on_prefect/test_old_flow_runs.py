@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from vitline.flows.on_prefect import old_flow_runs
+from vitline.flows.on_prefect.deploy.registration import register
 from vitline.flows.on_prefect.old_flow_runs import delete_old_flow_runs
-from vitline.flows.on_prefect.registration import register
 from vitline.infra.children import child_environment, end_with_parent
 from vitline.infra.local.databases import prepare_database
 from vitline.infra.local.processes import free_ports, tail

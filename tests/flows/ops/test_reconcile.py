@@ -700,10 +700,11 @@ def test_mlflow_is_sent_newly_ended_runs_until_it_accepts_them(place, monkeypatc
 
 
 def test_only_the_schedules_of_reconcile_and_collect_garbage_are_active_by_default():
+    from vitline.flows.on_prefect.deploy.registered import starts_by_itself
     from vitline.flows.on_prefect.deployments import DEPLOYMENTS
 
-    scheduled = {d.full_name: d for d in DEPLOYMENTS if d.cron}
-    assert [name for name, d in scheduled.items() if d.always_active] == [
+    scheduled = {d.full_name: d for d in DEPLOYMENTS if d.schedules}
+    assert [name for name, d in scheduled.items() if starts_by_itself(d)] == [
         "reconcile/default",
         "collect-garbage/default",
     ]

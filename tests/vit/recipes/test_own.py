@@ -111,6 +111,7 @@ def test_a_file_changes_a_recipe_or_is_a_whole_one(file, tmp_path):
         ("- 1\n", "birds.yaml holds no mapping"),
         ("base: [digits\n", "birds.yaml .line 2. is not valid YAML: expected"),
         ("base: digit\n", "birds.yaml starts from 'digit', which is no recipe. Did you mean 'digits'?"),
+        ("base: digits\nrecipe: {seed: 1}\nbase: icons\n", "line 3. is not valid YAML: the key 'base' stands twice"),
         ("base: &a [x]\nrecipe: {loss: *a}\n", r"line 2. is not valid YAML: aliases .\*name. are not supported"),
         ("base: [digits]\n", "starts from ..digits.., which is no recipe"),
         (
@@ -121,7 +122,7 @@ def test_a_file_changes_a_recipe_or_is_a_whole_one(file, tmp_path):
         ("base: digits\nrecipe: {seed: 0b_}\n", r"birds.yaml .line 2. .* looks like a int and is none"),
         ("base: digits\nrecipe: {seed: !!bool maybe}\n", r"birds.yaml .line 2. .* looks like a bool and is none"),
         ("base: digits # " + "x" * 300_000, "birds.yaml has more than 262,144 bytes"),
-        ("base: digits\noptim: {}\n", "birds.yaml has the key 'optim'"),
+        ("base: digits\noptim: {}\n", r"birds.yaml .line 2. has the key 'optim'"),
         ("execution: {}\n", "birds.yaml has neither `base` nor `recipe`"),
         ("base: digits\nrecipe: {optim: {peak: 1}}\n", "birds.yaml: .* has no field 'recipe.optim.peak'"),
         ("base: digits\nrecipe: {optim: {peak_lr: -1}}\n", "birds.yaml: recipe.optim.peak_lr: Input should be"),

@@ -99,7 +99,7 @@ def test_seeds_are_combined_by_their_mean_as_reports_do(file):
     ("text", "error"),
     [
         ("- 1\n", "mine.yaml holds no mapping; a protocol has the keys `base`, `protocol`"),
-        ("base: vit-paper\nrecipe: {}\n", "mine.yaml has the key 'recipe'; a protocol has `base`, `protocol`"),
+        ("base: vit-paper\nrecipe: {}\n", "mine.yaml .line 2. has the key 'recipe'; a protocol has `base`, `protocol`"),
         ("protocol: {total_steps: 5}\n", "mine.yaml starts from base=None, which is no fine-tuning protocol; available: small-"),
         ("base: vit-papers\n", "starts from base='vit-papers', which is no fine-tuning protocol; .* Did you mean 'vit-paper'?"),
         ("base: linear\n", "mine.yaml starts from base='linear', which is no fine-tuning protocol"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 EDITED = "pretrain-then-transfer/nightly"
 PAGE_FIELDS = (
     "parameters", "schedules", "paused", "tags", "job_variables", "work_queue_name", "work_pool_name",
@@ -135,15 +135,15 @@ def test_the_list_has_the_values_schedules_and_next_starts_that_prefect_has(page
 
 def test_only_named_values_are_registered_and_they_stay(page, in_stack):
     """So a new default of the form reaches every deployment whose values do not name the field."""
-    from vitline.flows.on_prefect import registration
-    from vitline.flows.on_prefect.deployments import NIGHT, PIPELINE, Deployment
-    from vitline.flows.on_prefect.prefect_observer import client
+    from vitline.flows.on_prefect.deploy import registration
+    from vitline.flows.on_prefect.deployments import NIGHT, PIPELINE, Deployment, Schedule
     from vitline.infra.settings import Settings
 
     def register(request, cron="0 2 * * *"):
-        night = Deployment(PIPELINE, "nightly", request, "pipeline", cron, purpose=cron)
-        with client() as api:
-            return registration.update(api, night, registration.find(api, night), None, {}, Settings())
+        schedules = (Schedule(cron=cron, active=False),)
+        night = Deployment(PIPELINE, "nightly", request, "pipeline", schedules, purpose=cron)
+        (done,) = registration.register(Settings(), [night])
+        return done
 
     nightly = page(EDITED)
     assert nightly.read()["parameters"] == {"request": NIGHT}
@@ -207,8 +207,10 @@ def test_pool_and_job_variables_are_kept_unless_options_change_them(deploy_again
         assert (code, err) == (2, "error: --job-variable 'image' does not have the form NAME=VALUE.\n")
         code, _, err = deploy_again("--job-variable", "stream_output=perhaps")
         assert code == 2
-        assert "Prefect rejects prepare-corpus/default in the work pool vitline: " in err
+        assert "the work pool vitline rejects the job variables of prepare-corpus/default: " in err
         assert "'perhaps' is not of type 'boolean'" in err
+        code, _, err = deploy_again("--job-variable", "enw={}")
+        assert (code, "the jobs of the work pool vitline have no variable 'enw'; available: " in err) == (2, True)
         pages[0].edit(job_variables={"working_dir": "/data"})
         code, out, err = deploy_again(
             "--pool", "gpus", "--job-variable", 'env={"A": "1"}', "--job-variable", "name=night"
