@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("--name", action="append", required=True, help="address or host name of the pod; repeatable")
     given = parser.parse_args()
     certificate, key = read_authority(given.authority)
-    write_certificate(given.folder, certificate, key, given.name)
+    write_certificate(given.folder, certificate, key, [*given.name, "127.0.0.1", "localhost"])
 
 
 def read_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
