@@ -55,6 +55,12 @@ OTHER_PROGRAMS = {
     "ray": "starts a cluster",
     "prefect": "makes a work pool on a server",
     "hf": "downloads weights",
+    "docker": "builds an image",
+    "helm": "installs an operator in a cluster",
+    "kubectl": "changes a cluster; tests/infra/kubernetes renders the manifests",
+    "openssl": "makes a certificate",
+    "printf": "writes a file with a password",
+    "rm": "removes files with secrets",
 }
 COMMAND = all_commands()
 # timm imports torchvision, whose compiled operators may be missing with a CPU build of torch (see vit/conftest.py).

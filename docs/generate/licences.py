@@ -217,6 +217,9 @@ def data_part() -> str:
                 ["data set", "from", "terms"],
                 [[folder, home, text(terms)] for folder, home, terms in sorted(sets)],
             ),
+            "## Test data",
+            "`tests/infra/kubernetes/schemas.json.gz` is made of the schemas of Kubernetes, KubeRay and Kueue, all under Apache-2.0, by "
+            "`tests/infra/kubernetes/write_schemas.py`.",
             "## Weights",
             "vitline fetches and contains no weights. Converted ones keep the terms of their authors.",
         ]

@@ -1,0 +1,234 @@
+"""What the manifests start does start: each container's command and environment as a plain process, until its own probes succeed.
+
+Databases are SQLite files in place of PostgreSQL, the store is a folder, and nothing runs in a container: user, read-only file system,
+limits and network policies are not part of this.
+"""
+
+import base64
+import importlib.util
+import json
+import subprocess
+import sys
+import urllib.request
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
+from PIL import Image
+
+from vitline.infra.local.processes import free_ports, temporary_folder
+from vitline.infra.ray_jobs import RayJobs
+
+from ...eventually import eventually
+from .containers import Container
+from .manifests import namespace_of, objects, of_kind, pods
+
+pytestmark = [pytest.mark.servers, pytest.mark.long]
+PATIENCE = (
+    "RAY_gcs_server_port_wait_time_s",
+    "RAY_DASHBOARD_STARTUP_TIMEOUT_S",
+    "RAY_DASHBOARD_SUBPROCESS_MODULE_WAIT_READY_TIMEOUT",
+)
+"""Ray's own limits of starting, in seconds, which are too short on a busy machine."""
+LOGIN, PASSWORD, TOKEN = "admin:a-long-password", "a-long-password", "5e" * 32
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """The set `gpu`, and what stands on this machine for what a cluster has."""
+    with temporary_folder() as short:
+        yield Machine(tmp_path, short)
+
+
+class Machine:
+    def __init__(self, folder, short):
+        self.folder, self.short, self.found = folder, short, objects("gpu")
+        names = ("4200", "5000", "8265", "8080", "52365", "6379")
+        self.ports = dict(zip(names, map(str, free_ports(len(names))), strict=True))
+        self.here = {
+            "metadata.name": "pod-1",
+            "metadata.namespace": "vitline",
+            "status.podIP": "127.0.0.1",
+            "prefect.vitline.svc.cluster.local": "127.0.0.1",
+            "mlflow.vitline.svc.cluster.local": "127.0.0.1",
+            "vitline-head-svc": "127.0.0.1",
+            "0.0.0.0": "127.0.0.1",
+            "s3://my-bucket": str(folder / "bucket"),
+            "/tmp": str(folder / "tmp"),
+            "/etc": str(folder / "etc"),
+            **self.ports,
+        }
+        for each in ("tmp", "bucket", "etc/vitline", "etc/mlflow", "etc/ray-authority", "etc/ray-tls"):
+            (folder / each).mkdir(parents=True)
+        self.secrets = {
+            "prefect-login/auth-string": LOGIN,
+            "prefect-database/url": f"sqlite+aiosqlite:///{folder}/prefect.db",
+            "mlflow-database/url": f"sqlite:///{folder}/mlflow.db",
+            "mlflow-database/session-key": TOKEN,
+            "mlflow-login/username": "admin",
+            "mlflow-login/password": PASSWORD,
+            "ray-token/auth_token": TOKEN,
+        }
+        self.configs = {
+            each["metadata"]["name"]: each["data"]
+            for each in of_kind(self.found, "ConfigMap")
+            if namespace_of(each) == "vitline"
+        }
+
+    def container(self, pod, name=None):
+        (chosen,) = (each for each in pods(self.found) if each.name == pod)
+        return Container(chosen, name or chosen.spec["containers"][0]["name"], self.configs, self.secrets, self.here)
+
+    def ask(self, port, path, body=None, login=LOGIN):
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.ports[port]}{path}", None if body is None else json.dumps(body).encode()
+        )
+        request.add_header("Authorization", f"Basic {base64.b64encode(login.encode()).decode()}")
+        request.add_header("Content-Type", "application/json")
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            return json.loads(reply.read())
+
+
+def test_prefect_starts_registers_the_deployments_and_a_flow_run_finds_its_code(machine):
+    (machine.folder / "etc/vitline/flow-run.json").write_text(machine.configs["flow-run"]["flow-run.json"])
+    with machine.container("prefect").running(machine.folder / "prefect.log"):
+        machine.container("prefect-worker", "work-pool").run()
+        machine.container("prefect-worker", "work-pool").run()  # at each start of the worker
+        machine.container("prefect-worker", "deployments").run()
+        pool = machine.ask("4200", "/api/work_pools/vitline")
+        assert pool["base_job_template"] == json.loads(machine.configs["flow-run"]["flow-run.json"])
+        deployment = machine.ask("4200", "/api/deployments/name/predict/default")
+        assert deployment["work_pool_name"] == "vitline"
+        assert deployment["job_variables"] == {
+            "image": "registry.example.org/vitline-flows:0.1.0",
+            "namespace": "vitline",
+        }
+
+        # The store has no model, so the flow ends with a sentence: after it has found its code, and before it needs Ray.
+        run = machine.ask("4200", f"/api/deployments/{deployment['id']}/create_flow_run", {})["id"]
+        flow_run = machine.container("flow-run")
+        subprocess.run(flow_run.command(), env=flow_run.environment(PREFECT__FLOW_RUN_ID=run), timeout=240)
+        state = machine.ask("4200", f"/api/flow_runs/{run}")["state"]
+        assert state["type"] == "FAILED"
+        assert "icons" in state["message"]
+
+        if importlib.util.find_spec("prefect_kubernetes"):  # which the worker's image has
+            with machine.container("prefect-worker").running(machine.folder / "worker.log"):
+                workers = eventually(lambda: machine.ask("4200", "/api/work_pools/vitline/workers/filter", {}))
+                assert [worker["name"] for worker in workers] == ["pod-1"]
+
+
+def test_mlflow_starts_and_the_sender_lives(machine):
+    """The login of MLflow is part of it where Flask-WTF is installed, as in its image."""
+    mlflow, sender = machine.container("mlflow"), machine.container("sender")
+    (machine.folder / "etc/mlflow/basic_auth.ini").write_text(
+        f"[mlflow]\ndefault_permission = READ\ndatabase_uri = sqlite:///{machine.folder}/logins.db\n"
+        "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
+    )
+    command = mlflow.command()
+    if not (with_login := importlib.util.find_spec("flask_wtf") is not None):
+        at = command.index("--app-name")
+        assert command[at : at + 2] == ["--app-name", "basic-auth"]
+        del command[at : at + 2]
+    with (
+        mlflow.running(machine.folder / "mlflow.log", command),
+        sender.running(machine.folder / "sender.log"),
+    ):
+        path = "/api/2.0/mlflow/experiments/search"
+        login = f"admin:{PASSWORD}"
+        found = machine.ask("5000", path, {"max_results": 1}, login)
+        assert [each["name"] for each in found["experiments"]] == ["Default"]
+        if with_login:
+            with pytest.raises(urllib.error.HTTPError, match="401"):
+                machine.ask("5000", path, {"max_results": 1}, "admin:guess")
+
+
+def test_ray_starts_with_token_and_certificates_and_runs_the_ray_job(machine):
+    write_authority(machine.folder / "etc/ray-authority")
+    cluster, job = (of_kind(machine.found, kind)[0] for kind in ("RayCluster", "RayJob"))
+    head = machine.container("vitline head", "ray-head")
+    machine.container("vitline head", "certificate").run(FQ_RAY_IP="localhost")
+    given = {
+        "RAY_AUTH_MODE": "token",  # KubeRay sets both from `authOptions`
+        "RAY_AUTH_TOKEN": TOKEN,
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # listens on 127.0.0.1 only
+        "VITLINE_ROOT": str(machine.folder / "bucket"),
+        **dict.fromkeys(PATIENCE, "600"),
+        "RAY_agent_register_timeout_ms": "600000",
+    }
+    command = kuberay_command(cluster["spec"]["headGroupSpec"], "--head", machine)
+    with head.running(machine.folder / "ray.log", command, **given):
+        jobs = RayJobs(f"http://127.0.0.1:{machine.ports['8265']}", token_path=written(machine.folder / "token", TOKEN))
+        assert jobs.version() == cluster["spec"]["rayVersion"]
+        with pytest.raises(urllib.error.HTTPError, match=r"401|403"):
+            urllib.request.urlopen(f"{jobs.address}/api/jobs/", timeout=30)
+        nodes = urllib.request.Request(
+            f"{jobs.address}/api/v0/nodes?detail=1", headers={"Authorization": f"Bearer {TOKEN}"}
+        )
+        with urllib.request.urlopen(nodes, timeout=30) as reply:
+            (node,) = json.load(reply)["data"]["result"]["result"]
+        assert node["resources_total"]["vitline_training"] == 1
+
+        for name in ("crow", "jay"):
+            for number in range(8):
+                picture = np.random.default_rng(number).integers(0, 256, (16, 16, 3), np.uint8)
+                file = machine.folder / "bucket/pictures/birds" / name / f"{number}.png"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(picture).save(file)
+        entrypoint = head.mapped(job["spec"]["entrypoint"])
+        submit = [
+            "ray",
+            "job",
+            "submit",
+            "--address",
+            jobs.address,
+            "--submission-id",
+            "one",
+            "--",
+            *entrypoint.split(),
+        ]
+        done = subprocess.run(submit, env=head.environment(**given), capture_output=True, text=True, timeout=280)
+        assert done.returncode == 0, done.stdout[-3000:]
+    assert list((machine.folder / "bucket/corpora/birds").glob("*/manifest.json"))
+
+
+def kuberay_command(group, kind, machine):
+    """The command that KubeRay makes of a group (`generateRayStartCommand` in its controllers/ray/common/pod.go)."""
+    limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
+    options = {"metrics-export-port": "8080", "dashboard-agent-listen-port": "52365", "dashboard-host": "0.0.0.0"}
+    options |= {"num-cpus": limits["cpu"], "memory": str(int(limits["memory"].removesuffix("Gi")) << 30)}
+    options |= group["rayStartParams"]
+    # Ports and sizes of this machine.
+    others = ("dashboard-agent-grpc-port", "runtime-env-agent-port", "ray-client-server-port")
+    options |= dict(zip(others, free_ports(3), strict=True))
+    options |= {"port": "6379", "dashboard-port": "8265", "min-worker-port": 0, "max-worker-port": 0}
+    options |= {"object-store-memory": 100_000_000, "temp-dir": machine.short / "ray"}
+    words = " ".join(f"--{name}={machine.here.get(str(value), value)}" for name, value in options.items())
+    # `ray` itself gives up where its start takes longer than 30 s, as on a busy machine.
+    ray = f"{sys.executable} -P -c 'from vitline.infra.local.ray_node import ray_start; ray_start()'"
+    return ["/bin/bash", "-c", "--", f"ulimit -n 65536; {ray} start {kind} --block {words}"]
+
+
+def written(path, text):
+    path.write_text(text)
+    return path
+
+
+def write_authority(folder):
+    """As the guide's openssl command does."""
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ray-authority")])
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.BasicConstraints(True, None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    (folder / "tls.crt").write_bytes(certificate.public_bytes(Encoding.PEM))
+    (folder / "tls.key").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
