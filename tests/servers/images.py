@@ -38,7 +38,7 @@ mount -t tmpfs -o mode=1777,noexec,nosuid,nodev shm "$root/dev/shm"
 mount --bind "$tmp" "$root/tmp"
 mount -o remount,bind,noexec,nosuid,nodev "$root/tmp"
 ip link set lo up
-exec setpriv --no-new-privs --bounding-set=-all chroot --userspec="$user:$user" --groups="$user" "$root" "$@"
+exec setpriv --no-new-privs chroot --userspec="$user:$user" --groups="$user" "$root" "$@"
 """
 
 
@@ -91,6 +91,7 @@ class Images:
     def _base(self) -> str:
         system = self._folder / "base"
         _run(["debootstrap", "--variant=minbase", f"--include={_BASE_PACKAGES}", "bookworm", str(system)])
+        shutil.rmtree(system / "var" / "cache" / "apt" / "archives")
         container = self._buildah("from", "scratch")
         self._buildah("add", "--quiet", container, str(system), "/")
         self._buildah("commit", "--quiet", "--rm", container, "localhost/base")
