@@ -83,6 +83,7 @@ class Images:
         return subprocess.run(command, capture_output=True, text=True)
 
     def delete(self) -> None:
+        """Removes all images, and the folder."""
         self._buildah("rm", "--all")
         self._buildah("rmi", "--all", "--force")
         shutil.rmtree(self._folder)
@@ -91,7 +92,8 @@ class Images:
     def _base(self) -> str:
         system = self._folder / "base"
         _run(["debootstrap", "--variant=minbase", f"--include={_BASE_PACKAGES}", "bookworm", str(system)])
-        shutil.rmtree(system / "var" / "cache" / "apt" / "archives")
+        for package in (system / "var" / "cache" / "apt" / "archives").glob("*.deb"):
+            package.unlink()
         container = self._buildah("from", "scratch")
         self._buildah("add", "--quiet", container, str(system), "/")
         self._buildah("commit", "--quiet", "--rm", container, "localhost/base")
