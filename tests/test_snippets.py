@@ -52,6 +52,7 @@ OTHER_PROGRAMS = {
     "export": "sets addresses of servers",
     "eval": "takes the output of `vitline stack env`, which is tested by the tests of that command",
     "pip": "installs on the nodes of a cluster",
+    "docker": "builds and enters images, which tests/infra/images does without Docker",
     "ray": "starts a cluster",
     "prefect": "makes a work pool on a server",
     "hf": "downloads weights",

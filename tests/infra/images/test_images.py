@@ -1,0 +1,101 @@
+"""The images of infra/images do their work as any user, without a name, on a read-only root: built and entered for real."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.pictures import noise
+from tests.servers.images import USER, Images, require_programs
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(7200)]  # packages are downloaded and unpacked several times
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    require_programs()
+    made = Images(tmp_path_factory.mktemp("images"))
+    yield made
+    made.delete()
+
+
+@pytest.fixture(scope="module")
+def tmp(tmp_path_factory) -> Path:
+    """The folder that is /tmp in all images, one after the other: with 40 pictures of two classes."""
+    folder = tmp_path_factory.mktemp("tmp")
+    for number in range(40):
+        picture = folder / "pictures" / ("crow", "jay")[number % 2] / f"{number}.png"
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        picture.write_bytes(noise(number, (40, 40)))
+    return folder
+
+
+def said(done) -> str:
+    assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("target", ["prep", "train", "flows"])
+def test_an_image_holds_what_it_promises_and_nothing_to_build_with(target, images, tmp):
+    images.build(target)
+    config = images.config(target)
+    assert config["User"] == "10001:10001"
+    assert config["Labels"]["org.opencontainers.image.revision"] == "tested"
+    found = said(
+        images.enter(
+            target,
+            """
+            vitline --version
+            id -un 2>/dev/null && exit 1
+            touch /opt/vitline/x 2>/dev/null && exit 1
+            for program in cc gcc pip; do command -v $program && exit 1; done
+            find / -xdev \\( -name .netrc -o -name pip.conf -size +0 -o -path '*/.cache/*' -o -path '/src*' \\) 2>/dev/null || true
+            """,
+            tmp,
+        )
+    )
+    assert found.splitlines() == ["vitline 0.1.0", str(USER)]
+    sbom = json.loads(said(images.enter(target, "cat /opt/vitline/sbom.cdx.json", tmp)))
+    listed = {package["name"] for package in sbom["components"]}
+    assert sbom["bomFormat"] == "CycloneDX"
+    assert [name in listed for name in ("ray", "torch", "prefect")] == [True, target != "prep", target == "flows"]
+
+
+NODE = """
+    export VITLINE_ROOT=file:///tmp/store RAY_ADDRESS=http://127.0.0.1:8265
+    ray start --head --node-ip-address 127.0.0.1 --num-cpus 2 >/tmp/ray-start
+    """
+
+
+def test_prep_prepares_by_itself_and_as_a_node_of_a_cluster(images, tmp):
+    images.build("prep")
+    prepare = "vitline data prepare --source /tmp/pictures --root file:///tmp/store --name"
+    said(images.enter("prep", f"{prepare} alone", tmp))
+    said(images.enter("prep", f"{NODE}\n{prepare} on-ray", tmp))
+    found = [json.loads(path.read_text()) for path in (tmp / "store" / "corpora").glob("*/*/manifest.json")]
+    assert {manifest["name"] for manifest in found} == {"alone", "on-ray"}
+    assert {manifest["counts"]["num_accepted"] for manifest in found} == {40}
+
+
+def test_train_trains_with_a_ray_of_its_own_and_as_a_node_of_a_cluster(images, tmp):
+    images.build("train")
+    own = "vitline train-folder --source /tmp/pictures --name own --root file:///tmp/store --steps 2 --yes"
+    assert "own" in said(images.enter("train", own, tmp))
+    train = "vitline ops doctor\n vitline pretrain run --corpus own --recipe digits --train-images 64"
+    found = said(images.enter("train", f"{NODE}\n{train}", tmp))
+    assert "installed; its pixels are equal to those of whole images" in found
+    assert "a small job ran in python" in found
+
+
+def test_flows_registers_and_runs_a_flow(images, tmp):
+    images.build("flows")
+    script = """
+        export VITLINE_ROOT=file:///tmp/store PREFECT_API_URL=http://127.0.0.1:4200/api
+        prefect server start >/tmp/prefect-server 2>&1 &
+        until python -c "import urllib.request as u; u.urlopen('$PREFECT_API_URL/health')" 2>/dev/null; do sleep 1; done
+        prefect work-pool create vitline --type process
+        vitline flows deploy --pool vitline
+        python -m vitline.flows.on_prefect.worker --pool vitline --name worker-1 >/tmp/prefect-worker 2>&1 &
+        vitline flows trigger reconcile/default --wait
+        """
+    assert "Completed" in said(images.enter("flows", script, tmp))
