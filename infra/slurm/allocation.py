@@ -24,6 +24,8 @@ class Allocation:
     """The nodes of a job. It is started on the first one, `node`."""
 
     job_id: str
+    nodes: str
+    """All of them, as Slurm writes them: `h[1-2]`."""
     node: str
     others: tuple[str, ...]
 
@@ -41,9 +43,10 @@ def allocation() -> Allocation:
     env = inherited_environment(())
     if "SLURM_JOB_ID" not in env:
         raise RuntimeError("this is no job of Slurm. Submit it: `sbatch infra/slurm/vitline.sbatch COMMAND`.")
-    nodes = slurm("scontrol", "show", "hostnames", env["SLURM_JOB_NODELIST"]).split()
-    here = env.get("SLURMD_NODENAME", nodes[0])
-    return Allocation(env["SLURM_JOB_ID"], here, tuple(node for node in nodes if node != here))
+    names = slurm("scontrol", "show", "hostnames", env["SLURM_JOB_NODELIST"]).split()
+    here = env.get("SLURMD_NODENAME", names[0])
+    others = tuple(name for name in names if name != here)
+    return Allocation(env["SLURM_JOB_ID"], env["SLURM_JOB_NODELIST"], here, others)
 
 
 def share_of_this_node(env: Mapping[str, str] | None = None) -> Share:

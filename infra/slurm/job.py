@@ -65,6 +65,7 @@ class Signals:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.came.append(number)
         if not self.wait:
+            self.wait = True  # a second one must not interrupt the end
             raise StoppedEarly(signal.Signals(number).name)
 
 
@@ -104,12 +105,14 @@ def ray_of(job: Allocation) -> Iterator[LocalRay]:
         other = address_of(job.others[0])
         options |= {"more_nodes": True, "node_address": address_towards(other)}
         set_environment(network_towards(other))
-    say(f"starting Ray on {len(job.others) + 1} nodes: {' '.join([job.node, *job.others])}")
+    say(f"starting Ray on {job.nodes}")
     with LocalRay(make_private(logs / job.node), announce=say, **options) as ray:
         if not job.others:
             yield ray
             return
         while not (address := address_to_join(ray.config)):
+            if ray.has_ended():
+                raise RuntimeError(f"Ray has ended on {job.node}; its logs are in {logs}.")
             time.sleep(_LOOK_S)
         tls = ray.config.folder / TLS_FOLDER
         invitation = Invitation(
@@ -144,8 +147,9 @@ class FurtherNodes:
         )
         assert self._srun.stdin is not None
         threading.Thread(target=self._print, daemon=True).start()
-        self._srun.stdin.write(f"{self._invitation.model_dump_json()}\n".encode())
-        self._srun.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # `join` says that it has ended
+            self._srun.stdin.write(f"{self._invitation.model_dump_json()}\n".encode())
+            self._srun.stdin.flush()
         return self
 
     def __exit__(self, *_: object) -> None:

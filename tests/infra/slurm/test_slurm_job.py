@@ -30,7 +30,7 @@ NEAR_MIN = 4
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(bool(why_not_here()), reason=f"the Slurm of this test {why_not_here()}"),
 ]
 
@@ -139,8 +139,10 @@ def test_a_training_over_two_nodes_survives_the_time_limit_beside_another_job(jo
     jobs.until(lambda: "SIGUSR1: stopping the command" in jobs.log(job), job, "the signal before the time limit")
     for process in still:
         process.send_signal(signal.SIGCONT)
-    jobs.until(lambda: read_state(run)["state"] == "preempted", job, "the end of the first attempt")
+    jobs.until(lambda: jobs.slurm.job(job)["Restarts"] == "1", job, "the requeue")
+    assert read_state(run)["state"] == "preempted"
     saved = newest_step(run)
+    jobs.slurm.on("h0", "scontrol", "update", f"JobId={job}", "TimeLimit=60")
     assert jobs.ended(refused) == ("FAILED", 2, 0)
     assert "digits" in jobs.log(refused).splitlines()[-1], "the error suggests the right name"
     assert jobs.ended(job) == ("COMPLETED", 0, 1)
