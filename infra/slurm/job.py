@@ -23,7 +23,7 @@ from vitline.infra.local.local_ray import LocalRay
 from vitline.infra.local.paths import log_dir, make_private
 from vitline.infra.local.ray_node import FOREIGN_TO_RAY, TLS_FOLDER, address_to_join
 from vitline.infra.ray_jobs import RayJobs
-from vitline.infra.runs.run_state import read_state
+from vitline.infra.runs.run_state import RunStateRecord, read_state, write_reconciled_state
 from vitline.infra.settings import Settings, set_environment
 from vitline.infra.slurm.allocation import (
     Allocation,
@@ -35,7 +35,7 @@ from vitline.infra.slurm.allocation import (
     slurm,
 )
 from vitline.infra.slurm.node import Invitation
-from vitline.infra.storage import open_store
+from vitline.infra.storage import Store, open_store
 
 STOPPED = 128 + signal.SIGTERM
 """Exit code of a command of vitline that was stopped by SIGTERM and can be resumed."""
@@ -45,8 +45,8 @@ _TELL_EVERY_S = 30.0
 _LOOK_S = 0.5
 _TASK_ENDED = re.compile(r"srun: error: \S+: tasks? \S+: ")
 _NODES_END_S = 20.0
-_AWAY_S = 10.0
-_LOST_S = 30.0
+_AWAY_S, _LOOK_AT_RUNS_S = 2.0, 5.0
+_LOST_S = 3.0
 """How long a command may take to stop after its Ray has ended."""
 
 
@@ -74,7 +74,9 @@ def main() -> None:
     try:
         job = allocation()
         with ray_of(job) as ray:
-            code, requeues = run(sys.argv[1:], ray, signals)
+            runs = Runs(ray)
+            code, requeues = run(sys.argv[1:], ray, runs, signals)
+        runs.end(f"the Slurm job {job.job_id} ended")
     except StoppedEarly as early:
         say(
             f"{early} came before Ray had started on all nodes, so nothing was done; submit the job again, with more time"
@@ -188,7 +190,45 @@ class FurtherNodes:
             say(text)
 
 
-def run(command: Sequence[str], ray: LocalRay, signals: Signals) -> tuple[int, bool]:
+class Runs:
+    """The runs that the command has given to its Ray, as the ids of their jobs and their keys."""
+
+    def __init__(self, ray: LocalRay) -> None:
+        self._jobs, self._looked = RayJobs(ray.address, ray.config.ray_token, _AWAY_S), 0.0
+        self.known = dict[str, str]()
+
+    def look(self) -> None:
+        """Unless the last look was a moment ago, or Ray does not answer."""
+        if time.monotonic() - self._looked >= _LOOK_AT_RUNS_S:
+            with contextlib.suppress(RuntimeError, OSError):
+                jobs = self._jobs.list()
+                self.known |= {job.id: job.metadata["run_key"] for job in jobs if "run_key" in job.metadata}
+            self._looked = time.monotonic()
+
+    def have_begun(self) -> bool:
+        """Whether one has begun to work. A requeued job that only waits would wait again, for ever. True where there is none, as small
+        preparations run without Ray, and where the store does not answer."""
+        try:
+            return not self.known or any(state is not None for _, state in self._states())
+        except (RuntimeError, OSError):
+            return True
+
+    def end(self, reason: str) -> None:
+        """Gives an end state to those whose job has ended with Ray, before it could write one."""
+        for run, state in self._states():
+            if state is not None and state["state"] == "running":
+                write_reconciled_state(run, "preempted", state["attempt"], reason)
+
+    def _states(self) -> Iterator[tuple[Store, RunStateRecord | None]]:
+        """Each run with its state, if that is of the attempt of this job."""
+        root = open_store(Settings().root)
+        for job, key in self.known.items():
+            run = root.child(f"runs/{key}")
+            state = read_state(run)
+            yield run, state if state is not None and job.endswith(f"-a{state['attempt']}") else None
+
+
+def run(command: Sequence[str], ray: LocalRay, runs: Runs, signals: Signals) -> tuple[int, bool]:
     """Runs the command to its end: its exit code, and whether the job is to be requeued."""
     signals.wait = True
     if signals.came:
@@ -196,17 +236,18 @@ def run(command: Sequence[str], ray: LocalRay, signals: Signals) -> tuple[int, b
     env = child_environment(ray.env | {"VITLINE_JOB_PYTHON": sys.executable}, FOREIGN_TO_RAY)
     process, told, begun = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL), False, False
     while (code := process.poll()) is None:
-        if signals.came and not told:
-            told, begun = True, has_begun(RayJobs(ray.address, ray.config.ray_token, _AWAY_S))
-            say(f"{signal.Signals(signals.came[0]).name}: stopping the command, which saves what is done")
-            process.terminate()
-        elif ray.has_ended():
-            say("Ray has ended on this node, so the command is stopped")
+        if ray.has_ended():  # also after `scancel`, which sends SIGTERM to all processes of the job
+            say("Ray has ended on this node, so the command is ended")
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_LOST_S)
             process.kill()
             return 1, False
+        if signals.came and not told:
+            told, begun = True, runs.have_begun()  # when it is stopped, each gets a state
+            say(f"{signal.Signals(signals.came[0]).name}: stopping the command, which saves what is done")
+            process.terminate()
+        runs.look()
         time.sleep(_LOOK_S)
     if code < 0:
         say(f"the command {how_it_ended(code)}")
@@ -214,20 +255,9 @@ def run(command: Sequence[str], ray: LocalRay, signals: Signals) -> tuple[int, b
     limited = code == STOPPED and _LIMIT_IS_NEAR in signals.came and signal.SIGTERM not in signals.came
     if limited and not begun:
         say(
-            "none of its work had begun when the time limit came, so it is not requeued: has the job room for its workers, and time?"
+            "no run had begun when the time limit came, so the job is not requeued: has it room for the workers, and time?"
         )
     return code, limited and begun
-
-
-def has_begun(jobs: RayJobs) -> bool:
-    """Whether one of the jobs that the command has given to its Ray has begun to work. A requeued job that only waits would wait again, for
-    ever. True where there is no such job, as small preparations run without Ray, and where it cannot be told."""
-    try:
-        root, known = open_store(Settings().root), [job for job in jobs.list() if "run_key" in job.metadata]
-        states = [(job.id, read_state(root.child(f"runs/{job.metadata['run_key']}"))) for job in known]
-    except (RuntimeError, OSError):
-        return True
-    return not known or any(state is not None and job.endswith(f"-a{state['attempt']}") for job, state in states)
 
 
 if __name__ == "__main__":

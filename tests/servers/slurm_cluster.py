@@ -20,7 +20,7 @@ from ..eventually import eventually
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "ip", "nsenter", "unshare")
 HOSTS = ("h0", "h1", "h2")
 NETWORK = "10.78.0"
-READY_S, KILL_WAIT_S = 60.0, 8
+READY_S = 60.0
 
 CONFIG = """
 ClusterName=test
@@ -40,7 +40,6 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU_Memory
 SchedulerType=sched/builtin
 SchedulerParameters=sched_interval=1,batch_sched_delay=1
-KillWait={kill_wait_s}
 SlurmdTimeout=10
 ReturnToService=2
 MpiDefault=none
@@ -73,9 +72,7 @@ class SlurmCluster:
     def start(self) -> None:
         for name in ("state", "munge"):
             (self.folder / name).mkdir(mode=0o700)
-        (self.folder / "slurm.conf").write_text(
-            CONFIG.format(folder=self.folder, network=NETWORK, kill_wait_s=KILL_WAIT_S)
-        )
+        (self.folder / "slurm.conf").write_text(CONFIG.format(folder=self.folder, network=NETWORK))
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # not used, but looked for
         self._hosts()
         key = self.folder / "munge/key"

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from vitline.infra.children import is_running
 from vitline.infra.runs.run_state import read_state
 from vitline.infra.storage import open_store
 from vitline.vit.checkpoints.names import newest_step
@@ -109,10 +110,8 @@ class Jobs:
 
     def left(self):
         """What still runs on the nodes beside Slurm."""
-        own = {"slurmd", "sleep"}
-        return [
-            p for host in HOSTS[1:] for pid in self.slurm.pids(host) if (p := psutil.Process(pid)).name() not in own
-        ]
+        running = [psutil.Process(pid) for host in HOSTS[1:] for pid in self.slurm.pids(host)]
+        return [each for each in running if is_running(each) and each.name() not in ("slurmd", "sleep")]
 
 
 @pytest.fixture(scope="module")
@@ -166,5 +165,5 @@ def test_a_stop_by_scancel_saves_a_checkpoint_and_is_not_requeued(jobs):
     jobs.until(lambda: read_state(run)["attempt"] == 2, again, "the second attempt")
     jobs.slurm.on("h0", "scancel", again)
     assert jobs.ended(again)[0] == "CANCELLED"
-    print(read_state(run), newest_step(run), jobs.log(again))
+    assert (read_state(run)["state"], read_state(run)["attempt"]) == ("preempted", 2)
     assert not jobs.left()
