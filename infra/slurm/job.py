@@ -102,7 +102,7 @@ def say(text: str) -> None:
 def ray_of(job: Allocation) -> Iterator[LocalRay]:
     """A Ray on all nodes of a job. Raises RuntimeError if it does not start on one of them."""
     logs, share = make_private(log_dir(Settings()) / f"slurm-{job.job_id}"), share_of_this_node()
-    options = {"num_cpus": share.num_cpus, "object_store_bytes": share.object_store_bytes}
+    options: dict[str, object] = {"num_cpus": share.num_cpus, "object_store_bytes": share.object_store_bytes}
     if job.others:
         other = address_of(job.others[0])
         options |= {"more_nodes": True, "node_address": address_towards(other)}
