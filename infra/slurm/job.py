@@ -41,11 +41,14 @@ STOPPED = 128 + signal.SIGTERM
 """Exit code of a command of vitline that was stopped by SIGTERM and can be resumed."""
 _LIMIT_IS_NEAR = signal.SIGUSR1
 _JOIN_S = 600.0
+"""How long the other nodes may take to join."""
 _TELL_EVERY_S = 30.0
 _LOOK_S = 0.5
 _TASK_ENDED = re.compile(r"srun: error: \S+: tasks? \S+: ")
 _NODES_END_S = 20.0
-_AWAY_S, _LOOK_AT_RUNS_S = 2.0, 5.0
+_AWAY_S = 2.0
+"""A look at the jobs of Ray gives up after this time; the next one tries again."""
+_LOOK_AT_RUNS_S = 5.0
 _LOST_S = 3.0
 """How long a command may take to stop after its Ray has ended."""
 
