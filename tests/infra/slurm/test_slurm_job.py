@@ -1,5 +1,6 @@
 """A real Slurm of two nodes: trainings over both, the time limit, a cancel, and a command that is refused."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -26,6 +27,7 @@ TRAINING += [
     "--set=execution.log_every_steps=1",
     "--set=execution.save_every_steps=10",
 ]
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
 NEAR_MIN = 4
 """How long before the time limit Slurm sends the signal."""
 
@@ -63,9 +65,7 @@ class Jobs:
 
         def found():
             fields = self.slurm.job(job)
-            assert fields["JobState"] in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"), (
-                f"{fields} {self.log(job)}"
-            )
+            assert fields["JobState"] not in ENDED, f"{fields} {self.log(job)}"
             return condition()
 
         try:
@@ -78,7 +78,7 @@ class Jobs:
 
         def fields():
             found = self.slurm.job(job)
-            return found if found["JobState"] not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING") else None
+            return found if found["JobState"] in ENDED else None
 
         found = eventually(fields, 400, f"the end of job {job}: {self.log(job)}")
         return found["JobState"], int(found["ExitCode"].split(":")[0]), int(found["Restarts"])
@@ -97,21 +97,25 @@ class Jobs:
 
     def workers(self):
         """The processes that train, by host."""
-        found = {}
-        for host in HOSTS:
-            for pid in self.slurm.pids(host):
-                try:
-                    process = psutil.Process(pid)
-                    if "ray::RayTrainWorker" in process.name() or "ray::RayTrainWorker" in " ".join(process.cmdline()):
-                        found.setdefault(host, []).append(process)
-                except psutil.Error:
-                    continue
-        return found
+        found = {host: self._running(host, lambda line: "ray::RayTrainWorker" in line) for host in HOSTS}
+        return {host: processes for host, processes in found.items() if processes}
 
     def left(self):
         """What still runs on the nodes beside Slurm."""
-        running = [psutil.Process(pid) for host in HOSTS[1:] for pid in self.slurm.pids(host)]
-        return [each for each in running if is_running(each) and each.name() not in ("slurmd", "sleep")]
+        return [
+            process
+            for host in HOSTS[1:]
+            for process in self._running(host, lambda line: "slurmd" not in line and not line.startswith("sleep"))
+        ]
+
+    def _running(self, host, is_meant):
+        found = []
+        for pid in self.slurm.pids(host):
+            with contextlib.suppress(psutil.Error):  # it has just ended
+                process = psutil.Process(pid)
+                if is_running(process) and is_meant(" ".join(process.cmdline())):
+                    found.append(process)
+        return found
 
 
 @pytest.fixture(scope="module")
