@@ -172,9 +172,16 @@ class RayJobs:
 
     def num_cpus(self) -> int:
         """The number of CPUs that the living nodes have declared to Ray."""
-        nodes = self._ask("count its CPUs", "/api/v0/nodes?limit=10000&detail=1")["data"]["result"]["result"]
-        cpus: float = sum(node["resources_total"].get("CPU", 0) for node in nodes if node["state"] == "ALIVE")
+        cpus: float = sum(node["resources_total"].get("CPU", 0) for node in self._living_nodes("count its CPUs"))
         return round(cpus)
+
+    def num_nodes(self) -> int:
+        """The number of living nodes."""
+        return len(self._living_nodes("count its nodes"))
+
+    def _living_nodes(self, what: str) -> "list_[dict[str, Any]]":
+        nodes = self._ask(what, "/api/v0/nodes?limit=10000&detail=1")["data"]["result"]["result"]
+        return [node for node in nodes if node["state"] == "ALIVE"]
 
     def page(self, job_id: str) -> str:
         """The job's page in the Ray dashboard."""

@@ -56,13 +56,14 @@ OTHER_PROGRAMS = {
     "ray": "starts a cluster",
     "prefect": "makes a work pool on a server",
     "hf": "downloads weights",
-    "docker": "builds an image",
     "helm": "installs an operator in a cluster",
     "kubectl": "changes a cluster; tests/infra/kubernetes renders the manifests",
     "openssl": "makes a certificate",
     "printf": "writes a file with a password",
     "rm": "removes files with secrets",
+    "sbatch": "submits jobs to Slurm; what vitline.sbatch runs in them is checked",
 }
+_IN_A_JOB = re.compile(r"^sbatch .*infra/slurm/vitline\.sbatch +")
 COMMAND = all_commands()
 # timm imports torchvision, whose compiled operators may be missing with a CPU build of torch (see vit/conftest.py).
 WITHOUT_TORCHVISION = """
@@ -88,7 +89,7 @@ def command_lines() -> list[tuple[str, str]]:
     """Every command of the shell blocks and every `vitline ...` in the text, with alternatives such as `ls|show` expanded."""
     found = []
     for name, text in blocks("sh"):
-        found += [(name, line) for line in text.replace("\\\n", " ").splitlines()]
+        found += [(name, _IN_A_JOB.sub(".venv/bin/vitline ", line)) for line in text.replace("\\\n", " ").splitlines()]
     for path in DOCUMENTS:
         prose = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.M | re.S)
         for line in re.findall(r"`((?:\.venv/bin/)?vitline [^`]*)`", prose):

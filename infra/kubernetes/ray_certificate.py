@@ -9,11 +9,7 @@ authority.
 import argparse
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
-from vitline.infra.local.access.mutual_tls import write_certificate
+from vitline.infra.local.access.mutual_tls import read_authority, write_certificate
 
 
 def main() -> None:
@@ -22,19 +18,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="where authority.pem, part.pem and part.key go")
     parser.add_argument("--name", action="append", required=True, help="address or host name of the pod; repeatable")
     given = parser.parse_args()
-    certificate, key = read_authority(given.authority)
+    certificate, key = read_authority(given.authority / "tls.crt", given.authority / "tls.key")
     write_certificate(given.folder, certificate, key, [*given.name, "127.0.0.1", "localhost"])
-
-
-def read_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    """Certificate and key of an authority. Raises ValueError for a key of another kind than elliptic curves."""
-    key = load_pem_private_key((folder / "tls.key").read_bytes(), password=None)
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ValueError(
-            f"{folder / 'tls.key'} is {type(key).__name__}, but an elliptic-curve key is needed. Make the authority as "
-            "docs/guides/kubernetes.md does, and create its secret again."
-        )
-    return x509.load_pem_x509_certificate((folder / "tls.crt").read_bytes()), key
 
 
 if __name__ == "__main__":

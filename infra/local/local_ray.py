@@ -45,7 +45,7 @@ class LocalRay:
             stack.callback(self._supervisor.wait)
             stack.callback(stop_stack, config.directory)
             self._open = stack.pop_all()
-        self.env = config.open_environment()
+        self.config, self.env = config, config.open_environment()
         self.address = self.env["RAY_ADDRESS"]
         return self
 

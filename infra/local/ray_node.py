@@ -1,4 +1,5 @@
-"""Ray as a service of the local stack: the command of a one-node Ray behind its page, its environment, and the check that it works."""
+"""Ray as a service of the local stack: the command of a one-node Ray behind its page, its environment, and the check that it works.
+Further nodes may join it; they run the same command without the page."""
 
 import inspect
 import json
@@ -18,6 +19,7 @@ from vitline.infra.local.stack_config import StackConfig
 from vitline.infra.ray_jobs import ONE_TRAINING
 
 AGENT_PORTS = 4
+TLS_FOLDER = "ray-tls"
 _NO_LIMIT_S = "86400"
 """For Ray's own limits of starting: `Stillness` ends what makes no progress."""
 # Variables that would connect this Ray, or its drivers, to something else.
@@ -40,15 +42,28 @@ def command(config: StackConfig) -> list[str]:
         "ray-client-server-port": client,  # not used, but Ray always opens it
         "dashboard-host": "127.0.0.1",
         "dashboard-port": dashboard,
-        "temp-dir": _folder(config),
+        "temp-dir": session_folder(config),
         "object-store-memory": config.object_store_bytes,
         "resources": json.dumps({ONE_TRAINING: 1}),
     }
     if config.num_cpus is not None:
         options["num-cpus"] = config.num_cpus
+    if config.node_address is not None:
+        options["node-ip-address"] = config.node_address
     page = [sys.executable, "-P", "-m", "vitline.infra.local.access.ray_page", f"--port={config.ports['ray']}"]
     page += [f"--dashboard-port={dashboard}", f"--login={config.login}", "--"]
     return [*page, *node_command(options, agents), "--head", "--no-monitor"]
+
+
+def further_command(config: StackConfig, address: str) -> list[str]:
+    """The command that runs a further node in the foreground: it joins the Ray at `address`."""
+    options = {
+        "address": address,
+        "temp-dir": session_folder(config),
+        "num-cpus": config.num_cpus,
+        "object-store-memory": config.object_store_bytes,
+    }
+    return node_command(options, free_ports(AGENT_PORTS))
 
 
 def environment(config: StackConfig) -> dict[str, str]:
@@ -59,8 +74,11 @@ def environment(config: StackConfig) -> dict[str, str]:
     """
     from vitline.infra.local.access.mutual_tls import make_certificates  # takes 0.1 s to import
 
-    authority, certificate, key = map(str, make_certificates(config.folder / "ray-tls"))
+    tls = make_certificates(config.folder / TLS_FOLDER, more_machines=config.more_nodes)
+    authority, certificate, key = map(str, tls)
+    page = {"RAY_OVERRIDE_DASHBOARD_URL": f"127.0.0.1:{config.ports['ray']}"} if "ray" in config.ports else {}
     return {
+        **page,  # what drivers print
         "RAY_USE_TLS": "1",
         "RAY_TLS_CA_CERT": authority,
         "RAY_TLS_SERVER_CERT": certificate,
@@ -74,8 +92,7 @@ def environment(config: StackConfig) -> dict[str, str]:
         "RAY_DASHBOARD_SUBPROCESS_MODULE_WAIT_READY_TIMEOUT": _NO_LIMIT_S,
         "RAY_agent_register_timeout_ms": f"{_NO_LIMIT_S}000",
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # otherwise every driver copies the working directory under `uv run`
-        "RAY_OVERRIDE_DASHBOARD_URL": f"127.0.0.1:{config.ports['ray']}",  # what drivers print
-        "VITLINE_ONE_NODE_RAY": "1",  # tells jobs not to wait for GPUs of further nodes
+        "VITLINE_ONE_NODE_RAY": "" if config.more_nodes else "1",  # tells jobs not to wait for GPUs of further nodes
         # Workers that Ray starts for a first driver lack the environment of its job: it never uses them.
         "RAY_prestart_worker_first_driver": "0",
         # By default every 5 s: the load of this node on the dashboard, and metrics, which have no reader here.
@@ -103,13 +120,19 @@ def problem(config: StackConfig, timeout_s: float = 5.0) -> str:
 
 def keep_logs(config: StackConfig, log_dir: Path) -> None:
     """Moves the logs of Ray's processes and of drivers to `log_dir`, and removes the rest of its session."""
-    for logs in _folder(config).glob("session_2*/logs"):
+    for logs in session_folder(config).glob("session_2*/logs"):
         shutil.copytree(logs, log_dir / logs.parent.name, symlinks=True, dirs_exist_ok=True)
-    shutil.rmtree(_folder(config), ignore_errors=True)
+    shutil.rmtree(session_folder(config), ignore_errors=True)
 
 
-def _folder(config: StackConfig) -> Path:
+def session_folder(config: StackConfig) -> Path:
     return config.folder / "ray"
+
+
+def address_to_join(config: StackConfig) -> str:
+    """The address at which further nodes join; empty until the head has written it, a little after its job server answers."""
+    file = session_folder(config) / "ray_current_cluster"
+    return file.read_text().strip() if file.exists() else ""
 
 
 def node_command(options: Mapping[str, object], agent_ports: Sequence[int]) -> list[str]:

@@ -52,6 +52,8 @@ class StackConfig(FrozenConfig):
     object_store_bytes: int = 512 * 1024 * 1024
     more_nodes: bool = False
     """Whether further nodes of Ray may join. It then listens on all addresses."""
+    node_address: str | None = None
+    """The IP address at which those reach this machine. None: Ray chooses it."""
     only_ray: bool = False
     """The Ray of one command (`LocalRay`) instead of a stack: it keeps the environment of the command, is not started again, and
     `directory`, whose path is short, ends with it."""

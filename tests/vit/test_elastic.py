@@ -109,8 +109,7 @@ def test_a_training_goes_on_without_a_lost_node_and_with_a_new_one(train_config,
 
     with three_nodes(Settings(root=root), tmp_path) as cluster:
         command = [sys.executable, "-m", "vitline.vit.ray_jobs.train_driver", "--run", run.uri, "--attempt", "1"]
-        several_nodes = {"VITLINE_ONE_NODE_RAY": ""}  # the head was started as for a Ray of one node
-        cluster.jobs.submit(lease.job_id, command, several_nodes, {})
+        cluster.jobs.submit(lease.job_id, command, {}, {})
 
         def until(condition):
             deadline = time.monotonic() + 300
