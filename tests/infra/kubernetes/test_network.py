@@ -7,6 +7,7 @@ from .manifests import SETS, Pod, namespace_of, objects, of_kind, pods, selects
 OUTSIDE = Pod("a service outside", "", {}, {"containers": []})
 NAMES = Pod("kube-dns", "kube-system", {"k8s-app": "kube-dns"}, {"containers": []})
 OPERATOR = Pod("operator", "kuberay-system", {"app.kubernetes.io/name": "kuberay-operator"}, {"containers": []})
+PROMETHEUS = Pod("prometheus", "monitoring", {}, {"containers": []})
 STRANGER = Pod("stranger", "elsewhere", {"vitline.prefect-client": "yes", "vitline.ray": "yes"}, {"containers": []})
 
 
@@ -79,7 +80,9 @@ def test_every_namespace_denies_what_no_rule_allows_and_every_rule_has_pods(netw
         for way, peers in (("ingress", "from"), ("egress", "to")):
             for peer in [peer for rule in policy["spec"].get(way, []) for peer in rule.get(peers, [])]:
                 here = Pod("", namespace_of(policy), {}, {"containers": []})
-                assert any(network.is_peer(peer, here, there) for there in [*network.pods, NAMES, OPERATOR]), peer
+                assert any(
+                    network.is_peer(peer, here, there) for there in [*network.pods, NAMES, OPERATOR, PROMETHEUS]
+                ), peer
 
 
 def team(network):
@@ -96,6 +99,7 @@ def test_what_has_to_connect_can(network):
         (run, prefect, 4200),
         (run, mlflow, 5000),
         (sender, mlflow, 5000),
+        (PROMETHEUS, network.named("metrics", here), 9464),
         (run, head, 8265),
         (OPERATOR, head, 8265),
         (head, cpu, 10005),
@@ -136,7 +140,8 @@ def test_what_must_not_connect_cannot(network):
 def test_databases_of_the_try_out_are_open_to_their_clients_only():
     network = Network("small")
     own = {"postgres": (5432, {"prefect", "mlflow"}), "redis": (6379, {"vitline head", "vitline redis-cleanup"})}
-    own["store"] = (8333, {"mlflow", "vitline head", "vitline redis-cleanup", "vitline cpu", "flow-run", "sender"})
+    ray = {"vitline head", "vitline redis-cleanup", "vitline cpu"}
+    own["store"] = (8333, ray | {"mlflow", "flow-run", "sender", "metrics"})
     for name, (port, clients) in own.items():
         target = network.named(name)
         assert {pod.name for pod in network.pods if network.allows(pod, target, port)} - {name} == clients
