@@ -77,25 +77,23 @@ def test_prep_prepares_by_itself_and_as_a_node_of_a_cluster(images, tmp):
     assert {manifest["counts"]["num_accepted"] for manifest in found} == {40}
 
 
-def test_train_trains_with_a_ray_of_its_own_and_as_a_node_of_a_cluster(images, tmp):
+def test_train_passes_the_doctor_and_trains(images, tmp):
     images.build("train")
+    found = said(images.enter("train", "vitline ops doctor --root file:///tmp/store", tmp))
+    assert "installed; its pixels are equal" in found  # the native decoder
     own = "vitline train-folder --source /tmp/pictures --name own --root file:///tmp/store --steps 2 --yes"
-    assert "own" in said(images.enter("train", own, tmp))
-    train = "vitline ops doctor\n vitline pretrain run --corpus own --recipe digits --train-images 64"
-    found = said(images.enter("train", f"{NODE}\n{train}", tmp))
-    assert "installed; its pixels are equal to those of whole images" in found
-    assert "a small job ran in python" in found
+    said(images.enter("train", own, tmp))
+    (model,) = (tmp / "store" / "models" / "own").iterdir()
+    assert model.stat().st_uid == USER
 
 
-def test_flows_registers_and_runs_a_flow(images, tmp):
+def test_flows_registers_its_flows_at_a_server(images, tmp):
     images.build("flows")
     script = """
         export VITLINE_ROOT=file:///tmp/store PREFECT_API_URL=http://127.0.0.1:4200/api
         prefect server start >/tmp/prefect-server 2>&1 &
         until python -c "import urllib.request as u; u.urlopen('$PREFECT_API_URL/health')" 2>/dev/null; do sleep 1; done
-        prefect work-pool create vitline --type process
+        prefect work-pool create vitline --type process >&2
         vitline flows deploy --pool vitline
-        python -m vitline.flows.on_prefect.worker --pool vitline --name worker-1 >/tmp/prefect-worker 2>&1 &
-        vitline flows trigger reconcile/default --wait
         """
-    assert "Completed" in said(images.enter("flows", script, tmp))
+    assert "deployments registered" in said(images.enter("flows", script, tmp))
