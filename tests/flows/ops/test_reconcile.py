@@ -216,7 +216,8 @@ def test_what_was_killed_a_moment_ago_is_reported_and_ended_once_it_was_silent_f
 
     monkeypatch.setattr(Services, "wait", sleep)
     place.reconcile(patient=True)
-    assert [round(seconds) for seconds in waited] == [61]
+    (seconds,) = waited
+    assert 31 < seconds <= 61  # of 300 s and one more, less 240 s and what this test takes
     assert place.prefect.ended == {FLOW: "preempted"}
 
 

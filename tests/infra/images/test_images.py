@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.pictures import noise
-from tests.servers.images import USER, Images, require_programs
+from ...pictures import noise
+from ...servers.images import USER, Images, require_programs
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(7200)]  # packages are downloaded and unpacked several times
 
