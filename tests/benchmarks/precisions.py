@@ -1,6 +1,6 @@
 """One published model on three small tasks, one of each group of VTAB, in float32 and in bfloat16: do precisions differ less than seeds?
 
-    python -m tests.benchmarks.precisions [--seeds 5]
+    python -m tests.benchmarks.precisions [--seeds 5] [--task natural-digits ...]
 
 takes about ten minutes. Natural: digits before a photograph, as in SVHN. Specialized: from which part of a photograph a patch is cut.
 Structured: the column of a shape of random kind, size and orientation, as in dSprites. By the protocol `small-images` at one setting.
@@ -8,7 +8,7 @@ Structured: the column of a shape of random kind, size and orientation, as in dS
 
 import argparse
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -82,8 +82,9 @@ TASKS = {
 }
 
 
-def prepare_all(folder: Path, services: Services) -> None:
-    for nth, (name, drawn) in enumerate(TASKS.items()):
+def prepare_all(folder: Path, services: Services, tasks: Sequence[str]) -> None:
+    for nth, name in enumerate(tasks):
+        drawn = TASKS[name]
         for i, (image, label) in enumerate(drawn(np.random.default_rng(nth))):
             of_class = folder / name / str(label)
             of_class.mkdir(parents=True, exist_ok=True)
@@ -100,10 +101,10 @@ def pretrain_model(services: Services) -> None:
     train_model(resolve_pretrain(services.root, request), services)
 
 
-def scored(services: Services, precision: str, seeds: int) -> list[Score]:
+def scored(services: Services, precision: str, tasks: Sequence[str], seeds: int) -> list[Score]:
     request = EvaluateRequest(
         model="digits",
-        tasks=tuple(TASKS),
+        tasks=tuple(tasks),
         num_seeds=seeds,
         overrides=PROTOCOL | {"protocol.precision": precision},
     )
@@ -114,14 +115,16 @@ def scored(services: Services, precision: str, seeds: int) -> list[Score]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
-    seeds = parser.parse_args().seeds
+    parser.add_argument("--task", action="append", choices=[*TASKS])
+    given = parser.parse_args()
+    tasks = given.task or [*TASKS]
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(root=f"{folder}/store", home=Path(folder, "home"))
         with open_services(settings) as services:
-            prepare_all(Path(folder), services)
+            prepare_all(Path(folder), services, tasks)
             pretrain_model(services)
-            by_precision = {precision: scored(services, precision, seeds) for precision in PRECISIONS}
-    for task in TASKS:
+            by_precision = {precision: scored(services, precision, tasks, given.seeds) for precision in PRECISIONS}
+    for task in tasks:
         print_task(task, [np.array([s.value for s in by_precision[p] if s.task == task]) for p in PRECISIONS])
 
 
