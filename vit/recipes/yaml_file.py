@@ -97,7 +97,7 @@ def read_yaml(reference: str, what: str, keys: Collection[str]) -> YamlFile:
         finally:
             loader.dispose()
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        # The whole error would quote the file, and whoever fills in a form may name one that they must not read.
+        # The full error quotes the file. Leave that out: a form may name a file that its user has no right to read.
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         line = f" (line {mark.line + 1})" if mark else ""
         hint = ""

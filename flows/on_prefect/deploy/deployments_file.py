@@ -178,7 +178,8 @@ def _schedule_refusals(schedules: Sequence[Schedule]) -> Iterator[tuple[str | in
 
 
 def _request_refusals(entry: Entry, settings: Settings) -> Iterator[tuple[str | int, ...]]:
-    """Why the form refuses the request of a deployment, or one that nobody fills in. A form that the file leaves empty, people fill in."""
+    """Why the form refuses the request of a deployment: a sentence, and the path to its place. A deployment with neither request nor
+    schedules is not checked, because its form is filled in on its page."""
     if not (entry.request or entry.schedules):
         return
     try:

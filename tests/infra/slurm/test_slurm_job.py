@@ -133,7 +133,7 @@ def test_a_training_over_two_nodes_survives_the_time_limit_beside_another_job(jo
     run = jobs.training(job)
     workers = jobs.workers()
     assert {host: len(found) for host, found in workers.items()} == {"h1": 1, "h2": 1}
-    # The training stands still, so that it cannot finish before the limit, at which Slurm looks every half minute.
+    # Slurm checks time limits every 30 s. The training is paused, so that it cannot finish before that.
     still = [process for found in workers.values() for process in found]
     for process in still:
         process.send_signal(signal.SIGSTOP)
