@@ -8,11 +8,13 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from vitline.flows import console
 from vitline.flows.catalog.lists import pipeline_row, run_rows
 from vitline.flows.catalog.records import attempt_records
 from vitline.flows.catalog.run_status import AT_WORK, RunRow
@@ -143,16 +145,22 @@ def _of_nights(root: Store) -> Iterator[Sample]:
 
 
 def serve(root: str, host: str, port: int) -> None:
-    """Serves the metrics at `http://host:port/metrics` until the process is interrupted. Raises OSError for a port that is taken."""
+    """Serves the metrics at `http://host:port/metrics` until the process is interrupted. Raises ValueError for an address that cannot be
+    used."""
     from prometheus_client import CollectorRegistry, start_http_server
 
     registry = CollectorRegistry()
     registry.register(RootMetrics(root))
-    server, thread = start_http_server(port, host, registry)
     try:
+        server, thread = start_http_server(port, host, registry)
+    except OSError as error:
+        raise ValueError(
+            f"Metrics cannot be served at {host}:{port} ({error.strerror}). Choose another --port or --host."
+        ) from error
+    console.say(f"metrics at http://{host}:{port}/metrics")
+    with suppress(KeyboardInterrupt):  # there is nothing to resume
         thread.join()
-    finally:
-        server.shutdown()
+    server.shutdown()
 
 
 def metrics_text(root: str) -> str:

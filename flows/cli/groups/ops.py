@@ -94,5 +94,4 @@ def ops_metrics(
     if port is None:
         console.print_result(metrics_text(settings(root).root).rstrip())
     else:
-        console.say(f"metrics at http://{host}:{port}/metrics")
         serve(settings(root).root, host, port)

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -92,6 +93,15 @@ def test_a_store_that_is_away_is_one_number(root, monkeypatch, caplog):
     monkeypatch.setattr(metrics, "open_store", away)
     assert values(metrics_text(root)) == {"root_up": "0.0"}
     assert "its store did not answer" in caplog.text
+
+
+def test_a_port_that_is_in_use_is_refused(refused, root):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        error = refused("ops", "metrics", "--port", port, "--root", root)
+    assert f"cannot be served at 127.0.0.1:{port} (Address already in use). Choose another --port" in error
 
 
 def expressions():
