@@ -1,4 +1,4 @@
-"""Stores: `open_store` returns the store below a URI, on files, S3 or memory.
+"""Stores: `open_store` returns the store below a URI, on files, in memory, or of S3, Google Cloud and Azure.
 
 `infra/stores/store.py` defines what a store guarantees. The rest of vitline imports only this module.
 """
@@ -26,6 +26,7 @@ from vitline.infra.stores.store import (
 )
 
 __all__ = [
+    "BUCKETS",
     "DiskCache",
     "Keys",
     "Listed",
@@ -50,19 +51,26 @@ _STORES = {
     "file": "vitline.infra.stores.file_store.FileStore",
     "memory": "vitline.infra.stores.memory_store.MemoryStore",
     "s3": "vitline.infra.stores.s3_store.S3Store",  # imported on use: s3fs takes half a second to import and is an extra
+    "gs": "vitline.infra.stores.object_store.ObjectStore",
+    "az": "vitline.infra.stores.object_store.ObjectStore",
 }
 """The class of each scheme."""
+BUCKETS = ("s3", "gs", "az")
+"""Schemes whose URIs begin with a bucket (of Azure: a container)."""
 
 
 def open_store(uri: str | os.PathLike[str]) -> Store:
-    """The store below a URI: a plain path (which may begin with `~`), file://, memory:// (one process) or s3://bucket/prefix.
+    """The store below a URI: a plain path (which may begin with `~`), file://, memory:// (one process), or s3://, gs:// or
+    az://bucket/prefix.
 
     Reads and creates nothing. Raises ValueError for another scheme.
     """
     text = os.fspath(uri)
     scheme, _, rest = text.partition("://") if "://" in text else ("file", "", text)
-    if scheme not in _STORES or not rest or (scheme == "s3" and rest.startswith("/")):
-        raise ValueError(f"{text!r} is not a store. Use a path, file:///path, s3://bucket/prefix or memory://name.")
+    if scheme not in _STORES or not rest or (scheme in BUCKETS and rest.startswith("/")):
+        raise ValueError(
+            f"{text!r} is not a store. Use a path, file:///path, s3://, gs:// or az://bucket/prefix, or memory://name."
+        )
     rest = os.path.abspath(expanded(rest)) if scheme == "file" else rest.rstrip("/")
     module, _, name = _STORES[scheme].rpartition(".")
     kind: type[Store] = getattr(importlib.import_module(module), name)

@@ -295,6 +295,24 @@ def s3_uri(request, monkeypatch) -> str:
 
 
 @pytest.fixture
+def gs_uri(monkeypatch) -> str:
+    """An empty place in a bucket of a small service that speaks Google's protocol."""
+    from .servers.small_buckets import service_of
+
+    with service_of("gs", monkeypatch):
+        yield f"gs://bucket/{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def az_uri(monkeypatch, tmp_path) -> str:
+    """An empty container of Azurite, Microsoft's emulator of Azure Blob Storage."""
+    from .servers.azurite import running_azurite
+
+    with running_azurite(tmp_path, monkeypatch) as container:
+        yield f"az://{container}/{uuid.uuid4().hex}"
+
+
+@pytest.fixture
 def proxy(s3_uri):
     """A proxy with faults in front of the service behind `s3_uri`."""
     from .servers.faulty_s3 import proxy_before

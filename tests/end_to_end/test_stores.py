@@ -19,7 +19,7 @@ from vitline.infra.runs.lease import LeaseHolder, read_lease
 from vitline.infra.runs.run_state import read_state, request_stop
 from vitline.infra.runs.stopping import StopPoller
 from vitline.infra.storage import StoreFailed, open_store
-from vitline.infra.stores import s3_store
+from vitline.infra.stores import remote_store
 from vitline.vit.checkpoints.names import list_checkpoints
 from vitline.vit.checkpoints.restore import newest_checkpoint
 from vitline.vit.config import TrainConfig
@@ -120,7 +120,7 @@ def test_corpus_losses_score_and_model_are_those_of_a_directory(s3_uri, on_disk,
 
 def test_a_service_that_fails_now_and_then_changes_nothing(proxy, s3_uri, on_disk, train_config, expected, monkeypatch):
     """Every seventh request meets an error, a reset before or after it was carried out, a cut reply, or waits."""
-    monkeypatch.setattr(s3_store, "_PART_BYTES", 5 * 1024 * 1024)
+    monkeypatch.setattr(remote_store, "PART_BYTES", 5 * 1024 * 1024)
     proxy.every = 7
     corpus, manifest = prepared(s3_uri)
     assert manifest.digest == on_disk[1].digest

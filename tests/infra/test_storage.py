@@ -21,13 +21,19 @@ from vitline.infra.storage import (
     raising_unwritable,
 )
 
-BACKENDS = ["file", "memory", pytest.param("s3", marks=pytest.mark.s3)]
+BACKENDS = [
+    "file",
+    "memory",
+    pytest.param("s3", marks=pytest.mark.s3),
+    "gs",
+    pytest.param("az", marks=pytest.mark.servers),
+]
 
 
 @pytest.fixture(params=BACKENDS)
 def store(request, tmp_path):
-    if request.param == "s3":
-        uri = request.getfixturevalue("s3_uri")
+    if request.param in ("s3", "gs", "az"):
+        uri = request.getfixturevalue(f"{request.param}_uri")
     else:
         uri = f"{tmp_path}/store" if request.param == "file" else f"memory://{uuid.uuid4().hex}"
     opened = open_store(uri)
@@ -244,7 +250,7 @@ def test_leftovers_of_a_killed_writer_are_found_when_old_enough(store, tmp_path)
     assert store.list() == ["runs/a/state.json"]
 
 
-@pytest.mark.parametrize("uri", ["gs://bucket/x", "s3://", "s3:///x", "memory://", "file://", ""])
+@pytest.mark.parametrize("uri", ["ftp://bucket/x", "gs:///x", "az://", "s3://", "s3:///x", "memory://", "file://", ""])
 def test_invalid_store_uri_is_refused(uri):
     with pytest.raises(ValueError, match="is not a store"):
         open_store(uri)

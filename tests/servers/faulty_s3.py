@@ -23,7 +23,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.session import Session
 
 from vitline.infra.settings import Settings, changed_environment
-from vitline.infra.stores import s3_store
+from vitline.infra.stores import remote_store
 
 FAULTS = ("503", "reset", "reply lost", "reply cut", "slow")
 LINGER = (1, 13, struct.pack("ii", 1, 0))  # SOL_SOCKET, SO_LINGER
@@ -44,9 +44,9 @@ def proxy_before(endpoint: str | None = None) -> Iterator["Proxy"]:
     behind = endpoint or settings.s3_endpoint_url or f"https://s3.{region}.amazonaws.com"
     with (
         Proxy(behind, region, session) as server,
-        patch.object(s3_store, "_FIRST_WAIT_S", 0.002),
-        patch.object(s3_store, "_LONGEST_WAIT_S", 0.1),
-        patch.object(s3_store, "_PATIENCE_S", 0.0),
+        patch.object(remote_store, "_FIRST_WAIT_S", 0.002),
+        patch.object(remote_store, "_LONGEST_WAIT_S", 0.1),
+        patch.object(remote_store, "_PATIENCE_S", 0.0),
         changed_environment(AWS_ENDPOINT_URL=server.url, AWS_ENDPOINT_URL_S3=server.url),
     ):
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from vitline.infra.storage import open_store
-from vitline.infra.stores import hedged_reads, s3_store
+from vitline.infra.stores import hedged_reads, remote_store
 from vitline.infra.stores.hedged_reads import HedgedReads
 
 from ...servers import faulty_s3
@@ -115,7 +115,7 @@ def test_bytes_are_right_and_further_requests_are_few_whatever_the_fault(s3_uri,
     before = proxy.suffered.total()
     proxy.faults, proxy.every = itertools.repeat(fault), 20
     assert read_all(spans) == data
-    hedged = s3_store.hedged_reads(os.getpid(), proxy.url, store._region)
+    hedged = remote_store.hedged_reads(os.getpid(), store._service)
     requests = proxy.suffered.total() - before
     assert proxy.suffered[fault] >= len(spans) // 20
     assert hedged.num_second <= 8 + (len(spans) + 20) // 10

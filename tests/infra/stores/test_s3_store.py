@@ -1,108 +1,30 @@
 """How s3:// stores handle lost replies and failing services; test_storage.py tests what all stores promise."""
 
 import contextlib
-import hashlib
 import itertools
 import os
 import pickle
 import subprocess
 import sys
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 pytest.importorskip("s3fs", reason="the extra `prep` is not installed")
 
 from vitline.infra.storage import PreconditionFailed, StoreFailed, StoreRefused, open_store
-from vitline.infra.stores import s3_store
+from vitline.infra.stores import remote_store, s3_store
+from vitline.infra.stores.remote_store import Answer
 
-
-class Service(ThreadingHTTPServer):
-    """A minimal S3 server: each request uses up one of `faults`; with none left, requests succeed."""
-
-    daemon_threads = True
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.objects, self.writers, self.faults, self.requests = {}, {}, [], []
-
-
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def handle_request(self):
-        server, path = self.server, self.path
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        server.requests.append(self.command)
-        fault = server.faults.pop(0) if server.faults else None
-        if isinstance(fault, int):
-            return self.answer(fault, b"<Error><Code>Fault%d</Code><Message>injected</Message></Error>" % fault)
-        if isinstance(
-            fault, bytes
-        ):  # status and headers, and behind the last newline the body, of a request that has no effect
-            headers, _, content = fault.rpartition(b"\n")
-            return self.wfile.write(b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (headers, len(content), content))
-        if callable(fault):
-            fault()
-        status, reply = self.perform(server.objects, path, body)
-        if fault == "reply lost":
-            self.close_connection = True
-            return self.connection.close()
-        span = self.headers.get("Range")
-        if span and status == 200:
-            first, _, last = span.removeprefix("bytes=").partition("-")
-            last = min(int(last or len(reply) - 1), len(reply) - 1)
-            if int(first) > last:
-                return self.answer(416, b"<Error><Code>InvalidRange</Code></Error>")
-            self.range = f"bytes {first}-{last}/{len(reply)}"
-            return self.answer(206, reply[int(first) : last + 1])
-        self.answer(status, reply)
-
-    def perform(self, objects, path, body):
-        found = objects.get(path)
-        tag = None if found is None else f'"{hashlib.md5(found).hexdigest()}"'
-        if self.command == "PUT":
-            if (self.headers.get("If-None-Match") and found is not None) or self.headers.get("If-Match", tag) != tag:
-                return 412, b"<Error><Code>PreconditionFailed</Code><Message>no</Message></Error>"
-            objects[path], self.server.writers[path] = body, self.headers.get("x-amz-meta-writer", "")
-            self.tag = hashlib.md5(body).hexdigest()
-            return 200, b""
-        if found is None:
-            return 404, b"<Error><Code>NoSuchKey</Code><Message>no</Message></Error>"
-        self.tag, self.writer = hashlib.md5(found).hexdigest(), self.server.writers.get(path, "")
-        return 200, found
-
-    tag = writer = range = ""
-
-    def answer(self, status, body):
-        self.send_response(status)
-        self.send_header("ETag", f'"{self.tag}"')
-        self.send_header("x-amz-meta-writer", self.writer)
-        if status == 206:
-            self.send_header("Content-Range", self.range)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    do_GET = do_HEAD = do_PUT = handle_request
-
-    def log_message(self, *_):
-        pass
+from ...servers.small_buckets import service_of
 
 
 @pytest.fixture
 def service(monkeypatch):
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "local")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "local")
-    monkeypatch.setattr(s3_store.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(s3_store, "_PATIENCE_S", 0.0)
-    with Service() as server:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    monkeypatch.setattr(remote_store.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(remote_store, "_PATIENCE_S", 0.0)
+    with service_of("s3", monkeypatch) as server:
         yield server
-        server.shutdown()
 
 
 @pytest.fixture
@@ -161,9 +83,10 @@ def test_success_without_its_result_is_repeated(store, service, odd):
     ],
 )
 def test_a_throttled_request_waits_longer_and_one_on_a_broken_connection_hardly(monkeypatch, status, code, waits):
-    monkeypatch.setattr(s3_store.random, "uniform", lambda low, high: high)
-    assert [s3_store._wait_s(attempt, status, code) for attempt in (1, 2)] == pytest.approx(waits)
-    assert s3_store._wait_s(9, status, code) == 10.0
+    monkeypatch.setattr(remote_store.random, "uniform", lambda low, high: high)
+    answer = Answer(status, code)
+    assert [answer.wait_s(attempt) for attempt in (1, 2)] == pytest.approx(waits)
+    assert answer.wait_s(9) == 10.0
 
 
 def test_error_of_a_permanent_fault_names_operation_object_and_attempts(store, service):
@@ -177,7 +100,7 @@ def test_error_of_a_permanent_fault_names_operation_object_and_attempts(store, s
 def test_a_service_that_has_answered_is_asked_longer_than_one_that_never_has(
     store, service, monkeypatch, caplog, first
 ):
-    monkeypatch.setattr(s3_store, "_PATIENCE_S", 300.0)
+    monkeypatch.setattr(remote_store, "_PATIENCE_S", 300.0)
     service.faults = [503] * 20
     with pytest.raises(RuntimeError, match="failed at attempt 9"):
         store.write("a", b"1")
@@ -246,7 +169,7 @@ def test_conditional_write_is_retried_after_a_conflict(store, service):
 
 
 def test_request_without_a_reply_is_retried_after_a_timeout(service, monkeypatch):
-    monkeypatch.setattr(s3_store, "_SILENCE_S", 0.2)
+    monkeypatch.setattr(remote_store, "SILENCE_S", 0.2)
     s3_store._filesystem.cache_clear()
     service.faults = [threading.Event().wait] * 2  # forever
     store = open_store("s3://bucket/runs")
@@ -291,7 +214,7 @@ def test_a_range_is_refused_unless_the_reply_has_exactly_that_range(s3_uri, prox
 
 @pytest.mark.s3
 def test_large_objects_are_uploaded_in_parts_and_an_aborted_upload_leaves_nothing(s3_uri, monkeypatch):
-    monkeypatch.setattr(s3_store, "_PART_BYTES", 5 * 1024 * 1024)
+    monkeypatch.setattr(remote_store, "PART_BYTES", 5 * 1024 * 1024)
     store = open_store(s3_uri)
     data = os.urandom(1024 * 1024) * 23
     with store.writer("large") as file:
@@ -313,7 +236,7 @@ def test_large_objects_are_uploaded_in_parts_and_an_aborted_upload_leaves_nothin
 
 @pytest.mark.s3
 def test_multipart_upload_succeeds_if_the_reply_to_its_completion_is_lost(s3_uri, monkeypatch):
-    monkeypatch.setattr(s3_store, "_PART_BYTES", 5 * 1024 * 1024)
+    monkeypatch.setattr(remote_store, "PART_BYTES", 5 * 1024 * 1024)
     store = open_store(s3_uri)
     call = store._call
 
@@ -331,9 +254,9 @@ def test_multipart_upload_succeeds_if_the_reply_to_its_completion_is_lost(s3_uri
 
 KILLED_WRITER = """
 import os, signal, sys
-from vitline.infra.stores import s3_store
+from vitline.infra.stores import remote_store
 from vitline.infra.storage import open_store
-s3_store._PART_BYTES = 5 * 1024 * 1024
+remote_store.PART_BYTES = 5 * 1024 * 1024
 with open_store(sys.argv[1]).writer("runs/half ü") as file:
     file.write(bytes(6 * 1024 * 1024))
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,240 @@
+"""Stores with gs:// and az:// URIs: a bucket of Google Cloud Storage, a container of Azure Blob Storage."""
+
+import contextlib
+import io
+import os
+import re
+import uuid
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from datetime import timedelta
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, BinaryIO, Self, TypeVar, cast
+
+import obstore
+from obstore import exceptions as failures
+from obstore.store import AzureStore, GCSStore
+
+from vitline.infra.stores import remote_store
+from vitline.infra.stores.remote_store import Answer, OtherRange, RemoteStore, Span
+from vitline.infra.stores.store import Listed, StoreFailed, checked_key
+
+T = TypeVar("T")
+Client = AzureStore | GCSStore
+
+_PAGE = 1000  # objects
+_LONGEST_REQUEST = "30m"  # SILENCE_S ends one that hangs
+_REPEATS = {"max_retries": 8, "retry_timeout": timedelta(minutes=5)}
+_STATUS, _CODE = re.compile(r"status code: (\d{3})"), re.compile(r"<Code>(\w+)</Code>")
+# A message ends with the names of its errors, after "Debug source".
+_WRONG_RANGE = re.compile(r"NotPartial|NoContentRange|ParseContentRange|InvalidContentRange|UnexpectedRange")
+_BEYOND_THE_END = "StartTooLarge"
+_WRONG_CERTIFICATE = "invalid peer certificate"
+
+
+class ObjectStore(RemoteStore):
+    """A prefix of a bucket. obstore finds address and credentials in variables whose names begin with GOOGLE_ or AZURE_, or in the
+    identity of the machine. A tag is the generation of an object of Google, and the ETag of one of Azure.
+
+    A killed `writer` leaves parts that readers do not see, and that nothing here can list. Azure deletes them after a week; a
+    bucket of Google needs a lifecycle rule for that (`AbortIncompleteMultipartUpload`).
+    """
+
+    ca_variable = "SSL_CERT_FILE"
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        self._scheme, _, rest = uri.partition("://")
+        self._bucket, _, prefix = rest.partition("/")
+        self._prefix = f"{prefix}/" if prefix else ""
+        variables = {
+            "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+            "az": "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY",
+        }
+        self.settings_of_access = (
+            f"the bucket, and its credentials ({variables[self._scheme]}, or the identity of this machine)"
+        )
+
+    @classmethod
+    def at(cls, uri: str) -> Self:
+        return cls(uri)
+
+    @property
+    def _service(self) -> Hashable:
+        return self._scheme, self._bucket
+
+    @property
+    def _url(self) -> str:
+        return {"gs": "https://storage.googleapis.com", "az": "https://blob.core.windows.net"}[self._scheme]
+
+    def size(self, key: str) -> int:
+        size: int = self._call("head", key)["size"]
+        return size
+
+    def write(self, key: str, data: bytes) -> None:
+        self._call("put", key, data, use_multipart=False)
+
+    @contextlib.contextmanager
+    def writer(self, key: str) -> Iterator[BinaryIO]:
+        signature, path = uuid.uuid4().hex, self._prefix + checked_key(key)
+
+        def once(request: Callable[[], T]) -> T:
+            return self._retried("put_object", self.uri_of(key), request, repeat=False)
+
+        upload = once(
+            lambda: obstore.open_writer(
+                self._client(repeats=True),
+                path,
+                attributes={"writer": signature},
+                buffer_size=remote_store.PART_BYTES,
+                max_concurrency=remote_store.PARTS_IN_FLIGHT,
+            )
+        )
+        yield cast(BinaryIO, _Writing(lambda data: once(lambda: upload.write(data))))
+        try:
+            once(upload.close)
+        except StoreFailed:  # an earlier try finished it, but its reply was lost
+            with contextlib.suppress(FileNotFoundError):
+                if self._signed(key)[0] == signature:
+                    return
+            raise
+
+    def scan(self, prefix: str = "") -> Iterator[Listed]:
+        folder, _, name = prefix.rpartition("/")
+        folder = self._prefix + (f"{folder}/" if folder else "")
+        # obstore lists whole folders, so those names are passed over that come before `name`, and after it.
+        after = folder + name[:-1] if name else None
+        pages: Iterator[Sequence[Any]] | None = None
+
+        def page() -> Sequence[Any] | None:
+            nonlocal pages
+            pages = pages or iter(obstore.list(self._client(), folder or None, offset=after, chunk_size=_PAGE))
+            try:
+                return next(pages, None)
+            except Exception:
+                pages = None
+                raise
+
+        while found := self._retried("list_objects", f"{self.uri}/{prefix}", page):
+            for entry in found:
+                child = entry["path"][len(folder) :].split("/", 1)[0]
+                if child.startswith(name):
+                    yield Listed(entry["path"][len(self._prefix) :], entry["size"], entry["e_tag"] or entry["version"])
+                elif child > name:
+                    return
+            after = found[-1]["path"]
+
+    def delete(self, key: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._call("delete", key)
+
+    def _client(self, repeats: bool = False) -> Client:
+        _check_not_forked()
+        try:
+            return _client(os.getpid(), self._scheme, self._bucket, repeats)
+        except failures.BaseError as error:
+            raise _Unusable(_message(error)) from error
+
+    def _call(self, operation: str, key: str, *arguments: Any, **options: Any) -> Any:
+        path, function = self._prefix + checked_key(key), getattr(obstore, operation)
+        return self._retried(
+            f"{operation}_object", self.uri_of(key), lambda: function(self._client(), path, *arguments, **options)
+        )
+
+    async def _fetch(self, key: str, span: Span | None) -> tuple[bytes, str, int | None]:
+        start, end = span or (0, None)
+        wanted = {"range": {"offset": start} if end is None else (start, end)} if span else {}
+        try:
+            reply = await obstore.get_async(self._client(), self._prefix + key, options=cast(Any, wanted))
+        except failures.GenericError as error:
+            if span and (self._answer(error).status == 416 or _BEYOND_THE_END in str(error)):
+                return b"", "", 0
+            if _WRONG_RANGE.search(str(error)):
+                raise OtherRange(_message(error)) from error
+            raise
+        first, last = reply.range
+        return bytes(await reply.bytes_async()), self._tag(reply.meta), last - first
+
+    async def _size_now(self, key: str) -> int:
+        return (await obstore.head_async(self._client(), self._prefix + key))["size"]
+
+    def _put(self, key: str, data: bytes, signature: str, tag: str | None) -> str:
+        mode = "create" if tag is None else {"version" if self._scheme == "gs" else "e_tag": tag}
+        return self._tag(self._call("put", key, data, mode=mode, attributes={"writer": signature}))
+
+    def _signed(self, key: str) -> tuple[str, str]:
+        there = self._call("get", key, options={"head": True})
+        return there.attributes.get("writer", ""), self._tag(there.meta)
+
+    def _tag(self, of: Any) -> str:
+        return str(of["version"] if self._scheme == "gs" else of["e_tag"])
+
+    def _answer(self, error: Exception) -> Answer:
+        text, why = str(error), _message(error)
+        if isinstance(error, failures.AlreadyExistsError | failures.PreconditionError):
+            return Answer(412, why=why)
+        status, code = _STATUS.search(text), _CODE.search(text)
+        if status or isinstance(
+            error, FileNotFoundError
+        ):  # obstore's reply to a delete of several objects has no status
+            return Answer(int(status[1]) if status else 404, code[1] if code else "", why=why)
+        if isinstance(error, _Unusable):
+            return Answer(refused=True, why=why)
+        wrong_certificate = _WRONG_CERTIFICATE in text
+        lost = isinstance(error, failures.BaseError | OSError) and not wrong_certificate
+        return Answer(lost=lost, of_certificate=wrong_certificate, why=why)
+
+
+class _Unusable(Exception):
+    """No client can be made with the settings."""
+
+
+class _Writing(io.RawIOBase):
+    """A file whose bytes go to an upload."""
+
+    def __init__(self, send: Callable[[bytes], object]) -> None:
+        self._send, self._position = send, 0
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        self._send(bytes(view))
+        self._position += view.nbytes
+        return view.nbytes
+
+
+def _message(error: Exception) -> str:
+    """The first part of a message, in one line; the second one repeats it as a tree of Rust's errors."""
+    return " ".join(str(error).partition("\n\nDebug source")[0].split())
+
+
+_first_user: int | None = None
+"""The process that has used obstore first."""
+
+
+def _check_not_forked() -> None:
+    """Raises _Unusable in the fork of a process that has used obstore: its threads are not there, and every request would hang."""
+    global _first_user
+    _first_user = _first_user or os.getpid()
+    if _first_user != os.getpid():
+        raise _Unusable("not supported: stores with gs:// and az:// URIs in a process forked from one that has used them; spawn it")
+
+
+@lru_cache
+def _client(pid: int, scheme: str, bucket: str, repeats: bool) -> Client:
+    """One client for all threads of a process. `pid` makes a forked child create its own."""
+    options: dict[str, Any] = {
+        "allow_http": True,  # where the variables name such an address
+        "connect_timeout": "10s",
+        "read_timeout": f"{remote_store.SILENCE_S}s",
+        "timeout": _LONGEST_REQUEST,
+    }
+    if ca := os.environ.get("SSL_CERT_FILE"):
+        options["root_certificate"] = Path(ca).read_bytes()
+    kind = {"gs": GCSStore, "az": AzureStore}[scheme]
+    return kind(bucket, client_options=options, retry_config=_REPEATS if repeats else {"max_retries": 0})
