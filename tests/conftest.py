@@ -295,7 +295,7 @@ def s3_uri(request, monkeypatch) -> str:
 
 
 @pytest.fixture
-def gs_uri(monkeypatch) -> str:
+def gs_uri(monkeypatch) -> Iterator[str]:
     """An empty place in a bucket of a small service that speaks Google's protocol."""
     from .servers.small_buckets import service_of
 
@@ -303,13 +303,21 @@ def gs_uri(monkeypatch) -> str:
         yield f"gs://bucket/{uuid.uuid4().hex}"
 
 
-@pytest.fixture
-def az_uri(monkeypatch, tmp_path) -> str:
-    """An empty container of Azurite, Microsoft's emulator of Azure Blob Storage."""
+@pytest.fixture(scope="session")
+def azurite(tmp_path_factory) -> Iterator[dict[str, str]]:
+    """The variables with which a process reaches Azurite, Microsoft's emulator of Azure Blob Storage."""
     from .servers.azurite import running_azurite
 
-    with running_azurite(tmp_path, monkeypatch) as container:
-        yield f"az://{container}/{uuid.uuid4().hex}"
+    with running_azurite(tmp_path_factory.mktemp("azurite")) as variables:
+        yield variables
+
+
+@pytest.fixture
+def az_uri(azurite, monkeypatch) -> str:
+    """An empty place in a container of Azurite."""
+    for name, value in azurite.items():
+        monkeypatch.setenv(name, value)
+    return f"az://box/{uuid.uuid4().hex}"
 
 
 @pytest.fixture

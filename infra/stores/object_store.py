@@ -131,7 +131,7 @@ class ObjectStore(RemoteStore):
     def _client(self, repeats: bool = False) -> Client:
         _check_not_forked()
         try:
-            return _client(os.getpid(), self._scheme, self._bucket, repeats)
+            return client_of(os.getpid(), self._scheme, self._bucket, repeats)
         except failures.BaseError as error:
             raise _Unusable(_message(error)) from error
 
@@ -222,11 +222,13 @@ def _check_not_forked() -> None:
     global _first_user
     _first_user = _first_user or os.getpid()
     if _first_user != os.getpid():
-        raise _Unusable("not supported: stores with gs:// and az:// URIs in a process forked from one that has used them; spawn it")
+        raise _Unusable(
+            "not supported: stores with gs:// and az:// URIs in a process forked from one that has used them; spawn it"
+        )
 
 
 @lru_cache
-def _client(pid: int, scheme: str, bucket: str, repeats: bool) -> Client:
+def client_of(pid: int, scheme: str, bucket: str, repeats: bool) -> Client:
     """One client for all threads of a process. `pid` makes a forked child create its own."""
     options: dict[str, Any] = {
         "allow_http": True,  # where the variables name such an address

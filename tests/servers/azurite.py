@@ -5,6 +5,7 @@ import contextlib
 import email.utils
 import hashlib
 import hmac
+import os
 import shutil
 import subprocess
 import time
@@ -20,23 +21,28 @@ KEY = base64.b64encode(b"of an emulator on loopback, for the time of a test; 64 
 
 
 @contextlib.contextmanager
-def running_azurite(folder, monkeypatch):
-    """Starts Azurite, sets the variables of its account, and yields the name of a new container."""
+def running_azurite(folder):
+    """Starts Azurite with the container `box`, and yields the variables with which a process reaches it."""
     program = shutil.which("azurite-blob")
     if program is None:
         pytest.skip("Azurite is not installed: npm install -g azurite")
     (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}/{ACCOUNT}"
-    monkeypatch.setenv("AZURITE_ACCOUNTS", f"{ACCOUNT}:{KEY}")
-    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", ACCOUNT)
-    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", KEY)
-    monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", url)
     options = ["--blobHost", "127.0.0.1", "--blobPort", str(port), "--location", str(folder), "--disableTelemetry"]
     with (folder / "azurite.log").open("wb") as log:
-        process = subprocess.Popen([program, "--silent", "--skipApiVersionCheck", *options], stdout=log, stderr=log)
+        process = subprocess.Popen(
+            [program, "--silent", "--skipApiVersionCheck", *options],
+            env=os.environ | {"AZURITE_ACCOUNTS": f"{ACCOUNT}:{KEY}"},
+            stdout=log,
+            stderr=log,
+        )
     try:
         create_container(url, "box")
-        yield "box"
+        yield {
+            "AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT,
+            "AZURE_STORAGE_ACCOUNT_KEY": KEY,
+            "AZURE_STORAGE_ENDPOINT": url,
+        }
     finally:
         process.terminate()
         process.wait()

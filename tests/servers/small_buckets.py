@@ -7,6 +7,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, unquote, urlsplit
 from xml.sax.saxutils import escape
 
+from vitline.infra.stores import object_store
+
 VARIABLES = {
     "s3": {"AWS_ENDPOINT_URL": "{url}", "AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local"},
     "gs": {"GOOGLE_BASE_URL": "{url}", "GOOGLE_BEARER_TOKEN": "local"},
@@ -16,6 +18,7 @@ VARIABLES = {
 @contextlib.contextmanager
 def service_of(scheme, monkeypatch):
     """A running service whose bucket this process opens as `<scheme>://bucket`."""
+    object_store.client_of.cache_clear()  # a client keeps the address of its service
     with Service({"s3": Handler, "gs": GoogleHandler}[scheme]) as server:
         for name, value in VARIABLES[scheme].items():
             monkeypatch.setenv(name, value.format(url=server.url))

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("obstore", reason="the extra `prep` is not installed")
 
 from vitline.infra.storage import PreconditionFailed, StoreFailed, StoreRefused, open_store
-from vitline.infra.stores import object_store, remote_store
+from vitline.infra.stores import remote_store
 
 from ...servers.small_buckets import service_of
 
@@ -18,10 +18,8 @@ from ...servers.small_buckets import service_of
 def service(monkeypatch):
     monkeypatch.setattr(remote_store.time, "sleep", lambda seconds: None)
     monkeypatch.setattr(remote_store, "_PATIENCE_S", 0.0)
-    object_store._client.cache_clear()  # a client keeps the address of its service
     with service_of("gs", monkeypatch) as server:
         yield server
-    object_store._client.cache_clear()
 
 
 @pytest.fixture
