@@ -53,7 +53,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
 
     root: str = Field(default_factory=lambda: str(Path.cwd() / ".vitline" / "store"))
-    """The root, below which corpora, runs and models are stored: a path, or a file:// or s3:// URI."""
+    """The root, below which corpora, runs and models are stored: a path, or a file://, s3://, gs:// or az:// URI."""
     project: str = DEFAULT_PROJECT
     """The name of a root's work on servers that several roots share: it names deployments, work pool, home page and alerts in
     Prefect, and experiments, registered models and saved views in MLflow. Set it to the same name wherever this root is used."""

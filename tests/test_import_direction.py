@@ -29,6 +29,7 @@ IMPORTERS = {
     "prefect": {"flows/"},
     "mlflow": {"infra/mlflow/mlflow_private.py", "infra/mlflow/tracking.py"},
     "s3fs": {"infra/stores/s3_store.py"},
+    "obstore": {"infra/stores/object_store.py"},
     "boto3": set(),
 }
 # What computes with networks in the process of a command, which imports these inside of functions.

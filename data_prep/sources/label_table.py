@@ -31,7 +31,7 @@ from vitline.data_prep.labels.label_texts import distinct_labels, label_texts, p
 from vitline.data_prep.sources.allowed_roots import AllowedRoots, location
 from vitline.data_prep.sources.raw import ImageSource, RawExample, SourcePart, SplitRule, WorkFolder, table_of
 from vitline.data_prep.sources.source_files import SourceFiles
-from vitline.infra.storage import Listed, Store, checked_key, open_store
+from vitline.infra.storage import BUCKETS, Listed, Store, checked_key, open_store
 
 _KINDS = {
     "CSV": (".csv", ".csv.gz"),
@@ -54,7 +54,7 @@ _MAYBE_SPLIT = re.compile(rb"val|dev|test", re.IGNORECASE)
 class LabelTableCorpus(ImageSource):
     """The images that a table locates anywhere, with the labels of the table.
 
-    - A location is a path below `images`, an absolute path (/...) on a disk that every worker can read, or a URI (s3://,
+    - A location is a path below `images`, an absolute path (/...) on a disk that every worker can read, or a URI (s3://, gs://, az://,
       file://). A leading `./` is ignored, `\\` read as `/` and `%20` of a file
       URI as a space, unless the path exists as it is written; `..`, members of archives (a.tar!b.jpg) and other services are refused.
     - A location outside of `images` is refused unless it is below one of `allowed_roots`. Links are followed before the check.
@@ -339,7 +339,7 @@ class _Rows:
                 )
             while key.startswith("./"):
                 key = key[2:]
-        elif scheme in ("s3", "memory"):
+        elif scheme in (*BUCKETS, "memory"):
             root, _, key = rest.partition("/")
             if not _BUCKET.fullmatch(root):
                 raise Refusal(
@@ -347,7 +347,9 @@ class _Rows:
                 )
             base = f"{scheme}://{root}"
         else:
-            raise Refusal("unreadable", "unsupported location; expected a path, file:///path or s3://bucket/key")
+            raise Refusal(
+                "unreadable", "unsupported location; expected a path, file:///path, or s3://, gs:// or az://bucket/key"
+            )
         if ".." in key.split("/"):
             raise Refusal("unsafe_path", "the path contains '..'")
         if _IN_ARCHIVE.search(key):

@@ -110,7 +110,9 @@ def check_store(settings: Settings) -> Check:
             try:
                 wrong = step()
             except StoreFailed as failed:
-                return Check("store", False, f"cannot {what}: {failed}"[:300], _store_advice(failed, permission))
+                return Check(
+                    "store", False, f"cannot {what}: {failed}"[:300], _store_advice(store, failed, what, permission)
+                )
             if wrong:
                 return Check("store", False, f"{store.uri} {wrong}", "Do not use this store.")
     finally:
@@ -146,13 +148,14 @@ def _store_steps(store: Store, key: str) -> list[tuple[str, str, Callable[[], st
     ]
 
 
-def _store_advice(failed: StoreFailed, permission: str) -> str:
+def _store_advice(store: Store, failed: StoreFailed, what: str, permission: str) -> str:
     known = {
         "InvalidAccessKeyId": "The store does not know this key: correct AWS_ACCESS_KEY_ID.",
         "SignatureDoesNotMatch": "The secret does not belong to the key: correct AWS_SECRET_ACCESS_KEY.",
         "ExpiredToken": "Get new credentials: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN.",
         "InvalidToken": "Correct AWS_SESSION_TOKEN, or unset it.",
         "NoSuchBucket": "Create the bucket, or correct VITLINE_ROOT.",
+        "ContainerNotFound": "Create the container, or correct VITLINE_ROOT.",
         "RequestTimeTooSkewed": "Correct this machine's clock.",
         "PermanentRedirect": "Set AWS_REGION to the region of the bucket.",
         "AuthorizationHeaderMalformed": "Set AWS_REGION to the region of the bucket.",
@@ -162,6 +165,8 @@ def _store_advice(failed: StoreFailed, permission: str) -> str:
         return known[failed.code]
     if "CERTIFICATE_VERIFY_FAILED" in str(failed):
         return _CERTIFICATES["store"]
+    if not store.uri.startswith("s3://"):
+        return f"Check that you may {what} there, and {store.settings_of_access}."
     if failed.status in (401, 403):
         return f"The store refuses this operation: grant the key {permission} on VITLINE_ROOT, or use another key."
     if "credentials" in str(failed.__cause__).lower():

@@ -174,7 +174,8 @@ class Tracking:
         inputs = []
         for use in uses:
             uri = self._clean(use.uri)
-            kind = "s3" if uri.startswith("s3://") else "local"
+            scheme = uri.partition("://")[0] if "://" in uri else "file"
+            kind = "local" if scheme == "file" else scheme
             profile = json.dumps(use.profile, sort_keys=True)
             dataset = Dataset(use.name, use.digest[:_MAX_DIGEST], kind, json.dumps({"uri": uri}), profile=profile)
             tags = {"mlflow.data.context": use.context, "vitline.corpus_digest": use.digest}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar, cast
 
 import obstore
 from obstore import exceptions as failures
@@ -19,12 +19,15 @@ from vitline.infra.stores import remote_store
 from vitline.infra.stores.remote_store import Answer, OtherRange, RemoteStore, Span
 from vitline.infra.stores.store import Listed, StoreFailed, checked_key
 
+if TYPE_CHECKING:  # obstore has no such names when it runs
+    from obstore.store import ClientConfig, RetryConfig
+
 T = TypeVar("T")
 Client = AzureStore | GCSStore
 
 _PAGE = 1000  # objects
 _LONGEST_REQUEST = "30m"  # SILENCE_S ends one that hangs
-_REPEATS = {"max_retries": 8, "retry_timeout": timedelta(minutes=5)}
+_REPEATS: "RetryConfig" = {"max_retries": 8, "retry_timeout": timedelta(minutes=5)}
 _STATUS, _CODE = re.compile(r"status code: (\d{3})"), re.compile(r"<Code>(\w+)</Code>")
 # A message ends with the names of its errors, after "Debug source".
 _WRONG_RANGE = re.compile(r"NotPartial|NoContentRange|ParseContentRange|InvalidContentRange|UnexpectedRange")
@@ -230,7 +233,7 @@ def _check_not_forked() -> None:
 @lru_cache
 def client_of(pid: int, scheme: str, bucket: str, repeats: bool) -> Client:
     """One client for all threads of a process. `pid` makes a forked child create its own."""
-    options: dict[str, Any] = {
+    options: "ClientConfig" = {
         "allow_http": True,  # where the variables name such an address
         "connect_timeout": "10s",
         "read_timeout": f"{remote_store.SILENCE_S}s",
@@ -238,5 +241,5 @@ def client_of(pid: int, scheme: str, bucket: str, repeats: bool) -> Client:
     }
     if ca := os.environ.get("SSL_CERT_FILE"):
         options["root_certificate"] = Path(ca).read_bytes()
-    kind = {"gs": GCSStore, "az": AzureStore}[scheme]
+    kind: type[Client] = GCSStore if scheme == "gs" else AzureStore
     return kind(bucket, client_options=options, retry_config=_REPEATS if repeats else {"max_retries": 0})

@@ -106,8 +106,6 @@ class RemoteStore(Store):
     """
 
     high_latency = True
-    settings_of_access: str
-    """The settings that an error without a better one advises to check."""
     ca_variable: str
     """The variable that names a file with the certificates of an authority."""
 

@@ -99,6 +99,8 @@ class Store(ABC):
     uri: str
     high_latency: bool = False
     """True if a read mostly waits for a reply, so that several reads at once are faster."""
+    settings_of_access: str = "its folder"
+    """What an error without a better advice tells to check."""
 
     @classmethod
     @abstractmethod
