@@ -233,7 +233,7 @@ def _check_not_forked() -> None:
 @lru_cache
 def client_of(pid: int, scheme: str, bucket: str, repeats: bool) -> Client:
     """One client for all threads of a process. `pid` makes a forked child create its own."""
-    options: "ClientConfig" = {
+    options: ClientConfig = {
         "allow_http": True,  # where the variables name such an address
         "connect_timeout": "10s",
         "read_timeout": f"{remote_store.SILENCE_S}s",
