@@ -33,7 +33,7 @@ class ClassFolders(FrozenConfig):
 
     kind: Literal["class_folders"] = "class_folders"
     path: str
-    """Folder, or one archive of it (.tar, .tar.gz, .tgz, .zip): a path that every worker can read, a file:// or an s3:// URI."""
+    """Folder, or one archive of it (.tar, .tar.gz, .tgz, .zip): a path that every worker can read, or the URI of a bucket."""
     links: Literal["follow", "second_label", "skip"] = "follow"
     """What to do with symbolic links. follow: read the target as an example of its own. second_label: add the class of the
     link's folder to the labels of the target, so that images can have several labels. skip: refuse the link."""

@@ -90,7 +90,7 @@ class PrepareRequest(FrozenConfig):
     preset: PresetName | None = None
     """A small corpus that vitline downloads itself. Leave empty to prepare your own images."""
     source: Reference | None = None
-    """Folder, archive, table or dataset of labelled images: a path that every worker can read, or an s3:// URI."""
+    """Folder, archive, table or dataset of labelled images: a path that every worker can read, or the URI of a bucket."""
     kind: SourceKind = "class_folders"
     """Format of the source. class_folders: each image is in a folder named after its class; an archive of such folders works, too."""
     name: str | None = Field(None, pattern=CORPUS_NAME, max_length=80)

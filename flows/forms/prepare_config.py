@@ -82,8 +82,8 @@ def _of_source(request: PrepareRequest) -> CorpusConfig:
         path = str(Path(path).expanduser().resolve())
         if not Path(path).exists():
             raise ValueError(
-                f"The source {path} does not exist. Give the path of a folder, archive, table or dataset that exists, or an "
-                "s3:// URI."
+                f"The source {path} does not exist. Give the path of a folder, archive, table or dataset that exists, or "
+                "the URI of a bucket."
             )
         if Path(path).is_dir() and _is_empty(path):
             raise ValueError(

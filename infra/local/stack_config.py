@@ -66,6 +66,8 @@ class StackConfig(FrozenConfig):
     @property
     def artifacts(self) -> str:
         """The location of the MLflow server's artifacts."""
+        if self.store_root.startswith(("gs://", "az://")):  # MLflow needs further packages for these
+            return str(self.directory / "mlflow-artifacts")
         return f"{self.store_root.removeprefix('file://')}/mlflow-artifacts"
 
     @property

@@ -1,6 +1,6 @@
 """The interface of a store: read ranges, write whole objects, create if absent, compare and swap, list, delete.
 
-All kinds of stores give the same guarantees; `tests/infra/test_storage.py` checks them for file://, memory:// and s3://.
+All kinds of stores give the same guarantees; `tests/infra/test_storage.py` checks them for all of them.
 Readers never see a half-written object. An object that is changed by compare-and-swap must only be created and swapped: a
 plain `write` would overwrite it without a check.
 """

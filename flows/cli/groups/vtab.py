@@ -27,7 +27,7 @@ def vtab_files(
 
 @app.command("prepare")
 def vtab_prepare(
-    source: Annotated[str, typer.Option(help="Folder with one folder per data set: a path, or an s3:// URI.")],
+    source: Annotated[str, typer.Option(help="Folder with one folder per data set: a path, or the URI of a bucket.")],
     task: Annotated[
         list[str] | None,
         typer.Option(
