@@ -110,9 +110,7 @@ def check_store(settings: Settings) -> Check:
             try:
                 wrong = step()
             except StoreFailed as failed:
-                return Check(
-                    "store", False, f"cannot {what}: {failed}"[:300], _store_advice(store, failed, what, permission)
-                )
+                return Check("store", False, f"cannot {what}: {failed}"[:300], _store_advice(store, failed, permission))
             if wrong:
                 return Check("store", False, f"{store.uri} {wrong}", "Do not use this store.")
     finally:
@@ -148,7 +146,7 @@ def _store_steps(store: Store, key: str) -> list[tuple[str, str, Callable[[], st
     ]
 
 
-def _store_advice(store: Store, failed: StoreFailed, what: str, permission: str) -> str:
+def _store_advice(store: Store, failed: StoreFailed, permission: str) -> str:
     known = {
         "InvalidAccessKeyId": "The store does not know this key: correct AWS_ACCESS_KEY_ID.",
         "SignatureDoesNotMatch": "The secret does not belong to the key: correct AWS_SECRET_ACCESS_KEY.",
@@ -166,7 +164,7 @@ def _store_advice(store: Store, failed: StoreFailed, what: str, permission: str)
     if "CERTIFICATE_VERIFY_FAILED" in str(failed):
         return _CERTIFICATES["store"]
     if not store.uri.startswith("s3://"):
-        return f"Check that you may {what} there, and {store.settings_of_access}."
+        return str(failed).rsplit(". ", 1)[-1]
     if failed.status in (401, 403):
         return f"The store refuses this operation: grant the key {permission} on VITLINE_ROOT, or use another key."
     if "credentials" in str(failed.__cause__).lower():

@@ -31,8 +31,9 @@ _REPEATS: "RetryConfig" = {"max_retries": 8, "retry_timeout": timedelta(minutes=
 _STATUS, _CODE = re.compile(r"status code: (\d{3})"), re.compile(r"<Code>(\w+)</Code>")
 # A message ends with the names of its errors, after "Debug source".
 _WRONG_RANGE = re.compile(r"NotPartial|NoContentRange|ParseContentRange|InvalidContentRange|UnexpectedRange")
+_CAUSE = re.compile(r'message: "([^"]+)"|InvalidCertificate\(\s*(\w+)')
 _BEYOND_THE_END = "StartTooLarge"
-_WRONG_CERTIFICATE = "invalid peer certificate"
+_WRONG_CERTIFICATE = "InvalidCertificate"
 
 
 class ObjectStore(RemoteStore):
@@ -212,8 +213,12 @@ class _Writing(io.RawIOBase):
 
 
 def _message(error: Exception) -> str:
-    """The first part of a message, in one line; the second one repeats it as a tree of Rust's errors."""
-    return " ".join(str(error).partition("\n\nDebug source")[0].split())
+    """A message in one line: its first part, and the cause at the end of its second one, a tree of Rust's errors."""
+    said, _, tree = str(error).partition("\n\nDebug source")
+    causes = [
+        message or certificate for message, certificate in _CAUSE.findall(tree) if message not in said or certificate
+    ]
+    return " ".join([*said.split(), *(f"({cause})" for cause in causes[-1:])])
 
 
 _first_user: int | None = None

@@ -106,6 +106,8 @@ class RemoteStore(Store):
     """
 
     high_latency = True
+    settings_of_access: str
+    """What an error without a better advice tells to check."""
     ca_variable: str
     """The variable that names a file with the certificates of an authority."""
 

@@ -27,7 +27,8 @@ class PreconditionFailed(RuntimeError):
 
 
 class StoreFailed(RuntimeError):
-    """The service refused a request or kept failing. The message has the operation, the object and the number of attempts.
+    """The service refused a request or kept failing. The message has the operation, the object, the number of attempts, and as its
+    last sentence the next step.
 
     `status` and `code` are from its last reply, such as (403, "AccessDenied"); (0, "") if there was none.
     """
@@ -99,8 +100,6 @@ class Store(ABC):
     uri: str
     high_latency: bool = False
     """True if a read mostly waits for a reply, so that several reads at once are faster."""
-    settings_of_access: str = "its folder"
-    """What an error without a better advice tells to check."""
 
     @classmethod
     @abstractmethod

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("obstore", reason="the extra `prep` is not installed")
 
 from vitline.infra.storage import PreconditionFailed, StoreFailed, StoreRefused, open_store
-from vitline.infra.stores import remote_store
+from vitline.infra.stores import object_store, remote_store
 
 from ...servers.small_buckets import service_of
 
@@ -136,3 +136,22 @@ process.join()
 def test_in_a_forked_process_it_says_so_and_does_not_hang(store, service):
     ran = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60)
     assert "not supported" in ran.stdout, ran.stderr
+
+
+def test_error_of_an_unreachable_service_names_the_cause_and_the_next_step(store, service, monkeypatch):
+    monkeypatch.setenv("GOOGLE_BASE_URL", "http://127.0.0.1:1")
+    object_store.client_of.cache_clear()
+    with pytest.raises(StoreFailed, match=r"Connection refused\)\. Check that the store runs\.$"):
+        store.read("a")
+
+
+def test_prefix_within_a_name_lists_only_what_begins_with_it(store, service, monkeypatch):
+    monkeypatch.setattr(object_store, "_PAGE", 3)  # as many as this service answers at once
+    keys = ["run/a", "run-1/a", "run-2/a", "run-2/b", "run-2.json", "run-3/a", "runs"]
+    for key in keys:
+        store.write(key, b"")
+    del service.requests[:]
+    assert store.list("run-2") == ["run-2.json", "run-2/a", "run-2/b"]
+    assert len(service.requests) == 2
+    assert store.list("run") == sorted(keys)
+    assert store.list("run-1/a") == ["run-1/a"]
