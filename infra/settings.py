@@ -342,6 +342,12 @@ def changed_environment(**changes: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
+def own_certificates() -> bytes | None:
+    """The certificates of the user's own authority, in the file that SSL_CERT_FILE names."""
+    path = os.environ.get("SSL_CERT_FILE")
+    return Path(path).read_bytes() if path else None
+
+
 def through_proxy(url: str, *, all_proxy: bool = False) -> str:
     """For errors: the proxy to which requests to a URL go, and how to avoid it; empty where they go directly.
 

@@ -69,7 +69,8 @@ def open_store(uri: str | os.PathLike[str]) -> Store:
     scheme, _, rest = text.partition("://") if "://" in text else ("file", "", text)
     if scheme not in _STORES or not rest or (scheme in BUCKETS and rest.startswith("/")):
         raise ValueError(
-            f"{text!r} is not a store. Use a path, file:///path, s3://, gs:// or az://bucket/prefix, or memory://name."
+            f"{text!r} is not a store. Use a path, file:///path, s3://bucket/prefix, gs://bucket/prefix, "
+            "az://container/prefix or memory://name."
         )
     rest = os.path.abspath(expanded(rest)) if scheme == "file" else rest.rstrip("/")
     module, _, name = _STORES[scheme].rpartition(".")

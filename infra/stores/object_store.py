@@ -8,13 +8,13 @@ import uuid
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from datetime import timedelta
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar, cast
 
 import obstore
 from obstore import exceptions as failures
 from obstore.store import AzureStore, GCSStore
 
+from vitline.infra.settings import own_certificates
 from vitline.infra.stores import remote_store
 from vitline.infra.stores.remote_store import Answer, OtherRange, RemoteStore, Span
 from vitline.infra.stores.store import Listed, StoreFailed, checked_key
@@ -136,7 +136,7 @@ class ObjectStore(RemoteStore):
         _check_not_forked()
         try:
             return client_of(os.getpid(), self._scheme, self._bucket, repeats)
-        except failures.BaseError as error:
+        except (failures.BaseError, OSError) as error:
             raise _Unusable(_message(error)) from error
 
     def _call(self, operation: str, key: str, *arguments: Any, **options: Any) -> Any:
@@ -244,7 +244,7 @@ def client_of(pid: int, scheme: str, bucket: str, repeats: bool) -> Client:
         "read_timeout": f"{remote_store.SILENCE_S}s",
         "timeout": _LONGEST_REQUEST,
     }
-    if ca := os.environ.get("SSL_CERT_FILE"):
-        options["root_certificate"] = Path(ca).read_bytes()
+    if certificates := own_certificates():
+        options["root_certificate"] = certificates
     kind: type[Client] = GCSStore if scheme == "gs" else AzureStore
     return kind(bucket, client_options=options, retry_config=_REPEATS if repeats else {"max_retries": 0})
