@@ -393,6 +393,8 @@ def _next_step(error: Exception, transient: bool) -> str:
         return "Let the proxy or cache before the store pass on the header Range, or read the store without it."
     if _WRONG_CERTIFICATE in str(error):
         return "Set AWS_CA_BUNDLE to a file with the certificates of your authority."
+    if _answer(error)[1] == "AccessDenied":
+        return "Grant this key the policy of its role (infra/buckets), or use another key."
     return "Check that the store runs." if transient else "Check bucket, credentials and endpoint."
 
 
