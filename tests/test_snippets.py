@@ -59,6 +59,12 @@ OTHER_PROGRAMS = {
     "helm": "installs an operator in a cluster",
     "kubectl": "changes a cluster; tests/infra/kubernetes renders the manifests",
     "openssl": "makes a certificate",
+    "aws": "changes a bucket; tests/flows/ops/test_bucket_policies.py uses the files",
+    "sed": "fills in those files",
+    **dict.fromkeys(
+        ("useradd", "install", "cp", "systemctl", "journalctl"),
+        "installs the units that tests/infra/systemd starts",
+    ),
     "printf": "writes a file with a password",
     "rm": "removes files with secrets",
     "sbatch": "submits jobs to Slurm; what vitline.sbatch runs in them is checked",

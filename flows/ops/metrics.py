@@ -157,8 +157,8 @@ def serve(root: str, host: str, port: int) -> None:
         raise ValueError(
             f"Metrics cannot be served at {host}:{port} ({error.strerror}). Choose another --port or --host."
         ) from error
-    console.say(f"metrics at http://{host}:{port}/metrics")
     with suppress(KeyboardInterrupt):  # there is nothing to resume
+        console.say(f"metrics at http://{host}:{port}/metrics")
         thread.join()
     server.shutdown()
 

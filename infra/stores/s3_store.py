@@ -181,6 +181,11 @@ class S3Store(RemoteStore):
             lost=isinstance(error, _TRANSIENT) and not final, refused=refused, of_certificate=wrong_certificate
         )
 
+    def _next_step(self, answer: Answer, other_range: bool) -> str:
+        if answer.code == "AccessDenied":
+            return "Grant this key the policy of its role (infra/buckets), or use another key."
+        return super()._next_step(answer, other_range)
+
 
 class _Upload(io.RawIOBase):
     """A file that uploads its data in parts while it is written. A small object is uploaded in one request at the end."""
