@@ -61,7 +61,9 @@ class PlainProcess(ABC):
     def run(self, command: list[str] | None = None, **more: str) -> str:
         """Runs it, or another command in its place, to the end; the output. Fails the test where it fails."""
         command, environment = command or self.command(**more), self.environment(**more)
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=START_S, **self._popen)
+        done: subprocess.CompletedProcess[str] = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=START_S, **self._popen
+        )
         assert done.returncode == 0, f"{self.title}: {done.stdout[-2000:]} {done.stderr[-3000:]}"
         return done.stdout + done.stderr
 
@@ -69,12 +71,9 @@ class PlainProcess(ABC):
     def running(self, log: Path, command: list[str] | None = None, **more: str) -> Iterator["subprocess.Popen[bytes]"]:
         """Runs it as a service, once its first health check succeeds, until the context ends; then asks all its checks again."""
         with open(log, "wb") as output:
-            process = subprocess.Popen(
-                command or self.command(**more),
-                env=self.environment(**more),
-                stdout=output,
-                stderr=output,
-                **{"cwd": log.parent} | self._popen,
+            options: dict[str, Any] = {"cwd": log.parent, "stdout": output, "stderr": output, **self._popen}
+            process: subprocess.Popen[bytes] = subprocess.Popen(
+                command or self.command(**more), env=self.environment(**more), **options
             )
         try:
             probes = self.probes()

@@ -44,7 +44,8 @@ class Service(PlainProcess):
     """A service whose folders are below `root`, with what compose.yaml mounts into them: secrets, and files with the texts of this machine.
 
     `here`: other texts of the file to those of this machine. `image`: variables that its image sets. `more_words`: what its command gets
-    besides, such as ports that a container has for itself. `programs`: words of it to those that stand for them. `as_nobody`: not as root, if the test runs as root.
+    besides, such as ports that a container has for itself. `programs`: words of its command to those that stand for them. `as_nobody`:
+    not as root, if the test runs as root.
     """
 
     def __init__(
@@ -76,13 +77,15 @@ class Service(PlainProcess):
                 shutil.chown(path, "nobody", "nogroup")
 
     def variables(self) -> dict[str, str]:
-        return {
-            name: self.mapped(value) for name, value in {**self._image, **self.spec.get("environment", {})}.items()
-        }
+        return {name: self.mapped(value) for name, value in {**self._image, **self.spec.get("environment", {})}.items()}
 
     def command(self, **more: str) -> list[str]:
-        given = [*self.spec.get("entrypoint", []), *self.spec["command"]]
-        return [each for word in given for each in self._programs.get(word, [self.mapped(word)])] + [*self._more_words]
+        return [*self.one_off(*self.spec["command"]), *self._more_words]
+
+    def one_off(self, *command: str) -> list[str]:
+        """Another command in its place, as that of `docker compose run`."""
+        given = [*self.spec.get("entrypoint", []), *command]
+        return [each for word in given for each in self._programs.get(word, [self.mapped(word)])]
 
     def probes(self) -> list[Mapping[str, Any]]:
         return [self.spec["healthcheck"]]
