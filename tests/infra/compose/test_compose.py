@@ -13,6 +13,11 @@ ROOT = FOLDER.parents[1]
 SETTINGS = {"VITLINE_HOST": "gpu1.example.org"}
 COMPOSED = read(SETTINGS)
 SERVICES = COMPOSED["services"]
+KEYS = set(
+    "build cap_drop command depends_on entrypoint environment healthcheck image init logging networks ports profiles read_only restart "
+    "secrets security_opt shm_size stop_grace_period tmpfs ulimits user volumes working_dir".split()
+)
+"""Those of a service in the Compose Specification that the file uses."""
 
 
 def test_the_file_fits_the_compose_specification():
@@ -32,6 +37,7 @@ def test_a_host_must_be_named():
 @pytest.mark.parametrize("name", SERVICES)
 def test_every_service_is_closed_and_watched(name):
     service = SERVICES[name]
+    assert service.keys() <= KEYS
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
