@@ -13,10 +13,11 @@ ROOT = FOLDER.parents[1]
 SETTINGS = {"VITLINE_HOST": "gpu1.example.org"}
 COMPOSED = read(SETTINGS)
 SERVICES = COMPOSED["services"]
-KEYS = set(
-    "build cap_drop command depends_on entrypoint environment healthcheck image init logging networks ports profiles read_only restart "
-    "secrets security_opt shm_size stop_grace_period tmpfs ulimits user volumes working_dir".split()
-)
+KEYS = {
+    "build", "cap_drop", "command", "depends_on", "entrypoint", "environment", "healthcheck", "image", "init", "logging", "networks",
+    "ports", "profiles", "read_only", "restart", "secrets", "security_opt", "shm_size", "stop_grace_period", "tmpfs", "ulimits", "user",
+    "volumes", "working_dir",
+}  # fmt: skip
 """Those of a service in the Compose Specification that the file uses."""
 
 
