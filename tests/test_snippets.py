@@ -47,12 +47,14 @@ NOT_CHECKED = {
 }
 # Other programs in shell blocks, and why their lines are not checked here.
 OTHER_PROGRAMS = {
+    "aws": "copies files into a bucket",
+    "cd": "changes the folder",
     "mlflow": "serving a registered model is tested by the tests of the registry",
     "curl": "sends requests to that server",
     "export": "sets addresses of servers",
     "eval": "takes the output of `vitline stack env`, which is tested by the tests of that command",
     "pip": "installs on the nodes of a cluster",
-    "docker": "builds and enters images, which tests/infra/images does without Docker",
+    "docker": "builds and enters images, and starts services, which tests/infra/images and compose do without Docker",
     "ray": "starts a cluster",
     "prefect": "makes a work pool on a server",
     "hf": "downloads weights",
@@ -67,6 +69,7 @@ OTHER_PROGRAMS = {
     ),
     "printf": "writes a file with a password",
     "rm": "removes files with secrets",
+    "sh": "runs a script of infra/compose, which tests/infra/compose runs, too",
     "sbatch": "submits jobs to Slurm; what vitline.sbatch runs in them is checked",
 }
 _IN_A_JOB = re.compile(r"^sbatch .*infra/slurm/vitline\.sbatch +")

@@ -119,6 +119,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -P -m vitline.flows.on_prefect.worker", description=__doc__)
     parser.add_argument("--pool", required=True, help="name of the work pool, of the type process")
     parser.add_argument("--name", required=True, help="name of this worker")
+    parser.add_argument(
+        "--with-healthcheck",
+        action="store_true",
+        help="answer /health at PREFECT_WORKER_WEBSERVER_HOST and _PORT, with 503 once it no longer asks for work",
+    )
     arguments = parser.parse_args()
     import_nothing_from_here()
     worker = RefusingWorker(
@@ -126,17 +131,17 @@ def main() -> None:
         name=arguments.name,
         heartbeat_interval_seconds=int(get_current_settings().worker.heartbeat_seconds),
     )
-    asyncio.run(serve(worker))
+    asyncio.run(serve(worker, arguments.with_healthcheck))
     print(f"Worker {arguments.name!r} stopped!")
 
 
-async def serve(worker: ProcessWorker) -> None:
+async def serve(worker: ProcessWorker, with_healthcheck: bool = False) -> None:
     """Runs the worker until SIGTERM, SIGINT or SIGHUP.
 
     `prefect worker start` ends by KeyboardInterrupt instead, which cancels all its tasks at once. While a flow process is
     connected, Python 3.11 then logs a traceback.
     """
-    running = asyncio.create_task(worker.start(printer=print))
+    running = asyncio.create_task(worker.start(with_healthcheck=with_healthcheck, printer=print))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, running.cancel)
     with contextlib.suppress(asyncio.CancelledError):

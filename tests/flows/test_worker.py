@@ -77,7 +77,7 @@ import asyncio
 from vitline.flows.on_prefect.worker import serve
 
 class Worker:
-    async def start(self, printer):
+    async def start(self, with_healthcheck, printer):
         async def listen(reader, writer):  # as Prefect's worker does, for each flow process
             printer("connected", flush=True)
             await reader.read()

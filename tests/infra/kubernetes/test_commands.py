@@ -7,6 +7,7 @@ limits and network policies are not part of this.
 import base64
 import importlib.util
 import json
+import shlex
 import subprocess
 import sys
 import urllib.request
@@ -25,16 +26,11 @@ from vitline.infra.local.processes import free_ports, temporary_folder
 from vitline.infra.ray_jobs import RayJobs
 
 from ...eventually import eventually
+from ..plain_processes import RAY_PATIENCE, RAY_START
 from .containers import Container
 from .manifests import namespace_of, objects, of_kind, pods
 
 pytestmark = [pytest.mark.servers, pytest.mark.long]
-PATIENCE = (
-    "RAY_gcs_server_port_wait_time_s",
-    "RAY_DASHBOARD_STARTUP_TIMEOUT_S",
-    "RAY_DASHBOARD_SUBPROCESS_MODULE_WAIT_READY_TIMEOUT",
-)
-"""Ray's own limits of starting, in seconds, which are too short on a busy machine."""
 LOGIN, PASSWORD, TOKEN = "admin:a-long-password", "a-long-password", "5e" * 32
 
 
@@ -158,8 +154,7 @@ def test_ray_starts_with_token_and_certificates_and_runs_the_ray_job(machine):
         "RAY_AUTH_TOKEN": TOKEN,
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # listens on 127.0.0.1 only
         "VITLINE_ROOT": str(machine.folder / "bucket"),
-        **dict.fromkeys(PATIENCE, "600"),
-        "RAY_agent_register_timeout_ms": "600000",
+        **RAY_PATIENCE,
     }
     command = kuberay_command(cluster["spec"]["headGroupSpec"], "--head", machine)
     with head.running(machine.folder / "ray.log", command, **given):
@@ -209,8 +204,7 @@ def kuberay_command(group, kind, machine):
     options |= {"port": "6379", "dashboard-port": "8265", "min-worker-port": 0, "max-worker-port": 0}
     options |= {"object-store-memory": 100_000_000, "temp-dir": machine.short / "ray"}
     words = " ".join(f"--{name}={machine.here.get(str(value), value)}" for name, value in options.items())
-    # `ray` itself gives up where its start takes longer than 30 s, as on a busy machine.
-    ray = f"{sys.executable} -P -c 'from vitline.infra.local.ray_node import ray_start; ray_start()'"
+    ray = shlex.join([sys.executable, *RAY_START])
     return ["/bin/bash", "-c", "--", f"ulimit -n 65536; {ray} start {kind} --block {words}"]
 
 

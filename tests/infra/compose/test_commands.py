@@ -1,0 +1,251 @@
+"""What compose.yaml starts does start: each service's entry point, command and environment as a plain process on 127.0.0.1, in the order of
+its dependencies, until its own health check succeeds. Then a flow run goes through the proxy.
+
+Nothing runs in a container: images, read-only file systems, capabilities, networks and limits are not part of this.
+"""
+
+import base64
+import contextlib
+import ctypes
+import graphlib
+import importlib.util
+import io
+import json
+import shutil
+import ssl
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import boto3
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitline.infra.children import child_environment
+from vitline.infra.local.processes import free_ports, temporary_folder
+
+from ...eventually import eventually
+from ..plain_processes import RAY_PATIENCE, RAY_START
+from .services import FOLDER, Service, read
+
+pytestmark = [pytest.mark.servers, pytest.mark.long, pytest.mark.timeout(900)]
+PUBLISHED = ("4200", "5000", "8265", "8333")
+CLONE_NEWNET = 0x40000000
+GRPC = 10_000
+"""SeaweedFS adds it to a port for the second port of a part."""
+
+
+def missing_programs():
+    programs = ("ip", "nginx", "postgres", "initdb", "psql", "pg_isready", "weed", "openssl", "curl", "wget")
+    beside = str(Path(sys.executable).parent)
+    found = [name for name in programs if not (shutil.which(name) or shutil.which(name, path=beside))]
+    return found + [name for name in ("psycopg2", "flask_wtf") if importlib.util.find_spec(name) is None]
+
+
+@pytest.fixture
+def own_network():
+    """Puts this thread and its children into a network that has only 127.0.0.1: elsewhere nodes of Ray listen on all addresses."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open("/proc/thread-self/ns/net") as before:
+        if libc.unshare(CLONE_NEWNET) != 0:
+            pytest.skip("only root may make a network")
+        try:
+            subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+            yield
+        finally:
+            assert libc.setns(before.fileno(), CLONE_NEWNET) == 0
+
+
+@pytest.fixture
+def machine(tmp_path, own_network):
+    if missing := missing_programs():
+        pytest.skip(f"{', '.join(missing)} not installed, which the images have")
+    with temporary_folder() as short:
+        yield Machine(tmp_path, short)
+
+
+class Machine:
+    """compose.yaml with what stands on this machine for what it names."""
+
+    def __init__(self, logs, short):
+        self.logs, self.short = logs, short
+        short.chmod(0o711)  # PostgreSQL and nginx do not run as root
+        shutil.copy(FOLDER / "make-secrets.sh", short)
+        subprocess.run(["sh", short / "make-secrets.sh", "localhost"], check=True, capture_output=True)
+        settings = dict(line.split("=", 1) for line in (short / ".env").read_text().splitlines())
+        self.composed = read(settings)
+
+        inside = dict(zip(PUBLISHED, [*free_ports(3), *free_ports(1, GRPC)], strict=True))
+        self.published = dict(zip(PUBLISHED, free_ports(4), strict=True))
+        postgres, gcs, *agents, health = free_ports(11)
+        hosts = {"prefect:4200": inside["4200"], "mlflow:5000": inside["5000"], "ray-head:8265": inside["8265"]}
+        hosts |= {"s3:8333": inside["8333"], "postgres:5432": postgres, "ray-head:6379": gcs}
+        common = {host: f"127.0.0.1:{port}" for host, port in hosts.items()}
+        common |= {f"localhost:{port}": f"localhost:{at}" for port, at in self.published.items()}
+        common |= {port: str(at) for port, at in inside.items()}
+        common |= {"5432": str(postgres), "6379": str(gcs), "0.0.0.0": "127.0.0.1"}
+        common |= {"500000000": "100000000", "4000000000": "100000000"}  # bytes of Ray's objects
+        head, worker = agents[:4], agents[4:]
+        self.here = {
+            "ray-head": {"52365": str(head[0]), "8080": str(head[1])},
+            "ray-worker": {"52365": str(worker[0]), "8080": str(worker[1])},
+            "prefect-worker": {"8080": str(health)},
+            "proxy": {f"listen {port}": f"listen 127.0.0.1:{at}" for port, at in self.published.items()},
+        }
+        self.here = {name: common | self.here.get(name, {}) for name in self.composed["services"]}
+        database = short / "postgres/var"
+        self.more_words = {
+            "postgres": f"-D {database}/lib/postgresql/data -k {database}/run/postgresql -h 127.0.0.1 -p {postgres}".split(),
+            "s3": seaweed_ports(),
+            "ray-head": [*ray_ports(head), f"--ray-client-server-port={free_ports(1)[0]}", f"--temp-dir={short}/h"],
+            "ray-worker": [*ray_ports(worker), f"--temp-dir={short}/w"],
+        }
+
+    def service(self, name):
+        image = {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "vitline", "VITLINE_HOME": "/tmp/vitline"}
+        if name.startswith("ray-"):
+            image |= RAY_PATIENCE
+        return Service(
+            self.composed,
+            name,
+            self.short / name,
+            self.short / "secrets",
+            self.here[name],
+            image,
+            self.more_words.get(name, ()),
+            {"ray": [sys.executable, *RAY_START]},
+            as_nobody=name in ("postgres", "proxy"),
+        )
+
+    def secret(self, name):
+        return (self.short / "secrets" / f"{name}.txt").read_text().strip()
+
+    def ask(self, port, path, body=None, authorization=None):
+        """A request through the proxy, whose certificate only the private authority vouches for."""
+        request = urllib.request.Request(
+            f"https://localhost:{self.published[port]}{path}", None if body is None else json.dumps(body).encode()
+        )
+        request.add_header("Content-Type", "application/json")
+        if authorization:
+            request.add_header("Authorization", authorization)
+        trusted = ssl.create_default_context(cafile=self.short / "secrets/authority.crt")
+        with urllib.request.urlopen(request, timeout=60, context=trusted) as reply:
+            return json.loads(reply.read())
+
+    def from_outside(self):
+        """The environment of somebody who works through the proxy, as README.md says."""
+        authority = str(self.short / "secrets/authority.crt")
+        url = {name: f"https://localhost:{port}" for name, port in self.published.items()}
+        mine = {"PREFECT_API_URL": f"{url['4200']}/api", "PREFECT_API_AUTH_STRING": self.secret("prefect_login")}
+        mine |= {"VITLINE_ROOT": "s3://vitline/vitline", "AWS_ENDPOINT_URL": url["8333"], "AWS_REGION": "us-east-1"}
+        mine |= {"AWS_ACCESS_KEY_ID": "vitline", "AWS_SECRET_ACCESS_KEY": self.secret("store_secret_key")}
+        mine |= {"SSL_CERT_FILE": authority, "AWS_CA_BUNDLE": authority, "VITLINE_HOME": str(self.short / "outside")}
+        return child_environment(mine, (), ("AWS_", "MLFLOW_", "PREFECT_", "RAY_", "VITLINE_"))
+
+
+def ray_ports(ports):
+    """Those that compose.yaml leaves to Ray."""
+    _, _, grpc, runtime_env = ports
+    return [
+        "--node-ip-address=127.0.0.1",
+        "--min-worker-port=0",
+        "--max-worker-port=0",
+        f"--dashboard-agent-grpc-port={grpc}",
+        f"--runtime-env-agent-port={runtime_env}",
+    ]
+
+
+def seaweed_ports():
+    names = ("master", "volume", "filer", "admin")
+    return [f"-{name}.port={port}" for name, port in zip(names, free_ports(len(names), GRPC), strict=True)]
+
+
+@contextlib.contextmanager
+def running(machine, name):
+    """A service in the order of the file; PostgreSQL with what the entry point of its image does before the first start."""
+    service = machine.service(name)
+    if name == "deploy":
+        service.run()
+        service.run()  # at each `docker compose up`
+        yield service
+        return
+    if name == "postgres":
+        known = service.environment()
+        first = ["initdb", "--pgdata", service.mapped("/var/lib/postgresql/data"), "--username", known["POSTGRES_USER"]]
+        first += ["--pwfile", known["POSTGRES_PASSWORD_FILE"], "--auth-local=trust", "--auth-host=scram-sha-256"]
+        service.run(first)
+    with service.running(machine.logs / f"{name}.log"):
+        if name == "postgres":
+            psql = ["psql", "-v", "ON_ERROR_STOP=1", "-U", known["POSTGRES_USER"], "-d", "postgres"]
+            psql += ["-h", service.mapped("/var/run/postgresql"), "-p", service.mapped("5432")]
+            service.run([*psql, "-c", f"CREATE DATABASE {known['POSTGRES_DB']}"])
+            service.run([*psql, "-f", service.mapped("/docker-entrypoint-initdb.d/mlflow.sql")])
+        yield service
+
+
+def basic(login):
+    return f"Basic {base64.b64encode(login.encode()).decode()}"
+
+
+def upload_pictures(environment):
+    """Twenty pictures of two classes, through the proxy."""
+    given = {"endpoint_url": environment["AWS_ENDPOINT_URL"], "region_name": environment["AWS_REGION"]}
+    given |= {"aws_access_key_id": environment["AWS_ACCESS_KEY_ID"], "verify": environment["AWS_CA_BUNDLE"]}
+    bucket = boto3.client("s3", aws_secret_access_key=environment["AWS_SECRET_ACCESS_KEY"], **given)
+    for number in range(20):
+        file = io.BytesIO()
+        Image.fromarray(np.random.default_rng(number).integers(0, 256, (16, 16, 3), np.uint8)).save(file, "PNG")
+        bucket.put_object(
+            Bucket="vitline", Key=f"pictures/{('crow', 'jay')[number % 2]}/{number}.png", Body=file.getvalue()
+        )
+    return bucket
+
+
+def test_all_services_start_and_a_flow_run_goes_through_the_proxy(machine):
+    services = machine.composed["services"]
+    order = graphlib.TopologicalSorter({name: of.get("depends_on", {}) for name, of in services.items()})
+    with contextlib.ExitStack() as stack:
+        started = {name: stack.enter_context(running(machine, name)) for name in order.static_order()}
+
+        prefect, mlflow = basic(machine.secret("prefect_login")), basic(f"admin:{machine.secret('mlflow_password')}")
+        experiments = "/api/2.0/mlflow/experiments/search"
+        refused = [("4200", "/api/deployments/filter", {}), ("5000", experiments, {"max_results": 1})]
+        refused += [("8265", "/api/jobs/", None), ("8333", "/vitline", None)]
+        for port, path, body in refused:
+            for guess in (None, basic("admin:guess")):
+                with pytest.raises(urllib.error.HTTPError, match=r"400|401|403"):
+                    machine.ask(port, path, body, guess)
+        with pytest.raises(urllib.error.URLError, match="certificate verify failed"):
+            urllib.request.urlopen(f"https://localhost:{machine.published['4200']}/api/health", timeout=30)
+
+        nodes = machine.ask("8265", "/api/v0/nodes?detail=1", authorization=f"Bearer {machine.secret('ray_token')}")
+        alive = [node for node in nodes["data"]["result"]["result"] if node["state"] == "ALIVE"]
+        assert sorted(node["resources_total"].get("CPU", 0) > 0 for node in alive) == [False, True]
+        (worker,) = eventually(lambda: machine.ask("4200", "/api/work_pools/vitline/workers/filter", {}, prefect))
+        assert worker["name"] == "compose"
+
+        outside = machine.from_outside()
+        bucket = upload_pictures(outside)
+        trigger = ["vitline", "flows", "trigger", "prepare-corpus/default", "--wait"]
+        trigger += ["--set", "source=s3://vitline/pictures", "--set", "name=birds"]
+        done = subprocess.run(trigger, env=outside, cwd=machine.short, capture_output=True, text=True, timeout=400)
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+        preparations = {"flows": {"name": {"any_": ["prepare-corpus"]}}}
+        (run,) = machine.ask("4200", "/api/flow_runs/filter", preparations, prefect)
+        assert run["state"]["type"] == "COMPLETED"
+        kept = bucket.list_objects_v2(Bucket="vitline", Prefix="vitline/corpora/birds/")["Contents"]
+        assert [each["Key"] for each in kept if each["Key"].endswith("/manifest.json")]
+
+        seen = started["prefect-worker"].run(started["prefect-worker"].one_off("vitline", "ops", "doctor"))
+        assert "a small job ran" in seen, seen
+
+        def sent():
+            found = machine.ask("5000", experiments, {"max_results": 10}, mlflow)["experiments"]
+            return [each for each in found if each["name"] != "Default"]
+
+        assert eventually(sent, awaited="an experiment of vitline in MLflow")
+    for log in machine.logs.glob("*.log"):
+        assert "Traceback" not in log.read_text(), log.read_text()[-4000:]

@@ -1,0 +1,100 @@
+"""A container as a plain process: its command, environment and health checks, on ports and folders of a test."""
+
+import contextlib
+import re
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from vitline.infra.children import child_environment, end_children
+from vitline.infra.local.processes import tail
+
+_FOREIGN = ("AWS_", "MLFLOW_", "PREFECT_", "RAY_", "VITLINE_")
+START_S = 240.0
+RAY_PATIENCE = {
+    "RAY_gcs_server_port_wait_time_s": "600",
+    "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "600",
+    "RAY_DASHBOARD_SUBPROCESS_MODULE_WAIT_READY_TIMEOUT": "600",
+    "RAY_agent_register_timeout_ms": "600000",
+}
+"""Ray's own limits of starting, which are too short on a busy machine."""
+RAY_START = ("-P", "-c", "from vitline.infra.local.ray_node import ray_start; ray_start()")
+"""Arguments of Python for `ray`, which by itself gives up where its start takes longer than 30 s."""
+
+
+class PlainProcess(ABC):
+    """`title` names it in failures. `here`: texts of its file, such as addresses, ports and folders, to those of this machine.
+    `popen`: further options of `subprocess.Popen`."""
+
+    def __init__(self, title: str, here: Mapping[str, str], **popen: Any) -> None:
+        self.title, self._here, self._popen = title, here, popen
+
+    @abstractmethod
+    def variables(self) -> dict[str, str]:
+        """The environment that its file gives it."""
+
+    @abstractmethod
+    def command(self, **more: str) -> list[str]: ...
+
+    @abstractmethod
+    def probes(self) -> list[Mapping[str, Any]]:
+        """Its health checks; the first tells when it has started."""
+
+    @abstractmethod
+    def probed(self, probe: Mapping[str, Any], **more: str) -> bool:
+        """Whether a health check succeeds."""
+
+    def mapped(self, text: str) -> str:
+        known = "|".join(re.escape(there) for there in sorted(self._here, key=len, reverse=True))
+        return re.sub(rf"(?<![\w.])({known})(?![\w.])", lambda found: self._here[found[1]], text)
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """Its variables and `more`, without those of the test's own environment that it would not see in a container."""
+        return child_environment(self.variables() | more, (), _FOREIGN)
+
+    def run(self, command: list[str] | None = None, **more: str) -> str:
+        """Runs it, or another command in its place, to the end; the output. Fails the test where it fails."""
+        command, environment = command or self.command(**more), self.environment(**more)
+        done: subprocess.CompletedProcess[str] = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=START_S, **self._popen
+        )
+        assert done.returncode == 0, f"{self.title}: {done.stdout[-2000:]} {done.stderr[-3000:]}"
+        return done.stdout + done.stderr
+
+    @contextlib.contextmanager
+    def running(self, log: Path, command: list[str] | None = None, **more: str) -> Iterator["subprocess.Popen[bytes]"]:
+        """Runs it as a service, once its first health check succeeds, until the context ends; then asks all its checks again."""
+        with open(log, "wb") as output:
+            options: dict[str, Any] = {"cwd": log.parent, "stdout": output, "stderr": output, **self._popen}
+            process: subprocess.Popen[bytes] = subprocess.Popen(
+                command or self.command(**more), env=self.environment(**more), **options
+            )
+        try:
+            probes = self.probes()
+            assert probes
+            deadline = time.monotonic() + START_S
+            while not self.probed(probes[0], **more):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    pytest.fail(f"{self.title} does not start: {tail(log, 30)}")
+                time.sleep(0.25)
+            yield process
+            assert all(self.probed(probe, **more) for probe in probes), tail(log, 30)
+        finally:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                below = psutil.Process(process.pid).children(recursive=True)
+                end_children([process], 20)
+                for child in below:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        child.kill()
+                psutil.wait_procs(below, 10)
+
+    def succeeds(self, words: list[str], **more: str) -> bool:
+        """Whether a health check that is a command succeeds."""
+        command = [self.mapped(word) for word in words]
+        return subprocess.run(command, env=self.environment(**more), capture_output=True).returncode == 0
