@@ -1,17 +1,20 @@
 """The versions of the running code. They are recorded, but never part of a run key."""
 
 import contextlib
+import functools
 import json
 import platform
 import re
 import sys
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from vitline.infra.settings import Settings
 
-# Versions that must be equal where a job is submitted and where it runs, because both exchange configs and results.
-COMPARED = ("python", "vitline", "ray", "torch")
+# Versions that must be equal where a job is submitted and where it runs, because both exchange configs and results. Another pyarrow
+# writes other bytes of equal shards.
+COMPARED = ("python", "vitline", "ray", "torch", "pyarrow")
 PACKAGES = ("vitline", "torch", "ray", "numpy", "pyarrow", "pillow", "simplejpeg", "pydantic")
 
 
@@ -36,7 +39,8 @@ def cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def compared_versions() -> dict[str, str]:
+@functools.cache  # each task of a job asks
+def compared_versions() -> Mapping[str, str]:
     """The versions of COMPARED in this process, without build tags such as `+cu128`. Missing packages are left out."""
     found = {"python": ".".join(map(str, sys.version_info[:2]))}
     for package in COMPARED[1:]:
@@ -67,6 +71,13 @@ def require_same_versions() -> None:
     """Called first by every worker and task of a job, because the nodes of a cluster may differ. Raises RuntimeError."""
     if differ := differing_versions():
         raise RuntimeError(differ)
+
+
+def lacking(error: ModuleNotFoundError) -> RuntimeError:
+    """The error of a task whose work needs a package that its node does not have."""
+    return RuntimeError(
+        f"{sys.executable} on {platform.node()} has no {error.name}. Install there what is installed where the job was submitted."
+    )
 
 
 def checkout_commit(folder: Path) -> str | None:

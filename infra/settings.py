@@ -34,6 +34,7 @@ _VARIABLES = {
     "s3_region": ("AWS_REGION", "AWS_DEFAULT_REGION"),
 }
 _HOST_AND_PORT = re.compile(r"[\w.-]+:\d+(/.*)?|\[[\da-fA-F:]+\]:\d+(/.*)?")
+_CERTIFICATES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 _THIS_MACHINE = ("localhost", ".localhost", "127.0.0.1", "::1")
 _FOR_A_SHELL = re.compile(r"[\"'$]")
@@ -348,6 +349,17 @@ def own_certificates() -> bytes | None:
     return Path(path).read_bytes() if path else None
 
 
+def certificates_and_proxies() -> tuple[dict[str, str], dict[str, str]]:
+    """The files with certificates of authorities, and the proxies without their logins, that variables of this process name."""
+    files = {name: os.environ[name] for name in _CERTIFICATES if os.environ.get(name)}
+    names = [name for name in os.environ if name.lower() in _PROXIES and os.environ[name]]
+    return files, {name: _without_login(os.environ[name]) for name in names}
+
+
+def _without_login(proxy: str) -> str:
+    return re.sub(r"^(\w+://)?.*@", r"\1", proxy)
+
+
 def through_proxy(url: str, *, all_proxy: bool = False) -> str:
     """For errors: the proxy to which requests to a URL go, and how to avoid it; empty where they go directly.
 
@@ -358,8 +370,7 @@ def through_proxy(url: str, *, all_proxy: bool = False) -> str:
     if kind is None or urllib.request.proxy_bypass(address.netloc):
         return ""
     name = next(name for name in (f"{kind}_proxy", f"{kind}_proxy".upper()) if name in os.environ)
-    proxy = re.sub(r"//[^/]*@", "//", found[kind])
-    return f" (through the proxy {proxy} of {name}: correct it, or add {address.hostname} to NO_PROXY)"
+    return f" (through the proxy {_without_login(found[kind])} of {name}: correct it, or add {address.hostname} to NO_PROXY)"
 
 
 def _reach_this_machine_directly() -> None:

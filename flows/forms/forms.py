@@ -266,7 +266,7 @@ class EvaluateRequest(FrozenConfig):
     model: Reference
     """Published model to evaluate: NAME, NAME/VERSION or URI."""
     tasks: tuple[Reference, ...] = Field(("digits",), min_length=1, max_length=40)
-    """Tasks: corpora with train, val and test splits, by name or URI. The 19 of VTAB are named vtab-<task>; `vtab` stands for all of
+    """Tasks: corpora with train, val and test splits, by name or URI. The 19 of VTAB are named vtab-TASK; `vtab` stands for all of
     them that are prepared, `robustness` for ImageNet-A, -R, -Sketch, -C and ObjectNet, which protocol head scores."""
     protocol: Protocols = ("small-images",)
     """How to evaluate: fine-tuning or a probe, with its resolution and settings; `vitline evaluate protocols` describes them. Several

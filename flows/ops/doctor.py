@@ -1,49 +1,35 @@
 """Checks of this machine and of the services that it is connected to; each failure comes with advice.
 
-All checks run at once. None is waited for longer than `DEADLINE_S`, on a busy machine `BUSY` times as long, so the doctor also
-answers if a service hangs. A configured Ray runs one small job.
+All run at once, and none is waited for without limit, so the doctor also answers if a service hangs. Where Ray is configured, its nodes
+are asked what they are like in place of this machine.
 """
 
 import os
 import re
-import shutil
 import subprocess
 import sys
-import threading
-import time
 from collections import defaultdict
-from collections.abc import Callable
 from importlib.metadata import requires
-from pathlib import Path
 
 import psutil
 from packaging.requirements import Requirement
 
-from vitline.data_prep.decode import DecodePolicy
-from vitline.data_prep.examine.sandboxed_decoder import SandboxedDecoder
-from vitline.flows.ops import schedule_checks, service_checks
-from vitline.flows.ops.check import Check
-from vitline.flows.ops.service_checks import BUSY_ADVICE, installed, patience
-from vitline.infra.children import child_environment
+from vitline.flows.ops import node_checks, schedule_checks, service_checks
+from vitline.flows.ops.check import DEADLINE_S, Check, Checks, side_by_side
+from vitline.flows.ops.service_checks import installed
 from vitline.infra.local.paths import free_disk, local_dir
-from vitline.infra.local.processes import MAX_BASE_LENGTH, is_busy, is_free, load, short_base
+from vitline.infra.local.processes import MAX_BASE_LENGTH, is_free, short_base
 from vitline.infra.local.stack import find_stack, listeners, reached_ports
 from vitline.infra.local.stack_config import WELL_KNOWN, seaweed_program
-from vitline.infra.plain_text import last_words
 from vitline.infra.settings import Settings
-from vitline.vit.input.decoding.which_decoder import HOW_TO_GET_IT, native_is_installed
 
 MIN_FREE_DISK_BYTES = 5 * 10**9
 MIN_MEMORY_BYTES = 6 * 10**9
-DEADLINE_S = 20.0
-DECODER_BYTES = 4 << 30
-GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
-"""Devices of the drivers of NVIDIA, of Windows Subsystem for Linux, and of AMD."""
 
 
-def examine(settings: Settings) -> list[Check]:
-    """Every check, in the order in which to fix failures. A check that raises or does not return in time is a failure."""
-    checks: list[tuple[str, Callable[[], Check]]] = [
+def examine(settings: Settings, shard_cache_dir: str = "") -> list[Check]:
+    """Every check, in the order in which to fix failures. `shard_cache_dir`: as `execution.shard_cache_dir`; empty: not checked."""
+    checks: Checks = [
         ("python", check_python),
         ("packages", check_packages),
         ("seaweedfs", check_seaweedfs),
@@ -52,44 +38,15 @@ def examine(settings: Settings) -> list[Check]:
         ("ports", lambda: check_ports(settings)),
         ("store", lambda: service_checks.check_store(settings)),
         ("clock", lambda: service_checks.check_clock(settings)),
-        ("ray", lambda: check_ray(settings)),
+        ("ray", lambda: check_ray(settings, shard_cache_dir)),
         ("prefect", lambda: service_checks.check_prefect(settings)),
+        ("pools", lambda: schedule_checks.check_pools(settings)),
         ("schedules", lambda: schedule_checks.check_schedules(settings)),
         ("mlflow", lambda: service_checks.check_mlflow(settings)),
         ("logs", lambda: schedule_checks.check_logs(find_stack(local_dir(settings) / "stack"))),
-        ("accelerator", check_accelerator),
-        ("decoder", check_decoder),
-        ("native decoder", check_native_decoder),
+        *(() if settings.ray_address else node_checks.machine_checks(shard_cache_dir)),
     ]
-    found: dict[str, Check] = {}
-    threads = [
-        threading.Thread(target=lambda n=name, c=check: found.update({n: attempt(n, c)}), daemon=True)
-        for name, check in checks
-    ]
-    for thread in threads:
-        thread.start()
-    began = time.monotonic()
-    for thread in threads:
-        # `patience` is asked again each time: the machine may have become busy meanwhile.
-        while thread.is_alive() and time.monotonic() - began < DEADLINE_S * patience():
-            thread.join(0.1)
-    return [found.get(name) or late(name, time.monotonic() - began) for name, _ in checks]
-
-
-def late(name: str, waited_s: float) -> Check:
-    """The failure of a check that has not returned in time."""
-    if is_busy():
-        return Check(name, False, f"no answer within {waited_s:.0f} s, and this machine is busy: {load()}", BUSY_ADVICE)
-    advice = "Look at the service or disk that it checks; a firewall may drop its requests."
-    return Check(name, False, f"no answer within {waited_s:.0f} s, though this machine is not busy", advice)
-
-
-def attempt(name: str, check: Callable[[], Check]) -> Check:
-    try:
-        return check()
-    except Exception as error:  # the other checks must still be reported
-        message = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-        return Check(name, False, message[:300], "Fix what the message names, then run the doctor again.")
+    return side_by_side(checks, longer={"ray": node_checks.JOB_S + DEADLINE_S})
 
 
 def check_python() -> Check:
@@ -169,8 +126,7 @@ def check_ports(settings: Settings) -> Check:
     if not taken:
         return Check("ports", True, f"free: {', '.join(map(str, WELL_KNOWN.values()))}")
     held = ", ".join(f"{port} ({name}) by {_holder(port)}" for name, port in taken.items())
-    advice = "`vitline stack up` chooses other ports; end that program to free the usual ones."
-    return Check("ports", True, f"taken: {held}", advice)
+    return Check("ports", True, f"taken: {held}; `vitline stack up` chooses other ports")
 
 
 def _holder(port: int) -> str:
@@ -186,63 +142,12 @@ def _holder(port: int) -> str:
     return "a program of another user"
 
 
-def check_ray(settings: Settings) -> Check:
-    """The configured job server. If none is configured: that a folder with a short path can hold Ray's sockets."""
+def check_ray(settings: Settings, shard_cache_dir: str = "") -> Check | list[Check]:
+    """The configured cluster. If none is configured: that a folder with a short path can hold Ray's sockets."""
     if settings.ray_address is not None:
-        return service_checks.check_ray(settings)
+        return node_checks.check_cluster(settings, shard_cache_dir)
     found, folder = "no RAY_ADDRESS: commands start their own one-node Ray", short_base()
     if os.access(folder, os.W_OK | os.X_OK):
         return Check("ray", True, found)
     advice = f"Make {folder} writable, or set TMPDIR to a folder whose path has at most {MAX_BASE_LENGTH} characters."
     return Check("ray", False, f"{found}, but its sockets need a short path, and {folder} cannot be written to", advice)
-
-
-def check_accelerator() -> Check:
-    """The GPUs that torch can use. Without a GPU device in the kernel, torch is not imported: that takes seconds."""
-    if not any(Path(device).exists() for device in GPU_DEVICES) and not shutil.which("nvidia-smi"):
-        return Check("accelerator", True, "none: training runs on the CPU", "")
-    import torch
-
-    if torch.cuda.is_available():
-        names = {torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
-        return Check("accelerator", True, f"{torch.cuda.device_count()} x {', '.join(sorted(names))}", "")
-    return Check("accelerator", False, "a GPU driver, but torch finds no GPU", "Install a CUDA build of torch.")
-
-
-def check_decoder() -> Check:
-    """That the decoding process starts, and what this system lacks to lock it in. Without a filter of system calls, what an image
-    makes a decoder do can reach the network."""
-    with SandboxedDecoder(DecodePolicy(), timeout_s=DEADLINE_S, memory_bytes=DECODER_BYTES) as decoder:
-        list(decoder.run([(None, b"")]))
-    if not decoder.lacking:
-        return Check("decoder", True, "locked in by limits, Landlock and seccomp")
-    found = f"this system lacks protections of the decoding process: {'; '.join(decoder.lacking)}"
-    advice = (
-        "Prepare images of people you do not trust on Linux 5.13 or newer (x86-64, aarch64), with Landlock and seccomp."
-    )
-    return Check("decoder", not any(text.startswith("seccomp") for text in decoder.lacking), found, advice)
-
-
-def check_native_decoder() -> Check:
-    """Which decoder trainings use here."""
-    name = "native decoder"
-    if not native_is_installed():
-        return Check(
-            name, True, f"not installed: trainings decode whole images, with the same results; {HOW_TO_GET_IT}"
-        )
-    if problem := native_problem():
-        found = f"installed, but not used here: {problem}; trainings decode whole images, with the same results"
-        advice = "Delete `.venv/native-decoder` and run `make install`: it builds the decoder with the libraries of this machine."
-        return Check(name, False, found, advice)
-    return Check(name, True, "installed; its pixels are equal to those of whole images")
-
-
-def native_problem() -> str:
-    """Why a training would not use the native decoder; empty if it would. Asked in a process of its own, because comparing pixels
-    takes torch."""
-    program = (
-        "from vitline.vit.input.decoding.native_view import native_decoder; raise SystemExit(native_decoder() is None)"
-    )
-    command = [sys.executable, "-P", "-c", program]
-    done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, check=False)
-    return last_words(done.stderr) if done.returncode else ""

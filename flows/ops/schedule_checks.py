@@ -1,4 +1,4 @@
-"""Checks that active schedules start runs: a server can show an active schedule and never act on it.
+"""Checks that runs start: that work pools have workers, and active schedules runs, as a server can show a schedule and never act on it.
 
 Uses plain HTTP, like `service_checks.py`, because a status command must not import Prefect.
 """
@@ -8,9 +8,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from vitline.flows.catalog.registered_by import is_of_project
+from vitline.flows.catalog.registered_by import REMEMBERED, is_of_project
 from vitline.flows.ops.check import Check
 from vitline.flows.ops.prefect_http import pages_url, post
+from vitline.flows.ops.service_checks import is_of_stack
 from vitline.infra.local.service_logs import repeated_errors
 from vitline.infra.local.state import StackState
 from vitline.infra.settings import Settings
@@ -26,6 +27,36 @@ Deployment = dict[str, Any]
 """A deployment as Prefect's API shows it. Times are in ISO 8601."""
 
 
+def check_pools(settings: Settings) -> Check:
+    """A worker has reported lately for each work pool of this project's deployments, and none is paused."""
+    if settings.prefect_api_url is None:
+        return Check("pools", True, "no PREFECT_API_URL: no work pool")
+    ours = [each for each in _deployments(settings) if REMEMBERED in (each.get("parameter_openapi_schema") or {})]
+    if not ours:
+        advice = "`vitline flows deploy` registers them."
+        return Check("pools", True, f"no deployment of the project {settings.project} is registered", advice)
+    names = sorted({each["work_pool_name"] for each in ours if each["work_pool_name"]})
+    ready, wrong = [], [f"{each['name']} has no work pool" for each in ours if not each["work_pool_name"]]
+    for pool in post(settings, "work_pools/filter", {"work_pools": {"name": {"any_": names}}}):
+        known = pool["base_job_template"].get("variables", {}).get("properties", {})
+        given = {each["job_variables"].get("image") for each in ours if each["work_pool_name"] == pool["name"]}
+        images = sorted(
+            {image or known["image"].get("default") or "Prefect's own" for image in given if "image" in known}
+        )
+        runs = f"{pool['name']} ({', image '.join([pool['type'], *images])})"
+        if pool["status"] == "READY":
+            ready.append(runs)
+        else:
+            wrong.append(f"{runs} {'is paused' if pool['is_paused'] else 'has no worker that has reported lately'}")
+    if not wrong:
+        return Check("pools", True, f"ready: {', '.join(ready)}")
+    start = f"`python -P -m vitline.flows.on_prefect.worker --pool {next(iter(names), 'NAME')}`"
+    advice = f"Resume a paused pool on its page; start a worker for the others: {start}."
+    if is_of_stack("PREFECT_API_URL", settings.prefect_api_url):
+        advice = "`vitline stack restart prefect-worker` starts the worker of the local stack again."
+    return Check("pools", False, "; ".join(wrong), advice)
+
+
 def check_schedules(settings: Settings, now: datetime | None = None) -> Check:
     """Every active schedule has upcoming runs, and none of its runs is overdue."""
     if settings.prefect_api_url is None:
@@ -33,7 +64,9 @@ def check_schedules(settings: Settings, now: datetime | None = None) -> Check:
     active = list(_active(settings))
     problems = schedule_problems(settings, now)
     if problems:
-        advice = "Read the log of the Prefect server (`vitline stack status` names it), then `vitline stack restart prefect`."
+        advice = "Ask those who run the Prefect server for the log of its scheduler; the line above says whether workers take runs."
+        if is_of_stack("PREFECT_API_URL", settings.prefect_api_url):
+            advice = "Read the log of the Prefect server (`vitline stack status` names it), then `vitline stack restart prefect`."
         return Check("schedules", False, "; ".join(problems), advice)
     return Check("schedules", True, f"{len(active)} active, each with upcoming runs" if active else "none is active")
 
@@ -83,13 +116,17 @@ def log_problem(log: str) -> str:
 
 def _active(settings: Settings) -> Iterator[Deployment]:
     """Deployments that are not paused, have an active schedule, and are of no other project."""
+    for deployment in _deployments(settings):
+        if not deployment["paused"] and any(schedule["active"] for schedule in deployment["schedules"]):
+            yield deployment
+
+
+def _deployments(settings: Settings) -> Iterator[Deployment]:
+    """Deployments of no other project."""
     offset = 0
     while True:
         page: list[Deployment] = post(settings, "deployments/filter", {"limit": _PAGE, "offset": offset})
-        for deployment in page:
-            ours = is_of_project(deployment.get("parameter_openapi_schema"), settings.project)
-            if ours and not deployment["paused"] and any(schedule["active"] for schedule in deployment["schedules"]):
-                yield deployment
+        yield from (each for each in page if is_of_project(each.get("parameter_openapi_schema"), settings.project))
         offset += _PAGE
         if len(page) < _PAGE:
             return

@@ -19,13 +19,10 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from vitline.flows.ops.check import Check
+from vitline.flows.ops.check import BUSY_ADVICE, Check, patience
 from vitline.infra.local.processes import is_busy, load
 from vitline.infra.local.running_stack import stack_dir
 from vitline.infra.local.stack import find_stack
-from vitline.infra.plain_text import last_words
-from vitline.infra.provenance import compared_versions
-from vitline.infra.ray_jobs import JobServerAway, RayJobs, no_start
 from vitline.infra.settings import Settings, changed_environment, through_proxy
 from vitline.infra.storage import Store, StoreFailed, open_store, probe_conditional_writes
 
@@ -33,11 +30,11 @@ TIMEOUT_S = 4.0
 _MOST_BYTES = 20_000_000
 """Limit of a reply; the list of deployments holds every form."""
 _NONE: Mapping[str, str] = {}
-BUSY = 5
-"""Factor of the timeouts on a busy machine."""
-BUSY_ADVICE = "This may not be a fault: run the doctor again when the machine is less busy."
 # Leases compare no clocks. Times on pages, `quiet_minutes`, deadlines and signed requests to S3 do.
 MAX_CLOCK_DIFFERENCE_S = 5.0
+CLOCK_ADVICE = (
+    "Times on pages, deadlines and requests to S3 need equal clocks: let NTP set them (`timedatectl set-ntp true`)."
+)
 
 
 class Reply(NamedTuple):
@@ -48,11 +45,6 @@ class Reply(NamedTuple):
     text: str
     ahead_s: float | None
     uncertain_s: float
-
-
-def patience() -> int:
-    """The factor of all timeouts at this moment."""
-    return BUSY if is_busy() else 1
 
 
 def ask(url: str, headers: Mapping[str, str] = _NONE, form: Mapping[str, object] | None = None) -> Reply:
@@ -176,7 +168,7 @@ def s3_url(settings: Settings) -> str:
     return settings.s3_endpoint_url or f"https://s3.{settings.s3_region or 'us-east-1'}.amazonaws.com"
 
 
-def check_ray(settings: Settings) -> Check:
+def check_job_server(settings: Settings) -> Check:
     """The configured job server answers, accepts the token, and runs the Ray version that is installed here."""
     address = settings.ray_address
     assert address is not None
@@ -201,37 +193,7 @@ def check_ray(settings: Settings) -> Check:
     if found != installed("ray"):
         advice = f"Install ray=={found} here, or the Ray of requirements.lock on the cluster."
         return Check("ray", False, f"{address}: Ray {found}, here {installed('ray') or 'not installed'}", advice)
-    problem = small_job(settings, address)
-    if problem:
-        return Check(
-            "ray",
-            False,
-            f"{address}: Ray {found}, but a small job failed: {problem}"[:600],
-            "Fix what the message names, then run the doctor again.",
-        )
-    return Check("ray", True, f"{address}: Ray {found}, and a small job ran in {settings.python_of_jobs()}")
-
-
-_JOB = """
-import importlib.util, sys
-from vitline.infra.provenance import differing_versions
-torch = importlib.util.find_spec("torch")
-sys.exit(differing_versions() or (None if torch else "ModuleNotFoundError: No module named 'torch'"))
-"""
-
-
-def small_job(settings: Settings, address: str) -> str:
-    """Runs a job that compares versions, with the Python of all jobs. Returns what is wrong, and what to do; empty if nothing."""
-    python, job_id = settings.python_of_jobs(), f"vitline-doctor-{uuid.uuid4().hex[:12]}"
-    env = {"VITLINE_SUBMITTED_FROM": json.dumps(compared_versions())}
-    try:
-        jobs = RayJobs(address, settings.ray_auth_token_path, away_s=TIMEOUT_S * patience())
-        jobs.submit(job_id, [python, "-P", "-c", _JOB], env, {"made_by": "vitline ops doctor"})
-        job = jobs.follow(job_id, on_poll=lambda job: None, poll_s=0.2)
-        log = jobs.logs(job_id).strip()
-    except (JobServerAway, RuntimeError) as error:
-        return str(error)
-    return "" if job.state == "succeeded" else no_start(python, job, log) or last_words(log) or job.message
+    return Check("ray", True, f"{address}: Ray {found}")
 
 
 def check_prefect(settings: Settings) -> Check:
@@ -347,11 +309,8 @@ def check_clock(settings: Settings) -> Check:
         if abs(reply.ahead_s) > MAX_CLOCK_DIFFERENCE_S + reply.uncertain_s:
             side = "ahead of" if reply.ahead_s > 0 else "behind"
             wrong.append(f"{name}'s clock is {abs(reply.ahead_s):.0f} s {side} this machine's")
-    advice = (
-        "Times on pages, deadlines and requests to S3 need equal clocks: let NTP set them (`timedatectl set-ntp true`)."
-    )
     if wrong:
-        return Check("clock", False, "; ".join(wrong), advice)
+        return Check("clock", False, "; ".join(wrong), CLOCK_ADVICE)
     return Check("clock", True, f"agrees with {', '.join(compared)}" if compared else "no service answered with a date")
 
 
@@ -374,16 +333,21 @@ def _of_certificate(away: OSError) -> bool:
 def _away(name: str, away: OSError, variable: str, url: str | None) -> Check:
     if is_busy() and isinstance(away.__cause__ or away, TimeoutError):
         return Check(name, False, f"{away}"[:300] + f", and this machine is busy: {load()}", BUSY_ADVICE)
-    stack = find_stack(stack_dir(Settings()))
     if _of_certificate(away):
         advice = _CERTIFICATES[name]
     elif url and through_proxy(url):
         advice = "Correct the proxy, or add the host to NO_PROXY."
-    elif stack and url == stack.env.get(variable):
+    elif is_of_stack(variable, url):
         advice = f"It is of the local stack: `vitline stack restart {'s3' if name == 'store' else name}`."
     else:
         advice = f"Start it, or correct {variable}."
     return Check(name, False, str(away)[:300], advice)
+
+
+def is_of_stack(variable: str, url: str | None) -> bool:
+    """Whether the service at a URL is of this folder's local stack, so that its commands help. Others advise what their owner can do."""
+    stack = find_stack(stack_dir(Settings()))
+    return stack is not None and url == stack.env.get(variable)
 
 
 def _reply_of(url: str) -> Reply | None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from vitline.infra.children import sendable
-from vitline.infra.provenance import require_same_versions
+from vitline.infra.provenance import lacking, require_same_versions
 from vitline.infra.runs.stopping import joining_ray
 from vitline.infra.runs.task_watch import TaskWatch
 
@@ -34,6 +34,8 @@ class RayTask(NamedTuple, Generic[T]):
     gpus: float = 0
     notes_progress: bool = True
     """Whether it calls `note_progress`; only then a hang can be told from work."""
+    node: str = ""
+    """Id of the one node that may run it. Empty: any; `run_many` takes any."""
 
 
 def start_ray() -> dict[str, float]:
@@ -44,6 +46,13 @@ def start_ray() -> dict[str, float]:
         ray.init(ignore_reinit_error=True, logging_level=logging.WARNING)
     resources: dict[str, float] = ray.cluster_resources()
     return resources
+
+
+def living_nodes() -> list[dict[str, Any]]:
+    """The nodes of the cluster that Ray takes to be alive, as `ray.nodes()` describes them."""
+    import ray
+
+    return [node for node in ray.nodes() if node["Alive"]]
 
 
 def run_keyed(
@@ -65,6 +74,7 @@ def run_keyed(
     a `watch`, each task has a process of its own and is not repeated.
     """
     import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     remote: Any = ray.remote
     any_process = (remote(max_retries=-1) if watch else remote(max_retries=0, max_calls=1))(_begun)
@@ -82,7 +92,9 @@ def run_keyed(
             while tasks and kill_at == math.inf and (idle or not workers):
                 task, worker = tasks.popleft(), idle.pop() if workers else None
                 method = worker.run if worker else any_process
-                placed = {} if worker else {"num_cpus": task.cpus, "num_gpus": task.gpus}
+                placed: dict[str, Any] = {} if worker else {"num_cpus": task.cpus, "num_gpus": task.gpus}
+                if task.node:
+                    placed["scheduling_strategy"] = NodeAffinitySchedulingStrategy(task.node, soft=False)
                 stream = method.options(name=task.key, num_returns="streaming", **placed).remote(
                     pickled, pickle.dumps(task.argument), task.key, watch
                 )
@@ -174,6 +186,8 @@ def _results(
             made = _loaded(work)(pickle.loads(argument))
             for result in made if isinstance(made, Iterator) else [made]:
                 yield result, None
+    except ModuleNotFoundError as error:
+        yield None, lacking(error)
     except (ValueError, RuntimeError, OSError) as error:
         yield None, sendable(error)
 

@@ -1,6 +1,7 @@
 """Every worker and task of a job compares its versions with those of the process that submitted the job."""
 
 import json
+import pickle
 import platform
 from types import SimpleNamespace
 
@@ -31,3 +32,12 @@ def test_another_vitline_on_a_node_is_named_with_its_host(work, root, monkeypatc
         work(root, monkeypatch)
     assert f"on {platform.node()} runs vitline " in str(refused.value)
     assert "(submitted from vitline 0.0.1). Install the same versions there" in str(refused.value)
+
+
+def needs_what_nobody_has(_):
+    import no_such_package  # noqa: F401
+
+
+def test_a_package_that_a_node_lacks_is_named_with_its_host():
+    ((_, error),) = _results(pickle.dumps(needs_what_nobody_has), pickle.dumps(None), "task", None)
+    assert f"on {platform.node()} has no no_such_package. Install there" in str(error)

@@ -8,6 +8,7 @@ evaluations need no more of it than `declared_resources`.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from vitline.infra.runs.ray_work import living_nodes
 from vitline.vit.ray_jobs.start_policy import StartPolicy
 from vitline.vit.run.devices import Node
 
@@ -32,13 +33,14 @@ def draining_nodes() -> dict[str, Any]:
 
 def cluster_nodes(*, free: bool = False) -> list[Node]:
     """The nodes that are up, with all their resources or the free ones."""
-    import ray
     from ray._private.state import state
 
-    nodes = [node for node in ray.nodes() if node["Alive"]]
     # Ray's public functions give what is free of the cluster as a whole.
     available = state.available_resources_per_node() if free else {}
-    return [Node(available.get(node["NodeID"], {}) if free else node["Resources"], node["Labels"]) for node in nodes]
+    return [
+        Node(available.get(node["NodeID"], {}) if free else node["Resources"], node["Labels"])
+        for node in living_nodes()
+    ]
 
 
 def scaling_policies() -> Any:

@@ -15,7 +15,7 @@ from vitline.infra.config import digest_of
 from vitline.infra.runs.attempt import Ending, driver_main, run_attempt
 from vitline.infra.runs.handle import Run
 from vitline.infra.runs.progress import ProgressWriter
-from vitline.infra.runs.ray_work import RayTask, run_keyed, start_ray
+from vitline.infra.runs.ray_work import RayTask, living_nodes, run_keyed, start_ray
 from vitline.infra.runs.task_watch import TaskWatch
 from vitline.infra.storage import Store, open_store
 from vitline.vit.config import Precision
@@ -180,9 +180,7 @@ def measured_gpus(count: int, precision: Precision, on_ray: OnRay) -> Gpus:
     measure = partial(_memory_and_flops, precision)
     found = [measured for _, measured in on_ray(measure, deque([RayTask("gpu", None, 1, 1)]))]
     memory_bytes, flops = found[0] if found else (0, 0.0)  # none where a stop was requested meanwhile
-    import ray
-
-    per_machine = max(int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"])
+    per_machine = max(int(node["Resources"].get("GPU", 0)) for node in living_nodes())
     return Gpus(count, max(1, per_machine), memory_bytes, flops)
 
 

@@ -14,14 +14,20 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command("doctor")
-def ops_doctor(root: Root = None, json: Json = False) -> None:
-    """Check versions, store, conditional writes, memory, disk and Ray; suggest a fix for each failure.
+def ops_doctor(
+    shard_cache_dir: Annotated[
+        str, typer.Option(help="Also check the free disk at this folder, as of `execution.shard_cache_dir`.")
+    ] = "",
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """Check versions, store, conditional writes, memory, disk, services and all nodes of Ray; suggest a fix for each failure.
 
     Example: `vitline ops doctor`
     """
     from vitline.flows.ops.doctor import examine
 
-    checks = examine(settings(root))
+    checks = examine(settings(root), shard_cache_dir)
     if json:
         console.emit({"checks": [check._asdict() for check in checks]})
     else:

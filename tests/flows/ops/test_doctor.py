@@ -8,13 +8,16 @@ import socket
 import ssl
 import sys
 import threading
+import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from prefect.settings import PREFECT_API_SSL_CERT_FILE, temporary_settings
 
-from vitline.flows.ops import doctor, service_checks
+from vitline.flows.catalog.registered_by import REMEMBERED
+from vitline.flows.ops import check as checks_module
+from vitline.flows.ops import doctor, node_checks, schedule_checks, service_checks
 from vitline.flows.ops.doctor import examine
 from vitline.infra.local import processes
 from vitline.infra.local.access.mutual_tls import make_certificates
@@ -35,9 +38,11 @@ NAMES = [
     "clock",
     "ray",
     "prefect",
+    "pools",
     "schedules",
     "mlflow",
     "logs",
+    "certificates",
     "accelerator",
     "decoder",
     "native decoder",
@@ -116,7 +121,7 @@ def answering(answers, ahead_s=0.0, tls=None):
             self.wfile.write(text.encode())
 
         def date_time_string(self, timestamp=None):
-            return super().date_time_string(doctor.time.time() + ahead_s)
+            return super().date_time_string(time.time() + ahead_s)
 
         def log_message(self, *_):
             pass
@@ -166,6 +171,7 @@ def test_the_real_servers_pass(on_stack, stack):
     checks = by_name(on_stack())
     assert [check for check in checks.values() if not check.ok and check.name != "packages"] == []
     assert checks["clock"].found.endswith("Prefect, MLflow, Ray")
+    assert "store: the same as" in checks["nodes"].found
     for service in find_stack(stack.directory).services:
         assert service.name in ALL
         assert not service.ports or str(service.ports[0]) in checks["ports"].found
@@ -189,12 +195,12 @@ def test_services_that_are_down_or_hang_are_named(settings_of, monkeypatch, brok
     for name, variable in (variables | {"mlflow": "MLFLOW_TRACKING_URI"}).items():
         failure(checks[name], url, variable)
         assert "does not answer" in checks[name].found
-    assert checks["accelerator"].ok
+    assert checks["memory"].ok
     assert checks["clock"].ok  # the clock is not at fault
 
 
 def test_a_check_that_does_not_return_in_time_is_a_failure(settings_of, monkeypatch):
-    monkeypatch.setattr(doctor, "DEADLINE_S", 0.5)
+    monkeypatch.setattr(checks_module, "DEADLINE_S", 0.5)
     over = threading.Event()
     monkeypatch.setattr(service_checks, "check_store", lambda settings: over.wait(60))
     with machine(monkeypatch, busy=False):
@@ -216,9 +222,9 @@ def test_a_slow_service_on_a_busy_machine_gets_other_advice(settings_of, monkeyp
 def test_a_wrong_token_is_named(on_stack, tmp_path):
     (tmp_path / "token").write_text("0" * 64)
     settings = on_stack(ray_auth_token_path=tmp_path / "token")
-    failure(service_checks.check_ray(settings), "Invalid authentication token", "RAY_AUTH_TOKEN_PATH")
+    failure(service_checks.check_job_server(settings), "Invalid authentication token", "RAY_AUTH_TOKEN_PATH")
     settings = on_stack(ray_auth_token_path=tmp_path / "absent")
-    failure(service_checks.check_ray(settings), "absent", "RAY_AUTH_TOKEN_PATH")
+    failure(service_checks.check_job_server(settings), "absent", "RAY_AUTH_TOKEN_PATH")
 
 
 @pytest.mark.parametrize(
@@ -279,8 +285,8 @@ def test_a_host_that_mlflow_refuses_gets_the_option_named(on_stack, stack):
         ("prefect", "prefect_api_url", {"/admin/version": (200, '"2.20.1"')}, "server 2.20.1", "prefect==2.20.1"),
         ("prefect", "prefect_api_url", {"/admin/version": (401, "no")}, "refuses access", "PREFECT_API_AUTH_STRING"),
         ("prefect", "prefect_api_url", {"/admin/version": (200, "<html>")}, "is not a Prefect server", "/api"),
-        ("ray", "ray_address", {"/api/version": (200, '{"ray_version": "2.9.0"}')}, "Ray 2.9.0", "ray==2.9.0"),
-        ("ray", "ray_address", {}, "is not a Ray job server", "RAY_ADDRESS"),
+        ("job_server", "ray_address", {"/api/version": (200, '{"ray_version": "2.9.0"}')}, "Ray 2.9.0", "ray==2.9.0"),
+        ("job_server", "ray_address", {}, "is not a Ray job server", "RAY_ADDRESS"),
         ("mlflow", "mlflow_tracking_uri", {}, "is not an MLflow server", "MLFLOW_TRACKING_URI"),
         (
             "mlflow",
@@ -301,6 +307,22 @@ def test_a_host_that_mlflow_refuses_gets_the_option_named(on_stack, stack):
 def test_other_versions_and_other_servers_are_named(settings_of, check, field, answers, found, advice):
     with answering(answers) as url:
         failure(getattr(service_checks, f"check_{check}")(settings_of(**{field: url})), found, advice)
+
+
+@pytest.mark.parametrize(
+    ("status", "says"), [("NOT_READY", "has no worker"), ("PAUSED", "is paused"), ("READY", "ready: gpu (kubernetes,")]
+)
+def test_work_pools_without_a_worker_are_named_with_what_they_start(settings_of, status, says):
+    deployment = {"name": "default", "work_pool_name": "gpu", "job_variables": {"image": "birds:1"}}
+    pool = {"name": "gpu", "type": "kubernetes", "status": status, "is_paused": status == "PAUSED"}
+    pool["base_job_template"] = {"variables": {"properties": {"image": {"default": None}}}}
+    form = {"parameter_openapi_schema": {REMEMBERED: {}}}
+    replies = {"/deployments/filter": [deployment | form, deployment | {"parameter_openapi_schema": {}}]}
+    replies["/work_pools/filter"] = [pool]
+    with answering({path: (200, json.dumps(reply)) for path, reply in replies.items()}) as url:
+        check = schedule_checks.check_pools(settings_of(prefect_api_url=url))
+    assert (check.ok, says in check.found, "image birds:1" in check.found) == (status == "READY", True, True)
+    assert check.ok or "worker --pool gpu" in check.advice
 
 
 @pytest.mark.slow
@@ -336,7 +358,7 @@ def test_a_job_python_that_cannot_run_jobs_is_named(on_stack, tmp_path):
         (str(tmp_path / "python"), "cannot be run"),
         (f"{sys.base_prefix}/bin/python3", "has no "),  # vitline, or where PYTHONPATH has it, what it needs
     ]:
-        check = service_checks.check_ray(on_stack(job_python=python))
+        (check,) = node_checks.check_cluster(on_stack(job_python=python))
         failure(check, f"a small job failed: {python} {says}", "what the message names")
         assert "VITLINE_JOB_PYTHON" in check.found
 
@@ -360,7 +382,7 @@ def test_the_programs_that_hold_the_usual_ports_are_named(settings_of, monkeypat
         check = doctor.check_ports(settings_of())
     assert f"{port} (mlflow) by " in check.found
     assert f"process {doctor.os.getpid()}" in check.found
-    assert "vitline stack up" in check.advice
+    assert (check.mark, "vitline stack up" in check.found) == ("ok", True)
 
 
 def test_a_service_that_other_machines_can_reach_is_a_failure(on_stack, monkeypatch):
@@ -447,32 +469,32 @@ def test_sockets_need_a_folder_with_a_short_path_and_the_fallback_will_do(settin
 
 
 def test_what_the_decoding_process_lacks_is_said(monkeypatch):
-    class Lacking(doctor.SandboxedDecoder):
+    class Lacking(node_checks.SandboxedDecoder):
         def run(self, images):
             self.lacking = without
             return iter(())
 
-    monkeypatch.setattr(doctor, "SandboxedDecoder", Lacking)
+    monkeypatch.setattr(node_checks, "SandboxedDecoder", Lacking)
     without = ("Landlock: Function not implemented",)
-    assert "Landlock: Function not implemented" in doctor.check_decoder().found
-    assert doctor.check_decoder().ok  # the filter alone is enough
+    assert "Landlock: Function not implemented" in node_checks.check_decoder().found
+    assert node_checks.check_decoder().ok  # the filter alone is enough
     without = ("seccomp: Invalid argument",)
-    failure(doctor.check_decoder(), "seccomp", "Linux 5.13")
+    failure(node_checks.check_decoder(), "seccomp", "Linux 5.13")
 
 
 def test_which_decoder_trainings_use_is_said(monkeypatch):
-    monkeypatch.setattr(doctor, "native_is_installed", lambda: False)
-    absent = doctor.check_native_decoder()
+    monkeypatch.setattr(node_checks, "native_is_installed", lambda: False)
+    absent = node_checks.check_native_decoder()
     assert absent.ok
     assert "not installed" in absent.found
     assert "make install" in absent.found
-    monkeypatch.setattr(doctor, "native_is_installed", lambda: True)
-    monkeypatch.setattr(doctor, "native_problem", lambda: "")
-    assert doctor.check_native_decoder() == (
+    monkeypatch.setattr(node_checks, "native_is_installed", lambda: True)
+    monkeypatch.setattr(node_checks, "native_problem", lambda: "")
+    assert node_checks.check_native_decoder() == (
         "native decoder",
         True,
         "installed; its pixels are equal to those of whole images",
         "",
     )
-    monkeypatch.setattr(doctor, "native_problem", lambda: "other pixels")
-    failure(doctor.check_native_decoder(), "not used here: other pixels", "make install")
+    monkeypatch.setattr(node_checks, "native_problem", lambda: "other pixels")
+    failure(node_checks.check_native_decoder(), "not used here: other pixels", "make install")

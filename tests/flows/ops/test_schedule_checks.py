@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from vitline.flows.ops import schedule_checks
 from vitline.flows.ops.schedule_checks import check_logs, check_schedules, schedule_problems
 from vitline.infra.local.stack import find_stack
 from vitline.infra.settings import Settings
@@ -31,7 +32,11 @@ def upcoming(flows, deployment: str) -> list[str]:
     return [run["id"] for run in flows.api.post("/flow_runs/filter", json=wanted).raise_for_status().json()]
 
 
-def test_an_active_schedule_without_upcoming_runs_is_named_with_its_page(flows, scheduled, stack):
+def test_the_work_pool_of_the_stack_has_a_worker(flows, stack):
+    assert schedule_checks.check_pools(Settings(**stack.env)) == ("pools", True, "ready: vitline (process)", "")
+
+
+def test_an_active_schedule_without_upcoming_runs_is_named_with_its_page(flows, scheduled, stack, monkeypatch):
     settings = Settings(**stack.env)
     eventually(lambda: upcoming(flows, scheduled), awaited="a run, by the scheduler once a minute")
     assert schedule_problems(settings) == []
@@ -43,7 +48,9 @@ def test_an_active_schedule_without_upcoming_runs_is_named_with_its_page(flows, 
     assert f"/deployments/deployment/{scheduled}" in problem
     found = check_schedules(settings, later)
     assert (found.ok, found.found) == (False, problem)
-    assert "`vitline stack restart prefect`" in found.advice
+    assert "Ask those who run the Prefect server" in found.advice
+    monkeypatch.setattr(schedule_checks, "is_of_stack", lambda variable, url: True)
+    assert "`vitline stack restart prefect`" in check_schedules(settings, later).advice
 
 
 def test_runs_that_no_worker_takes_are_counted(flows, scheduled, stack):
