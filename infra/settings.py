@@ -1,4 +1,5 @@
-"""Settings from environment variables: roots, addresses, endpoints. No other module reads environment variables.
+"""Settings from environment variables: roots, addresses, endpoints. No other module reads environment variables. Commands and
+workers set those that are not set to the values of `vitline.toml` (settings_file.py).
 
 Credentials of object stores are not included: botocore reads them itself, and vitline does not pass them on.
 """
@@ -18,10 +19,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, field_validator
 
 _SECRET_NAME = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|AUTH|CREDENTIAL")
-_FOLDERS = {"root", "home", "ray_auth_token_path", "job_python"}
+_FOLDERS = {"root", "home", "config", "ray_auth_token_path", "job_python"}
 """Settings that name a folder or file."""
 _ADDRESSES = {
     "s3_endpoint_url": "http://HOST:9000",
@@ -38,6 +39,8 @@ _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 _THIS_MACHINE = ("localhost", ".localhost", "127.0.0.1", "::1")
 _FOR_A_SHELL = re.compile(r"[\"'$]")
 _LOCALHOST = re.compile(r"^(https?://)localhost(?=[:/]|$)", re.IGNORECASE)
+_SET_BY: dict[str, tuple[str, str]] = {}
+"""The variables of this process that `join_environment` has set: value and source."""
 _SECRET_LENGTH = 8  # shorter values also occur in ordinary text, which must not be changed
 
 
@@ -60,6 +63,8 @@ class Settings(BaseModel):
     home: Path | None = None
     """Folder for logs and the local stack. None: the parent folder of a root on this machine, else `.vitline` in
     the current folder."""
+    config: Path | None = None
+    """A file of settings. None: `vitline.toml` in the current folder or one above it, up to the repository or home folder."""
     ray_address: str | None = None
     """The http URL of the Ray job server. None: Ray is started on this machine."""
     ray_auth_token: SecretStr | None = None
@@ -99,6 +104,7 @@ class Settings(BaseModel):
     """The login of a Prefect server of your own, such as admin:pass."""
     prefect_api_key: SecretStr | None = None
     """The key of Prefect Cloud."""
+    _sources: dict[str, str] = PrivateAttr()
 
     @field_validator("recipe_packages", mode="before")
     @classmethod
@@ -122,13 +128,23 @@ class Settings(BaseModel):
     def __init__(self, **given: Any) -> None:
         """`given`: settings by their names, or by those of their variables."""
         found: dict[str, Any] = {}
+        sources: dict[str, str] = {}
         for field in type(self).model_fields:
             names = variables_of(field)
             if name := next((name for name in (field, *names) if name in given), None):
                 found[field] = expanded(given[name]) if field == "root" else given[name]
+                sources[field] = "the command"
             elif name := next((name for name in names if os.environ.get(name)), None):
-                found[field] = _checked(field, name, os.environ[name])
+                found[field] = checked(field, name, os.environ[name])
+                value, source = _SET_BY.get(name, ("", ""))
+                sources[field] = source if value == os.environ[name] else name
         super().__init__(**found)
+        self._sources = sources
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Where each setting that is not at its default comes from: a variable, `the local stack`, a file, or `the command`."""
+        return self._sources
 
     def job_server(self) -> str | None:
         """The URL of Ray's job server; None: Ray is started on this machine. Raises ValueError for another kind of address."""
@@ -177,8 +193,8 @@ def variables_of(field: str) -> tuple[str, ...]:
     return _VARIABLES.get(field, (own,))
 
 
-def _checked(field: str, name: str, value: str) -> str:
-    """The value of a variable. Raises ValueError for one that cannot be right."""
+def checked(field: str, name: str, value: str) -> str:
+    """The value of a variable, or of a key in a file, that is called `name`. Raises ValueError for one that cannot be right."""
     if field in _ADDRESSES:
         return _address(field, name, value)
     if field not in _FOLDERS:
@@ -286,30 +302,59 @@ _LOGINS = {
 """The variables of a server's login, by the variable of its address."""
 
 
-def join_environment(defaults: Mapping[str, str], instead_of: tuple[str, ...] = ()) -> None:
-    """Sets environment variables of this process and its later children that are not set yet.
+def file_variables() -> tuple[dict[str, str], str]:
+    """What `vitline.toml` sets, as variables for `join_environment`, and the path of the file. Raises ValueError for a wrong file."""
+    from vitline.infra.settings_file import (
+        find_file,
+        read_file,
+    )  # there may be no file, and reading TOML takes an import
+
+    named = Settings().config
+    path = named or find_file(Path.cwd())
+    if path is None:
+        return {}, ""
+    found = {variables_of(field): value for field, value in read_file(path, named=named is not None).items()}
+    # Of several names of a setting, the libraries of stores read the last one.
+    return {names[-1]: value for names, value in found.items() if not any(map(os.environ.get, names[:-1]))}, str(path)
+
+
+def use_settings_file() -> None:
+    """For entry points: sets the variables of `vitline.toml` for this process, its children, and the libraries that read them."""
+    variables, source = file_variables()
+    join_environment(variables, source=source)
+
+
+def join_environment(
+    defaults: Mapping[str, str], instead_of: tuple[str, ...] = (), source: str = "the environment"
+) -> None:
+    """Sets environment variables of this process and its later children that are not set yet, or empty.
 
     Removes variables whose names start with one of `instead_of` first, so that the credentials of two stores do not mix. For
     the same reason a login is set together with the address of its server, or not at all. An address that names the server by
     `localhost` is replaced by that with 127.0.0.1: behind `localhost` another program may listen on [::1], which would get the
-    login.
+    login. The login of the environment is for an address that comes without a secret. `source` says in words where the defaults come from.
     """
     defaults = dict(defaults)
     for name in [name for name in os.environ if instead_of and name.startswith(instead_of)]:
         del os.environ[name]
     for address, login in _LOGINS.items():
         if address in defaults:
-            ours = _by_number(os.environ.get(address, defaults[address])) == _by_number(defaults[address])
-            if ours:
+            ours = by_number(os.environ.get(address) or defaults[address]) == by_number(defaults[address])
+            if ours and address in os.environ:
                 os.environ[address] = defaults[address]
-            for name in login:
-                (os.environ if ours else defaults).pop(name, None)
+            if not ours:
+                defaults = {name: value for name, value in defaults.items() if name not in login}
+            elif any(map(_SECRET_NAME.search, defaults.keys() & {*login})):
+                for name in login:
+                    os.environ.pop(name, None)
     for name, value in defaults.items():
-        os.environ.setdefault(name, value)
+        if not os.environ.get(name):
+            os.environ[name] = value
+            _SET_BY[name] = value, source
     _reach_this_machine_directly()
 
 
-def _by_number(url: str) -> str:
+def by_number(url: str) -> str:
     """An http URL with 127.0.0.1 in place of `localhost`, without a final slash."""
     return _LOCALHOST.sub(r"\g<1>127.0.0.1", url).rstrip("/")
 

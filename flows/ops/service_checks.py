@@ -173,8 +173,8 @@ def s3_url(settings: Settings) -> str:
     return settings.s3_endpoint_url or f"https://s3.{settings.s3_region or 'us-east-1'}.amazonaws.com"
 
 
-def check_ray(settings: Settings) -> Check:
-    """The configured job server answers, accepts the token, and runs the Ray version that is installed here."""
+def check_ray(settings: Settings, with_job: bool = True) -> Check:
+    """The configured job server answers, accepts the token, and runs the Ray version that is installed here; and a small job."""
     address = settings.ray_address
     assert address is not None
     if urlsplit(address).scheme not in ("http", "https"):
@@ -198,6 +198,8 @@ def check_ray(settings: Settings) -> Check:
     if found != installed("ray"):
         advice = f"Install ray=={found} here, or the Ray of requirements.lock on the cluster."
         return Check("ray", False, f"{address}: Ray {found}, here {installed('ray') or 'not installed'}", advice)
+    if not with_job:
+        return Check("ray", True, f"{address}: Ray {found}")
     problem = small_job(settings, address)
     if problem:
         return Check(
@@ -376,7 +378,7 @@ def _away(name: str, away: OSError, variable: str, url: str | None) -> Check:
         advice = _CERTIFICATES[name]
     elif url and through_proxy(url):
         advice = "Correct the proxy, or add the host to NO_PROXY."
-    elif stack and url == stack.env.get(variable):
+    elif stack and url == stack.env.get(variable) and any(service.name == name for service in stack.services):
         advice = f"It is of the local stack: `vitline stack restart {'s3' if name == 'store' else name}`."
     else:
         advice = f"Start it, or correct {variable}."
