@@ -30,7 +30,7 @@ from vitline.infra.local.processes import MAX_BASE_LENGTH, is_busy, is_free, loa
 from vitline.infra.local.stack import find_stack, listeners, reached_ports
 from vitline.infra.local.stack_config import WELL_KNOWN, seaweed_program
 from vitline.infra.plain_text import last_words
-from vitline.infra.settings import Settings
+from vitline.infra.settings import Settings, variables_of
 from vitline.vit.input.decoding.which_decoder import HOW_TO_GET_IT, native_is_installed
 
 MIN_FREE_DISK_BYTES = 5 * 10**9
@@ -44,6 +44,7 @@ GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 def examine(settings: Settings) -> list[Check]:
     """Every check, in the order in which to fix failures. A check that raises or does not return in time is a failure."""
     checks: list[tuple[str, Callable[[], Check]]] = [
+        ("settings", lambda: check_settings(settings)),
         ("python", check_python),
         ("packages", check_packages),
         ("seaweedfs", check_seaweedfs),
@@ -90,6 +91,15 @@ def attempt(name: str, check: Callable[[], Check]) -> Check:
     except Exception as error:  # the other checks must still be reported
         message = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         return Check(name, False, message[:300], "Fix what the message names, then run the doctor again.")
+
+
+def check_settings(settings: Settings) -> Check:
+    """Where each setting comes from that is not at its default."""
+    by_source: dict[str, list[str]] = defaultdict(list)
+    for name, source in settings.sources.items():
+        by_source["the environment" if source in variables_of(name) else source].append(name)
+    found = "; ".join(f"from {source}: {', '.join(names)}" for source, names in by_source.items())
+    return Check("settings", True, found or "defaults")
 
 
 def check_python() -> Check:

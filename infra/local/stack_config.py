@@ -126,9 +126,8 @@ class StackConfig(FrozenConfig):
         if self.starts("ray"):
             env["VITLINE_JOB_PYTHON"] = sys.executable  # this Ray runs on this machine, so this Python exists there
         if self.starts("prefect"):
-            env["PREFECT_HOME"] = str(
-                self.directory / "prefect"
-            )  # not ~/.prefect, whose profile may name another server
+            # Not ~/.prefect, whose profile may name another server.
+            env["PREFECT_HOME"] = str(self.directory / "prefect")
         if self.object_store:
             # botocore reads only the second variable of the region.
             env |= {"AWS_ENDPOINT_URL": self.url("s3"), "AWS_REGION": "us-east-1", "AWS_DEFAULT_REGION": "us-east-1"}
@@ -140,8 +139,8 @@ class StackConfig(FrozenConfig):
 
     def prefect_login(self) -> dict[str, str]:
         """PREFECT_API_AUTH_STRING; empty before the first start, and for a Prefect of the user's own."""
-        has_one = self.starts("prefect") and self.login.exists()
-        return {"PREFECT_API_AUTH_STRING": self.user_and_password()} if has_one else {}
+        known = self.starts("prefect") and self.login.exists()
+        return {"PREFECT_API_AUTH_STRING": self.user_and_password()} if known else {}
 
     def mlflow_login(self) -> dict[str, str]:
         """MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD; empty as for Prefect."""

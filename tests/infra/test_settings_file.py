@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from vitline.infra import settings_file
+from vitline.infra.local.running_stack import local_store
 from vitline.infra.settings import Settings, file_variables, join_environment, use_settings_file, variables_of
 from vitline.infra.settings_file import KEYS, NAME, find_file
 
@@ -99,7 +100,10 @@ def test_a_named_file_is_read_from_anywhere_and_a_missing_one_is_an_error(
     named.write_text('recipe_packages = ["birds", "nets"]\njob_python = "/opt/python"\n')
     monkeypatch.setenv("VITLINE_CONFIG", str(named))
     write(folder, 'project = "found"')
-    assert file_variables() == ({"VITLINE_RECIPE_PACKAGES": "birds,nets", "VITLINE_JOB_PYTHON": "/opt/python"}, str(named))
+    assert file_variables() == (
+        {"VITLINE_RECIPE_PACKAGES": "birds,nets", "VITLINE_JOB_PYTHON": "/opt/python"},
+        str(named),
+    )
     named.unlink()
     with pytest.raises(ValueError, match=r"^VITLINE_CONFIG is .*/named\.toml, which cannot be read \(No such file"):
         file_variables()
@@ -146,6 +150,29 @@ def test_a_command_uses_the_file_and_refuses_a_wrong_one_in_a_sentence(folder: P
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert done.stderr.startswith(f"error: {folder}/{NAME}, line 1: 'rot' is no setting")
     assert run("data", "ls", "--help").returncode == 0
+
+
+def test_python_code_that_loads_a_model_uses_the_file(folder: Path) -> None:
+    write(folder.parent, 'root = "store"\n')
+    with local_store() as (root, _):
+        assert root == f"{folder.parent}/store"
+    assert not os.environ["VITLINE_ROOT"]
+
+
+def test_a_worker_reads_the_file_although_it_has_imported_prefect(folder: Path) -> None:
+    write(folder, 'prefect_api_url = "http://prefect:4200/api"\n')
+    program = """
+import asyncio, sys
+from prefect.client.orchestration import get_client
+from vitline.flows.on_prefect import worker
+async def serve(worker):
+    print(get_client().api_url)
+worker.serve = serve
+sys.argv[1:] = ["--pool", "vitline", "--name", "w"]
+worker.main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.stdout.startswith("http://prefect:4200/api/\n"), done.stderr
 
 
 def test_what_was_joined_is_a_source_only_as_long_as_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
