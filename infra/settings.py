@@ -1,5 +1,9 @@
-"""Settings from environment variables: roots, addresses, endpoints. No other module reads environment variables. Commands and
-workers set those that are not set to the values of `vitline.toml` (settings_file.py).
+"""Settings from environment variables: roots, addresses, endpoints. No other module reads environment variables.
+
+Commands, workers and senders set those that are not set to the values of `vitline.toml`, so that children and libraries get them, too:
+
+    root = "s3://my-bucket/vitline"
+    mlflow_tracking_uri = "https://mlflow.example.org"
 
 Credentials of object stores are not included: botocore reads them itself, and vitline does not pass them on.
 """
@@ -16,10 +20,12 @@ import sys
 import urllib.request
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, field_validator
+
+from vitline.infra.names import known_names_text
 
 _SECRET_NAME = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|AUTH|CREDENTIAL")
 _FOLDERS = {"root", "home", "config", "ray_auth_token_path", "job_python"}
@@ -39,6 +45,8 @@ _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 _THIS_MACHINE = ("localhost", ".localhost", "127.0.0.1", "::1")
 _FOR_A_SHELL = re.compile(r"[\"'$]")
 _LOCALHOST = re.compile(r"^(https?://)localhost(?=[:/]|$)", re.IGNORECASE)
+LOGIN_IN_ADDRESS = re.compile(r"://[^/\s]*@")
+SETTINGS_FILE = "vitline.toml"
 _SET_BY: dict[str, tuple[str, str]] = {}
 """The variables of this process that `join_environment` has set: value and source."""
 _SECRET_LENGTH = 8  # shorter values also occur in ordinary text, which must not be changed
@@ -302,13 +310,21 @@ _LOGINS = {
 """The variables of a server's login, by the variable of its address."""
 
 
+_SECRETS = {key for key, field in Settings.model_fields.items() if SecretStr in get_args(field.annotation)}
+KEYS = Settings.model_fields.keys() - _SECRETS - {"config", "one_node_ray", "submitted_from", "time_left_s"}
+"""What `vitline.toml` may name."""
+_CHOOSE_CODE = {"job_python", "recipe_packages"}
+"""Not in a file that was only found, in the current folder or above it: it may have been downloaded with other files."""
+
+
+def use_settings_file() -> None:
+    """For entry points: sets the variables of `vitline.toml` for this process, its children, and the libraries that read them."""
+    variables, source = file_variables()
+    join_environment(variables, source=source)
+
+
 def file_variables() -> tuple[dict[str, str], str]:
     """What `vitline.toml` sets, as variables for `join_environment`, and the path of the file. Raises ValueError for a wrong file."""
-    from vitline.infra.settings_file import (
-        find_file,
-        read_file,
-    )  # there may be no file, and reading TOML takes an import
-
     named = Settings().config
     path = named or find_file(Path.cwd())
     if path is None:
@@ -318,10 +334,80 @@ def file_variables() -> tuple[dict[str, str], str]:
     return {names[-1]: value for names, value in found.items() if not any(map(os.environ.get, names[:-1]))}, str(path)
 
 
-def use_settings_file() -> None:
-    """For entry points: sets the variables of `vitline.toml` for this process, its children, and the libraries that read them."""
-    variables, source = file_variables()
-    join_environment(variables, source=source)
+def find_file(folder: Path) -> Path | None:
+    """The file in `folder` or the nearest one above it, up to the repository or home folder. One of another user is named and left."""
+    for place in (folder, *folder.parents):
+        path = place / SETTINGS_FILE
+        if os.path.isfile(path):  # False where the folder may not be read
+            if path.stat().st_uid in (os.getuid(), 0):
+                return path
+            print(f"{path} is of another user and was not read; VITLINE_CONFIG={path} names it.", file=sys.stderr)
+        if str(place) == os.path.expanduser("~") or os.path.exists(place / ".git"):
+            break
+    return None
+
+
+def read_file(path: Path, *, named: bool) -> dict[str, str]:
+    """The values of a file by setting, as variables have them; relative paths begin at the folder of the file.
+
+    `named`: by VITLINE_CONFIG, instead of found. Raises ValueError with the line of what is wrong.
+    """
+    import tomllib  # here, as most commands find no file
+
+    try:
+        text = path.read_text()
+        content = tomllib.loads(text)
+    except OSError as error:
+        raise ValueError(
+            f"{path} cannot be read ({error.strerror}). Set VITLINE_CONFIG to a file of settings."
+        ) from error
+    except ValueError as error:  # of TOML, or of text that is not UTF-8
+        raise ValueError(f"{path} is not TOML: {error}.") from error
+    return {key: _value(key, value, path, _place(path, text, key), named) for key, value in content.items()}
+
+
+def refuse_login(where: str, address: str) -> None:
+    """Raises ValueError for an address with a user or password in it, which is to be kept or shown."""
+    if LOGIN_IN_ADDRESS.search(address):
+        raise ValueError(
+            f"{where} has a user or password in the address. Write it without; a login belongs into variables of its own, such as "
+            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or PREFECT_API_AUTH_STRING."
+        )
+
+
+def _value(key: str, value: Any, path: Path, place: str, named: bool) -> str:
+    variable = variables_of(key)[-1]
+    if key in _SECRETS:
+        raise ValueError(
+            f"{place}: {key} is a secret, which does not belong in this file. Set {variable} in the environment"
+            f"{', or name a file that holds it by ray_auth_token_path' if key == 'ray_auth_token' else ''}."
+        )
+    if key not in KEYS:
+        raise ValueError(f"{place}: {key!r} is no setting; {known_names_text(key, KEYS)}")
+    if key in _CHOOSE_CODE and not named:
+        raise ValueError(
+            f"{place}: {key} decides which code runs, so a file that was found and not named may not set it: it may have been "
+            f"downloaded. Set {variable}, or VITLINE_CONFIG={path}."
+        )
+    if key == "recipe_packages" and isinstance(value, list) and all(isinstance(each, str) for each in value):
+        value = ",".join(value)
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{place}: {key} is {value!r}, but must be a text in quotes.")
+    refuse_login(f"{place}: {key}", value)
+    if (
+        key in ("root", "home", "ray_auth_token_path")
+        and "://" not in value
+        and not value.startswith(("~", "$", "'", '"'))
+    ):
+        value = str(path.parent.absolute() / value)
+    return checked(key, f"{place}: {key}", value)
+
+
+def _place(path: Path, text: str, key: str) -> str:
+    """`path, line 3`: where a key stands; without a line where it is not written plainly."""
+    lines = enumerate(text.splitlines(), start=1)
+    found = next((number for number, line in lines if re.match(rf"\s*\[?[\"']?{re.escape(key)}\b", line)), None)
+    return f"{path}, line {found}" if found else str(path)
 
 
 def join_environment(

@@ -2,8 +2,7 @@
 
 from vitline.data_prep.examples.presets import PRESETS
 from vitline.flows.reports.protocol_rows import COLUMNS, protocol_rows
-from vitline.infra.settings import Settings, variables_of
-from vitline.infra.settings_file import KEYS
+from vitline.infra.settings import KEYS, Settings, variables_of
 from vitline.vit.evaluation.tasks import VTAB_TASKS
 from vitline.vit.models.variants import REGISTERED, network_variant
 from vitline.vit.recipes import RECIPES

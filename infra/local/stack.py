@@ -350,6 +350,8 @@ def _service(directory: Path, name: str) -> Service:
     for service in state.services:
         if service.name == name:
             return service
+    if address := _stack_config(directory).foreign.get(name):
+        raise RuntimeError(f"{name} is yours, at {address}, so it is not restarted from here.")
     raise RuntimeError(
         f"{name} is not part of the stack in {directory}. To add it, run `vitline stack down` first, then up again."
     )

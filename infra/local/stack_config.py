@@ -17,8 +17,14 @@ from pydantic import Field
 from vitline.infra.config import FrozenConfig
 from vitline.infra.local.paths import write_private
 from vitline.infra.local.processes import free_ports, is_free, short_base
-from vitline.infra.settings import DEFAULT_PROJECT, NO_TELEMETRY, Settings, by_number, inherited_environment
-from vitline.infra.settings_file import refuse_login
+from vitline.infra.settings import (
+    DEFAULT_PROJECT,
+    NO_TELEMETRY,
+    Settings,
+    by_number,
+    inherited_environment,
+    refuse_login,
+)
 
 ALL = ("s3", "mlflow", "sender", "prefect", "prefect-worker", "ray")
 BUCKET = "vitline"

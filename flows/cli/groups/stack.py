@@ -147,7 +147,7 @@ def stack_restart(
 
 def start_and_join(settings: "Settings", ports: dict[str, int] | None = None) -> "Settings":
     """Starts the stack if none is up, registers the flows, makes this process use the stack, and returns its settings."""
-    from vitline.flows.cli.own_servers import refuse_unusable
+    from vitline.flows.ops.own_servers import refuse_unusable
     from vitline.infra.local.paths import log_dir
     from vitline.infra.local.stack import find_stack, start_stack
     from vitline.infra.local.stack_config import load_stack_config
@@ -174,7 +174,7 @@ def start_and_join(settings: "Settings", ports: dict[str, int] | None = None) ->
         ports=ports or {},
         root=root,
         foreign={name: address for name, address in servers.items() if address},
-        check=refuse_unusable,
+        check=lambda config: refuse_unusable(config, check_registered_at_own_prefect),
         announce=lambda text: console.say(f"  {text}"),
     )
     join(directory)
@@ -197,6 +197,13 @@ def start_and_join(settings: "Settings", ports: dict[str, int] | None = None) ->
         names = " ".join(map(shlex.quote, interrupted))
         console.say(f"  `vitline flows resume {names}` resumes what was interrupted when the stack went down")
     return joined
+
+
+def check_registered_at_own_prefect(settings: "Settings") -> None:
+    """Raises ValueError where the deployments belong to another root. To be called after joining: Prefect reads its settings on import."""
+    from vitline.flows.on_prefect.deploy.registration import check_registered
+
+    check_registered(settings)
 
 
 def join_stack(arguments: Sequence[str]) -> None:
@@ -251,9 +258,9 @@ def stack_dir(settings: "Settings") -> Path:
 
 def show_stack(settings: "Settings", as_json: bool) -> bool:
     """Prints services, links and open ports; returns whether all services work."""
-    from vitline.flows.cli.own_servers import examine_own
     from vitline.flows.on_prefect.home.address import home_url
     from vitline.flows.ops.mlflow_http import experiment_pages
+    from vitline.flows.ops.own_servers import examine_own
     from vitline.infra.local.stack import find_stack, listeners, login_file, memory_bytes, stack_links
     from vitline.infra.local.stack_config import load_stack_config
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from vitline.flows.cli import own_servers
-from vitline.flows.cli.own_servers import refuse_work_pool
+from vitline.flows.ops import own_servers
+from vitline.flows.ops.own_servers import refuse_work_pool
 from vitline.flows.ops.service_checks import Reply
 from vitline.infra.local.running_stack import find_running_stack, foreign_to
 from vitline.infra.local.services import links, programs

@@ -51,18 +51,15 @@ def examine_own(config: StackConfig) -> list[OwnServer]:
     return [OwnServer(name, own[name], check) for name, check in checks.items()]
 
 
-def refuse_unusable(config: StackConfig) -> None:
+def refuse_unusable(config: StackConfig, check_registered: Callable[[Settings], object]) -> None:
     """Before anything of the stack is started: raises RuntimeError for what does not answer, and ValueError for a Prefect where the
-    stack's worker would run flows of others, or where `vitline flows deploy` would be refused."""
+    stack's worker would run flows of others, or where `check_registered` finds that `vitline flows deploy` would be refused."""
     for own in examine_own(config):
         if not own.check.ok:
             raise RuntimeError(own.line)
     if config.starts("prefect"):
         return
     with joined_environment(config.environment(), instead_of=foreign_to(config)):
-        # After joining, because Prefect reads its settings on import.
-        from vitline.flows.on_prefect.deploy.registration import check_registered
-
         refuse_work_pool(config, Settings().prefect_headers())
         check_registered(Settings())
 
