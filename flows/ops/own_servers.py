@@ -36,14 +36,9 @@ class OwnServer(NamedTuple):
         return f"{self.name}: yours, at {self.address}, {answers}"
 
 
-def own_addresses(config: StackConfig) -> dict[str, str]:
-    """The addresses of what the stack uses of the user's own."""
-    return ({"store": config.root} if config.root else {}) | config.foreign
-
-
 def examine_own(config: StackConfig) -> list[OwnServer]:
-    """Each of them with the result of its check, whose requests have short timeouts."""
-    own = own_addresses(config)
+    """What the stack uses of the user's own, with the result of its check, whose requests have short timeouts."""
+    own = ({"store": config.root} if config.root else {}) | config.foreign
     with joined_environment(config.environment(), instead_of=foreign_to(config)):
         settings = Settings()
         with ThreadPoolExecutor(len(CHECKS)) as pool:
