@@ -24,7 +24,7 @@ from pydantic import Field
 
 from vitline.infra.config import FrozenConfig
 from vitline.infra.plain_text import plain
-from vitline.infra.settings import Settings, through_proxy
+from vitline.infra.settings import LOGIN_IN_ADDRESS, Settings, through_proxy
 
 log = logging.getLogger(__name__)
 list_ = list  # RayJobs has a method named `list`
@@ -51,7 +51,6 @@ _ALLOWED_NAMES = {
 }
 _ALLOWED_PREFIXES = ("RAY_TRAIN_", "VITLINE_")
 _SECRET = re.compile(r"KEY|SECRET|TOKEN|PASSWORD", re.IGNORECASE)
-_CREDENTIALS_IN_URL = re.compile(r"://[^/\s]*@")
 _REQUEST_TIMEOUT_S = 30
 AWAY_S = 900.0
 """How long a client waits for a server that does not answer: Ray's job server, and Prefect at the end of a flow run. The local stack
@@ -314,7 +313,7 @@ def _job(job_id: str, info: Mapping[str, Any]) -> Job:
 def checked_env(env: Mapping[str, str]) -> dict[str, str]:
     """`env`, if all of it may be shown by Ray's API. Raises ValueError naming the first variable that must not be sent."""
     for name, value in env.items():
-        if _SECRET.search(name) or _CREDENTIALS_IN_URL.search(value):
+        if _SECRET.search(name) or LOGIN_IN_ADDRESS.search(value):
             raise ValueError(
                 f"{name} looks like a secret, and Ray's API shows the environment of jobs. "
                 "Set it on the nodes before Ray starts (docs/guides/own-cluster.md)."

@@ -1,5 +1,10 @@
 """Settings from environment variables: roots, addresses, endpoints. No other module reads environment variables.
 
+Commands, workers and senders set those that are not set to the values of `vitline.toml`, so that children and libraries get them, too:
+
+    root = "s3://my-bucket/vitline"
+    mlflow_tracking_uri = "https://mlflow.example.org"
+
 Credentials of object stores are not included: botocore reads them itself, and vitline does not pass them on.
 """
 
@@ -15,13 +20,15 @@ import sys
 import urllib.request
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, field_validator
+
+from vitline.infra.names import known_names_text
 
 _SECRET_NAME = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|AUTH|CREDENTIAL")
-_FOLDERS = {"root", "home", "ray_auth_token_path", "job_python"}
+_FOLDERS = {"root", "home", "config", "ray_auth_token_path", "job_python"}
 """Settings that name a folder or file."""
 _ADDRESSES = {
     "s3_endpoint_url": "http://HOST:9000",
@@ -39,6 +46,10 @@ _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 _THIS_MACHINE = ("localhost", ".localhost", "127.0.0.1", "::1")
 _FOR_A_SHELL = re.compile(r"[\"'$]")
 _LOCALHOST = re.compile(r"^(https?://)localhost(?=[:/]|$)", re.IGNORECASE)
+LOGIN_IN_ADDRESS = re.compile(r"://[^/\s]*@")
+SETTINGS_FILE = "vitline.toml"
+_SET_BY: dict[str, tuple[str, str]] = {}
+"""The variables of this process that `join_environment` has set: value and source."""
 _SECRET_LENGTH = 8  # shorter values also occur in ordinary text, which must not be changed
 
 
@@ -61,6 +72,8 @@ class Settings(BaseModel):
     home: Path | None = None
     """Folder for logs and the local stack. None: the parent folder of a root on this machine, else `.vitline` in
     the current folder."""
+    config: Path | None = None
+    """A file of settings. None: `vitline.toml` in the current folder or one above it, up to the repository or home folder."""
     ray_address: str | None = None
     """The http URL of the Ray job server. None: Ray is started on this machine."""
     ray_auth_token: SecretStr | None = None
@@ -100,6 +113,7 @@ class Settings(BaseModel):
     """The login of a Prefect server of your own, such as admin:pass."""
     prefect_api_key: SecretStr | None = None
     """The key of Prefect Cloud."""
+    _sources: dict[str, str] = PrivateAttr()
 
     @field_validator("recipe_packages", mode="before")
     @classmethod
@@ -123,13 +137,23 @@ class Settings(BaseModel):
     def __init__(self, **given: Any) -> None:
         """`given`: settings by their names, or by those of their variables."""
         found: dict[str, Any] = {}
+        sources: dict[str, str] = {}
         for field in type(self).model_fields:
             names = variables_of(field)
             if name := next((name for name in (field, *names) if name in given), None):
                 found[field] = expanded(given[name]) if field == "root" else given[name]
+                sources[field] = "the command"
             elif name := next((name for name in names if os.environ.get(name)), None):
-                found[field] = _checked(field, name, os.environ[name])
+                found[field] = checked(field, name, os.environ[name])
+                value, source = _SET_BY.get(name, ("", ""))
+                sources[field] = source if value == os.environ[name] else name
         super().__init__(**found)
+        self._sources = sources
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Where each setting that is not at its default comes from: a variable, `the local stack`, a file, or `the command`."""
+        return self._sources
 
     def job_server(self) -> str | None:
         """The URL of Ray's job server; None: Ray is started on this machine. Raises ValueError for another kind of address."""
@@ -178,8 +202,8 @@ def variables_of(field: str) -> tuple[str, ...]:
     return _VARIABLES.get(field, (own,))
 
 
-def _checked(field: str, name: str, value: str) -> str:
-    """The value of a variable. Raises ValueError for one that cannot be right."""
+def checked(field: str, name: str, value: str) -> str:
+    """The value of a variable, or of a key in a file, that is called `name`. Raises ValueError for one that cannot be right."""
     if field in _ADDRESSES:
         return _address(field, name, value)
     if field not in _FOLDERS:
@@ -287,30 +311,137 @@ _LOGINS = {
 """The variables of a server's login, by the variable of its address."""
 
 
-def join_environment(defaults: Mapping[str, str], instead_of: tuple[str, ...] = ()) -> None:
-    """Sets environment variables of this process and its later children that are not set yet.
+_SECRETS = {key for key, field in Settings.model_fields.items() if SecretStr in get_args(field.annotation)}
+KEYS = Settings.model_fields.keys() - _SECRETS - {"config", "one_node_ray", "submitted_from", "time_left_s"}
+"""What `vitline.toml` may name."""
+_CHOOSE_CODE = {"job_python", "recipe_packages"}
+"""Not in a file that was only found, in the current folder or above it: it may have been downloaded with other files."""
+
+
+def use_settings_file() -> None:
+    """For entry points: sets the variables of `vitline.toml` for this process, its children, and the libraries that read them."""
+    variables, source = file_variables()
+    join_environment(variables, source=source)
+
+
+def file_variables() -> tuple[dict[str, str], str]:
+    """What `vitline.toml` sets, as variables for `join_environment`, and the path of the file. Raises ValueError for a wrong file."""
+    named = Settings().config
+    path = named or find_file(Path.cwd())
+    if path is None:
+        return {}, ""
+    found = {variables_of(field): value for field, value in read_file(path, named=named is not None).items()}
+    # Of several names of a setting, the libraries of stores read the last one.
+    return {names[-1]: value for names, value in found.items() if not any(map(os.environ.get, names[:-1]))}, str(path)
+
+
+def find_file(folder: Path) -> Path | None:
+    """The file in `folder` or the nearest one above it, up to the repository or home folder. One of another user is named and left."""
+    for place in (folder, *folder.parents):
+        path = place / SETTINGS_FILE
+        if os.path.isfile(path):  # False where the folder may not be read
+            if path.stat().st_uid in (os.getuid(), 0):
+                return path
+            print(f"{path} is of another user and was not read; VITLINE_CONFIG={path} names it.", file=sys.stderr)
+        if str(place) == os.path.expanduser("~") or os.path.exists(place / ".git"):
+            break
+    return None
+
+
+def read_file(path: Path, *, named: bool) -> dict[str, str]:
+    """The values of a file by setting, as variables have them; relative paths begin at the folder of the file.
+
+    `named`: by VITLINE_CONFIG, instead of found. Raises ValueError with the line of what is wrong.
+    """
+    import tomllib  # here, as most commands find no file
+
+    try:
+        text = path.read_text()
+        content = tomllib.loads(text)
+    except OSError as error:
+        raise ValueError(
+            f"{path} cannot be read ({error.strerror}). Set VITLINE_CONFIG to a file of settings."
+        ) from error
+    except ValueError as error:  # of TOML, or of text that is not UTF-8
+        raise ValueError(f"{path} is not TOML: {error}.") from error
+    return {key: _value(key, value, path, _place(path, text, key), named) for key, value in content.items()}
+
+
+def refuse_login(where: str, address: str) -> None:
+    """Raises ValueError for an address with a user or password in it, which is to be kept or shown."""
+    if LOGIN_IN_ADDRESS.search(address):
+        raise ValueError(
+            f"{where} has a user or password in the address. Write it without; a login belongs into variables of its own, such as "
+            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or PREFECT_API_AUTH_STRING."
+        )
+
+
+def _value(key: str, value: Any, path: Path, place: str, named: bool) -> str:
+    variable = variables_of(key)[-1]
+    if key in _SECRETS:
+        raise ValueError(
+            f"{place}: {key} is a secret, which does not belong in this file. Set {variable} in the environment"
+            f"{', or name a file that holds it by ray_auth_token_path' if key == 'ray_auth_token' else ''}."
+        )
+    if key not in KEYS:
+        raise ValueError(f"{place}: {key!r} is no setting; {known_names_text(key, KEYS)}")
+    if key in _CHOOSE_CODE and not named:
+        raise ValueError(
+            f"{place}: {key} decides which code runs, so a file that was found and not named may not set it: it may have been "
+            f"downloaded. Set {variable}, or VITLINE_CONFIG={path}."
+        )
+    if key == "recipe_packages" and isinstance(value, list) and all(isinstance(each, str) for each in value):
+        value = ",".join(value)
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{place}: {key} is {value!r}, but must be a text in quotes.")
+    refuse_login(f"{place}: {key}", value)
+    if (
+        key in ("root", "home", "ray_auth_token_path")
+        and "://" not in value
+        and not value.startswith(("~", "$", "'", '"'))
+    ):
+        value = str(path.parent.absolute() / value)
+    return checked(key, f"{place}: {key}", value)
+
+
+def _place(path: Path, text: str, key: str) -> str:
+    """`path, line 3`: where a key stands; without a line where it is not written plainly."""
+    lines = enumerate(text.splitlines(), start=1)
+    found = next((number for number, line in lines if re.match(rf"\s*\[?[\"']?{re.escape(key)}\b", line)), None)
+    return f"{path}, line {found}" if found else str(path)
+
+
+def join_environment(
+    defaults: Mapping[str, str], instead_of: tuple[str, ...] = (), source: str = "the environment"
+) -> None:
+    """Sets environment variables of this process and its later children that are not set yet, or empty.
 
     Removes variables whose names start with one of `instead_of` first, so that the credentials of two stores do not mix. For
     the same reason a login is set together with the address of its server, or not at all. An address that names the server by
     `localhost` is replaced by that with 127.0.0.1: behind `localhost` another program may listen on [::1], which would get the
-    login.
+    login. The login of the environment is for an address that comes without a secret. `source` says in words where the defaults come from.
     """
     defaults = dict(defaults)
     for name in [name for name in os.environ if instead_of and name.startswith(instead_of)]:
         del os.environ[name]
     for address, login in _LOGINS.items():
         if address in defaults:
-            ours = _by_number(os.environ.get(address, defaults[address])) == _by_number(defaults[address])
-            if ours:
+            ours = by_number(os.environ.get(address) or defaults[address]) == by_number(defaults[address])
+            if ours and address in os.environ:
                 os.environ[address] = defaults[address]
-            for name in login:
-                (os.environ if ours else defaults).pop(name, None)
+            if not ours:
+                defaults = {name: value for name, value in defaults.items() if name not in login}
+            elif any(map(_SECRET_NAME.search, defaults.keys() & {*login})):
+                for name in login:
+                    os.environ.pop(name, None)
     for name, value in defaults.items():
-        os.environ.setdefault(name, value)
+        if not os.environ.get(name):
+            os.environ[name] = value
+            _SET_BY[name] = value, source
     _reach_this_machine_directly()
 
 
-def _by_number(url: str) -> str:
+def by_number(url: str) -> str:
     """An http URL with 127.0.0.1 in place of `localhost`, without a final slash."""
     return _LOCALHOST.sub(r"\g<1>127.0.0.1", url).rstrip("/")
 

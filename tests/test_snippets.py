@@ -23,6 +23,7 @@ from vitline.data_prep.decode import DecodePolicy
 from vitline.data_prep.prepare.job import prepare
 from vitline.flows.cli.main import all_commands
 from vitline.infra.runs.journal import Journal
+from vitline.infra.settings import SETTINGS_FILE, read_file
 from vitline.infra.storage import open_store
 from vitline.vit.convert.timm import write_timm
 from vitline.vit.input.config import AugmentConfig
@@ -47,7 +48,6 @@ NOT_CHECKED = {
 }
 # Other programs in shell blocks, and why their lines are not checked here.
 OTHER_PROGRAMS = {
-    "aws": "copies files into a bucket",
     "cd": "changes the folder",
     "mlflow": "serving a registered model is tested by the tests of the registry",
     "curl": "sends requests to that server",
@@ -88,7 +88,7 @@ def blocks(kind: str) -> list[tuple[str, str]]:
     found = []
     for path in DOCUMENTS:
         for language, text in re.findall(r"^```(\w*)\n(.*?)^```", path.read_text(), re.M | re.S):
-            assert language in ("python", "sh", *NOT_CHECKED), f"{path} has a block of {language!r}"
+            assert language in ("python", "sh", "toml", *NOT_CHECKED), f"{path} has a block of {language!r}"
             if language == kind:
                 found.append((str(path.relative_to(ROOT)), text))
     return found
@@ -144,6 +144,13 @@ def folder_with_a_model(tmp_path, store_with_a_corpus) -> Path:
     write_timm(network, tmp_path / "birds-timm", ["crow", "jay", "tit"], contract)
     Image.fromarray(np.full((20, 30, 3), 120, np.uint8)).save(tmp_path / "picture.jpg")
     return tmp_path
+
+
+@pytest.mark.parametrize(("name", "text"), blocks("toml"))
+def test_toml_blocks_of_the_documentation_are_files_of_settings(name, text, tmp_path):
+    path = tmp_path / SETTINGS_FILE
+    path.write_text(text)
+    assert read_file(path, named=False), name
 
 
 @pytest.mark.slow

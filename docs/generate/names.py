@@ -2,7 +2,7 @@
 
 from vitline.data_prep.examples.presets import PRESETS
 from vitline.flows.reports.protocol_rows import COLUMNS, protocol_rows
-from vitline.infra.settings import Settings, variables_of
+from vitline.infra.settings import KEYS, Settings, variables_of
 from vitline.vit.evaluation.tasks import VTAB_TASKS
 from vitline.vit.models.variants import REGISTERED, network_variant
 from vitline.vit.recipes import RECIPES
@@ -44,13 +44,14 @@ def environment_page() -> str:
     rows = []
     for name, field in Settings.model_fields.items():
         names = ", ".join(f"`{variable}`" for variable in variables_of(name))
-        rows.append([names, text(field.description or "")])
+        rows.append([names, f"`{name}`" if name in KEYS else "-", text(field.description or "")])
     return joined(
         [
             "# Environment",
             "Variables that vitline reads. One that is empty counts as absent. Credentials of S3 are read by botocore "
             "(`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_PROFILE`), in every process that needs "
             "them; vitline never passes them on.",
-            table(["variable", "what it is"], rows),
+            "The key is that of [`vitline.toml`](../guides/settings.md#a-file-vitlinetoml).",
+            table(["variable", "key", "what it is"], rows),
         ]
     )

@@ -106,10 +106,11 @@ def demo(
     Example: `vitline demo`
     """
     from vitline.flows.cli.demo import preamble, run_demo
+    from vitline.infra.local.running_stack import find_running_stack
 
     chosen = settings(None)
     preamble(chosen, profile)
-    if chosen.prefect_api_url is None:
+    if chosen.prefect_api_url is None or find_running_stack(chosen):
         chosen = stack.start_and_join(chosen)
     run_demo(chosen, profile=profile, seed=seed, as_json=json)
 

@@ -25,7 +25,7 @@ from vitline.flows.on_prefect.prefect_observer import client
 from vitline.flows.on_prefect.prefect_private import LAST_LINE, RUN_LOG
 from vitline.flows.on_prefect.prefect_runs import accepted
 from vitline.flows.on_prefect.request_checks import check_request
-from vitline.flows.ops.prefect_http import flow_run_page
+from vitline.flows.ops.server_http import flow_run_page
 from vitline.infra.config import FrozenConfig
 from vitline.infra.names import known_names_text
 from vitline.infra.ray_jobs import AWAY_S

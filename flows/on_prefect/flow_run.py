@@ -18,7 +18,7 @@ from vitline.flows.forms.refusals import problem_text
 from vitline.flows.on_prefect.prefect_observer import client
 from vitline.flows.on_prefect.prefect_private import start_dates
 from vitline.flows.on_prefect.run_names import given_name
-from vitline.flows.ops.prefect_http import flow_run_page
+from vitline.flows.ops.server_http import flow_run_page
 from vitline.infra.config import FrozenConfig
 from vitline.infra.night import night_at
 from vitline.infra.settings import Settings

@@ -18,6 +18,7 @@ import anyio.abc
 import anyio.to_thread
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.client.schemas.responses import DeploymentResponse
+from prefect.context import refresh_global_settings_context
 from prefect.settings import get_current_settings
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker, ProcessWorkerResult
 
@@ -28,7 +29,7 @@ from vitline.flows.on_prefect.flow_states import state_of
 from vitline.flows.on_prefect.prefect_private import flow_process_command
 from vitline.flows.on_prefect.request_checks import check_request
 from vitline.flows.on_prefect.run_names import descriptive_name, given_name
-from vitline.infra.settings import Settings, import_nothing_from_here, inherited_environment
+from vitline.infra.settings import Settings, import_nothing_from_here, inherited_environment, use_settings_file
 
 _PATIENCE_S = 5.0  # if the store takes longer to answer, the flow checks the request
 _SETTINGS = ("VITLINE_", "AWS_", "AZURE_", "GOOGLE_", "MLFLOW_", "RAY_")
@@ -126,6 +127,8 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     import_nothing_from_here()
+    use_settings_file()
+    refresh_global_settings_context()  # Prefect was imported before
     worker = RefusingWorker(
         work_pool_name=arguments.pool,
         name=arguments.name,

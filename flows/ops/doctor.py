@@ -21,7 +21,7 @@ from vitline.infra.local.paths import free_disk, local_dir
 from vitline.infra.local.processes import MAX_BASE_LENGTH, is_free, short_base
 from vitline.infra.local.stack import find_stack, listeners, reached_ports
 from vitline.infra.local.stack_config import WELL_KNOWN, seaweed_program
-from vitline.infra.settings import Settings
+from vitline.infra.settings import Settings, variables_of
 
 MIN_FREE_DISK_BYTES = 5 * 10**9
 MIN_MEMORY_BYTES = 6 * 10**9
@@ -30,6 +30,7 @@ MIN_MEMORY_BYTES = 6 * 10**9
 def examine(settings: Settings, shard_cache_dir: str = "") -> list[Check]:
     """Every check, in the order in which to fix failures. `shard_cache_dir`: as `execution.shard_cache_dir`; empty: not checked."""
     checks: Checks = [
+        ("settings", lambda: check_settings(settings)),
         ("python", check_python),
         ("packages", check_packages),
         ("seaweedfs", check_seaweedfs),
@@ -47,6 +48,15 @@ def examine(settings: Settings, shard_cache_dir: str = "") -> list[Check]:
         *(() if settings.ray_address else node_checks.machine_checks(shard_cache_dir)),
     ]
     return side_by_side(checks, longer={"ray": node_checks.JOB_S + DEADLINE_S})
+
+
+def check_settings(settings: Settings) -> Check:
+    """Where each setting comes from that is not at its default."""
+    by_source: dict[str, list[str]] = defaultdict(list)
+    for name, source in settings.sources.items():
+        by_source["the environment" if source in variables_of(name) else source].append(name)
+    found = "; ".join(f"from {source}: {', '.join(names)}" for source, names in by_source.items())
+    return Check("settings", True, found or "defaults")
 
 
 def check_python() -> Check:

@@ -10,7 +10,7 @@ from typing import Any
 
 from vitline.flows.catalog.registered_by import REMEMBERED, is_of_project
 from vitline.flows.ops.check import Check
-from vitline.flows.ops.prefect_http import pages_url, post
+from vitline.flows.ops.server_http import pages_url, post
 from vitline.flows.ops.service_checks import is_of_stack
 from vitline.infra.local.service_logs import repeated_errors
 from vitline.infra.local.state import StackState
@@ -52,7 +52,7 @@ def check_pools(settings: Settings) -> Check:
         return Check("pools", True, f"ready: {', '.join(ready)}")
     start = f"`python -P -m vitline.flows.on_prefect.worker --pool {next(iter(names), 'NAME')}`"
     advice = f"Resume a paused pool on its page; start a worker for the others: {start}."
-    if is_of_stack("PREFECT_API_URL", settings.prefect_api_url):
+    if is_of_stack("prefect", "PREFECT_API_URL", settings.prefect_api_url):
         advice = "`vitline stack restart prefect-worker` starts the worker of the local stack again."
     return Check("pools", False, "; ".join(wrong), advice)
 
@@ -65,7 +65,7 @@ def check_schedules(settings: Settings, now: datetime | None = None) -> Check:
     problems = schedule_problems(settings, now)
     if problems:
         advice = "Ask those who run the Prefect server for the log of its scheduler; the line above says whether workers take runs."
-        if is_of_stack("PREFECT_API_URL", settings.prefect_api_url):
+        if is_of_stack("prefect", "PREFECT_API_URL", settings.prefect_api_url):
             advice = "Read the log of the Prefect server (`vitline stack status` names it), then `vitline stack restart prefect`."
         return Check("schedules", False, "; ".join(problems), advice)
     return Check("schedules", True, f"{len(active)} active, each with upcoming runs" if active else "none is active")

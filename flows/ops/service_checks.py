@@ -337,17 +337,17 @@ def _away(name: str, away: OSError, variable: str, url: str | None) -> Check:
         advice = _CERTIFICATES[name]
     elif url and through_proxy(url):
         advice = "Correct the proxy, or add the host to NO_PROXY."
-    elif is_of_stack(variable, url):
+    elif is_of_stack(name, variable, url):
         advice = f"It is of the local stack: `vitline stack restart {'s3' if name == 'store' else name}`."
     else:
         advice = f"Start it, or correct {variable}."
     return Check(name, False, str(away)[:300], advice)
 
 
-def is_of_stack(variable: str, url: str | None) -> bool:
+def is_of_stack(name: str, variable: str, url: str | None) -> bool:
     """Whether the service at a URL is of this folder's local stack, so that its commands help. Others advise what their owner can do."""
     stack = find_stack(stack_dir(Settings()))
-    return stack is not None and url == stack.env.get(variable)
+    return stack is not None and url == stack.env.get(variable) and any(found.name == name for found in stack.services)
 
 
 def _reply_of(url: str) -> Reply | None:

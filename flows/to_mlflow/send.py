@@ -32,7 +32,7 @@ from vitline.infra.redact import log_to_stderr, redact
 from vitline.infra.runs.lease import LeaseHeld, LeaseHolder, LeaseLost, acquire_lease, held
 from vitline.infra.runs.liveness import Watch
 from vitline.infra.runs.segments import list_segments
-from vitline.infra.settings import Settings, secret_values, set_environment, user_at_host
+from vitline.infra.settings import Settings, secret_values, set_environment, use_settings_file, user_at_host
 from vitline.infra.storage import Store, open_store
 
 if TYPE_CHECKING:
@@ -256,6 +256,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     log_to_stderr()
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # it logs three lines for every try
+    use_settings_file()
     settings = Settings()
     if settings.mlflow_tracking_uri is None:
         parser.error("MLFLOW_TRACKING_URI is not set, so there is no server to send runs to. Set it.")

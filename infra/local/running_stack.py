@@ -6,13 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitline.infra.local.paths import local_dir
-from vitline.infra.settings import Settings, joined_environment
+from vitline.infra.settings import Settings, file_variables, joined_environment
 
 if TYPE_CHECKING:
     from vitline.infra.local.stack_config import StackConfig
-
-# Variables with these prefixes may belong to another store or cluster, and would not open those of the stack.
-FOREIGN = ("AWS_", "RAY_AUTH_")
 
 
 def stack_dir(settings: Settings) -> Path:
@@ -26,22 +23,25 @@ def find_running_stack(settings: Settings) -> Path | None:
     None if there never was a stack, or if the environment names a cluster or a store that the stack does not serve.
     """
     directory = stack_dir(settings)
-    if "ray_address" in settings.model_fields_set or not (directory / "stack-config.json").exists():
+    if not (directory / "stack-config.json").exists():
         return None
-    if "root" in settings.model_fields_set:
-        from vitline.infra.local.stack_config import load_stack_config, normalized_root
+    from vitline.infra.local.stack_config import load_stack_config, normalized_root
 
-        config = load_stack_config(directory)
-        return directory if config and config.root == normalized_root(settings.root) else None
-    return directory
+    config = load_stack_config(directory)
+    assert config
+    wanted = settings.model_fields_set
+    if "ray_address" in wanted and config.foreign.get("ray") != settings.ray_address:
+        return None
+    return None if "root" in wanted and config.root != normalized_root(settings.root) else directory
 
 
 def foreign_to(config: "StackConfig | None") -> tuple[str, ...]:
-    """Prefixes of variables to remove before the environment of the stack is set.
+    """Prefixes of variables that may belong to another store or cluster, to remove before the environment of the stack is set.
 
-    A stack that serves an existing store uses its credentials from the environment, so AWS variables stay.
+    A stack that uses an existing store, or a Ray of the user's own, does so with the credentials of the environment: they stay.
     """
-    return ("RAY_AUTH_",) if config and config.root else FOREIGN
+    kept = {"AWS_": config and config.root, "RAY_AUTH_": config and config.foreign.get("ray")}
+    return tuple(prefix for prefix, of_the_user in kept.items() if not of_the_user)
 
 
 def stopped_message(directory: Path) -> str:
@@ -56,7 +56,12 @@ def local_store() -> Iterator[tuple[str, str]]:
     The text is empty, or says that the stack is down. While the context is open, the environment has the credentials of
     the stack's store; afterwards it is restored.
     """
-    settings = Settings()
+    with joined_environment(file_variables()[0]), _store_of(Settings()) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def _store_of(settings: Settings) -> Iterator[tuple[str, str]]:
     directory = find_running_stack(settings)
     if directory is None:
         yield settings.root, ""

@@ -16,10 +16,11 @@ from vitline.infra.local.databases import check_database, database_file
 from vitline.infra.local.stack_config import OWNER_VARIABLE, StackConfig
 from vitline.infra.mlflow.mlflow_private import server_environment
 from vitline.infra.mlflow.pages import experiments_url
-from vitline.infra.settings import basic_authorization
+from vitline.infra.settings import Settings, basic_authorization
 
 WORKER = "vitline-local"
 _OTHERS = ("AWS_", "MLFLOW_", "_MLFLOW_", "PREFECT_")  # settings that may belong to servers outside of the stack
+_CLIENTS = {"mlflow": ("MLFLOW_", "_MLFLOW_"), "prefect": ("PREFECT_",)}
 _SILENT_S = 600.0  # the sender works every few seconds, but sending much may take minutes
 # By default Prefect's log lines have the time of day only; this adds the date.
 _DATED = {f"PREFECT_LOGGING_FORMATTERS_{name}_DATEFMT": "%Y-%m-%d %H:%M:%S" for name in ("STANDARD", "FLOW_RUNS")}
@@ -39,6 +40,8 @@ class Program:
     environment: Callable[[StackConfig], dict[str, str]]
     logins: Callable[[StackConfig], dict[str, str]] = lambda config: {}
     """The logins of services that it uses or serves."""
+    uses: tuple[str, ...] = ()
+    """The servers that it and its flows are clients of. For those that are the user's own it keeps the settings of its environment."""
     needs: tuple[str, ...] = ()
     before: Callable[[StackConfig], object] = lambda config: None
     after: Callable[[StackConfig, Path], object] = lambda config, log_dir: None
@@ -57,10 +60,12 @@ class Program:
             del mine[secret]
         if self.name in ("ray", "mlflow"):  # with these variables a server would connect to itself as a client
             mine = {k: v for k, v in mine.items() if k not in ("RAY_ADDRESS", "MLFLOW_TRACKING_URI")}
-        # An existing store is opened with the credentials that the supervisor has inherited.
-        kept = _OTHERS if config.only_ray else ("AWS_",) if config.root else ()
+        # An existing store, and servers of the user's own, are used with the credentials that the supervisor has inherited.
+        clients_of = [name for name in self.uses if not config.starts(name)]
+        kept = {*_OTHERS} if config.only_ray else {"AWS_"} if config.root else set[str]()
+        kept = kept.union(*(_CLIENTS.get(name, ()) for name in clients_of))
         others = tuple(prefix for prefix in _OTHERS if prefix not in kept)
-        return child_environment(mine, ray_node.FOREIGN_TO_RAY, others)
+        return child_environment(mine, () if "ray" in clients_of else ray_node.FOREIGN_TO_RAY, others)
 
 
 def programs() -> dict[str, Program]:
@@ -94,11 +99,14 @@ def programs() -> dict[str, Program]:
         ),
         Program(
             "prefect-worker",
-            lambda config: _module("vitline.flows.on_prefect.worker", "--pool", config.project, "--name", WORKER),
+            lambda config: _module(
+                "vitline.flows.on_prefect.worker", "--pool", config.project, "--name", worker_name(config)
+            ),
             _worker_problem,
             # 10 by default, which is long for somebody who has pressed Run
             lambda config: {"PREFECT_WORKER_QUERY_SECONDS": "2", **_DATED},
             lambda config: config.prefect_login() | config.mlflow_login(),
+            uses=("prefect", "mlflow", "ray"),
             needs=("prefect",),
         ),
         Program(
@@ -107,6 +115,7 @@ def programs() -> dict[str, Program]:
             _sender_problem,
             lambda config: {},
             StackConfig.mlflow_login,
+            uses=("mlflow",),
             needs=("s3",),
         ),
         Program(
@@ -121,12 +130,18 @@ def programs() -> dict[str, Program]:
 
 
 def links(config: StackConfig) -> dict[str, str]:
-    """The web pages of the stack."""
-    return {
-        "Prefect UI": config.url("prefect"),
-        "MLflow UI": experiments_url(config.url("mlflow")),
-        "Ray dashboard": config.url("ray"),
+    """The web pages of the stack's own servers."""
+    pages = {
+        "prefect": ("Prefect UI", config.url("prefect")),
+        "mlflow": ("MLflow UI", experiments_url(config.url("mlflow"))),
+        "ray": ("Ray dashboard", config.url("ray")),
     }
+    return dict(page for name, page in pages.items() if config.starts(name))
+
+
+def worker_name(config: StackConfig) -> str:
+    """The name of the worker: at a Prefect of the user's own, where several stacks may have one, with the id of the stack."""
+    return WORKER if config.starts("prefect") else f"{WORKER}-{config.id}"
 
 
 def _module(*words: str) -> list[str]:
@@ -154,9 +169,9 @@ def _mlflow_environment(config: StackConfig) -> dict[str, str]:
 
 def _mlflow_problem(config: StackConfig) -> str:
     try:
-        _ask(config, "mlflow", "/api/2.0/mlflow/experiments/search", {"max_results": 1})
-        _ask(config, "mlflow", _PROBE, b"vitline", "PUT")
-        found = _ask(config, "mlflow", _PROBE)
+        _ask(config, config.url("mlflow", "/api/2.0/mlflow/experiments/search"), {"max_results": 1})
+        _ask(config, config.url("mlflow", _PROBE), b"vitline", "PUT")
+        found = _ask(config, config.url("mlflow", _PROBE))
     except OSError as error:
         return f"MLflow at {config.url('mlflow')} cannot list experiments or store an artifact ({_reason(error)})"
     return (
@@ -186,22 +201,24 @@ def _prefect_environment(config: StackConfig) -> dict[str, str]:
 
 def _prefect_problem(config: StackConfig) -> str:
     try:
-        healthy = json.loads(_ask(config, "prefect", "/api/health"))
+        healthy = json.loads(_ask(config, config.url("prefect", "/api/health")))
     except (OSError, ValueError) as error:
         return f"the Prefect server at {config.url('prefect')} does not answer ({_reason(error)})"
     return "" if healthy is True else f"the Prefect server at {config.url('prefect')} reports {healthy!r}"
 
 
 def _worker_problem(config: StackConfig, since: float) -> str:
+    at = config.address("prefect")
+    headers = None if config.starts("prefect") else Settings().prefect_headers()
     try:
-        workers = json.loads(_ask(config, "prefect", f"/api/work_pools/{config.project}/workers/filter", {}))
+        workers = json.loads(_ask(config, f"{at}/work_pools/{config.project}/workers/filter", {}, headers=headers))
     except (OSError, ValueError) as error:
-        return f"the work pool {config.project!r} at {config.url('prefect')} cannot be read ({_reason(error)})"
+        return f"the work pool {config.project!r} at {at} cannot be read ({_reason(error)})"
     for worker in workers:
         seen = datetime.fromisoformat(worker["last_heartbeat_time"]).timestamp()
-        if worker["name"] == WORKER and worker["status"] == "ONLINE" and seen >= since:
+        if worker["name"] == worker_name(config) and worker["status"] == "ONLINE" and seen >= since:
             return ""
-    return f"no worker is online in the work pool {config.project!r} at {config.url('prefect')}"
+    return f"no worker is online in the work pool {config.project!r} at {at}"
 
 
 def _alive(config: StackConfig) -> Path:
@@ -216,10 +233,13 @@ def _sender_problem(config: StackConfig, since: float) -> str:
     return f"the sender to MLflow has not checked the outbox since {time.ctime(seen) if seen else 'its start'}"
 
 
-def _ask(config: StackConfig, service: str, path: str, body: Any = None, method: str | None = None) -> bytes:
+def _ask(
+    config: StackConfig, url: str, body: Any = None, method: str | None = None, headers: dict[str, str] | None = None
+) -> bytes:
+    """`headers`: a login in place of that of the stack."""
     data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-    request = urllib.request.Request(config.url(service, path), data=data, method=method)
-    request.add_header("Authorization", basic_authorization(config.user_and_password()))
+    login = {"Authorization": basic_authorization(config.user_and_password())} if headers is None else headers
+    request = urllib.request.Request(url, data=data, method=method, headers=login)
     request.add_header("Content-Type", "application/octet-stream" if isinstance(body, bytes) else "application/json")
     with urllib.request.urlopen(request, timeout=10) as reply:
         answer: bytes = reply.read()

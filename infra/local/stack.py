@@ -28,8 +28,10 @@ from vitline.infra.local.service_logs import open_private, set_aside
 from vitline.infra.local.services import links, programs
 from vitline.infra.local.stack_config import (
     ALL,
+    NO_SERVERS,
     OWNER_VARIABLE,
     StackConfig,
+    foreign_servers,
     load_stack_config,
     prepare_stack_config,
     refuse_unknown,
@@ -75,6 +77,8 @@ def start_stack(
     services: Sequence[str] = ALL,
     ports: Mapping[str, int] = _NO_PORTS,
     root: str | None = None,
+    foreign: Mapping[str, str] = NO_SERVERS,
+    check: Callable[[StackConfig], object] = lambda config: None,
     num_cpus: int | None = None,
     ends_with_caller: bool = False,
     announce: Callable[[str], None],
@@ -83,10 +87,11 @@ def start_stack(
 
     `ports` sets ports of s3, mlflow, prefect or ray; others stay as before, or are the well-known ones, or free ones.
     With `root`, the path or URI of an existing store, the stack uses that store and starts none; its credentials come
-    from this environment and are not written anywhere. Ray uses all CPUs, or `num_cpus`. With `ends_with_caller` the stack
-    ends with this process, even if it is killed; else it runs until `stop_stack`. Raises RuntimeError with the last log
-    lines of a service that did not start, or the reason why a database cannot be migrated or SeaweedFS's program is
-    refused, and ValueError for invalid names, ports and stores; then nothing runs.
+    from this environment and are not written anywhere. The same holds for `foreign`, addresses of the user's own servers in
+    place of mlflow, prefect (its API) or ray. `check` is called before anything is started. Ray uses all CPUs, or `num_cpus`.
+    With `ends_with_caller` the stack ends with this process, even if it is killed; else it runs until `stop_stack`. Raises
+    RuntimeError with the last log lines of a service that did not start, or the reason why a database cannot be migrated or
+    SeaweedFS's program is refused, and ValueError for invalid names, ports and stores; then nothing runs.
     """
     refuse_unknown(services)
     directory, log_dir = directory.absolute(), log_dir.absolute()
@@ -95,15 +100,16 @@ def start_stack(
     with _one_at_a_time(directory, announce):
         running = find_stack(directory)
         if running:
-            _check_same(directory, running, services, ports, root)
+            _check_same(directory, running, services, ports, root, foreign)
             announce("the stack is already up")
             return running
         if stop_stack(directory):
             announce("ended processes that an earlier stack had left")
-        config, notes = prepare_stack_config(directory, ports, root, num_cpus)
+        config, notes = prepare_stack_config(directory, ports, root, num_cpus, foreign)
         for note in notes:
             announce(note)
-        wanted = [name for name in ALL if name in services and (name != "s3" or config.object_store)]
+        check(config)
+        wanted = [name for name in ALL if name in services and config.starts(name)]
         for name in ("mlflow", "prefect"):
             if name in wanted:
                 databases.prepare_database(directory, name, announce)
@@ -284,12 +290,23 @@ def _one_at_a_time(directory: Path, announce: Callable[[str], None]) -> Iterator
 
 
 def _check_same(
-    directory: Path, running: StackState, services: Sequence[str], ports: Mapping[str, int], root: str | None
+    directory: Path,
+    running: StackState,
+    services: Sequence[str],
+    ports: Mapping[str, int],
+    root: str | None,
+    foreign: Mapping[str, str],
 ) -> None:
     config = _stack_config(directory)
     same_root(config, root)
+    for name, address in foreign_servers(config, foreign, running=True).items():
+        if config.foreign.get(name) != address:
+            raise RuntimeError(
+                f"the stack in {directory} uses {name} at {config.address(name)}, not at {address}. Run `vitline stack down` first, "
+                "then up again."
+            )
     there = {service.name for service in running.services}
-    missing = [name for name in services if name not in there and (name != "s3" or config.object_store)]
+    missing = [name for name in services if name not in there and config.starts(name)]
     if missing:
         raise RuntimeError(
             f"the stack in {directory} runs without {', '.join(missing)}. Run `vitline stack down` first, then up again."
@@ -333,6 +350,8 @@ def _service(directory: Path, name: str) -> Service:
     for service in state.services:
         if service.name == name:
             return service
+    if address := _stack_config(directory).foreign.get(name):
+        raise RuntimeError(f"{name} is yours, at {address}, so it is not restarted from here.")
     raise RuntimeError(
         f"{name} is not part of the stack in {directory}. To add it, run `vitline stack down` first, then up again."
     )

@@ -17,7 +17,14 @@ from pydantic import Field
 from vitline.infra.config import FrozenConfig
 from vitline.infra.local.paths import write_private
 from vitline.infra.local.processes import free_ports, is_free, short_base
-from vitline.infra.settings import DEFAULT_PROJECT, NO_TELEMETRY, Settings, inherited_environment
+from vitline.infra.settings import (
+    DEFAULT_PROJECT,
+    NO_TELEMETRY,
+    Settings,
+    by_number,
+    inherited_environment,
+    refuse_login,
+)
 
 ALL = ("s3", "mlflow", "sender", "prefect", "prefect-worker", "ray")
 BUCKET = "vitline"
@@ -29,6 +36,7 @@ OWNER_VARIABLE = "VITLINE_STACK"
 """Environment variable with `<id>/<service>` in every process of a stack, by which its processes can always be found."""
 
 
+NO_SERVERS: Mapping[str, str] = {}
 _STORE_SETTINGS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE")
 
 
@@ -45,6 +53,9 @@ class StackConfig(FrozenConfig):
     """An existing store that this stack uses instead of one of its own."""
     root_settings: dict[str, str] = Field(default_factory=dict)
     """Endpoint, region and profile of that store. Its credentials stay in the environment."""
+    foreign: dict[str, str] = Field(default_factory=dict)
+    """Addresses of the user's own servers that this stack uses in place of `mlflow`, `prefect` (its API) and `ray`. Logins stay in the
+    environment."""
     project: str = DEFAULT_PROJECT
     """VITLINE_PROJECT of everything that runs in this stack, which also names the work pool of its Prefect worker."""
     num_cpus: int | None = None
@@ -90,8 +101,16 @@ class StackConfig(FrozenConfig):
         """A file with the content of the object by which the store is checked; it exists once the object was stored."""
         return self.directory / "sentinel"
 
+    def starts(self, service: str) -> bool:
+        """Whether the service is part of this stack: there is none of the user's own."""
+        return service not in self.foreign and (service != "s3" or self.object_store)
+
     def url(self, service: str, path: str = "") -> str:
         return f"http://127.0.0.1:{self.ports[service]}{path}"
+
+    def address(self, service: str) -> str:
+        """Where clients find `mlflow`, the API of `prefect`, or the job server of `ray`: the stack's or the user's own."""
+        return self.foreign.get(service) or self.url(service, "/api" if service == "prefect" else "")
 
     def credentials(self) -> dict[str, str]:
         """AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of the stack's object store; empty if it has none."""
@@ -99,7 +118,8 @@ class StackConfig(FrozenConfig):
 
     def open_environment(self) -> dict[str, str]:
         """The part of the environment without secrets."""
-        ray = {"RAY_ADDRESS": self.url("ray"), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.ray_token)}
+        ray = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.ray_token)} if self.starts("ray") else {}
+        ray["RAY_ADDRESS"] = self.address("ray")
         if self.only_ray:
             return ray
         env = {
@@ -107,12 +127,15 @@ class StackConfig(FrozenConfig):
             "VITLINE_ROOT": self.store_root,
             "VITLINE_PROJECT": self.project,
             "VITLINE_HOME": str(self.directory.parent),  # needed by flow runs, which start in temporary folders
-            "VITLINE_JOB_PYTHON": sys.executable,  # this Ray runs on this machine, so this Python exists there
-            "MLFLOW_TRACKING_URI": self.url("mlflow"),
-            "PREFECT_API_URL": self.url("prefect", "/api"),
-            "PREFECT_HOME": str(self.directory / "prefect"),  # not ~/.prefect, whose profile may name another server
+            "MLFLOW_TRACKING_URI": self.address("mlflow"),
+            "PREFECT_API_URL": self.address("prefect"),
             **NO_TELEMETRY,
         }
+        if self.starts("ray"):
+            env["VITLINE_JOB_PYTHON"] = sys.executable  # this Ray runs on this machine, so this Python exists there
+        if self.starts("prefect"):
+            # Not ~/.prefect, whose profile may name another server.
+            env["PREFECT_HOME"] = str(self.directory / "prefect")
         if self.object_store:
             # botocore reads only the second variable of the region.
             env |= {"AWS_ENDPOINT_URL": self.url("s3"), "AWS_REGION": "us-east-1", "AWS_DEFAULT_REGION": "us-east-1"}
@@ -123,12 +146,13 @@ class StackConfig(FrozenConfig):
         return self.open_environment() | self.credentials() | self.prefect_login() | self.mlflow_login()
 
     def prefect_login(self) -> dict[str, str]:
-        """PREFECT_API_AUTH_STRING; empty before the first start."""
-        return {"PREFECT_API_AUTH_STRING": self.user_and_password()} if self.login.exists() else {}
+        """PREFECT_API_AUTH_STRING; empty before the first start, and for a Prefect of the user's own."""
+        known = self.starts("prefect") and self.login.exists()
+        return {"PREFECT_API_AUTH_STRING": self.user_and_password()} if known else {}
 
     def mlflow_login(self) -> dict[str, str]:
         """MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD; empty as for Prefect."""
-        if not self.login.exists():
+        if not (self.starts("mlflow") and self.login.exists()):
             return {}
         user, _, password = self.user_and_password().partition(":")
         return {"MLFLOW_TRACKING_USERNAME": user, "MLFLOW_TRACKING_PASSWORD": password}
@@ -153,21 +177,33 @@ def load_stack_config(directory: Path) -> StackConfig | None:
 
 
 def prepare_stack_config(
-    directory: Path, wanted: Mapping[str, int], root: str | None = None, num_cpus: int | None = None
+    directory: Path,
+    wanted: Mapping[str, int],
+    root: str | None = None,
+    num_cpus: int | None = None,
+    foreign: Mapping[str, str] = NO_SERVERS,
 ) -> tuple[StackConfig, list[str]]:
     """The config for a start in `directory`, and notes to print.
 
     Ports are those `wanted`, else those of the last start, else the well-known ones, else free ones. With `root`, an
-    existing store, the stack has no store of its own. Raises ValueError if a wanted port is not available, or if the stack
-    has used another store. Writes stack-config.json, and the secrets at the first start.
+    existing store, the stack has no store of its own; `foreign` are addresses of servers in place of its own. Raises ValueError if a
+    wanted port is not available, if the stack has used another store, and for a Ray of the user's own without `root`. Writes
+    stack-config.json, and the secrets at the first start.
     """
     notes: list[str] = []
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     directory.chmod(0o700)
     before = load_stack_config(directory)
     root = same_root(before, root)
-    if root and "s3" in wanted:
-        raise ValueError(f"--s3-port={wanted['s3']}: this stack uses {root} and has no S3 service of its own.")
+    foreign = foreign_servers(before, foreign, running=False)
+    used = {"s3": root, **foreign}
+    if name := next((name for name in wanted if used.get(name)), None):
+        raise ValueError(f"--{name}-port={wanted[name]}: this stack uses {used[name]} and has no {name} of its own.")
+    if "ray" in foreign and root is None:
+        raise ValueError(
+            f"RAY_ADDRESS is {foreign['ray']}, whose nodes cannot reach a store of the stack. Set VITLINE_ROOT to a store that they "
+            "reach, or unset RAY_ADDRESS for a Ray of the stack."
+        )
     config = StackConfig(
         id=before.id if before else secrets.token_hex(4),
         directory=directory,
@@ -176,11 +212,11 @@ def prepare_stack_config(
         object_store=root is None and (before.object_store if before else seaweed_program() is not None),
         root=root,
         root_settings=_settings_of(root, before),
+        foreign=dict(foreign),
         project=Settings().project if "VITLINE_PROJECT" in inherited_environment(()) or not before else before.project,
         num_cpus=num_cpus,
     )
-    if not config.object_store:
-        notes = [note for note in notes if not note.startswith("s3: ")]
+    notes = [note for note in notes if config.starts(note.split(":")[0])]
     if config.object_store and seaweed_program() is None:
         raise RuntimeError(
             f"{directory} has its objects in SeaweedFS, but the program `seaweed_program` is missing. Next: make install."
@@ -221,6 +257,18 @@ def same_root(before: StackConfig | None, wanted: str | None) -> str | None:
         f"{'' if before.root else ', a store of its own'}, and its runs are stored there. Unset VITLINE_ROOT, or set "
         "VITLINE_HOME to another folder for a stack that uses the other store."
     )
+
+
+def foreign_servers(before: StackConfig | None, wanted: Mapping[str, str], *, running: bool) -> dict[str, str]:
+    """The `wanted` addresses that are not those of this stack, which a shell may have from `vitline stack env`. Raises ValueError for one
+    with a login in it, as it is kept and shown."""
+    found = dict[str, str]()
+    for name, address in wanted.items():
+        refuse_login(f"The address of {name}", address)
+        ours = before is not None and before.starts(name) and by_number(address) == by_number(before.address(name))
+        if not (ours and before and (running or is_free(before.ports[name]))):
+            found[name] = address
+    return found
 
 
 def normalized_root(root: str) -> str:

@@ -35,8 +35,9 @@ def stack_up(
 ) -> None:
     """Start the servers, check that they work, and register the flows with Prefect. A running stack is left alone.
 
-    If VITLINE_ROOT names a store (s3://bucket/prefix, a folder), no S3 server is started: MLflow keeps its artifacts in that
-    store, and all servers use the credentials of this environment.
+    What is set in the environment or in `vitline.toml` is not started: with PREFECT_API_URL no Prefect server, with MLFLOW_TRACKING_URI
+    no MLflow, with RAY_ADDRESS no Ray, with VITLINE_ROOT (s3://bucket/prefix, a folder) no S3 server. The others use these with the
+    credentials of this environment.
 
     Example: `vitline stack up`
     """
@@ -52,21 +53,26 @@ def stack_down(json: Json = False) -> None:
     Example: `vitline stack down`
     """
     from vitline.infra.local.stack import stop_stack
+    from vitline.infra.local.stack_config import load_stack_config
 
     directory = stack_dir(settings_of())
     interrupted = interrupted_by_the_end(directory)
-    ended = stop_stack(directory)
+    ended, config = stop_stack(directory), load_stack_config(directory)
+    yours = dict(config.foreign) if config and ended else {}
     if json:
-        console.emit({"was_up": ended, "directory": str(directory), "interrupted": interrupted})
+        console.emit({"was_up": ended, "directory": str(directory), "interrupted": interrupted, "yours": yours})
     else:
         console.print_result(f"The stack in {directory} is down." if ended else f"No stack was running in {directory}.")
+        for name, address in yours.items():
+            console.print_result(f"{name}: yours, at {address}, runs on")
 
 
 def interrupted_by_the_end(directory: Path) -> list[str]:
-    """The keys of the runs and pipelines that stopping the stack interrupts; prints them and how to resume them."""
+    """The keys of the runs and pipelines that stopping the stack interrupts; prints them and how to resume them. Nothing where flow
+    runs or jobs may go on elsewhere."""
     from vitline.infra.local.stack import check_services, find_stack
 
-    if find_stack(directory) is None:
+    if find_stack(directory) is None or not runs_everything(directory):
         return []
     problems = check_services(directory)
     if away := [f"{name}: {problems[name]}" for name in ("s3", "prefect") if problems.get(name)]:
@@ -90,6 +96,14 @@ def interrupted_by_the_end(directory: Path) -> list[str]:
             "flow runs; a run that a command started is resumed by the same command."
         )
     return [row["run"] for row in rows]
+
+
+def runs_everything(directory: Path) -> bool:
+    """Whether all flow runs and jobs end with the stack: Prefect and Ray are its own."""
+    from vitline.infra.local.stack_config import load_stack_config
+
+    config = load_stack_config(directory)
+    return config is not None and config.starts("prefect") and config.starts("ray")
 
 
 @app.command("status")
@@ -133,28 +147,34 @@ def stack_restart(
 
 def start_and_join(settings: "Settings", ports: dict[str, int] | None = None) -> "Settings":
     """Starts the stack if none is up, registers the flows, makes this process use the stack, and returns its settings."""
-    from vitline.flows.ops.service_checks import check_store
+    from vitline.flows.ops.own_servers import refuse_unusable
     from vitline.infra.local.paths import log_dir
     from vitline.infra.local.stack import find_stack, start_stack
+    from vitline.infra.local.stack_config import load_stack_config
 
     directory, began = stack_dir(settings), time.time()
-    if "ray_address" in settings.model_fields_set:
-        raise ValueError(
-            f"RAY_ADDRESS is {settings.ray_address}, but the local stack has its own Ray. Unset it, or also set "
-            "PREFECT_API_URL to use your own servers."
-        )
     root = settings.root if "root" in settings.model_fields_set else None
+    before = load_stack_config(directory)
+    endpoint = settings.s3_endpoint_url
+    if endpoint and not (root or (before and (before.root or endpoint == before.url("s3")))):
+        raise ValueError(
+            f"AWS_ENDPOINT_URL is {endpoint}, but no store there is named. Set VITLINE_ROOT=s3://BUCKET/PREFIX, or unset AWS_ENDPOINT_URL "
+            "for a store of the stack."
+        )
+    servers = {
+        "prefect": settings.prefect_api_url,
+        "mlflow": settings.mlflow_tracking_uri,
+        "ray": settings.job_server(),
+    }
     was_up = find_stack(directory) is not None
-    if root and not was_up:
-        check = check_store(settings)
-        if not check.ok:
-            raise RuntimeError(f"The store {root} of VITLINE_ROOT cannot be used: {check.found}. {check.advice}")
     console.say(f"local stack in {directory}, logs in {log_dir(settings)}")
     start_stack(
         directory,
         log_dir=log_dir(settings),
         ports=ports or {},
         root=root,
+        foreign={name: address for name, address in servers.items() if address},
+        check=lambda config: refuse_unusable(config, check_registered_at_own_prefect),
         announce=lambda text: console.say(f"  {text}"),
     )
     join(directory)
@@ -165,7 +185,7 @@ def start_and_join(settings: "Settings", ports: dict[str, int] | None = None) ->
     from vitline.flows.on_prefect.deploy.registration import register, registration_lines
 
     interrupted = []
-    if not was_up:
+    if not was_up and runs_everything(directory):
         try:
             interrupted = end_interrupted(joined, directory, began)
         except Exception as error:  # the servers work all the same
@@ -179,6 +199,13 @@ def start_and_join(settings: "Settings", ports: dict[str, int] | None = None) ->
     return joined
 
 
+def check_registered_at_own_prefect(settings: "Settings") -> None:
+    """Raises ValueError where the deployments belong to another root. To be called after joining: Prefect reads its settings on import."""
+    from vitline.flows.on_prefect.deploy.registration import check_registered
+
+    check_registered(settings)
+
+
 def join_stack(arguments: Sequence[str]) -> None:
     """Makes this process use the local stack, if one is up and the user has not configured a store or cluster.
 
@@ -188,9 +215,10 @@ def join_stack(arguments: Sequence[str]) -> None:
     options = {argument.split("=")[0] for argument in arguments}
     if not arguments or options & {"--help", "-h", "--version"}:
         return
-    from vitline.infra.settings import NO_TELEMETRY, join_environment
+    from vitline.infra.settings import NO_TELEMETRY, join_environment, use_settings_file
 
     join_environment(NO_TELEMETRY)
+    use_settings_file()
     settings = settings_of()
     if "--root" in options or arguments[0] in ("stack", "demo"):
         return
@@ -217,7 +245,8 @@ def join(directory: Path) -> None:
     from vitline.infra.local.stack_config import load_stack_config
     from vitline.infra.settings import join_environment
 
-    join_environment(stack_environment(directory), instead_of=foreign_to(load_stack_config(directory)))
+    instead_of = foreign_to(load_stack_config(directory))
+    join_environment(stack_environment(directory), instead_of=instead_of, source="the local stack")
 
 
 def stack_dir(settings: "Settings") -> Path:
@@ -230,8 +259,10 @@ def stack_dir(settings: "Settings") -> Path:
 def show_stack(settings: "Settings", as_json: bool) -> bool:
     """Prints services, links and open ports; returns whether all services work."""
     from vitline.flows.on_prefect.home.address import home_url
-    from vitline.flows.ops.mlflow_http import experiment_pages
+    from vitline.flows.ops.server_http import experiment_pages
+    from vitline.flows.ops.own_servers import examine_own
     from vitline.infra.local.stack import find_stack, listeners, login_file, memory_bytes, stack_links
+    from vitline.infra.local.stack_config import load_stack_config
 
     directory = stack_dir(settings)
     state = find_stack(directory)
@@ -248,13 +279,17 @@ def show_stack(settings: "Settings", as_json: bool) -> bool:
         {**s.model_dump(), "problem": s.problem or found[s.name], "memory_bytes": memory.get(s.name)}
         for s in state.services
     ]
+    config = load_stack_config(directory)
+    yours = examine_own(config) if config else []
     works = all(service["state"] == "up" and not service["problem"] for service in services)
+    works = works and all(own.check.ok for own in yours)
     joined = settings_of_stack(directory)
     runs = experiment_pages(joined)
     if as_json:
         ports = [port._asdict() for port in open_ports]
         report = {"up": works, "directory": str(directory), "root": root, "services": services, "links": links}
         report["listeners"], report["login_file"], report["experiments"] = ports, str(login), runs
+        report["yours"] = [{"name": own.name, "address": own.address, "ok": own.check.ok} for own in yours]
         console.emit(report)
         return works
     rows = [
@@ -265,12 +300,15 @@ def show_stack(settings: "Settings", as_json: bool) -> bool:
     for service in services:
         if service["problem"]:
             console.print_result(f"{service['name']}: {service['problem']}\n  log: {service['log']}")
+    for own in yours:
+        console.print_result(own.line)
     home = home_url(joined)
     for what, url in {"Store": root, **({"Home": home} if home else {}), **links}.items():
         console.print_result(f"{what:<14} {url}")
     for name, page in runs.items():
         console.print_result(f"{'  runs':<14} {page} ({name})")
-    console.print_result(f"{'Login':<14} user:password in {login}; Prefect asks for the whole line")
+    if links:
+        console.print_result(f"{'Login':<14} user:password in {login}; Prefect asks for the whole line")
     for line in port_lines(open_ports):
         console.print_result(line)
     console.print_result(f"{'Logs':<14} {Path(state.services[0].log).parent}")

@@ -18,7 +18,7 @@ from prefect.events.schemas.events import ResourceSpecification
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 
 from vitline.flows.on_prefect.prefect_observer import client
-from vitline.flows.ops.prefect_http import flow_run_page
+from vitline.flows.ops.server_http import flow_run_page
 from vitline.infra.names import known_names_text
 from vitline.infra.settings import Settings
 

@@ -65,6 +65,12 @@ def with_options(
     return replace(deployment, schedules=schedules, pool=pool or deployment.pool, job_variables=variables)
 
 
+def check_registered(settings: Settings) -> None:
+    """Raises ValueError where `register` would refuse vitline's deployments for their root. Changes nothing."""
+    with client() as api:
+        check_root({deployment.full_name: find(api, deployment) for deployment in DEPLOYMENTS}, settings)
+
+
 def check_root(found: Mapping[str, DeploymentResponse | None], settings: Settings) -> None:
     """Raises ValueError where a deployment names another root."""
     ours = open_store(settings.root).uri

@@ -1,6 +1,6 @@
 """Where the home page stands in Prefect."""
 
-from vitline.flows.ops.prefect_http import pages_url, post
+from vitline.flows.ops.server_http import pages_url, post
 from vitline.infra.settings import Settings
 
 

@@ -8,7 +8,7 @@ from vitline.flows.on_prefect.deploy.registered import next_run, tagged
 from vitline.flows.on_prefect.home.address import find_home
 from vitline.flows.on_prefect.home.home import Upcoming, home_markdown
 from vitline.flows.on_prefect.prefect_observer import client
-from vitline.flows.ops.prefect_http import pages_url
+from vitline.flows.ops.server_http import pages_url
 from vitline.infra.local.paths import free_disk
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store

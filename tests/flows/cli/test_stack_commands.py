@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from vitline.infra.local.processes import free_ports
+from vitline.infra.local.stack import stack_environment, start_stack, stop_stack
 from vitline.infra.local.stack_config import ALL, prepare_stack_config
 
 from ...eventually import eventually
@@ -132,13 +134,74 @@ def test_a_stack_with_an_existing_store_starts_the_other_services(run, s3_uri, t
     assert (code, err.startswith(expected), f"below {s3_uri}" in err) == (0, True, True)
     code, _, err = run("stack", "up", VITLINE_ROOT=s3_uri, AWS_ENDPOINT_URL="http://127.0.0.1:9")
     assert code == 1
-    assert f"The store {s3_uri} of VITLINE_ROOT cannot be used" in err
+    assert f"store: yours, at {s3_uri}, cannot be used" in err
 
 
-def test_another_ray_cannot_be_combined_with_the_stack(run):
-    code, _, err = run("stack", "up", RAY_ADDRESS="http://ray:8265")
-    assert code == 2
-    assert "RAY_ADDRESS is http://ray:8265, but the local stack has its own Ray" in err
+def test_a_store_elsewhere_has_to_be_named(run):
+    for variables, problem in (
+        (
+            {"RAY_ADDRESS": "http://ray:8265"},
+            "RAY_ADDRESS is http://ray:8265, whose nodes cannot reach a store of the stack",
+        ),
+        ({"AWS_ENDPOINT_URL": "http://s3:9000"}, "AWS_ENDPOINT_URL is http://s3:9000, but no store there is named"),
+    ):
+        code, _, err = run("stack", "up", **variables)
+        assert (code, problem in err) == (2, True), err
+
+
+@pytest.mark.servers
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+def test_a_stack_beside_an_own_prefect_and_mlflow_starts_the_rest_and_runs_a_flow_with_them(run, tmp_path):
+    """`vitline.toml` names both; their logins are in the environment."""
+    own, ports = tmp_path / "own", dict(zip(("mlflow", "prefect", "ray"), free_ports(3), strict=True))
+    try:
+        start_stack(
+            own,
+            log_dir=tmp_path / "logs",
+            services=("mlflow", "prefect"),
+            ports=ports,
+            root=str(tmp_path / "unused"),
+            ends_with_caller=True,
+            announce=print,
+        )
+        theirs = stack_environment(own)
+        prefect, mlflow = theirs["PREFECT_API_URL"], theirs["MLFLOW_TRACKING_URI"]
+        logins = {
+            n: theirs[n] for n in ("PREFECT_API_AUTH_STRING", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
+        }
+        (tmp_path / "vitline.toml").write_text(
+            f'project = "beside"\nprefect_api_url = "{prefect}"\nmlflow_tracking_uri = "{mlflow}"\n'
+        )
+        code, out, err = run("stack", "up", "--json", **logins)
+        assert code == 0, err
+        report = json.loads(out)
+        assert {service["name"] for service in report["services"]} == {*ALL} - {"prefect", "mlflow"}
+        assert [(each["name"], each["address"], each["ok"]) for each in report["yours"]] == [
+            ("prefect", prefect, True),
+            ("mlflow", mlflow, True),
+        ]
+        code, out, err = run(
+            "flows", "trigger", "prepare-corpus/beside-default", "--set", "preset=digits", "--wait", "--json", **logins
+        )
+        assert (code, json.loads(out)["state"]) == (0, "Completed"), err
+        assert json.loads(out)["page"].startswith(prefect.removesuffix("/api"))
+        assert "digits" in run("data", "ls", **logins)[1]
+        report = json.loads(run("stack", "status", "--json", **logins)[1])
+        assert any(page.startswith(mlflow) for page in report["experiments"].values()), report  # the sender has sent it
+        stop_stack(own)
+        code, out, _ = run("stack", "status", **logins)
+        assert code == 1
+        assert re.search(
+            rf"mlflow: yours, at {mlflow}, cannot be used: .* Start it, or correct MLFLOW_TRACKING_URI\.", out
+        )
+    finally:
+        code, out, _ = run("stack", "down")
+        stop_stack(own)
+    assert (code, f"prefect: yours, at {prefect}, runs on" in out) == (0, True)
+    code, _, err = run("stack", "up", **logins)
+    assert code == 1
+    assert re.search(rf"prefect: yours, at {prefect}, cannot be used: .* Start it, or correct PREFECT_API_URL\.\n", err)
 
 
 @pytest.mark.servers

@@ -28,6 +28,7 @@ from vitline.infra.storage import open_store
 from vitline.infra.stores import s3_store
 
 NAMES = [
+    "settings",
     "python",
     "packages",
     "seaweedfs",

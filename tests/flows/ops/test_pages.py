@@ -7,8 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from vitline.flows.ops.mlflow_http import experiment_pages
-from vitline.flows.ops.prefect_http import flow_run_page
+from vitline.flows.ops.server_http import experiment_pages, flow_run_page
 from vitline.infra.settings import Settings
 
 

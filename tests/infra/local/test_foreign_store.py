@@ -63,9 +63,7 @@ def test_stack_can_use_an_existing_folder_and_refuses_another_store(tmp_path, mo
         ValueError, match=r"VITLINE_ROOT is s3://other, but the stack in .* uses .*/data/store.*VITLINE_HOME"
     ):
         prepare_stack_config(directory, {}, "s3://other")
-    with pytest.raises(
-        ValueError, match=r"--s3-port=4000: this stack uses .*/data/store and has no S3 service of its own"
-    ):
+    with pytest.raises(ValueError, match=r"--s3-port=4000: this stack uses .*/data/store and has no s3 of its own"):
         prepare_stack_config(directory, {"s3": 4000}, None)
 
 

@@ -1,4 +1,4 @@
-"""Prefect's API by plain HTTP, for commands that must not import Prefect."""
+"""The APIs of Prefect and MLflow by plain HTTP, for commands that must not import these."""
 
 import json
 from collections.abc import Mapping
@@ -7,10 +7,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from vitline.flows.ops.service_checks import ask
+from vitline.infra.mlflow.pages import experiment_url
 from vitline.infra.settings import Settings
+
+_MOST_EXPERIMENTS = 1000
 
 
 def api_url(settings: Settings) -> str:
+    """The address of Prefect's API."""
     assert settings.prefect_api_url is not None
     return settings.prefect_api_url.rstrip("/")
 
@@ -48,7 +52,7 @@ def _default_pages(base: str) -> str:
 
 
 def post(settings: Settings, path: str, form: Mapping[str, object]) -> Any:
-    """The answer to a POST. Raises OSError if the server does not answer as Prefect does."""
+    """Prefect's answer to a POST. Raises OSError if the server does not answer as Prefect does."""
     url = api_url(settings)
     reply = ask(f"{url}/{path}", settings.prefect_headers(), form)
     if reply.status != 200:
@@ -57,3 +61,16 @@ def post(settings: Settings, path: str, form: Mapping[str, object]) -> Any:
         return json.loads(reply.text)
     except ValueError as unreadable:
         raise OSError(f"{urlsplit(url).netloc} answers {path} with a body that is not JSON") from unreadable
+
+
+def experiment_pages(settings: Settings) -> dict[str, str]:
+    """The pages with the runs of the project's experiments, by name. Empty before the first run, and where MLflow does not answer."""
+    if (uri := settings.mlflow_tracking_uri) is None:
+        return {}
+    wanted = {"filter": f"name LIKE '{settings.project}/%'", "max_results": _MOST_EXPERIMENTS, "order_by": ["name"]}
+    try:
+        reply = ask(f"{uri.rstrip('/')}/api/2.0/mlflow/experiments/search", settings.mlflow_headers(), wanted)
+        found = json.loads(reply.text).get("experiments", ())
+    except (OSError, ValueError):
+        return {}
+    return {each["name"]: experiment_url(uri.rstrip("/"), each["experiment_id"]) for each in found}
