@@ -259,8 +259,8 @@ def stack_dir(settings: "Settings") -> Path:
 def show_stack(settings: "Settings", as_json: bool) -> bool:
     """Prints services, links and open ports; returns whether all services work."""
     from vitline.flows.on_prefect.home.address import home_url
-    from vitline.flows.ops.server_http import experiment_pages
     from vitline.flows.ops.own_servers import examine_own
+    from vitline.flows.ops.server_http import experiment_pages
     from vitline.infra.local.stack import find_stack, listeners, login_file, memory_bytes, stack_links
     from vitline.infra.local.stack_config import load_stack_config
 
