@@ -173,7 +173,7 @@ def test_a_worker_reads_the_file_although_it_has_imported_prefect(folder: Path) 
 import asyncio, sys
 from prefect.client.orchestration import get_client
 from vitline.flows.on_prefect import worker
-async def serve(worker):
+async def serve(worker, with_healthcheck):
     print(get_client().api_url)
 worker.serve = serve
 sys.argv[1:] = ["--pool", "vitline", "--name", "w"]
