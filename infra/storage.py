@@ -6,6 +6,7 @@
 import contextlib
 import importlib
 import os
+import re
 import uuid
 from collections.abc import Callable
 
@@ -26,7 +27,6 @@ from vitline.infra.stores.store import (
 )
 
 __all__ = [
-    "BUCKETS",
     "DiskCache",
     "Keys",
     "Listed",
@@ -39,6 +39,7 @@ __all__ = [
     "check_writable",
     "checked_key",
     "disk_cache",
+    "in_bucket",
     "is_location",
     "json_bytes",
     "open_store",
@@ -55,27 +56,34 @@ _STORES = {
     "az": "vitline.infra.stores.object_store.ObjectStore",
 }
 """The class of each scheme."""
-BUCKETS = ("s3", "gs", "az")
-"""Schemes whose URIs begin with a bucket (of Azure: a container)."""
+_OF_PROFILE = re.compile(r"s3\+[A-Za-z0-9._-]+")
+_BUCKETS = ("s3", "gs", "az")
 
 
 def open_store(uri: str | os.PathLike[str]) -> Store:
     """The store below a URI: a plain path (which may begin with `~`), file://, memory:// (one process), or s3://, gs:// or
-    az://bucket/prefix.
+    az://bucket/prefix; s3+NAME://bucket/prefix is one with endpoint and credentials of the AWS profile NAME.
 
     Reads and creates nothing. Raises ValueError for another scheme.
     """
     text = os.fspath(uri)
     scheme, _, rest = text.partition("://") if "://" in text else ("file", "", text)
-    if scheme not in _STORES or not rest or (scheme in BUCKETS and rest.startswith("/")):
+    kind = "s3" if _OF_PROFILE.fullmatch(scheme) else scheme
+    if kind not in _STORES or not rest or (kind in _BUCKETS and rest.startswith("/")):
         raise ValueError(
             f"{text!r} is not a store. Use a path, file:///path, s3://bucket/prefix, gs://bucket/prefix, "
             "az://container/prefix or memory://name."
         )
     rest = os.path.abspath(expanded(rest)) if scheme == "file" else rest.rstrip("/")
-    module, _, name = _STORES[scheme].rpartition(".")
-    kind: type[Store] = getattr(importlib.import_module(module), name)
-    return kind.at(f"{scheme}://{rest}")
+    module, _, name = _STORES[kind].rpartition(".")
+    opened: type[Store] = getattr(importlib.import_module(module), name)
+    return opened.at(f"{scheme}://{rest}")
+
+
+def in_bucket(uri: str) -> bool:
+    """True if a URI begins with a bucket (of Azure: a container), as s3://bucket does."""
+    scheme = uri.partition("://")[0]
+    return scheme in _BUCKETS or _OF_PROFILE.fullmatch(scheme) is not None
 
 
 def is_location(name: str) -> bool:

@@ -31,7 +31,7 @@ from vitline.data_prep.labels.label_texts import distinct_labels, label_texts, p
 from vitline.data_prep.sources.allowed_roots import AllowedRoots, location
 from vitline.data_prep.sources.raw import ImageSource, RawExample, SourcePart, SplitRule, WorkFolder, table_of
 from vitline.data_prep.sources.source_files import SourceFiles
-from vitline.infra.storage import BUCKETS, Listed, Store, checked_key, open_store
+from vitline.infra.storage import Listed, Store, checked_key, in_bucket, open_store
 
 _KINDS = {
     "CSV": (".csv", ".csv.gz"),
@@ -339,7 +339,7 @@ class _Rows:
                 )
             while key.startswith("./"):
                 key = key[2:]
-        elif scheme in (*BUCKETS, "memory"):
+        elif in_bucket(location) or scheme == "memory":
             root, _, key = rest.partition("/")
             if not _BUCKET.fullmatch(root):
                 raise Refusal(

@@ -77,7 +77,9 @@ class StackConfig(FrozenConfig):
     @property
     def artifacts(self) -> str:
         """The location of the MLflow server's artifacts."""
-        if self.store_root.startswith(("gs://", "az://")):  # MLflow needs further packages for these
+        if self.store_root.startswith(
+            ("gs://", "az://", "s3+")
+        ):  # MLflow knows no profiles, and lacks packages for the others
             return str(self.directory / "mlflow-artifacts")
         return f"{self.store_root.removeprefix('file://')}/mlflow-artifacts"
 

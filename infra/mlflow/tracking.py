@@ -175,7 +175,7 @@ class Tracking:
         for use in uses:
             uri = self._clean(use.uri)
             scheme = uri.partition("://")[0] if "://" in uri else "file"
-            kind = "local" if scheme == "file" else scheme
+            kind = "local" if scheme == "file" else scheme.partition("+")[0]
             profile = json.dumps(use.profile, sort_keys=True)
             dataset = Dataset(use.name, use.digest[:_MAX_DIGEST], kind, json.dumps({"uri": uri}), profile=profile)
             tags = {"mlflow.data.context": use.context, "vitline.corpus_digest": use.digest}

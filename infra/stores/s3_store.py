@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any, BinaryIO, Self, cast
 
 import aiohttp
+import botocore.session
 import s3fs
 from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
@@ -32,13 +33,14 @@ _TRANSIENT = (
     boto.IncompleteReadError,
     ResponseParserError,
 )
-_INCOMPLETE = (boto.NoCredentialsError, boto.PartialCredentialsError, boto.ParamValidationError)
+_INCOMPLETE = (boto.NoCredentialsError, boto.PartialCredentialsError, boto.ParamValidationError, boto.ProfileNotFound)
 _WRONG_CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
 class S3Store(RemoteStore):
-    """A prefix of a bucket. Tags are ETags. The endpoint comes from Settings; botocore finds the credentials.
+    """A prefix of a bucket. Tags are ETags. The endpoint comes from Settings; botocore finds the credentials. With a URI
+    `s3+NAME://bucket/prefix` all of them are those of the profile NAME in the AWS files of this machine.
 
     A killed `writer` leaves an unfinished multipart upload, which readers do not see. `leftovers` lists such uploads, and
     a lifecycle rule of the bucket may end them.
@@ -46,16 +48,20 @@ class S3Store(RemoteStore):
 
     settings_of_access, ca_variable = "bucket, credentials and endpoint", "AWS_CA_BUNDLE"
 
-    def __init__(self, bucket_and_prefix: str) -> None:
-        self._bucket, _, prefix = bucket_and_prefix.partition("/")
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        scheme, _, rest = uri.partition("://")
+        self._bucket, _, prefix = rest.partition("/")
         self._prefix = f"{prefix}/" if prefix else ""
-        self.uri = f"s3://{bucket_and_prefix}"
+        self._profile = scheme.partition("+")[2] or None
         settings = Settings()
         self._endpoint, self._region = settings.s3_endpoint_url, settings.s3_region
+        if self._profile:
+            self._endpoint, self._region = _place_of(self._profile)
 
     @property
     def _service(self) -> Hashable:
-        return self._endpoint, self._region
+        return self._endpoint, self._region, self._profile
 
     @property
     def _url(self) -> str:
@@ -63,7 +69,7 @@ class S3Store(RemoteStore):
 
     @classmethod
     def at(cls, uri: str) -> Self:
-        return cls(uri.removeprefix("s3://"))
+        return cls(uri)
 
     def size(self, key: str) -> int:
         size: int = self._call("head_object", key)["ContentLength"]
@@ -122,7 +128,7 @@ class S3Store(RemoteStore):
         return found
 
     def _client(self) -> s3fs.S3FileSystem:
-        return _filesystem(os.getpid(), self._endpoint, self._region)
+        return _filesystem(os.getpid(), self._endpoint, self._region, self._profile)
 
     def _at(self, key: str) -> dict[str, str]:
         return {"Bucket": self._bucket, "Key": self._prefix + checked_key(key)}
@@ -293,9 +299,22 @@ def _announced_bytes(reply: dict[str, Any], span: Span | None) -> int | None:
 
 
 @lru_cache
-def _filesystem(pid: int, endpoint: str | None, region: str | None) -> s3fs.S3FileSystem:
+def _place_of(profile: str) -> tuple[str | None, str | None]:
+    """Endpoint and region of a profile. (None, None) for an unknown one, of which requests tell."""
+    session = botocore.session.Session(profile=profile)
+    try:
+        found = session.get_scoped_config()
+    except boto.ProfileNotFound:
+        return None, None
+    of_services = session.full_config.get("services", {}).get(found.get("services"), {})
+    return of_services.get("s3", {}).get("endpoint_url") or found.get("endpoint_url"), found.get("region")
+
+
+@lru_cache
+def _filesystem(pid: int, endpoint: str | None, region: str | None, profile: str | None) -> s3fs.S3FileSystem:
     """One client for all threads of a process. `pid` makes a forked child create its own."""
     fs = s3fs.S3FileSystem(
+        profile=profile,
         endpoint_url=endpoint,
         client_kwargs={"region_name": region} if region else {},
         config_kwargs={
@@ -303,6 +322,8 @@ def _filesystem(pid: int, endpoint: str | None, region: str | None) -> s3fs.S3Fi
             "connect_timeout": 10,
             "read_timeout": remote_store.SILENCE_S,
             "max_pool_connections": 40,  # those of 32 loads at a time, and second requests of late ones
+            # That of the variables is not that of a profile.
+            "ignore_configured_endpoint_urls": profile is not None,
             # Endpoints other than AWS have no host name per bucket.
             **({"s3": {"addressing_style": "path"}} if endpoint else {}),
         },

@@ -250,7 +250,22 @@ def test_leftovers_of_a_killed_writer_are_found_when_old_enough(store, tmp_path)
     assert store.list() == ["runs/a/state.json"]
 
 
-@pytest.mark.parametrize("uri", ["ftp://bucket/x", "gs:///x", "az://", "s3://", "s3:///x", "memory://", "file://", ""])
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "ftp://bucket/x",
+        "gs:///x",
+        "az://",
+        "gs+lab://bucket",
+        "s3+://bucket",
+        "s3+lab:///x",
+        "s3://",
+        "s3:///x",
+        "memory://",
+        "file://",
+        "",
+    ],
+)
 def test_invalid_store_uri_is_refused(uri):
     with pytest.raises(ValueError, match="is not a store"):
         open_store(uri)

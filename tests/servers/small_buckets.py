@@ -45,6 +45,7 @@ class Handler(BaseHTTPRequestHandler):
         server, path = self.server, self.path
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         server.requests.append(self.command)
+        server.signed = self.headers.get("Authorization", "")
         fault = server.faults.pop(0) if server.faults else None
         if isinstance(fault, int):
             return self.answer(fault, b"<Error><Code>Fault%d</Code><Message>injected</Message></Error>" % fault)

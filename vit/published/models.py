@@ -24,7 +24,7 @@ from vitline.infra.config import digest_of
 from vitline.infra.local.running_stack import local_store
 from vitline.infra.provenance import versions
 from vitline.infra.records import UnreadableRecord
-from vitline.infra.storage import BUCKETS, Store, is_location, json_bytes, open_store
+from vitline.infra.storage import Store, in_bucket, is_location, json_bytes, open_store
 from vitline.vit.checkpoints.manifest import WeightsError
 from vitline.vit.checkpoints.tensor_file import raw_bytes, read_tensors, write_tensors
 from vitline.vit.input.augment import evaluation_pixels
@@ -261,7 +261,7 @@ def load_model(model: str | os.PathLike[str]) -> PublishedModel:
     folder that is not a published model, and if any byte differs.
     """
     name = os.fspath(model)
-    if "://" in name and name.partition("://")[0] not in BUCKETS:
+    if "://" in name and not in_bucket(name):
         return read_model(name)
     if "://" not in name and os.path.exists(os.path.join(path := os.path.expanduser(name), "config.json")):
         return read_model(path)

@@ -186,6 +186,36 @@ def test_store_failure_keeps_status_and_code_when_pickled(store, service):
     assert (again.status, again.code, str(again)) == (403, "Fault403", str(failed.value))
 
 
+@pytest.fixture
+def profiles(tmp_path, monkeypatch, service):
+    """AWS files with the profile `lab` for the service, while the variables name another one."""
+    config, credentials = tmp_path / "config", tmp_path / "credentials"
+    config.write_text(f"[profile lab]\nendpoint_url = {service.url}\nregion = eu-north-1\n")
+    credentials.write_text("[lab]\naws_access_key_id = of-the-lab\naws_secret_access_key = secret\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(credentials))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_REGION", "us-west-2")
+    s3_store._place_of.cache_clear()
+    yield
+    s3_store._place_of.cache_clear()
+
+
+def test_a_profile_has_endpoint_region_and_keys_of_its_own(service, profiles):
+    store = open_store("s3+lab://bucket/photos")
+    store.write("a.jpg", b"1")
+    assert service.objects == {"/bucket/photos/a.jpg": b"1"}
+    assert "Credential=of-the-lab/" in service.signed and "/eu-north-1/s3/" in service.signed
+    again = pickle.loads(pickle.dumps(store)).child("x")
+    assert again.uri == "s3+lab://bucket/photos/x"
+    assert again._service == store._service != open_store("s3://bucket/photos")._service
+
+
+def test_an_unknown_profile_is_refused_with_the_next_step(service, profiles):
+    with pytest.raises(StoreRefused, match=r"get_object of s3\+nobody://bucket/a failed at attempt 1.*\(nobody\)"):
+        open_store("s3+nobody://bucket").read("a")
+
+
 @pytest.mark.s3
 @pytest.mark.parametrize("reply", ["ignored", "other"])
 def test_a_range_is_refused_unless_the_reply_has_exactly_that_range(s3_uri, proxy, reply):
