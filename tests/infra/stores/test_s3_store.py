@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import os
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -205,7 +206,7 @@ def test_a_profile_has_endpoint_region_and_keys_of_its_own(service, profiles):
     store = open_store("s3+lab://bucket/photos")
     store.write("a.jpg", b"1")
     assert service.objects == {"/bucket/photos/a.jpg": b"1"}
-    assert "Credential=of-the-lab/" in service.signed and "/eu-north-1/s3/" in service.signed
+    assert re.search("Credential=of-the-lab/.*/eu-north-1/s3/", service.signed)
     again = pickle.loads(pickle.dumps(store)).child("x")
     assert again.uri == "s3+lab://bucket/photos/x"
     assert again._service == store._service != open_store("s3://bucket/photos")._service
