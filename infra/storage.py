@@ -54,6 +54,7 @@ _STORES = {
     "s3": "vitline.infra.stores.s3_store.S3Store",  # imported on use: s3fs takes half a second to import and is an extra
     "gs": "vitline.infra.stores.object_store.ObjectStore",
     "az": "vitline.infra.stores.object_store.ObjectStore",
+    **dict.fromkeys(("http", "https", "hf"), "vitline.infra.stores.read_only_store.ReadOnlyStore"),
 }
 """The class of each scheme."""
 _OF_PROFILE = re.compile(r"s3\+[A-Za-z0-9._-]+")
@@ -62,7 +63,8 @@ _BUCKETS = ("s3", "gs", "az")
 
 def open_store(uri: str | os.PathLike[str]) -> Store:
     """The store below a URI: a plain path (which may begin with `~`), file://, memory:// (one process), or s3://, gs:// or
-    az://bucket/prefix; s3+NAME://bucket/prefix is one with endpoint and credentials of the AWS profile NAME.
+    az://bucket/prefix; s3+NAME://bucket/prefix is one with endpoint and credentials of the AWS profile NAME. http://,
+    https:// and hf:// are only read.
 
     Reads and creates nothing. Raises ValueError for another scheme.
     """
