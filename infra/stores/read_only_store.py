@@ -3,15 +3,20 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, TypeVar
 
 import aiohttp
 import fsspec
 
 from vitline.infra.stores.remote_store import Answer, RemoteStore, Span
 from vitline.infra.stores.store import Listed, StoreRefused
+
+T = TypeVar("T")
+
+_READS_AT_A_TIME = 40
 
 
 class ReadOnlyStore(RemoteStore):
@@ -25,6 +30,7 @@ class ReadOnlyStore(RemoteStore):
     def __init__(self, uri: str) -> None:
         self.uri = uri
         self._scheme = uri.partition("://")[0]
+        self._sizes: dict[str, int] = {}
 
     @classmethod
     def at(cls, uri: str) -> Self:
@@ -85,14 +91,15 @@ class ReadOnlyStore(RemoteStore):
         return found
 
     async def _size_now(self, key: str) -> int:
-        size: int = (await asyncio.to_thread(self._known, self.uri_of(key)))["size"]
+        size: int = (await _in_a_thread(lambda: self._known(self.uri_of(key))))["size"]
         return size
 
     async def _fetch(self, key: str, span: Span | None) -> tuple[bytes, str, int | None]:
         path, (start, end) = self.uri_of(key), span or (0, None)
 
         def read() -> tuple[bytes, str, int | None]:
-            size = self._known(path)["size"]
+            size = self._sizes.get(path) or self._known(path)["size"]
+            self._sizes[path] = size  # else each read would ask for it
             length = max(0, min(end or size, size) - start)
             if not length:
                 return b"", "", 0
@@ -100,7 +107,7 @@ class ReadOnlyStore(RemoteStore):
                 file.seek(start)
                 return file.read(length), str(size), length
 
-        return await asyncio.to_thread(read)
+        return await _in_a_thread(read)
 
     def _client(self) -> Any:
         try:
@@ -132,6 +139,16 @@ class _Unusable(Exception):
 
 class _NoRanges(Exception):
     """A server has what can only be read as a whole."""
+
+
+async def _in_a_thread(work: Callable[[], T]) -> T:
+    """The result of `work()`, which waits for the event loop. The loop's own threads must stay free: names of hosts are looked up there."""
+    return await asyncio.get_running_loop().run_in_executor(_threads(os.getpid()), work)
+
+
+@lru_cache
+def _threads(pid: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_READS_AT_A_TIME, "read-only")
 
 
 @lru_cache

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -43,6 +44,13 @@ def test_reads_of_parts_and_the_whole(store):
     for read in (store.read, store.size):
         with pytest.raises(FileNotFoundError):
             read("other.tar")
+
+
+def test_more_reads_at_a_time_than_the_loop_has_threads(store, server):
+    store = open_store(store.uri.replace("127.0.0.1", "localhost"))  # a name is looked up in one of these
+    with ThreadPoolExecutor(60) as threads:
+        parts = list(threads.map(lambda start: store.read("a b.tar", start, start + 100), range(0, 6000, 100)))
+    assert b"".join(parts) == DATA[:6000]
 
 
 @pytest.mark.parametrize("faults", [[500, 503], ["reply lost"], [429, "reply lost", 503]])
