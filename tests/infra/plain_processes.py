@@ -15,7 +15,8 @@ import pytest
 from vitline.infra.children import child_environment, end_children
 from vitline.infra.local.processes import tail
 
-_FOREIGN = ("AWS_", "MLFLOW_", "PREFECT_", "RAY_", "VITLINE_")
+FOREIGN = ("AWS_", "MLFLOW_", "PREFECT_", "RAY_", "VITLINE_")
+"""Beginnings of the variables that would connect a process to other servers."""
 START_S = 240.0
 RAY_PATIENCE = {
     "RAY_gcs_server_port_wait_time_s": "600",
@@ -56,7 +57,7 @@ class PlainProcess(ABC):
 
     def environment(self, **more: str) -> dict[str, str]:
         """Its variables and `more`, without those of the test's own environment that it would not see in a container."""
-        return child_environment(self.variables() | more, (), _FOREIGN)
+        return child_environment(self.variables() | more, (), FOREIGN)
 
     def run(self, command: list[str] | None = None, **more: str) -> str:
         """Runs it, or another command in its place, to the end; the output. Fails the test where it fails."""

@@ -6,20 +6,17 @@ Each host has a network, a host name and a /tmp of its own. They share the rest 
 import contextlib
 import os
 import secrets
-import shutil
-import signal
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from vitline.infra.children import end_with_parent
 
+from ..cluster import hosts
 from ..eventually import eventually
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "ip", "nsenter", "unshare")
 HOSTS = ("h0", "h1", "h2")
-NETWORK = "10.78.0"
 READY_S = 60.0
 
 CONFIG = """
@@ -52,29 +49,25 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 def why_not_here() -> str:
     """Why Slurm cannot be started here; empty if it can."""
-    if missing := [program for program in PROGRAMS if _found(program) is None]:
-        return f"needs {', '.join(missing)}: the packages slurm-wlm, munge and iproute2 of Debian"
-    return "" if os.geteuid() == 0 else "makes network namespaces, for which it needs root"
-
-
-def _found(program: str) -> str | None:
-    return shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    return hosts.why_not_here(PROGRAMS, "slurm-wlm, munge and iproute2")
 
 
 class SlurmCluster:
     """Runs commands on its hosts."""
 
     def __init__(self, folder: Path, stack: contextlib.ExitStack) -> None:
-        self.folder, self._stack, self._tag = folder, stack, secrets.token_hex(3)
+        self.folder, self._stack, self._hosts = folder, stack, hosts.Hosts(folder, len(HOSTS))
         self._holders = dict[str, "subprocess.Popen[bytes]"]()
         self.environment = {"SLURM_CONF": str(folder / "slurm.conf")}
 
     def start(self) -> None:
         for name in ("state", "munge"):
             (self.folder / name).mkdir(mode=0o700)
-        (self.folder / "slurm.conf").write_text(CONFIG.format(folder=self.folder, network=NETWORK))
+        (self.folder / "slurm.conf").write_text(CONFIG.format(folder=self.folder, network=hosts.NETWORK))
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # not used, but looked for
-        self._hosts()
+        self._stack.enter_context(self._hosts)
+        for host in HOSTS:
+            self._hold(host)
         key = self.folder / "munge/key"
         key.write_bytes(secrets.token_bytes(128))
         key.chmod(0o600)
@@ -103,11 +96,7 @@ class SlurmCluster:
 
     def pids(self, host: str) -> list[int]:
         """All processes on a host."""
-        found = subprocess.run(["ip", "netns", "pids", self._space(host)], capture_output=True, text=True).stdout
-        return [int(pid) for pid in found.split()]
-
-    def _space(self, name: str) -> str:
-        return f"vl{self._tag}{name}"
+        return [process.pid for process in self._hosts.processes(host)]
 
     def _env(self, env: Mapping[str, str] | None) -> dict[str, str]:
         here = dict(os.environ) if env is None else dict(env)
@@ -130,57 +119,22 @@ class SlurmCluster:
             )
         self._stack.callback(_end, process)
 
-    def _hosts(self) -> None:
-        """The switch is in a namespace of its own: nothing is added to the network of this machine."""
-        switch = self._add_space("sw")
-        _ip("-n", switch, "link", "add", "br0", "type", "bridge")
-        _ip("-n", switch, "link", "set", "br0", "up")
-        for number, host in enumerate(HOSTS):
-            space = self._add_space(host)
-            _ip("link", "add", host, "netns", switch, "type", "veth", "peer", "name", "eth0", "netns", space)
-            _ip("-n", switch, "link", "set", host, "master", "br0", "up")
-            _ip("-n", space, "link", "set", "lo", "up")
-            _ip("-n", space, "addr", "add", f"{NETWORK}.{number + 1}/24", "dev", "eth0")
-            _ip("-n", space, "link", "set", "eth0", "up")
-            self._hold(host, space)
-
-    def _hold(self, host: str, space: str) -> None:
+    def _hold(self, host: str) -> None:
         own = self.folder / f"{host}.tmp"
         own.mkdir()
-        lines = ["set -e", f"hostname {host}", "mount --make-rprivate /"]
+        lines = ["set -e", "mount --make-rprivate /"]
         if self.folder.is_relative_to("/tmp"):
             shared = own / self.folder.relative_to("/tmp")
             shared.mkdir(parents=True)
             lines += [f"mount --bind {self.folder} {shared}"]
         lines += [f"mount --rbind {own} /tmp", "echo ready", "exec sleep infinity"]
-        command = ["nsenter", f"--net=/run/netns/{space}", "unshare", "--mount", "--uts", "sh", "-c", "\n".join(lines)]
+        command = self._hosts.entered(host, ["unshare", "--mount", "sh", "-c", "\n".join(lines)])
         holder = subprocess.Popen(command, stdout=subprocess.PIPE, preexec_fn=end_with_parent)
         self._stack.callback(_end, holder)
         assert holder.stdout is not None
         with holder.stdout:
             assert holder.stdout.readline() == b"ready\n"
         self._holders[host] = holder
-
-    def _add_space(self, name: str) -> str:
-        space = self._space(name)
-        _ip("netns", "add", space)
-        self._stack.callback(self._remove_space, name)
-        return space
-
-    def _remove_space(self, name: str) -> None:
-        """With all that still runs in it."""
-        deadline = time.monotonic() + READY_S
-        while (left := self.pids(name)) and time.monotonic() < deadline:
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.05)
-        _ip("netns", "del", self._space(name))
-
-
-def _ip(*words: str) -> None:
-    done = subprocess.run([_found("ip") or "ip", *words], capture_output=True, text=True)
-    assert done.returncode == 0, f"ip {' '.join(words)}: {done.stderr}"
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
