@@ -37,11 +37,12 @@ def other_worker(stack, flows):
     copied = {
         k: found[k] for k in ("flow_id", "entrypoint", "parameters", "parameter_openapi_schema", "path", "pull_steps")
     }
-    flows.api.post("/deployments/", json=copied | {"name": "elsewhere", "work_pool_name": pool}).raise_for_status()
+    made = flows.api.post("/deployments/", json=copied | {"name": "elsewhere", "work_pool_name": pool})
     yield worker
     with contextlib.suppress(ProcessLookupError):
         worker.kill()
     worker.wait()
+    flows.api.delete(f"/deployments/{made.raise_for_status().json()['id']}").raise_for_status()
     flows.api.delete(f"/work_pools/{pool}").raise_for_status()
 
 
