@@ -253,7 +253,7 @@ def machine_checks(shard_cache_dir: str = "") -> Checks:
 
 
 def check_free(name: str, folder: str, *, needed: bool) -> Check:
-    """Free disk at a folder, or at the first above it that exists. Equal for many nodes: it is said in powers of ten."""
+    """Free disk space of a folder, or of its first existing parent. Rounded down to a power of ten, so that similar nodes share a line."""
     path = Path(folder).expanduser()
     free = shutil.disk_usage(next(each for each in (path, *path.parents) if each.exists())).free
     if free >= MIN_FREE_BYTES:

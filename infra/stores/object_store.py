@@ -1,7 +1,6 @@
 """Stores with gs:// and az:// URIs: a bucket of Google Cloud Storage, a container of Azure Blob Storage."""
 
 import contextlib
-import io
 import os
 import re
 import uuid
@@ -16,7 +15,7 @@ from obstore.store import AzureStore, GCSStore
 
 from vitline.infra.settings import own_certificates
 from vitline.infra.stores import remote_store
-from vitline.infra.stores.remote_store import Answer, OtherRange, RemoteStore, Span
+from vitline.infra.stores.remote_store import Answer, OtherRange, RemoteStore, Span, Written
 from vitline.infra.stores.store import Listed, StoreFailed, checked_key
 
 if TYPE_CHECKING:  # obstore has no such names when it runs
@@ -193,23 +192,14 @@ class _Unusable(Exception):
     """No client can be made with the settings."""
 
 
-class _Writing(io.RawIOBase):
+class _Writing(Written):
     """A file whose bytes go to an upload."""
 
     def __init__(self, send: Callable[[bytes], object]) -> None:
-        self._send, self._position = send, 0
+        self._send = send
 
-    def writable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B")
-        self._send(bytes(view))
-        self._position += view.nbytes
-        return view.nbytes
+    def take(self, data: memoryview) -> None:
+        self._send(bytes(data))
 
 
 def _message(error: Exception) -> str:

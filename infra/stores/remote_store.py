@@ -5,6 +5,7 @@ the number of attempts.
 """
 
 import contextlib
+import io
 import logging
 import os
 import random
@@ -14,7 +15,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import fsspec.asyn
 
@@ -44,7 +45,7 @@ _answered = set[Hashable]()
 
 
 class OtherRange(Exception):
-    """A reply does not hold the range that was asked for."""
+    """The reply does not contain the requested range."""
 
 
 class OddReply(OSError):
@@ -95,6 +96,27 @@ class Answer:
             factor = 0.1
         wait_s: float = min(factor * _FIRST_WAIT_S * 2 ** (attempt - 1), _LONGEST_WAIT_S)
         return wait_s * random.uniform(0.5, 1.0)  # random, so that workers that failed together retry apart
+
+
+class Written(io.RawIOBase):
+    """A file that is only written; `take` gets the bytes."""
+
+    _position = 0
+
+    @abstractmethod
+    def take(self, data: memoryview) -> None: ...
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        self.take(view)
+        self._position += view.nbytes
+        return view.nbytes
 
 
 class RemoteStore(Store):

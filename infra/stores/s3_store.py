@@ -1,7 +1,6 @@
 """Stores with s3:// URIs, on any S3 service that supports conditional writes (and refuses them with 412)."""
 
 import contextlib
-import io
 import os
 import re
 import uuid
@@ -19,7 +18,7 @@ from botocore.parsers import ResponseParserError
 
 from vitline.infra.settings import Settings
 from vitline.infra.stores import remote_store
-from vitline.infra.stores.remote_store import Answer, OddReply, OtherRange, RemoteStore, Span, log
+from vitline.infra.stores.remote_store import Answer, OddReply, OtherRange, RemoteStore, Span, Written, log
 from vitline.infra.stores.store import Keys, Listed, checked_key
 
 Uploads = list[tuple[str, str]]  # key and upload id; inside S3Store the name `list` is a method
@@ -193,31 +192,22 @@ class S3Store(RemoteStore):
         return super()._next_step(answer, other_range)
 
 
-class _Upload(io.RawIOBase):
+class _Upload(Written):
     """A file that uploads its data in parts while it is written. A small object is uploaded in one request at the end."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
         self._call = call
-        self._buffer, self._position = bytearray(), 0
+        self._buffer = bytearray()
         self._upload_id: str | None = None
         self._signature = uuid.uuid4().hex
         self._parts: list[Future[Any]] = []
         self._pool = ThreadPoolExecutor(remote_store.PARTS_IN_FLIGHT, thread_name_prefix="s3-part")
 
-    def writable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B")
-        self._buffer += view
-        self._position += view.nbytes
+    def take(self, data: memoryview) -> None:
+        self._buffer += data
         while len(self._buffer) >= remote_store.PART_BYTES:
             self._send(bytes(memoryview(self._buffer)[: remote_store.PART_BYTES]))
             del self._buffer[: remote_store.PART_BYTES]
-        return view.nbytes
 
     def complete(self) -> None:
         if self._upload_id is None:

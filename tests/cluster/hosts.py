@@ -112,7 +112,7 @@ class Hosts:
         return _processes(self._space(host))
 
     def cut(self, host: str) -> None:
-        """No packet reaches the host or leaves it any more, and nobody is told, as when the machine loses power."""
+        """Drops all packets to and from the host without closing its connections, as when a machine loses power."""
         _ip("-n", self._space("switch"), "link", "set", host, "down")
 
     def kill(self, host: str) -> None:

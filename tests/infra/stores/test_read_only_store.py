@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("aiohttp", reason="the extra `prep` is not installed")
 
 from vitline.infra.storage import Listed, StoreFailed, StoreRefused, open_store
-from vitline.infra.stores import read_only_store, remote_store
+from vitline.infra.stores import read_only_store
 
 from ...servers.small_buckets import service_of
 
@@ -18,9 +18,7 @@ DATA = bytes(range(256)) * 40
 
 
 @pytest.fixture
-def server(monkeypatch):
-    monkeypatch.setattr(remote_store.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(remote_store, "_PATIENCE_S", 0.0)
+def server(monkeypatch, no_waits):
     with service_of("s3", monkeypatch) as server:  # it answers GET and HEAD as any web server does
         server.objects["/data/a%20b.tar"] = DATA
         yield server

@@ -21,9 +21,7 @@ from ...servers.small_buckets import service_of
 
 
 @pytest.fixture
-def service(monkeypatch):
-    monkeypatch.setattr(remote_store.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(remote_store, "_PATIENCE_S", 0.0)
+def service(monkeypatch, no_waits):
     with service_of("s3", monkeypatch) as server:
         yield server
 
