@@ -80,6 +80,7 @@ def hub(monkeypatch):
     with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # other tests switch it on
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)
         template = f"{url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
         monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
