@@ -41,14 +41,18 @@ def refuses(number):
 def hangs(number):
     threading.Event().wait()
 
-def ends_soon(number):
-    time.sleep(1)
+def ends_after_the_stop(number):
     open(f"{folder}/{number}-works", "w").close()
-    time.sleep(1)
+    while not os.path.exists(f"{folder}/end"):
+        time.sleep(0.1)
     return number
 
-def two_work():
-    return len([name for name in os.listdir(folder) if name.endswith("-works")]) == 2
+def two_work(answers=[]):
+    if len([name for name in os.listdir(folder) if name.endswith("-works")]) == 2:
+        answers.append(True)
+    if len(answers) == 2:  # what waits for a process has been cancelled since the first
+        open(f"{folder}/end", "w").close()
+    return answers
 
 def results(work, *arguments, **given):
     tasks = deque(RayTask(f"{work.__name__}-{i}", argument) for i, argument in enumerate(arguments))
@@ -70,7 +74,7 @@ found["not repeated"] = results(dies, 0, watch=None)
 found["refused"] = results(refuses, 0)
 end = time.monotonic() + 3
 found["stopped"] = results(hangs, 0, 1, stop=lambda: time.monotonic() > end)
-found["within the grace"] = results(ends_soon, *range(4), stop=two_work, grace_s=300)
+found["within the grace"] = results(ends_after_the_stop, *range(4), stop=two_work, grace_s=300)
 found["longer than the grace"] = results(hangs, 0, stop=time.time, grace_s=2)
 found["many"] = sorted(run_many(lambda number: number**2, [RayTask(f"{n}", n) for n in range(5)], watch=watch))
 with open(f"{folder}/found.json", "w") as file:  # Ray writes lines of its own to stdout
