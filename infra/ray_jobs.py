@@ -23,8 +23,9 @@ from urllib.parse import quote
 from pydantic import Field
 
 from vitline.infra.config import FrozenConfig
+from vitline.infra.environment.proxies import through_proxy
 from vitline.infra.plain_text import plain
-from vitline.infra.settings import LOGIN_IN_ADDRESS, Settings, through_proxy
+from vitline.infra.settings import LOGIN_IN_ADDRESS, Settings
 
 log = logging.getLogger(__name__)
 list_ = list  # RayJobs has a method named `list`

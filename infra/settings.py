@@ -1,9 +1,6 @@
-"""Settings from environment variables: roots, addresses, endpoints. No other module reads environment variables.
+"""Settings from environment variables: roots, addresses, endpoints. Beside this module only `infra/environment` reads such variables.
 
-Commands, workers and senders set those that are not set to the values of `vitline.toml`, so that children and libraries get them, too:
-
-    root = "s3://my-bucket/vitline"
-    mlflow_tracking_uri = "https://mlflow.example.org"
+Commands, workers and senders set those that are not set to the values of `vitline.toml`, so that children and libraries get them, too.
 
 Credentials of object stores are not included: botocore reads them itself, and vitline does not pass them on.
 """
@@ -11,13 +8,11 @@ Credentials of object stores are not included: botocore reads them itself, and v
 import base64
 import contextlib
 import getpass
-import importlib.util
 import os
 import re
 import shutil
 import socket
 import sys
-import urllib.request
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -25,7 +20,8 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, field_validator
 
-from vitline.infra.names import known_names_text
+from vitline.infra.environment.certificates import checked_authority, trust_own_authority
+from vitline.infra.environment.proxies import reach_this_machine_directly
 
 _SECRET_NAME = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|AUTH|CREDENTIAL")
 _FOLDERS = {"root", "home", "config", "ray_auth_token_path", "job_python"}
@@ -41,13 +37,9 @@ _VARIABLES = {
     "s3_region": ("AWS_REGION", "AWS_DEFAULT_REGION"),
 }
 _HOST_AND_PORT = re.compile(r"[\w.-]+:\d+(/.*)?|\[[\da-fA-F:]+\]:\d+(/.*)?")
-_CERTIFICATES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
-_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
-_THIS_MACHINE = ("localhost", ".localhost", "127.0.0.1", "::1")
 _FOR_A_SHELL = re.compile(r"[\"'$]")
 _LOCALHOST = re.compile(r"^(https?://)localhost(?=[:/]|$)", re.IGNORECASE)
 LOGIN_IN_ADDRESS = re.compile(r"://[^/\s]*@")
-SETTINGS_FILE = "vitline.toml"
 _SET_BY: dict[str, tuple[str, str]] = {}
 """The variables of this process that `join_environment` has set: value and source."""
 _SECRET_LENGTH = 8  # shorter values also occur in ordinary text, which must not be changed
@@ -72,6 +64,9 @@ class Settings(BaseModel):
     home: Path | None = None
     """Folder for logs and the local stack. None: the parent folder of a root on this machine, else `.vitline` in
     the current folder."""
+    ca: str | None = None
+    """A PEM file with the certificates of your own authority, which all clients (of stores, Prefect, MLflow and Ray's job server)
+    trust beside the public ones. Jobs get its text."""
     config: Path | None = None
     """A file of settings. None: `vitline.toml` in the current folder or one above it, up to the repository or home folder."""
     ray_address: str | None = None
@@ -206,6 +201,8 @@ def checked(field: str, name: str, value: str) -> str:
     """The value of a variable, or of a key in a file, that is called `name`. Raises ValueError for one that cannot be right."""
     if field in _ADDRESSES:
         return _address(field, name, value)
+    if field == "ca":
+        return checked_authority(name, value)
     if field not in _FOLDERS:
         return value
     if _FOR_A_SHELL.match(value):
@@ -311,60 +308,9 @@ _LOGINS = {
 """The variables of a server's login, by the variable of its address."""
 
 
-_SECRETS = {key for key, field in Settings.model_fields.items() if SecretStr in get_args(field.annotation)}
-KEYS = Settings.model_fields.keys() - _SECRETS - {"config", "one_node_ray", "submitted_from", "time_left_s"}
+SECRETS = {key for key, field in Settings.model_fields.items() if SecretStr in get_args(field.annotation)}
+KEYS = Settings.model_fields.keys() - SECRETS - {"config", "one_node_ray", "submitted_from", "time_left_s"}
 """What `vitline.toml` may name."""
-_CHOOSE_CODE = {"job_python", "recipe_packages"}
-"""Not in a file that was only found, in the current folder or above it: it may have been downloaded with other files."""
-
-
-def use_settings_file() -> None:
-    """For entry points: sets the variables of `vitline.toml` for this process, its children, and the libraries that read them."""
-    variables, source = file_variables()
-    join_environment(variables, source=source)
-
-
-def file_variables() -> tuple[dict[str, str], str]:
-    """What `vitline.toml` sets, as variables for `join_environment`, and the path of the file. Raises ValueError for a wrong file."""
-    named = Settings().config
-    path = named or find_file(Path.cwd())
-    if path is None:
-        return {}, ""
-    found = {variables_of(field): value for field, value in read_file(path, named=named is not None).items()}
-    # Of several names of a setting, the libraries of stores read the last one.
-    return {names[-1]: value for names, value in found.items() if not any(map(os.environ.get, names[:-1]))}, str(path)
-
-
-def find_file(folder: Path) -> Path | None:
-    """The file in `folder` or the nearest one above it, up to the repository or home folder. One of another user is named and left."""
-    for place in (folder, *folder.parents):
-        path = place / SETTINGS_FILE
-        if os.path.isfile(path):  # False where the folder may not be read
-            if path.stat().st_uid in (os.getuid(), 0):
-                return path
-            print(f"{path} is of another user and was not read; VITLINE_CONFIG={path} names it.", file=sys.stderr)
-        if str(place) == os.path.expanduser("~") or os.path.exists(place / ".git"):
-            break
-    return None
-
-
-def read_file(path: Path, *, named: bool) -> dict[str, str]:
-    """The values of a file by setting, as variables have them; relative paths begin at the folder of the file.
-
-    `named`: by VITLINE_CONFIG, instead of found. Raises ValueError with the line of what is wrong.
-    """
-    import tomllib  # here, as most commands find no file
-
-    try:
-        text = path.read_text()
-        content = tomllib.loads(text)
-    except OSError as error:
-        raise ValueError(
-            f"{path} cannot be read ({error.strerror}). Set VITLINE_CONFIG to a file of settings."
-        ) from error
-    except ValueError as error:  # of TOML, or of text that is not UTF-8
-        raise ValueError(f"{path} is not TOML: {error}.") from error
-    return {key: _value(key, value, path, _place(path, text, key), named) for key, value in content.items()}
 
 
 def refuse_login(where: str, address: str) -> None:
@@ -374,41 +320,6 @@ def refuse_login(where: str, address: str) -> None:
             f"{where} has a user or password in the address. Write it without; a login belongs into variables of its own, such as "
             "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or PREFECT_API_AUTH_STRING."
         )
-
-
-def _value(key: str, value: Any, path: Path, place: str, named: bool) -> str:
-    variable = variables_of(key)[-1]
-    if key in _SECRETS:
-        raise ValueError(
-            f"{place}: {key} is a secret, which does not belong in this file. Set {variable} in the environment"
-            f"{', or name a file that holds it by ray_auth_token_path' if key == 'ray_auth_token' else ''}."
-        )
-    if key not in KEYS:
-        raise ValueError(f"{place}: {key!r} is no setting; {known_names_text(key, KEYS)}")
-    if key in _CHOOSE_CODE and not named:
-        raise ValueError(
-            f"{place}: {key} decides which code runs, so a file that was found and not named may not set it: it may have been "
-            f"downloaded. Set {variable}, or VITLINE_CONFIG={path}."
-        )
-    if key == "recipe_packages" and isinstance(value, list) and all(isinstance(each, str) for each in value):
-        value = ",".join(value)
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"{place}: {key} is {value!r}, but must be a text in quotes.")
-    refuse_login(f"{place}: {key}", value)
-    if (
-        key in ("root", "home", "ray_auth_token_path")
-        and "://" not in value
-        and not value.startswith(("~", "$", "'", '"'))
-    ):
-        value = str(path.parent.absolute() / value)
-    return checked(key, f"{place}: {key}", value)
-
-
-def _place(path: Path, text: str, key: str) -> str:
-    """`path, line 3`: where a key stands; without a line where it is not written plainly."""
-    lines = enumerate(text.splitlines(), start=1)
-    found = next((number for number, line in lines if re.match(rf"\s*\[?[\"']?{re.escape(key)}\b", line)), None)
-    return f"{path}, line {found}" if found else str(path)
 
 
 def join_environment(
@@ -438,7 +349,8 @@ def join_environment(
         if not os.environ.get(name):
             os.environ[name] = value
             _SET_BY[name] = value, source
-    _reach_this_machine_directly()
+    reach_this_machine_directly()
+    trust_own_authority()
 
 
 def by_number(url: str) -> str:
@@ -474,61 +386,6 @@ def changed_environment(**changes: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def own_certificates() -> bytes | None:
-    """The certificates of the user's own authority, in the file that SSL_CERT_FILE names."""
-    path = os.environ.get("SSL_CERT_FILE")
-    return Path(path).read_bytes() if path else None
-
-
-def certificates_and_proxies() -> tuple[dict[str, str], dict[str, str]]:
-    """The files with certificates of authorities, and the proxies without their logins, that variables of this process name."""
-    files = {name: os.environ[name] for name in _CERTIFICATES if os.environ.get(name)}
-    names = [name for name in os.environ if name.lower() in _PROXIES and os.environ[name]]
-    return files, {name: _without_login(os.environ[name]) for name in names}
-
-
-def _without_login(proxy: str) -> str:
-    return re.sub(r"^(\w+://)?.*@", r"\1", proxy)
-
-
-def through_proxy(url: str, *, all_proxy: bool = False) -> str:
-    """For errors: the proxy to which requests to a URL go, and how to avoid it; empty where they go directly.
-
-    `all_proxy`: the client also reads ALL_PROXY, as Prefect's and MLflow's do.
-    """
-    address, found = urlsplit(url), urllib.request.getproxies()
-    kind = next((kind for kind in (address.scheme, *(["all"] if all_proxy else [])) if kind in found), None)
-    if kind is None or urllib.request.proxy_bypass(address.netloc):
-        return ""
-    name = next(name for name in (f"{kind}_proxy", f"{kind}_proxy".upper()) if name in os.environ)
-    return f" (through the proxy {_without_login(found[kind])} of {name}: correct it, or add {address.hostname} to NO_PROXY)"
-
-
-def _reach_this_machine_directly() -> None:
-    """Adds this machine to NO_PROXY for this process and its children, where a proxy is set: no proxy reaches loopback.
-
-    Without the package socksio, Prefect's client fails for any address where a SOCKS proxy is set, so that is unset where the server is
-    on this machine.
-    """
-    proxies = [name for name in os.environ if name.lower() in _PROXIES and os.environ[name]]
-    if not proxies:
-        return
-    known = [host.strip() for name in ("no_proxy", "NO_PROXY") for host in os.environ.get(name, "").split(",")]
-    hosts = "*" if "*" in known else ",".join(filter(None, dict.fromkeys([*known, *_THIS_MACHINE])))
-    os.environ.update(no_proxy=hosts, NO_PROXY=hosts)
-    if _is_here(os.environ.get("PREFECT_API_URL", "")) and not importlib.util.find_spec("socksio"):
-        for name in proxies:
-            if os.environ[name].startswith("socks"):
-                del os.environ[name]
-
-
-def _is_here(url: str) -> bool:
-    """Whether the host of a URL is this machine, by its name or number alone."""
-    try:
-        host = urlsplit(url).hostname or ""
-    except ValueError:  # such as http://[
-        return False
-    return host in _THIS_MACHINE or host.endswith(".localhost")
-
-
-_reach_this_machine_directly()  # here, as not every process has a start of ours: workers of Ray, flows of Prefect, notebooks
+# Here, as not every process has a start of ours: workers of Ray, flows of Prefect, notebooks.
+reach_this_machine_directly()
+trust_own_authority()

@@ -23,7 +23,7 @@ from vitline.data_prep.decode import DecodePolicy
 from vitline.data_prep.prepare.job import prepare
 from vitline.flows.cli.main import all_commands
 from vitline.infra.runs.journal import Journal
-from vitline.infra.settings import SETTINGS_FILE, read_file
+from vitline.infra.settings_file import SETTINGS_FILE, read_file
 from vitline.infra.storage import open_store
 from vitline.vit.convert.timm import write_timm
 from vitline.vit.input.config import AugmentConfig

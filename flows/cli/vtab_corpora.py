@@ -13,8 +13,8 @@ from vitline.data_prep.find_corpus import Corpora, corpus_store
 from vitline.data_prep.shard_format import MANIFEST_KEY, ShardReader
 from vitline.flows import console
 from vitline.flows.cli.tables import show_table
-from vitline.infra.csv_text import csv_text
 from vitline.infra.html.text import cell
+from vitline.infra.plain_text import csv_text
 from vitline.infra.settings import Settings
 from vitline.infra.storage import Store, open_store
 from vitline.vit.evaluation.reference.report import coverage

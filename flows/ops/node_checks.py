@@ -37,12 +37,14 @@ from vitline.flows.ops.service_checks import (
 )
 from vitline.infra.children import child_environment
 from vitline.infra.config import FrozenConfig
+from vitline.infra.environment.certificates import authority_of_jobs, named_files
+from vitline.infra.environment.proxies import named_proxies
 from vitline.infra.plain_text import last_words
 from vitline.infra.provenance import compared_versions, differing_versions, versions
 from vitline.infra.ray_jobs import Job, JobServerAway, RayJobs, no_start
 from vitline.infra.redact import cleaned
 from vitline.infra.runs.ray_work import RayTask, living_nodes, run_keyed, start_ray
-from vitline.infra.settings import Settings, certificates_and_proxies
+from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
 from vitline.vit.input.decoding.which_decoder import HOW_TO_GET_IT, native_is_installed
 
@@ -116,7 +118,7 @@ def _ask_by_job(settings: Settings, shard_cache_dir: str) -> tuple[Node, ...]:
         if time.monotonic() - began > JOB_S:
             raise TimeoutError(f"it is still {job.state} after {JOB_S:.0f} s; see its log at {jobs.page(job_id)}")
 
-    env = {"VITLINE_ROOT": store.uri, "VITLINE_SUBMITTED_FROM": json.dumps(compared_versions())}
+    env = {"VITLINE_ROOT": store.uri, "VITLINE_SUBMITTED_FROM": json.dumps(compared_versions())} | authority_of_jobs()
     try:
         command = [python, "-P", "-c", _JOB, written, shard_cache_dir]
         jobs.submit(job_id, command, env, {"made_by": "vitline ops doctor"})
@@ -265,8 +267,8 @@ def check_free(name: str, folder: str, *, needed: bool) -> Check:
 
 def check_certificates() -> Check:
     """The certificates of authorities and the proxies that the variables of this process name."""
-    files, proxies = certificates_and_proxies()
-    named = ", ".join(f"{name}={value}" for name, value in (files | proxies).items())
+    files = named_files()
+    named = ", ".join(f"{name}={value}" for name, value in (files | named_proxies()).items())
     if all(Path(path).exists() for path in files.values()):
         return Check("certificates", True, named or "those of the system, no proxy")
     return Check(

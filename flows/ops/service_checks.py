@@ -20,10 +20,12 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from vitline.flows.ops.check import BUSY_ADVICE, Check, patience
+from vitline.infra.environment.certificates import certificate_advice
+from vitline.infra.environment.proxies import through_proxy
 from vitline.infra.local.processes import is_busy, load
 from vitline.infra.local.running_stack import stack_dir
 from vitline.infra.local.stack import find_stack
-from vitline.infra.settings import Settings, changed_environment, through_proxy
+from vitline.infra.settings import Settings, changed_environment
 from vitline.infra.storage import Store, StoreFailed, open_store, probe_conditional_writes
 
 TIMEOUT_S = 4.0
@@ -154,7 +156,7 @@ def _store_advice(store: Store, failed: StoreFailed, permission: str) -> str:
     if failed.code in known:
         return known[failed.code]
     if "CERTIFICATE_VERIFY_FAILED" in str(failed):
-        return _CERTIFICATES["store"]
+        return certificate_advice()
     if not store.uri.startswith("s3://"):
         return str(failed).rsplit(". ", 1)[-1]
     if failed.status in (401, 403):
@@ -232,9 +234,7 @@ def _asked_by_prefect(settings: Settings, url: str) -> Check:
         ) as api:
             return _versions("prefect", url, api.api_version(), installed("prefect"))
     except Exception as error:
-        return Check(
-            "prefect", False, f"Prefect's client: {sentence_of(error) or error}"[:600], _CERTIFICATES["prefect"]
-        )
+        return Check("prefect", False, f"Prefect's client: {sentence_of(error) or error}"[:600], certificate_advice())
 
 
 def check_mlflow(settings: Settings) -> Check:
@@ -282,7 +282,7 @@ def _asked_by_mlflow(settings: Settings, uri: str, found: str) -> Check:
         ):
             Tracking(uri).ping()
     except Exception as error:
-        advice = _CERTIFICATES["mlflow"] if "certificate" in str(error).lower() else "Correct what the message names."
+        advice = certificate_advice() if "certificate" in str(error).lower() else "Correct what the message names."
         return Check("mlflow", False, f"MLflow's client: {error}"[:600], advice)
     return Check("mlflow", True, found or uri)
 
@@ -314,17 +314,6 @@ def check_clock(settings: Settings) -> Check:
     return Check("clock", True, f"agrees with {', '.join(compared)}" if compared else "no service answered with a date")
 
 
-_CERTIFICATES = {
-    name: f"Set {variables} to a file with the certificates of your authority; this client reads no other variable."
-    for name, variables in (
-        ("store", "AWS_CA_BUNDLE"),
-        ("ray", "SSL_CERT_FILE"),
-        ("prefect", "SSL_CERT_FILE or PREFECT_API_SSL_CERT_FILE"),
-        ("mlflow", "REQUESTS_CA_BUNDLE or MLFLOW_TRACKING_SERVER_CERT_PATH"),
-    )
-}
-
-
 def _of_certificate(away: OSError) -> bool:
     """Whether plain HTTP does not accept the certificate of a server. The server's own client may."""
     return isinstance(away.__cause__, ssl.SSLError)
@@ -334,7 +323,7 @@ def _away(name: str, away: OSError, variable: str, url: str | None) -> Check:
     if is_busy() and isinstance(away.__cause__ or away, TimeoutError):
         return Check(name, False, f"{away}"[:300] + f", and this machine is busy: {load()}", BUSY_ADVICE)
     if _of_certificate(away):
-        advice = _CERTIFICATES[name]
+        advice = certificate_advice()
     elif url and through_proxy(url):
         advice = "Correct the proxy, or add the host to NO_PROXY."
     elif is_of_stack(name, variable, url):

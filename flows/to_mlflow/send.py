@@ -32,7 +32,8 @@ from vitline.infra.redact import log_to_stderr, redact
 from vitline.infra.runs.lease import LeaseHeld, LeaseHolder, LeaseLost, acquire_lease, held
 from vitline.infra.runs.liveness import Watch
 from vitline.infra.runs.segments import list_segments
-from vitline.infra.settings import Settings, secret_values, set_environment, use_settings_file, user_at_host
+from vitline.infra.settings import Settings, secret_values, set_environment, user_at_host
+from vitline.infra.settings_file import use_settings_file
 from vitline.infra.storage import Store, open_store
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitline.infra.local.paths import local_dir
-from vitline.infra.settings import Settings, file_variables, joined_environment
+from vitline.infra.settings import Settings, joined_environment
+from vitline.infra.settings_file import file_variables
 
 if TYPE_CHECKING:
     from vitline.infra.local.stack_config import StackConfig

@@ -13,7 +13,7 @@ import obstore
 from obstore import exceptions as failures
 from obstore.store import AzureStore, GCSStore
 
-from vitline.infra.settings import own_certificates
+from vitline.infra.environment.certificates import own_certificates
 from vitline.infra.stores import remote_store
 from vitline.infra.stores.remote_store import Answer, OtherRange, RemoteStore, Span, Written
 from vitline.infra.stores.store import Listed, StoreFailed, checked_key
@@ -42,8 +42,6 @@ class ObjectStore(RemoteStore):
     A killed `writer` leaves parts that readers do not see, and that nothing here can list. Azure deletes them after a week; a
     bucket of Google needs a lifecycle rule for that (`AbortIncompleteMultipartUpload`).
     """
-
-    ca_variable = "SSL_CERT_FILE"
 
     def __init__(self, uri: str) -> None:
         self.uri = uri

@@ -25,7 +25,7 @@ class ReadOnlyStore(RemoteStore):
     A web server does not list: `scan` gives the object whose key is the prefix. Whatever writes raises StoreRefused.
     """
 
-    settings_of_access, ca_variable = "the address and its login", "SSL_CERT_FILE"
+    settings_of_access = "the address and its login"
 
     def __init__(self, uri: str) -> None:
         self.uri = uri

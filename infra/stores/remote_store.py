@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 
 import fsspec.asyn
 
-from vitline.infra.settings import through_proxy
+from vitline.infra.environment.certificates import certificate_advice
+from vitline.infra.environment.proxies import through_proxy
 from vitline.infra.stores.hedged_reads import HedgedReads
 from vitline.infra.stores.store import PreconditionFailed, Store, StoreFailed, StoreRefused
 
@@ -130,8 +131,6 @@ class RemoteStore(Store):
     high_latency = True
     settings_of_access: str
     """What an error without a better advice tells to check."""
-    ca_variable: str
-    """The variable that names a file with the certificates of an authority."""
 
     @property
     @abstractmethod
@@ -261,7 +260,7 @@ class RemoteStore(Store):
         if other_range:
             return "Let the proxy or cache before the store pass on the header Range, or read the store without it."
         if answer.of_certificate:
-            return f"Set {self.ca_variable} to a file with the certificates of your authority."
+            return certificate_advice()
         return "Check that the store runs." if answer.transient else f"Check {self.settings_of_access}."
 
 

@@ -45,7 +45,7 @@ class S3Store(RemoteStore):
     a lifecycle rule of the bucket may end them.
     """
 
-    settings_of_access, ca_variable = "bucket, credentials and endpoint", "AWS_CA_BUNDLE"
+    settings_of_access = "bucket, credentials and endpoint"
 
     def __init__(self, uri: str) -> None:
         self.uri = uri

@@ -1,6 +1,11 @@
-"""Terminal output of other programs, cleaned for tables and messages."""
+"""Terminal output of other programs, cleaned for tables and messages; CSV whose texts a spreadsheet does not run."""
 
-from vitline.infra.plain_text import last_words, plain
+import csv
+import io
+
+import pytest
+
+from vitline.infra.plain_text import csv_text, last_words, plain
 
 
 def test_plain_removes_escape_sequences_and_overwritten_text():
@@ -21,3 +26,25 @@ sqlalchemy.exc.DatabaseError: (sqlite3.DatabaseError) \x1b[31mfile is not a data
     assert last_words(log) == "sqlalchemy.exc.DatabaseError: (sqlite3.DatabaseError) file is not a database"
     assert last_words("one\n\n two \n") == "two"
     assert last_words("") == "its log is empty"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("=cmd|' /C calc'!A0", "'=cmd|' /C calc'!A0"),
+        ("+1", "'+1"),
+        ("-2+3", "'-2+3"),
+        ("@SUM(A1)", "'@SUM(A1)"),
+        ("\t=1", "'\t'=1"),
+        ("\r=1", "'\r'=1"),
+        ("\n=1", "'\n'=1"),
+        ("＝1", "'＝1"),
+        ("jay;=1", "jay;'=1"),
+        ("a-b = c@d+e", "a-b = c@d+e"),
+        ('jay, "blue"', 'jay, "blue"'),
+        ("", ""),
+    ],
+)
+def test_text_that_a_spreadsheet_would_run_gets_an_apostrophe(text, shown):
+    written = csv_text([text, "n"], [(text, -1.5), ("x", text)])
+    assert list(csv.reader(io.StringIO(written, newline=""))) == [[shown, "n"], [shown, "-1.5"], ["x", shown]]

@@ -7,18 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from vitline.infra import settings
 from vitline.infra.local.running_stack import local_store
-from vitline.infra.settings import (
-    KEYS,
-    SETTINGS_FILE,
-    Settings,
-    file_variables,
-    find_file,
-    join_environment,
-    use_settings_file,
-    variables_of,
-)
+from vitline.infra.settings import KEYS, Settings, join_environment, variables_of
+from vitline.infra.settings_file import SETTINGS_FILE, file_variables, find_file, use_settings_file
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +52,7 @@ def test_a_found_file_of_another_user_is_left_and_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write(folder, 'root = "planted"')
-    os.chown(path, 12345, -1) if os.getuid() == 0 else monkeypatch.setattr(settings.os, "getuid", lambda: 12345)
+    os.chown(path, 12345, -1) if os.getuid() == 0 else monkeypatch.setattr(os, "getuid", lambda: 12345)
     assert file_variables() == ({}, "")
     assert f"{path} is of another user and was not read; VITLINE_CONFIG={path} names it." in capsys.readouterr().err
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Int64
 
-from vitline.infra.csv_text import csv_text
+from vitline.infra.plain_text import csv_text
 from vitline.vit.training.predictions import Predictions
 
 if TYPE_CHECKING:

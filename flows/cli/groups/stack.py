@@ -215,7 +215,8 @@ def join_stack(arguments: Sequence[str]) -> None:
     options = {argument.split("=")[0] for argument in arguments}
     if not arguments or options & {"--help", "-h", "--version"}:
         return
-    from vitline.infra.settings import NO_TELEMETRY, join_environment, use_settings_file
+    from vitline.infra.settings import NO_TELEMETRY, join_environment
+    from vitline.infra.settings_file import use_settings_file
 
     join_environment(NO_TELEMETRY)
     use_settings_file()

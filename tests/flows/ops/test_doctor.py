@@ -23,7 +23,7 @@ from vitline.infra.local import processes
 from vitline.infra.local.access.mutual_tls import make_certificates
 from vitline.infra.local.stack import Listener, find_stack, listeners
 from vitline.infra.local.stack_config import ALL
-from vitline.infra.settings import Settings, variables_of
+from vitline.infra.settings import Settings, joined_environment, variables_of
 from vitline.infra.storage import open_store
 from vitline.infra.stores import s3_store
 
@@ -337,21 +337,24 @@ def test_each_service_is_asked_by_its_own_client_with_the_certificates_that_it_r
         "/api/2.0/mlflow/experiments/search": (200, json.dumps({"experiments": []})),
         "/version": (200, service_checks.installed("mlflow")),
         "/admin/version": (200, json.dumps(service_checks.installed("prefect"))),
+        "/bucket": (403, ""),
     }
-    with answering(answers, tls=tls) as url:
-        mlflow, prefect = settings_of(mlflow_tracking_uri=url), settings_of(prefect_api_url=url)
-        store = settings_of("s3://bucket/x", s3_endpoint_url=url)
-        for name, value in {"ENDPOINT_URL": url, "ACCESS_KEY_ID": "somebody", "SECRET_ACCESS_KEY": "secret"}.items():
-            monkeypatch.setenv(f"AWS_{name}", value)
-        monkeypatch.setenv("SSL_CERT_FILE", str(authority))
-        # Prefect reads the variable once in a process, which may have been in an earlier test.
-        with temporary_settings({PREFECT_API_SSL_CERT_FILE: str(authority)}):
-            assert service_checks.check_prefect(prefect).ok
-        failure(service_checks.check_mlflow(mlflow), "certificate verify failed", "REQUESTS_CA_BUNDLE")
-        failure(service_checks.check_store(store), "at attempt 1", "AWS_CA_BUNDLE")
-        monkeypatch.delenv("SSL_CERT_FILE")
-        monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(authority))
-        assert service_checks.check_mlflow(mlflow).ok
+    for name, value in {"ACCESS_KEY_ID": "somebody", "SECRET_ACCESS_KEY": "secret"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    # A process keeps its connections to a store, so each time a store of its own.
+    for variables, trusted in [({"SSL_CERT_FILE": str(authority)}, False), ({"VITLINE_CA": str(authority)}, True)]:
+        with answering(answers, tls=tls) as url, joined_environment({**variables, "AWS_ENDPOINT_URL": url}):
+            mlflow = service_checks.check_mlflow(settings_of(mlflow_tracking_uri=url))
+            store = service_checks.check_store(settings_of("s3://bucket/x", s3_endpoint_url=url))
+            # Prefect reads the variable once in a process, which may have been in an earlier test.
+            with temporary_settings({PREFECT_API_SSL_CERT_FILE: os.environ["SSL_CERT_FILE"]}):
+                assert service_checks.check_prefect(settings_of(prefect_api_url=url)).ok
+        if trusted:
+            assert mlflow.ok
+            failure(store, "Forbidden", "grant the key")
+        else:
+            failure(mlflow, "certificate verify failed", "SSL_CERT_FILE, which counts before")
+            failure(store, "at attempt 1", "Set VITLINE_CA")
 
 
 def test_a_job_python_that_cannot_run_jobs_is_named(on_stack, tmp_path):

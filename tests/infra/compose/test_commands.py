@@ -142,7 +142,7 @@ class Machine:
         mine = {"PREFECT_API_URL": f"{url['4200']}/api", "PREFECT_API_AUTH_STRING": self.secret("prefect_login")}
         mine |= {"VITLINE_ROOT": "s3://vitline/vitline", "AWS_ENDPOINT_URL": url["8333"], "AWS_REGION": "us-east-1"}
         mine |= {"AWS_ACCESS_KEY_ID": "vitline", "AWS_SECRET_ACCESS_KEY": self.secret("store_secret_key")}
-        mine |= {"SSL_CERT_FILE": authority, "AWS_CA_BUNDLE": authority, "VITLINE_HOME": str(self.short / "outside")}
+        mine |= {"VITLINE_CA": authority, "VITLINE_HOME": str(self.short / "outside")}
         return child_environment(mine, (), ("AWS_", "MLFLOW_", "PREFECT_", "RAY_", "VITLINE_"))
 
 
@@ -193,7 +193,7 @@ def basic(login):
 def upload_pictures(environment):
     """Twenty pictures of two classes, through the proxy."""
     given = {"endpoint_url": environment["AWS_ENDPOINT_URL"], "region_name": environment["AWS_REGION"]}
-    given |= {"aws_access_key_id": environment["AWS_ACCESS_KEY_ID"], "verify": environment["AWS_CA_BUNDLE"]}
+    given |= {"aws_access_key_id": environment["AWS_ACCESS_KEY_ID"], "verify": environment["VITLINE_CA"]}
     bucket = boto3.client("s3", aws_secret_access_key=environment["AWS_SECRET_ACCESS_KEY"], **given)
     for number in range(20):
         file = io.BytesIO()
