@@ -200,7 +200,7 @@ def until(ray_jobs):
     """until(condition, job): waits for it, as long as the job has not ended."""
 
     def wait(condition, job):
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + 600
         while not condition():
             state = ray_jobs.find(job)
             assert not state.terminal, f"{state}\n{ray_jobs.logs(job)}"

@@ -196,12 +196,13 @@ class LeaseHolder:
 @contextlib.contextmanager
 def held(run: Store, lease: Lease, every_s: float) -> Iterator[LeaseHolder]:
     """Holds a lease for work of this process, and releases it at the end, whatever that is."""
-    with LeaseHolder(run, lease.attempt, every_s) as holder:
-        try:
+    holder = LeaseHolder(run, lease.attempt, every_s)
+    try:
+        with holder:
             yield holder
-        finally:
-            with contextlib.suppress(LeaseLost, OSError, RuntimeError):
-                holder.release()
+    finally:  # also where a signal ends the process in its first heartbeat; behind its last one, which would undo it
+        with contextlib.suppress(LeaseLost, OSError, RuntimeError):
+            holder.release()
 
 
 def job_id_of(run: Store, run_key: str, attempt: int) -> str:

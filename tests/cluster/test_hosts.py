@@ -40,8 +40,13 @@ def hosts(tmp_path):
     """Two hosts; on `h1` a server tells the name of its host."""
     with Hosts(tmp_path, 2) as hosts:
         hosts.start("h1", [sys.executable, "-c", SERVER], tmp_path / "log", {"ADDRESS": hosts.address("h1")})
-        eventually(lambda: said_by(hosts, "h1", to="h0"), 60, "an answer of h1", 0.05)
+        assert answer(hosts, to="h0") == "h1"
         yield hosts
+
+
+def answer(hosts, to):
+    """What the server says to a host that reaches it. It may be late, on a busy machine."""
+    return eventually(lambda: said_by(hosts, "h1", to), awaited="an answer of h1", every_s=0.05)
 
 
 def said_by(hosts, host, to=None):
@@ -53,20 +58,20 @@ def said_by(hosts, host, to=None):
 
 
 def test_a_host_is_reached_from_other_hosts_only(hosts):
-    assert said_by(hosts, "h1", to="h0") == "h1"
+    assert answer(hosts, to="h0") == "h1"
     assert said_by(hosts, "h1") == ""
 
 
 def test_a_host_that_is_cut_off_works_on_without_the_others(hosts):
     hosts.cut("h1")
     assert said_by(hosts, "h1", to="h0") == ""
-    assert said_by(hosts, "h1", to="h1") == "h1"
+    assert answer(hosts, to="h1") == "h1"
 
 
 def test_a_slow_host_stands_still_at_times_and_works_on_afterwards(hosts):
     with hosts.slow("h1", share=0.5):
-        eventually(lambda: hosts.processes("h1")[0].status() == psutil.STATUS_STOPPED, 20, "a stop", 0.02)
-    assert said_by(hosts, "h1", to="h0") == "h1"
+        eventually(lambda: hosts.processes("h1")[0].status() == psutil.STATUS_STOPPED, 240, "a stop", 0.02)
+    assert answer(hosts, to="h0") == "h1"
 
 
 def test_a_killed_host_runs_nothing(hosts):

@@ -23,6 +23,8 @@ from vitline.infra.storage import open_store
 def hangs(*args):
     threading.Event().wait()
 
+spec = job.PrepareSpec.model_validate(open_store(sys.argv[1]).read_json("config.json"))
+job.prepare(spec.requests, "memory://before")  # what it imports must not take the time of the limit
 if sys.argv[2] == "main thread":
     job._publish = hangs
 else:

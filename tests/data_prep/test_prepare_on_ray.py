@@ -18,7 +18,23 @@ from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.runs.run_state import read_state
 from vitline.infra.storage import open_store
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+# A driver whose tasks wait once there are `most` files: so it is killed before the work is done, however late that is.
+STOPS_SHORT = """
+import glob, sys, time
+from vitline.data_prep.prepare import job
+from vitline.infra.storage import open_store
+
+work = job.{work}
+
+def {work}(task):
+    while len(glob.glob({pattern!r})) >= {most}:
+        time.sleep(0.1)
+    return work(task)
+
+job.{work} = {work}
+sys.exit(job.drive(open_store(sys.argv[2]), int(sys.argv[4])))
+"""
 DIES = """
 import os, signal, sys
 from vitline.data_prep.prepare import job
@@ -68,19 +84,20 @@ def test_killed_drivers_and_workers_do_not_change_the_corpus(ray_jobs, until, pr
     records, shards = "_work/chunks-of-4/records-*.parquet", "_work/gather/*/s000/*[0-9].json"
     finished = {}
 
-    def kill_at(pattern, at_least):
-        run, job = submit(ray_jobs, root, request)
+    def kill_at(work, pattern, at_least):
+        program = STOPS_SHORT.format(work=work, pattern=str(corpus / pattern), most=2 * at_least)
+        run, job = submit(ray_jobs, root, request, ("-c", program))
         until(lambda: len(stamps(corpus, pattern)) >= at_least, job)
-        (driver,) = processes("vitline.data_prep.prepare.job", run.uri)
+        (driver,) = processes("job.drive", run.uri)
         driver.kill()
         ended = ray_jobs.follow(job, lambda _: None, poll_s=0.2)
         assert (ended.state, (corpus / "manifest.json").exists()) == ("failed", False)
         assert stamps(corpus, records).items() >= finished.items()
         finished.update(stamps(corpus, records))
 
-    kill_at(records, 20)
+    kill_at("examine_chunk", records, 20)
     assert len(finished) < 225
-    kill_at(shards, 5)
+    kill_at("ensure_shard", shards, 5)
     assert len(finished) == 225
     written = stamps(corpus, shards)
     assert len(written) < sum(split.segments[0].num_shards for split in expected.splits.values())

@@ -217,7 +217,7 @@ def test_jobs_are_listed_by_metadata_with_their_times(stack):
     assert before - 1 < second.started_at < time.time() + 1
     assert second.ended_at is None
     for number in "1", "2":
-        jobs.stop(f"list-{mark}-{number}", wait_s=60)
+        jobs.stop(f"list-{mark}-{number}", wait_s=240)
     (ended,) = jobs.list({"mark": mark, "number": "2"})
     assert (ended.state, ended) == ("stopped", jobs.find(second.id))
     assert ended.ended_at >= ended.started_at

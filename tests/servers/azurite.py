@@ -50,7 +50,7 @@ def running_azurite(folder):
 
 def create_container(url, name):
     """Creates a container by a signed request, which is repeated until the server answers."""
-    ends = time.monotonic() + 60
+    ends = time.monotonic() + 240
     while True:
         date = email.utils.formatdate(usegmt=True)
         signed = f"PUT{chr(10) * 12}x-ms-date:{date}\nx-ms-version:2021-08-06\n/{ACCOUNT}/{ACCOUNT}/{name}\nrestype:container"
@@ -63,7 +63,7 @@ def create_container(url, name):
         }
         try:
             request = urllib.request.Request(f"{url}/{name}?restype=container", method="PUT", headers=headers)
-            urllib.request.urlopen(request, timeout=10).close()
+            urllib.request.urlopen(request, timeout=120).close()
             return
         except urllib.error.URLError:
             if time.monotonic() > ends:

@@ -35,7 +35,7 @@ AWAY = (
     # What watches for cancels in Prefect's worker gives up after a while; flows read their own state.
     r"|prefect-worker\.log: .*(Service exceeded error threshold|NoEventLoopError|CancelledError)"
 )
-_KILLED_S, _BACK_S, _ENDED_S, _LOCK_S, _BUSY_S = 10.0, 240.0, 600.0, 60.0, 60.0
+_KILLED_S, _BACK_S, _ENDED_S, _LOCK_S, _BUSY_S = 10.0, 600.0, 600.0, 60.0, 60.0
 
 
 class OwnServers:

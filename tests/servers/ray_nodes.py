@@ -24,7 +24,7 @@ from vitline.infra.settings import Settings
 from ..eventually import eventually
 
 OBJECT_STORE_BYTES = 100_000_000
-JOIN_TIMEOUT_S = 120.0
+JOIN_TIMEOUT_S = 300.0
 ENDED_S = 30.0
 
 

@@ -17,7 +17,7 @@ from ..eventually import eventually
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "ip", "nsenter", "unshare")
 HOSTS = ("h0", "h1", "h2")
-READY_S = 60.0
+READY_S = 240.0
 
 CONFIG = """
 ClusterName=test

@@ -26,7 +26,6 @@ from ...eventually import eventually
 
 POLICY = DecodePolicy(max_pixels=100_000)
 MEMORY = 2 << 30
-WAIT_S = 30  # limit for operations that take milliseconds on an idle machine
 
 HOSTILE = textwrap.dedent(
     """

@@ -7,6 +7,7 @@ import pytest
 
 from vitline.data_prep.find_corpus import corpus_store
 from vitline.data_prep.pages import dry_run as module
+from vitline.data_prep.pages import sample_source
 from vitline.data_prep.pages.dry_run import dry_run
 from vitline.data_prep.pages.dry_run_report import Cores, Estimate
 from vitline.data_prep.pages.expected_rows import shares
@@ -164,7 +165,7 @@ class HalfStuck(ImageSource):
 
     def examples(self, part, place):
         if part.name == "stuck":
-            self.over.wait(60)
+            self.over.wait()
         else:
             yield from self._source.examples(part, place)
 
@@ -173,8 +174,11 @@ def test_a_part_that_returns_nothing_in_time_is_left_out(monkeypatch, folder, re
     request = request_for(folder, examples_per_chunk=1000)
     source = HalfStuck(open_source(request))
     monkeypatch.setattr(module, "open_source", lambda config: source)
+    taking = sample_source._Taking
+    join = taking.join  # the time of the stuck part alone passes quickly
+    monkeypatch.setattr(taking, "join", lambda self, left_s: join(self, 0.1 if self.name.endswith("stuck") else left_s))
     try:
-        found, _ = dry_run(request, CORES, budget=Budget(num_images=8, seconds=3))
+        found, _ = dry_run(request, CORES, budget=Budget(num_images=8, seconds=1000))
     finally:
         source.over.set()
     assert any("timed out: 1 (stuck)" in note for note in found.notes)

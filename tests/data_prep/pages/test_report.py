@@ -168,7 +168,7 @@ def test_an_image_that_was_never_decoded_cannot_break_the_report(monkeypatch):
 
 
 def test_images_are_read_in_parallel():
-    together = threading.Barrier(3, timeout=20)
+    together = threading.Barrier(3, timeout=120)
 
     def load(row):
         together.wait()

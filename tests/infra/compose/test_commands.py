@@ -31,7 +31,7 @@ from ...eventually import eventually
 from ..plain_processes import RAY_PATIENCE, RAY_START
 from .services import FOLDER, Service, read
 
-pytestmark = [pytest.mark.servers, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.servers, pytest.mark.long, pytest.mark.timeout(1800)]
 PUBLISHED = ("4200", "5000", "8265", "8333")
 CLONE_NEWNET = 0x40000000
 GRPC = 10_000
@@ -219,7 +219,7 @@ def test_all_services_start_and_a_flow_run_goes_through_the_proxy(machine):
                 with pytest.raises(urllib.error.HTTPError, match=r"400|401|403"):
                     machine.ask(port, path, body, guess)
         with pytest.raises(urllib.error.URLError, match="certificate verify failed"):
-            urllib.request.urlopen(f"https://localhost:{machine.published['4200']}/api/health", timeout=30)
+            urllib.request.urlopen(f"https://localhost:{machine.published['4200']}/api/health", timeout=60)
 
         nodes = machine.ask("8265", "/api/v0/nodes?detail=1", authorization=f"Bearer {machine.secret('ray_token')}")
         alive = [node for node in nodes["data"]["result"]["result"] if node["state"] == "ALIVE"]
@@ -231,7 +231,7 @@ def test_all_services_start_and_a_flow_run_goes_through_the_proxy(machine):
         bucket = upload_pictures(outside)
         trigger = ["vitline", "flows", "trigger", "prepare-corpus/default", "--wait"]
         trigger += ["--set", "source=s3://vitline/pictures", "--set", "name=birds"]
-        done = subprocess.run(trigger, env=outside, cwd=machine.short, capture_output=True, text=True, timeout=400)
+        done = subprocess.run(trigger, env=outside, cwd=machine.short, capture_output=True, text=True, timeout=900)
         assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
         preparations = {"flows": {"name": {"any_": ["prepare-corpus"]}}}
         (run,) = machine.ask("4200", "/api/flow_runs/filter", preparations, prefect)

@@ -30,7 +30,7 @@ from ..plain_processes import RAY_PATIENCE, RAY_START
 from .containers import Container
 from .manifests import namespace_of, objects, of_kind, pods
 
-pytestmark = [pytest.mark.servers, pytest.mark.long]
+pytestmark = [pytest.mark.servers, pytest.mark.long, pytest.mark.timeout(1800)]
 LOGIN, PASSWORD, TOKEN = "admin:a-long-password", "a-long-password", "5e" * 32
 
 
@@ -108,7 +108,7 @@ def test_prefect_starts_registers_the_deployments_and_a_flow_run_finds_its_code(
         # The store has no model, so the flow ends with a sentence: after it has found its code, and before it needs Ray.
         run = machine.ask("4200", f"/api/deployments/{deployment['id']}/create_flow_run", {})["id"]
         flow_run = machine.container("flow-run")
-        subprocess.run(flow_run.command(), env=flow_run.environment(PREFECT__FLOW_RUN_ID=run), timeout=240)
+        subprocess.run(flow_run.command(), env=flow_run.environment(PREFECT__FLOW_RUN_ID=run), timeout=600)
         state = machine.ask("4200", f"/api/flow_runs/{run}")["state"]
         assert state["type"] == "FAILED"
         assert "icons" in state["message"]
@@ -161,11 +161,11 @@ def test_ray_starts_with_token_and_certificates_and_runs_the_ray_job(machine):
         jobs = RayJobs(f"http://127.0.0.1:{machine.ports['8265']}", token_path=written(machine.folder / "token", TOKEN))
         assert jobs.version() == cluster["spec"]["rayVersion"]
         with pytest.raises(urllib.error.HTTPError, match=r"401|403"):
-            urllib.request.urlopen(f"{jobs.address}/api/jobs/", timeout=30)
+            urllib.request.urlopen(f"{jobs.address}/api/jobs/", timeout=60)
         nodes = urllib.request.Request(
             f"{jobs.address}/api/v0/nodes?detail=1", headers={"Authorization": f"Bearer {TOKEN}"}
         )
-        with urllib.request.urlopen(nodes, timeout=30) as reply:
+        with urllib.request.urlopen(nodes, timeout=60) as reply:
             (node,) = json.load(reply)["data"]["result"]["result"]
         assert node["resources_total"]["vitline_training"] == 1
 
@@ -187,7 +187,7 @@ def test_ray_starts_with_token_and_certificates_and_runs_the_ray_job(machine):
             "--",
             *entrypoint.split(),
         ]
-        done = subprocess.run(submit, env=head.environment(**given), capture_output=True, text=True, timeout=280)
+        done = subprocess.run(submit, env=head.environment(**given), capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stdout[-3000:]
     assert list((machine.folder / "bucket/corpora/birds").glob("*/manifest.json"))
 

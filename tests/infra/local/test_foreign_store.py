@@ -9,6 +9,8 @@ from vitline.infra.local.stack import check_services, find_stack, stack_environm
 from vitline.infra.local.stack_config import load_stack_config, prepare_stack_config
 from vitline.infra.storage import open_store
 
+from ...eventually import eventually
+
 pytestmark = pytest.mark.servers
 
 
@@ -37,7 +39,7 @@ def start(tmp_path):
 def test_mlflow_stores_its_artifacts_in_the_existing_store(start, s3_uri):
     directory = start(s3_uri)
     assert [service.name for service in find_stack(directory).services] == ["mlflow"]
-    assert check_services(directory) == {"mlflow": ""}
+    eventually(lambda: check_services(directory) == {"mlflow": ""}, awaited="a check that succeeds")
     assert open_store(s3_uri).read("mlflow-artifacts/.stack/probe") == b"vitline"
     env = stack_environment(directory)
     assert (env["VITLINE_ROOT"], env["AWS_ENDPOINT_URL"]) == (s3_uri, os.environ["AWS_ENDPOINT_URL"])

@@ -97,9 +97,9 @@ signal.signal(signal.SIGTERM, leave)
 print("ready", flush=True)
 time.sleep(1000)
 """
-    jobs.submit("b", ["python", "-c", script], {"RAY_JOB_STOP_WAIT_TIME_S": "20"}, {})
+    jobs.submit("b", ["python", "-c", script], {"RAY_JOB_STOP_WAIT_TIME_S": "200"}, {})
     eventually(lambda: "ready" in jobs.logs("b").splitlines(), awaited="the job did not start")
-    assert jobs.stop("b", wait_s=30).state == "stopped"
+    assert jobs.stop("b", wait_s=240).state == "stopped"
     assert jobs.logs("b").splitlines()[-1] == "saved"
     assert jobs.stop("b", wait_s=1).state == "stopped"
 

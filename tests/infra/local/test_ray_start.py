@@ -51,13 +51,19 @@ def test_processes_that_compute_or_wait_for_a_processor_make_progress_and_others
 
 
 HANGS = """
-import json, os, pathlib, sys
+import json, math, os, pathlib, sys
 from vitline.infra.local import processes, ray_node, supervisor
 from vitline.infra.local.stack_config import StackConfig, write_stack_config
 
 config = StackConfig(id="0a", directory=pathlib.Path(sys.argv[1]), ports={"ray": 9}, object_store=False, only_ray=True)
 write_stack_config(config)
-processes._LOOK_AT_ACTIVITY_S, supervisor.STILL_S, supervisor._SAY_EVERY_S = 0.2, 3.0, 1.0
+processes._LOOK_AT_ACTIVITY_S, supervisor.STILL_S, supervisor._SAY_EVERY_S = 0.2, math.inf, 1.0
+answer = supervisor.answer
+def say(line):
+    answer(line)
+    if "does not answer" in line.get("waiting", "") and "asleep" in (config.directory / "ray.log").read_text():
+        supervisor.STILL_S = 3.0  # from now on
+supervisor.answer = say
 ray_node.command = lambda config: [sys.executable, "-c", "import time; print('asleep', flush=True); time.sleep(1000)"]
 sys.argv[1:] = [f"--{name}={config.directory}" for name in ("directory", "log-dir")]
 sys.argv += ["--services=ray", f"--parent={os.getppid()}"]
@@ -67,8 +73,8 @@ supervisor.main()
 
 @pytest.mark.slow
 def test_a_ray_that_does_nothing_ends_in_a_sentence_that_says_what_it_waited_for(tmp_path):
-    done = subprocess.run([sys.executable, "-c", HANGS, str(tmp_path)], capture_output=True, text=True, timeout=120)
-    waiting, *_, error = done.stdout.splitlines()
-    assert "waiting for ray: its job server http://127.0.0.1:9 does not answer" in waiting, done.stderr
+    done = subprocess.run([sys.executable, "-c", HANGS, str(tmp_path)], capture_output=True, text=True, timeout=240)
+    *waiting, error = done.stdout.splitlines()
+    assert "waiting for ray: its job server http://127.0.0.1:9 does not answer" in waiting[-1], done.stderr
     assert "ray has done nothing for 3 s, and is not ready: its job server" in error
     assert "The end of its log: asleep" in error

@@ -74,7 +74,9 @@ def test_a_page_of_another_port_reads_nothing_with_the_login_of_a_browser(stack)
         for headers in (page, image):
             reply = httpx.get(url, headers=headers, auth=stack.mlflow_login, timeout=60)
             assert (reply.status_code, "access-control-allow-origin" in reply.headers) == (403, False)
-    reply = httpx.post(f"{stack.env['RAY_ADDRESS']}/api/authenticate", headers=token | {"User-Agent": "Mozilla/5.0"})
+    reply = httpx.post(
+        f"{stack.env['RAY_ADDRESS']}/api/authenticate", headers=token | {"User-Agent": "Mozilla/5.0"}, timeout=60
+    )
     assert (reply.status_code, "set-cookie" in reply.headers) == (200, False)
     if "AWS_ENDPOINT_URL" in stack.env:
         for method in ("GET", "OPTIONS"):
@@ -89,7 +91,8 @@ def test_mlflow_reads_and_writes_nothing_without_the_login(stack, headers):
     location = f"file://{stack.directory}"  # with credentials.json
     body = {"name": f"planted-{len(headers)}", "artifact_location": location}
     expected = 403 if "Origin" in headers else 401
-    assert httpx.post(f"{uri}/api/2.0/mlflow/experiments/create", json=body, headers=headers).status_code == expected
+    created = httpx.post(f"{uri}/api/2.0/mlflow/experiments/create", json=body, headers=headers, timeout=60)
+    assert created.status_code == expected
     for path in ("/", "/get-artifact", "/api/2.0/mlflow-artifacts/artifacts", "/api/2.0/mlflow/experiments/search"):
         reply = httpx.get(uri + path, headers=headers, timeout=60)
         assert reply.status_code == expected

@@ -32,7 +32,7 @@ def drive(run, attempt):
 
 driver.driver_main("A job.", drive)
 """
-FOR_EVER = "        time.sleep(120)"
+FOR_EVER = "        time.sleep(1000)"
 
 
 @pytest.fixture
@@ -58,12 +58,14 @@ def attempted(run):
 
 @pytest.fixture
 def started(run):
-    """started(work): a driver process that has begun to work."""
+    """started(work): a driver process that has begun to work; `at_work`: its workers had written their state before."""
     processes = []
 
-    def start(work=FOR_EVER, options="", every_s=10):
-        code = JOB.format(work=work, options=options, every_s=every_s)
-        command = [sys.executable, "-c", code, "--run", run.uri, "--attempt", str(take(run))]
+    def start(work=FOR_EVER, options="", every_s=10, at_work=False):
+        code, attempt = JOB.format(work=work, options=options, every_s=every_s), take(run)
+        if at_work:
+            write_state(run, "running", attempt)
+        command = [sys.executable, "-c", code, "--run", run.uri, "--attempt", str(attempt)]
         processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
         assert processes[-1].stdout.readline() == "working\n"
         return processes[-1]
@@ -164,7 +166,7 @@ def test_the_end_that_workers_wrote_counts_more_than_what_the_driver_found(run, 
 
 
 def test_the_process_ends_with_the_code_of_the_state_whatever_handlers_wait(run, started):
-    assert started("        return 'finished', {'answer': 42}").wait(30) == 0
+    assert started("        return 'finished', {'answer': 42}").wait(120) == 0
     assert read_state(run)["answer"] == 42
 
 
@@ -174,49 +176,38 @@ def test_the_process_ends_with_the_code_of_the_state_whatever_handlers_wait(run,
 def test_a_stop_request_ends_the_process_at_once(run, started, options, reason, code):
     job = started(options=options)
     request_stop(run, reason, by="someone", attempt=1)
-    assert job.wait(30) == code
+    assert job.wait(120) == code
     state = read_state(run)
     assert (state["state"], state["attempt"], state["reason"]) == (reason, 1, "someone")
 
 
 def test_sigterm_preempts(run, started):
-    job = started()
+    job = started(options=", grace_s=1000")
     job.terminate()
-    assert job.wait(30) == 75
+    assert job.wait(120) == 75
     assert (read_state(run)["state"], read_state(run)["reason"]) == ("preempted", "SIGTERM")
 
 
 def test_workers_that_are_at_work_follow_the_stop_request_themselves(run, started):
     work = """
-        write_state(run, "running", attempt)
         while not held.stopped():
             time.sleep(0.05)
         time.sleep(1.5)  # in which a driver would have ended that does not leave it to its workers
         write_state(run, "cancelled", attempt, step=3)
         return "failed", {}
 """
-    job = started(work, ", workers_write_state=True")
+    job = started(work, ", workers_write_state=True", at_work=True)
     request_stop(run, "cancelled", by="someone", attempt=1)
-    assert job.wait(30) == 143
+    assert job.wait(120) == 143
     assert read_state(run)["step"] == 3
 
 
 def test_a_stop_request_ends_the_process_while_its_workers_wait_to_be_started_again(run, started):
     """They have been at work, and nobody but the driver is there to follow the request."""
-    work = """
-        write_state(run, "running", attempt, from_step=5)
-        time.sleep(120)
-"""
-    job = started(work, ", workers_write_state=True, workers_wait=lambda: True")
+    job = started(options=", workers_write_state=True, workers_wait=lambda: True", at_work=True)
     request_stop(run, "preempted", by="someone", attempt=1)
-    assert job.wait(30) == 75
+    assert job.wait(120) == 75
     assert (read_state(run)["state"], read_state(run)["reason"]) == ("preempted", "someone")
-
-
-HANGS = """
-        write_state(run, "running", attempt)
-        time.sleep(120)
-"""
 
 
 @pytest.mark.slow
@@ -224,8 +215,8 @@ HANGS = """
 def test_a_job_that_hangs_ends_soon_after_the_deadline_of_its_flow(run, started, monkeypatch, options):
     """Its flow process may have died: nobody else ends the job."""
     monkeypatch.setenv("VITLINE_TIME_LEFT_S", "0.2")
-    job = started(HANGS, options + ", grace_s=0.2")
-    assert job.wait(60) == 1
+    job = started(options=options + ", grace_s=0.2", at_work=True)
+    assert job.wait(120) == 1
     state = read_state(run)
     assert (state["state"], state["attempt"]) == ("out_of_time", 1)
     assert state["reason"].endswith("has passed, and the job did not follow the stop request within 0.2 s")
@@ -248,7 +239,7 @@ def test_a_job_that_finishes_in_the_moment_of_its_deadline_has_finished(run, mon
     left = threading.Event()
     leave = lambda code: (codes.append(code), left.set())  # noqa: E731
     with guarded(Run(run, attempt), lambda: False, left_s=0.0, grace_s=0.0, leave=leave):
-        assert left.wait(30)
+        assert left.wait(120)
     assert (codes, read_state(run)["state"], read_state(run)["step"]) == ([0], "finished", 20)
 
 
@@ -258,7 +249,7 @@ def test_a_job_that_has_lost_its_lease_at_its_deadline_ends_with_the_code_and_on
     take(run)
     leave = lambda code: (codes.append(code), left.set())  # noqa: E731
     with guarded(Run(run, attempt), lambda: False, left_s=0.0, grace_s=0.0, leave=leave):
-        assert left.wait(30)
+        assert left.wait(120)
     assert codes == [LEASE_LOST_EXIT_CODE]
     assert "attempt 1 lost the lease" in caplog.text
     assert "Traceback" not in caplog.text
@@ -268,13 +259,12 @@ def test_a_job_that_has_lost_its_lease_at_its_deadline_ends_with_the_code_and_on
 def test_a_job_that_follows_its_deadline_saves_first(run, started, monkeypatch):
     monkeypatch.setenv("VITLINE_TIME_LEFT_S", "0.2")
     work = """
-        write_state(run, "running", attempt)
         while not held.stopped():
             time.sleep(0.05)
         write_state(run, held.stopped(), attempt, step=3, reason=held.stopped_by)
         return "failed", {}
 """
-    assert started(work, ", workers_write_state=True").wait(60) == 1
+    assert started(work, ", workers_write_state=True, grace_s=1000", at_work=True).wait(120) == 1
     state = read_state(run)
     assert (state["state"], state["step"]) == ("out_of_time", 3)
     assert "deadline of the flow run" in state["reason"]
@@ -283,21 +273,21 @@ def test_a_job_that_follows_its_deadline_saves_first(run, started, monkeypatch):
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_process_whose_lease_was_taken_ends_and_writes_nothing(run, started, stopped):
     """Its next heartbeat finds the loss, or the check before it writes the state that a stop request asks for."""
-    job = started(every_s=120 if stopped else 0.2)
+    job = started(every_s=1000 if stopped else 0.2)
     before = read_state(run)
     assert take(run) == 2
     if stopped:
         request_stop(run, "preempted", by="someone", attempt=1)
-    assert job.wait(30) == 3
+    assert job.wait(120) == 3
     assert read_state(run) == before
 
 
 @pytest.mark.parametrize(("taken", "ended"), [(False, ("cancelled", 1)), (True, ("running", 2))])
 def test_a_cancelled_process_that_gets_sigterm_writes_its_state_unless_its_lease_was_taken(run, started, taken, ended):
-    job = started(options=", ends_when_stopped=False", every_s=120)
+    job = started(options=", ends_when_stopped=False, grace_s=1000", every_s=1000)
     if taken:
         write_state(run, "running", take(run))
     request_stop(run, "cancelled", by="someone", attempt=1)
     job.terminate()
-    assert job.wait(30) == 143
+    assert job.wait(120) == 143
     assert (read_state(run)["state"], read_state(run)["attempt"]) == ended

@@ -159,8 +159,10 @@ def test_exactly_one_of_concurrent_leases_succeeds_on_s3(s3_uri):
 
 
 def test_a_store_that_creates_an_object_twice_is_noticed(run):
+    together = threading.Barrier(6)
+
     def plain_create(store, key, data):
-        time.sleep(0.1)  # all have seen that there is no lease
+        together.wait()  # all have seen that there is no lease
         store.write(key, data)
         return store.read_tagged(key)[1]
 

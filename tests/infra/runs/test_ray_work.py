@@ -1,15 +1,13 @@
 """Keyed work on a real Ray: results as they come, kept processes, processes that die, errors with their types, stops."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.storage import open_store
 
-pytestmark = [pytest.mark.slow, pytest.mark.servers, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 PROGRAM = """
 import json, os, signal, sys, threading, time
 from collections import deque
@@ -17,7 +15,7 @@ import ray
 from vitline.infra.runs.ray_work import RayTask, run_keyed, run_many
 from vitline.infra.runs.task_watch import TaskWatch
 
-ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100_000_000)
+ray.init(log_to_driver=False)
 folder, watch, found = sys.argv[1], TaskWatch(sys.argv[1], 1), {}
 
 def several(number):
@@ -82,11 +80,11 @@ with open(f"{folder}/found.json", "w") as file:  # Ray writes lines of its own t
 """
 
 
-def test_keyed_work_on_a_real_ray(tmp_path, monkeypatch):
+def test_keyed_work_on_a_real_ray(ray_jobs, tmp_path):
     acquire_lease(open_store(tmp_path), "work", job_state=lambda job: "failed", owner="test")
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    done = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], stderr=subprocess.PIPE, text=True)
-    assert done.returncode == 0, done.stderr
+    ray_jobs.submit("keyed-work", ["python", "-c", PROGRAM, str(tmp_path)], {}, {})
+    ended = ray_jobs.follow("keyed-work", lambda _: None, poll_s=0.2)
+    assert ended.state == "succeeded", ray_jobs.logs("keyed-work")
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["grown"] == [[1, 0], [2, 0], [2, 1], [3, 0], [3, 1], [3, 2]]
     assert found["kept"] == 1

@@ -14,14 +14,23 @@ from vitline.infra.storage import open_store
 from ...eventually import eventually
 
 UNRESPONSIVE_JOB = """
-import sys, time
+import signal, sys, threading, time
+from vitline.infra.runs.run_state import read_stop
 from vitline.infra.runs.stopping import joining_ray, stop_on_signals
-import signal
+from vitline.infra.storage import open_store
+
+class FromTheRequestOn(threading.Timer):  # so that the time suffices to store it
+    def run(self):
+        while read_stop(open_store(sys.argv[1])) is None:
+            time.sleep(0.01)
+        super().run()
+
+threading.Timer = FromTheRequestOn
 stop_on_signals(sys.argv[1], attempt=3, grace_s=1.0)
 with joining_ray():
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as ray.init does
 print("ready", flush=True)
-time.sleep(60)
+time.sleep(1000)
 """
 
 
@@ -31,7 +40,7 @@ def test_signal_is_stored_as_a_stop_request_and_ends_an_unresponsive_job_with_75
     job = subprocess.Popen([sys.executable, "-c", UNRESPONSIVE_JOB, run.uri], stdout=subprocess.PIPE, text=True)
     assert job.stdout.readline() == "ready\n"
     job.send_signal(number)
-    assert job.wait(30) == 75
+    assert job.wait(120) == 75
     stop = read_stop(run)
     assert (stop["reason"], stop["attempt"], stop["by"]) == ("preempted", 3, signal.Signals(number).name)
     job.stdout.close()

@@ -144,8 +144,8 @@ def test_the_end_of_a_process_is_noted_where_it_is_asked_for_and_its_attempt_goe
 
 @pytest.mark.slow
 def test_an_attempt_that_has_lost_its_lease_is_killed_and_writes_nothing(run, started):
-    process = started("waits_for_a_lock")
     acquire_lease(run, "job-abc", job_state=lambda job: "failed", owner="its successor")
+    process = started("waits_for_a_lock")
     _, log = process.communicate()
     assert process.returncode == -signal.SIGKILL
     assert "waits_for_a_lock" in log

@@ -132,7 +132,7 @@ process.join()
 
 
 def test_in_a_forked_process_it_says_so_and_does_not_hang(store, service):
-    ran = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60)
+    ran = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=240)
     assert "not supported" in ran.stdout, ran.stderr
 
 

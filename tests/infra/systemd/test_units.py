@@ -107,7 +107,11 @@ def test_systemd_reads_the_units(tmp_path):
 def test_the_sender_takes_the_lease_and_leaves_it(tmp_path):
     root = open_store(str(tmp_path / "root"))
     sender = Unit("vitline-sender", tmp_path, {"VITLINE_ROOT": root.uri, "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"})
-    sender.works_and_stops(lambda: root.list("leases/"))
+
+    def holds():  # once its first heartbeat has followed; before, it may be stopped between two writes
+        return [key for key in root.list("leases/") if root.read_json(key)["counter"] > 0]
+
+    sender.works_and_stops(holds)
     (lease,) = root.list("leases/")
     assert root.read_json(lease)["heartbeat"] == 0  # released
 
