@@ -52,7 +52,7 @@ def test_no_record_of_a_pipeline_holds_a_secret(stack, pipelines, in_stack, secr
     for job in jobs.list():
         records[f"job: {job.id}"] = json.dumps(job.metadata).encode() + jobs.logs(job.id).encode()
     for database in ("mlflow/mlflow.db", "prefect/prefect.db"):
-        with sqlite3.connect(stack.directory / database) as connection:
+        with sqlite3.connect(stack.directory / database, timeout=240) as connection:
             records[database] = "\n".join(connection.iterdump()).encode()
     for folder in (stack.log_dir, config.folder):
         records |= {
