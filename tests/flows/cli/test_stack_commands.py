@@ -191,8 +191,11 @@ def test_a_stack_beside_an_own_prefect_and_mlflow_starts_the_rest_and_runs_a_flo
         assert (code, json.loads(out)["state"]) == (0, "Completed"), err
         assert json.loads(out)["page"].startswith(prefect.removesuffix("/api"))
         assert "digits" in run("data", "ls", **logins)[1]
-        report = json.loads(run("stack", "status", "--json", **logins)[1])
-        assert any(page.startswith(mlflow) for page in report["experiments"].values()), report  # the sender has sent it
+
+        def experiments():
+            return json.loads(run("stack", "status", "--json", **logins)[1])["experiments"].values()
+
+        eventually(lambda: any(page.startswith(mlflow) for page in experiments()), awaited="what the sender sends")
         stop_stack(own)
         code, out, _ = run("stack", "status", **logins)
         assert code == 1
