@@ -31,7 +31,7 @@ from vitline.flows.on_prefect.request_checks import check_request
 from vitline.flows.on_prefect.run_names import descriptive_name, given_name
 from vitline.infra.settings import Settings, import_nothing_from_here, inherited_environment, use_settings_file
 
-_PATIENCE_S = 5.0  # if the store takes longer to answer, the flow checks the request
+_PATIENCE_S = 20.0  # if the store takes longer to answer, or this machine to check, the flow checks the request
 _SETTINGS = ("VITLINE_", "AWS_", "AZURE_", "GOOGLE_", "MLFLOW_", "RAY_")
 
 
