@@ -7,7 +7,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def eventually(what: Callable[[], T], timeout_s: float = 240, awaited: str = "an answer", every_s: float = 0.25) -> T:
+def eventually(what: Callable[[], T], timeout_s: float = 600, awaited: str = "an answer", every_s: float = 0.25) -> T:
     """The first true answer of `what()`; `awaited` says what is missing if there is none in time."""
     deadline = time.monotonic() + timeout_s
     while not (found := what()):

@@ -32,7 +32,7 @@ from vitline.flows.on_prefect.run_names import descriptive_name, given_name
 from vitline.infra.settings import Settings, import_nothing_from_here, inherited_environment
 from vitline.infra.settings_file import use_settings_file
 
-_PATIENCE_S = 5.0  # if the store takes longer to answer, the flow checks the request
+_PATIENCE_S = 20.0  # if the store takes longer to answer, or this machine to check, the flow checks the request
 _SETTINGS = ("VITLINE_", "AWS_", "AZURE_", "GOOGLE_", "MLFLOW_", "RAY_")
 
 

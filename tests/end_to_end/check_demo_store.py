@@ -1,11 +1,13 @@
 """Asserts what a demo left in the store of the stack that is up here, and in MLflow: run it after `vitline demo`."""
 
 import json
+import time
 import urllib.request
 
 from vitline.data_prep.shards.verify_shards import verify_corpus
 from vitline.flows.catalog.lists import list_corpora, list_models, list_pipelines, list_runs_and_pipelines
 from vitline.flows.cli.groups.stack import join_stack
+from vitline.flows.to_mlflow import outbox
 from vitline.infra.runs.journal import read_journal
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
@@ -47,6 +49,10 @@ def main() -> None:
 
     (pipeline,) = list_pipelines(root)
     assert (pipeline.state, [s.stage for s in pipeline.stages]) == ("finished", ["prepare", "pretrain", "evaluate"])
+    ends = time.monotonic() + 240  # on a busy machine, the sender is done after the demo
+    while (left := outbox.left(store)) and time.monotonic() < ends:
+        time.sleep(1)
+    assert not left, left
     stages = {run["data"]["tags"]["vitline.stage"]: run for run in mlflow_runs(settings)}
     assert {"prepare", "pretrain", "evaluate", "pretrain-then-transfer"} <= stages.keys(), stages.keys()
     assert all(run["info"]["status"] == "FINISHED" for run in stages.values())

@@ -4,7 +4,6 @@ CPU float32 on two workers: losses are compared bit for bit (vit/README.md, "Wha
 """
 
 import contextlib
-import itertools
 import re
 import time
 from functools import partial
@@ -210,8 +209,4 @@ def test_killed_training_equals_undisturbed_training(session, slow_config, undis
 
 
 def test_kills_leave_no_training_process(session):
-    for _ in itertools.repeat(None, 50):
-        if not training_workers(session):
-            return
-        time.sleep(0.2)
-    pytest.fail(f"left behind: {training_workers(session)}")
+    soon(lambda: not training_workers(session), awaited="the end of every training process")

@@ -13,7 +13,9 @@ from vitline.infra.runs.lease import read_lease
 
 from ..servers.stack import TINY
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("quiet_logs")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.usefixtures("quiet_logs")]
+LEAD_S = 150
+"""The whole minute before is 90 s away at least: Prefect's scheduler comes once a minute, and plans no run of the past."""
 
 
 @pytest.fixture
@@ -79,7 +81,7 @@ def test_schedules_start_reconcile_and_a_night_which_the_comparison_shows(work, 
     tiny = work.flows.api.get("/deployments/name/pretrain-then-transfer/tiny").json()["parameters"]["request"]
     request = {**tiny, "name": "night", "deadline_hours": 1.0, "max_late_hours": 1.0}
     page.edit("pretrain-then-transfer/nightly", parameters={"request": request})
-    due = (datetime.now(UTC) + timedelta(seconds=80)).replace(second=0)  # Prefect needs some seconds to learn of it
+    due = (datetime.now(UTC) + timedelta(seconds=LEAD_S)).replace(second=0)
     deployment = page.schedule("pretrain-then-transfer/nightly", f"{due:%M} {due:%H} * * *")
     check_reconcile(work, page)
     run = work.flows.wait(started_by_itself(work, deployment)["id"], timeout_s=600)
@@ -134,12 +136,11 @@ def two_series(flows, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1800)
 def test_two_series_of_a_file_run_side_by_side_with_nights_and_champions_of_their_own(work, two_series, in_stack):
     from vitline.flows.on_prefect.deploy.deployments_file import read_deployments
     from vitline.flows.on_prefect.deploy.registration import register
 
-    due = (datetime.now(UTC) + timedelta(seconds=100)).replace(second=0, microsecond=0)
+    due = (datetime.now(UTC) + timedelta(seconds=LEAD_S)).replace(second=0, microsecond=0)
     deployments = read_deployments(two_series(due), in_stack)
     register(in_stack, deployments)
     names = [deployment.full_name for deployment in deployments]

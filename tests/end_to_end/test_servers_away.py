@@ -11,6 +11,7 @@ import pytest
 
 from vitline.flows.catalog.lists import list_pipelines
 from vitline.flows.catalog.records import read_pipeline
+from vitline.flows.to_mlflow import outbox
 from vitline.infra.local.stack import check_services, find_stack
 from vitline.infra.runs.lease import read_lease
 from vitline.infra.runs.run_state import read_state
@@ -21,7 +22,7 @@ from ..servers.stack import TINY
 from ..trainings import losses_of, outcome_of
 from .undisturbed import train_undisturbed
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 STEPS = 80
 
 
@@ -123,7 +124,9 @@ def test_flow_process_servers_and_a_worker_are_killed_in_mid_training(work, stac
     assert len(work.run(key).list("starts/")) == 2
     spec = RunSpec.model_validate(work.run(key).read_json("config.json"))
     assert outcome_of(work.run(key)) == outcome_of(train_undisturbed(spec, root))
-    work.eventually(lambda: work.mlflow_status(key) == "FINISHED")
+    # The sender sends the status before the rest, and then deletes the entry.
+    work.eventually(lambda: key not in {entry.key for entry in outbox.listed(work.root)})
+    assert work.mlflow_status(key) == "FINISHED"
     sent = work.mlflow_curve(key, "train/loss")
     assert len(sent) == len({step for step, _ in sent}) > STEPS / 2
     assert set(sent) <= losses_of(work.run(key)).items()

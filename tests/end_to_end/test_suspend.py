@@ -55,15 +55,19 @@ def test_a_pipeline_is_suspended_while_it_trains_and_resumed(work):
     work.eventually(lambda: work.progress(key) > state["step"])
     assert work.flows.find(run)["name"] == found["name"]
     assert read_state(work.run(key))["from_step"] == state["step"]
-    # Without Resume it goes on after the limit; Prefect's server would fail it.
-    suspend(work, run, limit_s=5)
+    # Without Resume it goes on after the limit; Prefect's server would fail it, unless the flow process has seen it before.
+    suspend(work, run, limit_s=30)
     work.eventually(lambda: not work.processes_of_flow(run))
     found = work.flows.find(run)
     assert (found["state_name"], "resumes by itself" in found["state"]["message"]) == ("Suspended", True), found[
         "state"
     ]
-    findings = reconcile_now(work.settings, {"quiet_minutes": 5})
-    assert [finding.action for finding in findings if found["name"] in finding.subject] == ["resumed"]
+
+    def actions():
+        findings = reconcile_now(work.settings, {"quiet_minutes": 5})
+        return [finding.action for finding in findings if found["name"] in finding.subject]
+
+    assert work.eventually(actions) == ["resumed"]
     step = work.progress(key)
     work.eventually(lambda: work.progress(key) > step)
     # Resumed at once, while the earlier process is still stopping.

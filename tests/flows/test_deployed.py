@@ -213,6 +213,6 @@ class TestNights:
                     with one_at_a_time(services, night):
                         pass
             finally:
-                jobs.stop(job, wait_s=30)
+                jobs.stop(job, wait_s=240)
             with one_at_a_time(services, night):
                 pass

@@ -12,8 +12,11 @@ from pyarrow.parquet import read_table
 from vitline.flows.catalog.records import attempt_records
 from vitline.flows.forms.forms import PipelineRequest
 from vitline.flows.nights.night_record import read_night
+from vitline.flows.to_mlflow import outbox
 from vitline.infra.runs.lease import job_id_of
 from vitline.infra.storage import open_store
+
+from ..eventually import eventually
 
 STAGES = ["prepare", "pretrain", "evaluate"]
 
@@ -98,7 +101,14 @@ def test_the_page_shows_stages_scores_and_links(flows, pipelines, stack):
     assert not [line for line in flows.lines(pipelines.worked) if "Traceback" in line]
 
 
-def test_mlflow_has_a_parent_and_a_child_for_every_stage(flows, pipelines, stack):
+def wait_for_mlflow(settings, *keys):
+    """Until MLflow has these runs and pipelines as they ended: on a busy machine, the sender is done after the flow run."""
+    root = open_store(settings.root)
+    eventually(lambda: not {*keys} & {entry.key for entry in outbox.listed(root)}, awaited="the end of sending")
+
+
+def test_mlflow_has_a_parent_and_a_child_for_every_stage(flows, pipelines, in_stack, stack):
+    wait_for_mlflow(in_stack, pipelines.record.key, *(stage.run_key for stage in pipelines.record.stages))
     api = httpx.Client(
         base_url=f"{stack.env['MLFLOW_TRACKING_URI']}/api/2.0/mlflow", auth=stack.mlflow_login, timeout=60
     )
@@ -180,6 +190,7 @@ def test_the_model_predicts_the_classes_of_a_corpus(flows, pipelines, in_stack, 
     assert {row["labels"][0] for row in rows} == {"5", "6", "7", "8", "9"}
     assert {row["class"] for row in rows} <= {"0", "1", "2", "3", "4"}  # what the model was trained on
     assert float(flows.artifacts(run)["predict"]["data"]) == 100.0
+    wait_for_mlflow(in_stack, key)
     api = httpx.Client(
         base_url=f"{stack.env['MLFLOW_TRACKING_URI']}/api/2.0/mlflow", auth=stack.mlflow_login, timeout=60
     )

@@ -174,13 +174,13 @@ def test_mlflow_serves_the_candidate_without_this_installation_on_path(stack, ca
             assert time.monotonic() < deadline, (tmp_path / "log").read_text()
             time.sleep(0.5)
         rows = {"dataframe_records": [{"image": base64.b64encode(picture).decode()}]}
-        (answer,) = httpx.post(f"{url}/invocations", json=rows, timeout=60).raise_for_status().json()["predictions"]
+        (answer,) = httpx.post(f"{url}/invocations", json=rows, timeout=240).raise_for_status().json()["predictions"]
         assert len(answer["classes"]) == len(answer["probabilities"]) == 5
-        nonsense = httpx.post(f"{url}/invocations", json={"dataframe_records": [{"image": "?"}]}, timeout=60)
+        nonsense = httpx.post(f"{url}/invocations", json={"dataframe_records": [{"image": "?"}]}, timeout=240)
         assert nonsense.status_code == 400
     finally:
         os.killpg(server.pid, signal.SIGTERM)
-        server.wait(30)
+        server.wait(240)
 
 
 def answers(url: str) -> bool:

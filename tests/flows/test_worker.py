@@ -103,5 +103,5 @@ def test_a_stopped_worker_closes_its_connections_itself():
     )
     assert process.stdout.readline() == "connected\n"
     process.terminate()
-    assert process.communicate(timeout=60) == ("closed\n", "")
+    assert process.communicate(timeout=240) == ("closed\n", "")
     assert process.returncode == 0

@@ -129,7 +129,7 @@ def test_two_workers_branch_as_they_go_on_and_one_goes_on_from_the_checkpoint_of
         )
         for rank in range(2)
     ]
-    assert [process.communicate(timeout=240)[0] for process in ranks] == 2 * [b"finished\nfinished\n"]
+    assert [process.communicate(timeout=800)[0] for process in ranks] == 2 * [b"finished\nfinished\n"]
     assert open_checkpoint(run, list_checkpoints(run)[0]).manifest["world_size"] == 2
     assert losses_of(run) == after(losses_of(parent), 10)
     alone = train(replace(branch(parent, **changes), name="alone", **{"execution.num_workers": 1}))

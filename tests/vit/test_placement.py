@@ -16,7 +16,7 @@ from ..trainings import begin
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_workers_run_on_labelled_nodes_with_their_variables(train_config, root, tmp_path, processes):
     placement = {"node_labels": {"pool": "training"}, "environment": {"GLOO_SOCKET_IFNAME": "lo"}}
     config = replace(train_config("placed", workers=1, steps=10**6), **{"execution.placement": placement})
@@ -26,7 +26,7 @@ def test_workers_run_on_labelled_nodes_with_their_variables(train_config, root, 
         cluster.jobs.submit(lease.job_id, command, {"VITLINE_ONE_NODE_RAY": ""}, {})
 
         def until(condition):
-            deadline = time.monotonic() + 200
+            deadline = time.monotonic() + 600
             while not condition(read_progress(run) or {}):
                 assert not cluster.jobs.find(lease.job_id).terminal, cluster.jobs.logs(lease.job_id)
                 assert time.monotonic() < deadline, cluster.jobs.logs(lease.job_id)

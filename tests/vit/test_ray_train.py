@@ -12,6 +12,8 @@ from vitline.vit.ray_jobs import train_driver
 from vitline.vit.ray_jobs.ray_private import UNUSED_CALLBACKS, trainer_class
 from vitline.vit.ray_jobs.train_driver import scaling_policy, stop_on_drain
 
+from ..eventually import eventually
+
 
 def test_trainer_omits_only_unused_callbacks():
     from ray.train.torch import TorchTrainer
@@ -71,9 +73,7 @@ def test_a_training_on_a_node_that_is_drained_is_asked_to_stop_once_ray_says_so(
     run = open_store(tmp_path)
     looks([False, RuntimeError("Ray does not answer"), True])
     with stop_on_drain(run, 3):
-        (watch,) = (thread for thread in threading.enumerate() if thread.name == "drain-watch")
-        watch.join()
-    stop = read_stop(run)
+        stop = eventually(lambda: read_stop(run), every_s=0.01)
     assert (stop["reason"], stop["attempt"]) == ("preempted", 3)
     assert "drains a node" in stop["by"]
 

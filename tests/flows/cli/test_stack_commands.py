@@ -81,20 +81,24 @@ def test_commands_that_would_use_a_stopped_stack_mention_it(run, tmp_path):
 
 
 def test_status_shows_services_addresses_and_ports(run, joined):
-    code, out, _ = run("stack", "status", "--json")
+    def shown():
+        """Both forms, once no process of Ray has begun or ceased to listen between them."""
+        (code, out, _), (code_of_text, text, _) = run("stack", "status", "--json"), run("stack", "status")
+        assert (code, code_of_text) == (0, 0)
+        lines = (line for line in text.splitlines() if " listens on " in line)
+        ports = {int(number) for line in lines for number in line.split(": ")[1].split(", ")}
+        return ports == {listener["port"] for listener in json.loads(out)["listeners"]} and (out, text)
+
+    out, text = eventually(shown, awaited="the same ports in both forms")
     report = json.loads(out)
-    assert (code, report["up"]) == (0, True)
+    assert report["up"]
     assert [s["state"] for s in report["services"]] == ["up"] * len(ALL)
-    code, text, _ = run("stack", "status")
-    assert code == 0
     assert all(url in text for url in report["links"].values())
     for name, page in report["experiments"].items():
         assert f"{page} ({name})" in text
         assert re.search(r"/#/experiments/\d+/runs\?workflowType=machine_learning$", page), page
     assert "Nothing can be reached from other machines." in text
     assert f"{'ray':<14} listens on loopback: " in text
-    ports = {int(n) for line in text.splitlines() if " listens on " in line for n in line.split(": ")[1].split(", ")}
-    assert {listener["port"] for listener in report["listeners"]} == ports
     assert str(joined.log_dir) in text
     assert joined.env["AWS_SECRET_ACCESS_KEY"] not in out + text
 
@@ -187,8 +191,11 @@ def test_a_stack_beside_an_own_prefect_and_mlflow_starts_the_rest_and_runs_a_flo
         assert (code, json.loads(out)["state"]) == (0, "Completed"), err
         assert json.loads(out)["page"].startswith(prefect.removesuffix("/api"))
         assert "digits" in run("data", "ls", **logins)[1]
-        report = json.loads(run("stack", "status", "--json", **logins)[1])
-        assert any(page.startswith(mlflow) for page in report["experiments"].values()), report  # the sender has sent it
+
+        def experiments():
+            return json.loads(run("stack", "status", "--json", **logins)[1])["experiments"].values()
+
+        eventually(lambda: any(page.startswith(mlflow) for page in experiments()), awaited="what the sender sends")
         stop_stack(own)
         code, out, _ = run("stack", "status", **logins)
         assert code == 1

@@ -54,7 +54,7 @@ def prefect(tmp_path_factory):
             yield runs
     finally:
         server.terminate()
-        server.wait(60)
+        server.wait(240)
 
 
 def answers(port, login):

@@ -54,6 +54,7 @@ NAMES = [
 def _small_machine(monkeypatch):
     monkeypatch.setattr(doctor, "MIN_MEMORY_BYTES", 10**6)
     monkeypatch.setattr(doctor, "MIN_FREE_DISK_BYTES", 10**6)
+    monkeypatch.setattr(checks_module, "DEADLINE_S", 240.0)
     s3_store._filesystem.cache_clear()  # its clients keep their credentials
 
 
@@ -78,6 +79,8 @@ def on_stack(stack, settings_of, monkeypatch):
         if name.startswith("AWS_"):
             monkeypatch.setenv(name, value)
     monkeypatch.setattr(doctor, "local_dir", lambda settings: stack.directory.parent)
+    monkeypatch.setattr(service_checks, "TIMEOUT_S", 60.0)
+    monkeypatch.setattr(node_checks, "TIMEOUT_S", 60.0)
 
     def make(**changes) -> Settings:
         fields = {
@@ -169,6 +172,7 @@ def test_this_machine_passes_and_nothing_is_left_in_the_store(settings_of, tmp_p
 
 
 def test_the_real_servers_pass(on_stack, stack):
+    before = {*listeners(stack.directory)}
     checks = by_name(on_stack())
     assert [check for check in checks.values() if not check.ok and check.name != "packages"] == []
     assert checks["clock"].found.endswith("Prefect, MLflow, Ray")
@@ -176,7 +180,7 @@ def test_the_real_servers_pass(on_stack, stack):
     for service in find_stack(stack.directory).services:
         assert service.name in ALL
         assert not service.ports or str(service.ports[0]) in checks["ports"].found
-    for listener in listeners(stack.directory):
+    for listener in before & {*listeners(stack.directory)}:  # processes of Ray come and go
         if not listener.loopback:
             assert re.search(
                 rf"ray also on {re.escape(listener.reach)}: [\d, ]*\b{listener.port}\b", checks["ports"].found

@@ -119,7 +119,7 @@ def test_rules_and_panels_use_metrics_that_there_are():
 
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="Prometheus is not installed (Debian: prometheus)")
-def test_prometheus_scrapes_it_and_evaluates_every_rule_and_panel(at_work, root, tmp_path):
+def test_prometheus_scrapes_it_and_evaluates_every_rule_and_panel(at_work, root, tmp_path, http):
     port, prometheus = free_ports(2)
     config = (
         (OBSERVABILITY / "prometheus.yml")
@@ -140,7 +140,7 @@ def test_prometheus_scrapes_it_and_evaluates_every_rule_and_panel(at_work, root,
     try:
 
         def query(expression):
-            reply = httpx.get(f"http://127.0.0.1:{prometheus}/api/v1/query", params={"query": expression})
+            reply = http.get(f"http://127.0.0.1:{prometheus}/api/v1/query", params={"query": expression})
             assert reply.status_code == 200, reply.text
             return reply.json()["data"]["result"]
 
@@ -150,12 +150,12 @@ def test_prometheus_scrapes_it_and_evaluates_every_rule_and_panel(at_work, root,
             except httpx.TransportError:
                 return False
 
-        eventually(scraped, awaited="the first scrape", timeout_s=60)
+        eventually(scraped, awaited="the first scrape")
         for expression in expressions():
             query(expression)
-        (late,) = query(re.sub("900", "-1", expressions()[1]))
+        (late,) = eventually(lambda: query(re.sub("900", "-1", expressions()[1])), awaited="a scrape in time")
         assert late["metric"]["run"] == at_work
-        rules = httpx.get(f"http://127.0.0.1:{prometheus}/api/v1/rules").json()["data"]["groups"][0]["rules"]
+        rules = http.get(f"http://127.0.0.1:{prometheus}/api/v1/rules").json()["data"]["groups"][0]["rules"]
         eventually(lambda: {rule["health"] for rule in rules} <= {"ok", "unknown"}, awaited="rules without an error")
     finally:
         for process in (exporter, server):

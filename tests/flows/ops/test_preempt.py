@@ -46,7 +46,7 @@ def _quick(monkeypatch):
 def test_an_attempt_without_a_heartbeat_is_left_to_reconcile(run, root):
     lease(run, silent_s=3600)
     write_state(run, "running", 1)
-    with pytest.raises(RuntimeError, match=r"no heartbeat for 3600 s; `vitline ops reconcile`"):
+    with pytest.raises(RuntimeError, match=r"no heartbeat for 360\d s; `vitline ops reconcile`"):
         preempt(root, KEY)
     run.write_json("lease.json", {**read_lease(run).model_dump(), "heartbeat": time.time() + 3600})
     with pytest.raises(RuntimeError, match=r"no heartbeat while it was watched for 0.3 s; `vitline ops reconcile`"):

@@ -165,7 +165,7 @@ def test_reconcile_leaves_living_training_and_ends_its_dead_flow_run(servers):
     servers.reconcile()
     ended = servers.state(flow.flow_run)
     assert (ended["type"], ended["name"]) == ("CRASHED", "Preempted")
-    assert servers.mlflow_status(run) == "KILLED"
+    eventually(lambda: servers.mlflow_status(run) == "KILLED", awaited="the end in MLflow")
     assert servers.reconcile() == {}
 
 
@@ -186,7 +186,7 @@ def test_reconcile_ends_cancelled_pipeline_without_worker_and_process(servers):
     assert read_state(run)["state"] == "cancelled"
     assert servers.state(flow.flow_run)["type"] == "CANCELLED"
     assert servers.states_of_parts(flow.flow_run) == ["COMPLETED", "CANCELLED"]
-    assert servers.mlflow_status(run) == "KILLED"
+    eventually(lambda: servers.mlflow_status(run) == "KILLED", awaited="the end in MLflow")
     assert list_checkpoints(run) != []
 
     end_without_part(servers, flow.flow_run)

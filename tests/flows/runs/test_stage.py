@@ -284,7 +284,7 @@ def test_an_attempt_with_a_moving_heartbeat_is_skipped_long_before_the_lease_tim
 
 def test_work_whose_heartbeat_is_old_by_the_clock_but_moves_is_not_taken_over(run, monkeypatch):
     """This machine's clock is an hour ahead, or all its processes were suspended for an hour and go on now."""
-    monkeypatch.setattr(liveness, "FLOW_LEASE_S", 0.6)  # a heartbeat every 0.1 s
+    monkeypatch.setattr(liveness, "FLOW_LEASE_S", 6.0)  # a heartbeat every second
     services = Services(Settings(root=root_of(run)), ScriptedCluster(run), FakeObserver([]), None)
     with stage.exclusively(services, "night") as holder:
         lease_file = open_store(root_of(run)).child("leases/night")
@@ -309,7 +309,7 @@ def test_a_resumed_flow_run_waits_for_its_process_from_before_the_suspension(run
     services = Services(
         Settings(root=root_of(run)), cluster, FakeObserver([]), None, Origin(flow_run_id="1", flow_run_url=page)
     )  # fmt: skip
-    monkeypatch.setattr(liveness, "FLOW_LEASE_S", 0.6)  # a heartbeat every 0.1 s
+    monkeypatch.setattr(liveness, "FLOW_LEASE_S", 6.0)  # a heartbeat every second
     before = contextlib.ExitStack()
     before.enter_context(stage.exclusively(services, "night"))
     threading.Timer(1.5, before.close).start()
@@ -324,7 +324,8 @@ def test_a_resumed_flow_run_waits_for_its_process_from_before_the_suspension(run
         pass
 
 
-def test_a_run_that_another_process_finished_meanwhile_is_not_run_again(run):
+def test_a_run_that_another_process_finished_meanwhile_is_not_run_again(run, monkeypatch):
+    monkeypatch.setattr(stage, "LIVING_S", 60.0)  # it ends at the second look, however late that comes
     held = lease(run)
     cluster = ScriptedCluster(run)
     cluster.ended[held.job_id] = Job(id=held.job_id, state="running", exit_code=None, message="")

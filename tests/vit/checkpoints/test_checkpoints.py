@@ -266,7 +266,7 @@ def test_all_ranks_stop_where_no_checkpoint_is_valid(tmp_path, meta, trained, ti
     ]
     for process in ranks:
         process.start()
-    found = dict(answers.get(timeout=240) for _ in ranks)
+    found = dict(answers.get(timeout=800) for _ in ranks)
     for process in ranks:
         process.join()
     assert found[0] == found[1]

@@ -205,7 +205,7 @@ sys.exit(3)
 
 def test_a_program_that_leaves_an_iteration_open_ends_its_threads_first():
     """A thread of Arrow or torch that outlives Python aborts the process, once in many times."""
-    done = subprocess.run([sys.executable, "-c", OPEN_AT_THE_END], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", OPEN_AT_THE_END], capture_output=True, text=True, timeout=240)
     assert done.returncode == 3, done.stderr
     during, after = map(eval, done.stdout.splitlines())
     assert len(during) > 1

@@ -33,7 +33,7 @@ def test_four_workers_split_a_network_and_change_how_by_checkpoints(tmp_path):
         )
         for rank in range(4)
     ]  # fmt: skip
-    answers = [process.communicate(timeout=280) for process in processes]
+    answers = [process.communicate(timeout=800) for process in processes]
     assert [process.returncode for process in processes] == [0] * 4, answers
     told, held = zip(*(json.loads(out)[:2] for out, _ in answers), strict=True)
     assert all(other == told[0] for other in told)

@@ -27,7 +27,7 @@ def test_two_workers_have_the_losses_and_the_end_of_one_and_resume_bit_for_bit_w
         )
         for rank in range(2)
     ]
-    answers = [process.communicate(timeout=240) for process in processes]
+    answers = [process.communicate(timeout=800) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], answers
     assert answers[0][0] == answers[1][0]
     whole, resumed, layered, layered_resumed, muon, muon_resumed, end, *slow = json.loads(answers[0][0])

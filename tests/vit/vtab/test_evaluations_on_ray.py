@@ -20,7 +20,7 @@ from vitline.vit.run.run_spec import read_progress
 
 from .conftest import published
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from vitline.infra.storage import open_store
 
 from ....eventually import eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 DISK, FAILED = "vitline: the disk is nearly full", "vitline: a run failed"
 
 

@@ -56,7 +56,7 @@ def main(folder: str, seconds: str) -> None:
     import vitline_native
 
     rng, files, until, num = random.Random(0), originals(), time.monotonic() + float(seconds), 0
-    while time.monotonic() < until:
+    while time.monotonic() < until or num <= 1000:
         data, side = damaged(rng.choice(files), rng), rng.randint(1, 70)
         height, width = vitline_native.size(data) or (61, 83)
         top, left = rng.randrange(height), rng.randrange(width)

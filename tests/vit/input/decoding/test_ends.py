@@ -143,7 +143,7 @@ def test_the_processes_end_with_their_parent(tiny, how):
             found[0].suspend()
         if how != "exit":
             parent.send_signal(getattr(signal, how.split()[0]))
-        parent.wait(30)
+        parent.wait(240)
         eventually(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in found))
         if how == "exit":
             assert parent.returncode == 3

@@ -45,14 +45,23 @@ HUNG_TRIAL = """
 import sys, threading
 import torch._dynamo  # by the first network; takes seconds on a busy machine
 from vitline.infra.runs.handle import Run
-from vitline.infra.runs.watchdog import Watchdog
+from vitline.infra.runs.watchdog import Watchdog, note_progress
 from vitline.infra.storage import open_store
 from vitline.vit.input.decoding import training
 from vitline.vit.evaluation.run_trial import ensure_trial
 from vitline.vit.evaluation.trials import Trial
 
+hangs = threading.Event()
+
 def waits_for_ever(*args):
+    hangs.set()
     threading.Event().wait()
+
+def start_is_no_hang():
+    while not hangs.wait(1):  # on a busy machine the start takes long
+        note_progress()
+
+threading.Thread(target=start_is_no_hang, daemon=True).start()
 
 training._gather = waits_for_ever
 run, trials, trial = sys.argv[1:]
