@@ -258,20 +258,20 @@ def hostile_folder(tmp_path_factory) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def stack(planted, hostile_folder):
     """The whole local stack, real servers all of them, started once for the tests that ask for it."""
-    from vitline.infra.local.processes import free_ports
     from vitline.infra.local.stack import stack_environment, start_stack, stop_stack
 
-    from .servers.stack import RunningStack
+    from .servers.stack import RunningStack, own_ports
 
     folder = Path(tempfile.mkdtemp(prefix="vl-t-"))
     directory, log_dir = folder / "stack", folder / "logs"
-    ports = dict(zip(("s3", "mlflow", "prefect", "ray"), free_ports(4, twin=10_000), strict=True))
     try:
         with pytest.MonkeyPatch.context() as patch:
             for name, value in planted.items():
                 patch.setenv(name, value)
             patch.chdir(hostile_folder)
-            start_stack(directory, log_dir=log_dir, ports=ports, num_cpus=2, ends_with_caller=True, announce=print)
+            start_stack(
+                directory, log_dir=log_dir, ports=own_ports(), num_cpus=2, ends_with_caller=True, announce=print
+            )
         env = stack_environment(directory)
         with pytest.MonkeyPatch.context() as patch:  # clients of MLflow take only the address as an argument
             for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):

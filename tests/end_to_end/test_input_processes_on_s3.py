@@ -14,7 +14,7 @@ from vitline.infra.storage import open_store
 from vitline.vit.run.resolved import resolve
 
 from ..eventually import eventually
-from ..servers.stack import use_s3
+from ..servers.stack import own_ports, use_s3
 from ..trainings import outcome_of
 from .test_kills import KilledTraining, Session, slow_config, training_workers  # noqa: F401
 from .undisturbed import train_undisturbed
@@ -27,7 +27,9 @@ def on_s3(tmp_path_factory):
     """A Ray of this module's own, whose root is in a SeaweedFS of its own."""
     directory = tmp_path_factory.mktemp("stack")
     try:
-        start_stack(directory, log_dir=directory / "logs", services=("s3",), announce=print)
+        start_stack(
+            directory, log_dir=directory / "logs", services=("s3",), ports={"s3": own_ports()["s3"]}, announce=print
+        )
         with pytest.MonkeyPatch.context() as patch:
             root = use_s3(stack_environment(directory), patch)
             session = Session(root, tmp_path_factory.mktemp("logs"))

@@ -28,7 +28,7 @@ from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.world import World
 
 from ..servers.faulty_s3 import FAULTS
-from ..servers.stack import use_s3
+from ..servers.stack import own_ports, use_s3
 from ..trainings import begin, finish, outcome_of
 
 pytestmark = pytest.mark.s3
@@ -40,7 +40,9 @@ def own_store(tmp_path_factory):
     """A SeaweedFS of this module's own, which may be killed; its supervisor starts it again on the same data."""
     directory = tmp_path_factory.mktemp("stack")
     try:
-        start_stack(directory, log_dir=directory / "logs", services=("s3",), announce=print)
+        start_stack(
+            directory, log_dir=directory / "logs", services=("s3",), ports={"s3": own_ports()["s3"]}, announce=print
+        )
         yield directory
     finally:
         stop_stack(directory)

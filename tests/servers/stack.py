@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from vitline.flows.catalog.records import PipelineRecord, list_pipeline_keys, list_run_keys
+from vitline.infra.local.processes import free_ports
 from vitline.infra.settings import secret_values
 from vitline.infra.storage import open_store
 
@@ -23,6 +24,11 @@ class RunningStack(NamedTuple):
     @property
     def mlflow_login(self) -> tuple[str, str]:
         return self.env["MLFLOW_TRACKING_USERNAME"], self.env["MLFLOW_TRACKING_PASSWORD"]
+
+
+def own_ports() -> dict[str, int]:
+    """Ports for a stack of a test: not the well-known ones, which another stack on this machine may take before this one listens."""
+    return dict(zip(("s3", "mlflow", "prefect", "ray"), free_ports(4, twin=10_000), strict=True))
 
 
 def use_s3(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:

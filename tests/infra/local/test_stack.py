@@ -18,7 +18,6 @@ import psutil
 import pytest
 
 from vitline.infra.children import birth_of, is_running, processes_with
-from vitline.infra.local.processes import free_ports
 from vitline.infra.local.stack import (
     check_services,
     find_stack,
@@ -33,6 +32,7 @@ from vitline.infra.local.stack_config import ALL, OWNER_VARIABLE, load_stack_con
 from vitline.infra.settings import basic_authorization
 
 from ...eventually import eventually
+from ...servers.stack import own_ports
 
 pytestmark = pytest.mark.servers
 
@@ -43,11 +43,6 @@ def service(directory, name):
 
 def processes_of(directory):
     return processes_with(OWNER_VARIABLE, f"{load_stack_config(directory).id}/")
-
-
-def own_ports():
-    """Not the well-known ports, which another stack on this machine may take in the meantime."""
-    return dict(zip(("s3", "mlflow", "prefect", "ray"), free_ports(4, twin=10_000), strict=True))
 
 
 def wait_until_all_work(directory, services=("s3",)):
