@@ -6,7 +6,7 @@ import urllib.request
 
 import httpx
 
-from vitline.infra.environment.certificates import certificate_advice
+from vitline.infra.environment.certificates import CERTIFICATE_ADVICE
 from vitline.infra.environment.proxies import through_proxy
 from vitline.infra.redact import redact
 from vitline.infra.settings import Settings
@@ -23,7 +23,7 @@ def sentence_of(error: BaseException) -> str:
         )
     if isinstance(error, httpx.TransportError):
         if "certificate" in str(error).lower():
-            return f"The certificate of Prefect at {url} is not accepted ({error}). {certificate_advice()}"
+            return f"The certificate of Prefect at {url} is not accepted ({error}). {CERTIFICATE_ADVICE}"
         cause = str(error) or type(error).__name__
         proxy = through_proxy(url, all_proxy=True)
         return f"Prefect at {url} does not answer{proxy}: {cause}. Start the server, or correct PREFECT_API_URL."

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from vitline.flows.ops.check import BUSY_ADVICE, Check, patience
-from vitline.infra.environment.certificates import certificate_advice
+from vitline.infra.environment.certificates import CERTIFICATE_ADVICE
 from vitline.infra.environment.proxies import through_proxy
 from vitline.infra.local.processes import is_busy, load
 from vitline.infra.local.running_stack import stack_dir
@@ -156,7 +156,7 @@ def _store_advice(store: Store, failed: StoreFailed, permission: str) -> str:
     if failed.code in known:
         return known[failed.code]
     if "CERTIFICATE_VERIFY_FAILED" in str(failed):
-        return certificate_advice()
+        return CERTIFICATE_ADVICE
     if not store.uri.startswith("s3://"):
         return str(failed).rsplit(". ", 1)[-1]
     if failed.status in (401, 403):
@@ -234,7 +234,7 @@ def _asked_by_prefect(settings: Settings, url: str) -> Check:
         ) as api:
             return _versions("prefect", url, api.api_version(), installed("prefect"))
     except Exception as error:
-        return Check("prefect", False, f"Prefect's client: {sentence_of(error) or error}"[:600], certificate_advice())
+        return Check("prefect", False, f"Prefect's client: {sentence_of(error) or error}"[:600], CERTIFICATE_ADVICE)
 
 
 def check_mlflow(settings: Settings) -> Check:
@@ -282,7 +282,7 @@ def _asked_by_mlflow(settings: Settings, uri: str, found: str) -> Check:
         ):
             Tracking(uri).ping()
     except Exception as error:
-        advice = certificate_advice() if "certificate" in str(error).lower() else "Correct what the message names."
+        advice = CERTIFICATE_ADVICE if "certificate" in str(error).lower() else "Correct what the message names."
         return Check("mlflow", False, f"MLflow's client: {error}"[:600], advice)
     return Check("mlflow", True, found or uri)
 
@@ -323,7 +323,7 @@ def _away(name: str, away: OSError, variable: str, url: str | None) -> Check:
     if is_busy() and isinstance(away.__cause__ or away, TimeoutError):
         return Check(name, False, f"{away}"[:300] + f", and this machine is busy: {load()}", BUSY_ADVICE)
     if _of_certificate(away):
-        advice = certificate_advice()
+        advice = CERTIFICATE_ADVICE
     elif url and through_proxy(url):
         advice = "Correct the proxy, or add the host to NO_PROXY."
     elif is_of_stack(name, variable, url):

@@ -1,8 +1,9 @@
 """Certificates of an authority of one's own, for the clients of stores, Prefect, MLflow and Ray's job server.
 
-Each of them reads one of VARIABLES in place of the public authorities. VITLINE_CA is for all of them, and beside the public ones.
+Each of them trusts the file of one of VARIABLES, or the public authorities. VITLINE_CA is for all of them, and beside these.
 """
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -10,7 +11,10 @@ import ssl
 import tempfile
 from pathlib import Path
 
-VARIABLES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
+VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "AWS_CA_BUNDLE", "PREFECT_API_SSL_CERT_FILE")
+"""The last one, because Prefect reads the first only when it is imported, and its own ones again when told."""
+CERTIFICATE_ADVICE = "Set VITLINE_CA to a file with the certificates of your authority."
+"""For errors: the next step where a client does not accept the certificate of a server."""
 _BEGIN = "-----BEGIN CERTIFICATE-----"
 _PREFIX = "vitline-authorities-"
 
@@ -44,20 +48,9 @@ def named_files() -> dict[str, str]:
     return {name: os.environ[name] for name in VARIABLES if os.environ.get(name)}
 
 
-def certificate_advice() -> str:
-    """For errors: the next step where a client does not accept the certificate of a server."""
-    theirs = [name for name, path in named_files().items() if not _is_ours(path)]
-    first = (
-        f" {' and '.join(theirs)}, which {'count' if len(theirs) > 1 else 'counts'} before it, must then be unset."
-        if theirs
-        else ""
-    )
-    return f"Set VITLINE_CA to a file with the certificates of your authority.{first}"
-
-
 def trust_own_authority() -> None:
-    """Sets those of VARIABLES that are not set, for this process and its children, to a file with the public authorities and
-    those of VITLINE_CA. Nothing is set where that cannot be read: `Settings` refuses it."""
+    """Adds the certificates of VITLINE_CA to those that each of VARIABLES names, or to the public ones, for this process and its
+    children. Nothing changes where VITLINE_CA cannot be read: `Settings` refuses it."""
     value = os.environ.get("VITLINE_CA")
     if not value:
         return
@@ -69,10 +62,13 @@ def trust_own_authority() -> None:
         os.environ["VITLINE_CA"] = str(Path(value).expanduser().absolute())
     import certifi
 
-    path = _kept(f"{own}\n{Path(certifi.where()).read_text()}".encode())
     for name in VARIABLES:
-        if not os.environ.get(name) or _is_ours(os.environ[name]):
-            os.environ[name] = path
+        path = Path(os.environ.get(name) or os.environ.get(VARIABLES[0]) or certifi.where())
+        if path.name.startswith(_PREFIX) and not path.exists():
+            path = Path(certifi.where())
+        with contextlib.suppress(OSError, ValueError):  # of a file that is not there: the client names it
+            others = path.read_text()
+            os.environ[name] = str(path) if own in others else _kept(f"{own}\n{others}".encode())
 
 
 def _certificates(value: str) -> str:
@@ -85,10 +81,6 @@ def _certificates(value: str) -> str:
 @functools.lru_cache(maxsize=4)
 def _accepted(certificates: str) -> None:
     ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=certificates)
-
-
-def _is_ours(path: str) -> bool:
-    return Path(path).name.startswith(_PREFIX)
 
 
 def _kept(certificates: bytes) -> str:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import fsspec.asyn
 
-from vitline.infra.environment.certificates import certificate_advice
+from vitline.infra.environment.certificates import CERTIFICATE_ADVICE
 from vitline.infra.environment.proxies import through_proxy
 from vitline.infra.stores.hedged_reads import HedgedReads
 from vitline.infra.stores.store import PreconditionFailed, Store, StoreFailed, StoreRefused
@@ -260,7 +260,7 @@ class RemoteStore(Store):
         if other_range:
             return "Let the proxy or cache before the store pass on the header Range, or read the store without it."
         if answer.of_certificate:
-            return certificate_advice()
+            return CERTIFICATE_ADVICE
         return "Check that the store runs." if answer.transient else f"Check {self.settings_of_access}."
 
 

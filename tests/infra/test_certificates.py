@@ -10,13 +10,7 @@ from pathlib import Path
 import certifi
 import pytest
 
-from vitline.infra.environment.certificates import (
-    VARIABLES,
-    authority_of_jobs,
-    certificate_advice,
-    own_certificates,
-    trust_own_authority,
-)
+from vitline.infra.environment.certificates import VARIABLES, authority_of_jobs, own_certificates, trust_own_authority
 from vitline.infra.local.access.mutual_tls import make_certificates
 from vitline.infra.ray_jobs import checked_env
 from vitline.infra.settings import Settings
@@ -36,14 +30,10 @@ def test_all_clients_trust_the_own_authority_and_the_public_ones(
 ) -> None:
     monkeypatch.chdir(authority.parent)
     monkeypatch.setenv("VITLINE_CA", authority.name)
-    monkeypatch.setenv("AWS_CA_BUNDLE", "/theirs.pem")
-    trust_own_authority()
     trust_own_authority()
     assert os.environ["VITLINE_CA"] == str(authority)  # a child may run in another folder
-    assert os.environ["AWS_CA_BUNDLE"] == "/theirs.pem"
-    assert certificate_advice().endswith("authority. AWS_CA_BUNDLE, which counts before it, must then be unset.")
     (made,) = authority.parent.glob("vitline-authorities-*")
-    assert {os.environ[name] for name in ("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")} == {str(made)}
+    assert {os.environ[name] for name in VARIABLES} == {str(made)}
     trusted = ssl.create_default_context(cafile=str(made))
     public = ssl.create_default_context(cafile=certifi.where())
     assert len(trusted.get_ca_certs()) == len(public.get_ca_certs()) + 1
@@ -51,6 +41,20 @@ def test_all_clients_trust_the_own_authority_and_the_public_ones(
     made.unlink()  # as by a cleaner of old files
     trust_own_authority()
     assert made.exists()
+
+
+def test_what_a_variable_names_stays_trusted_and_a_missing_file_is_left_to_its_client(
+    authority: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = authority.with_name("theirs.pem")
+    theirs.write_text("of a company\n")
+    monkeypatch.setenv("VITLINE_CA", str(authority))
+    monkeypatch.setenv("SSL_CERT_FILE", str(theirs))
+    monkeypatch.setenv("AWS_CA_BUNDLE", "/missing.pem")
+    trust_own_authority()
+    trust_own_authority()
+    assert Path(os.environ["SSL_CERT_FILE"]).read_text() == f"{authority.read_text()}\nof a company\n"
+    assert os.environ["AWS_CA_BUNDLE"] == "/missing.pem"
 
 
 def test_a_job_gets_the_certificates_and_its_processes_use_them(
@@ -78,12 +82,14 @@ def test_a_file_without_certificates_is_refused(
         Settings()
 
 
-def test_a_file_of_another_user_in_the_shared_folder_is_not_used(
+def test_a_file_with_more_certificates_in_the_shared_folder_is_not_used(
     authority: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VITLINE_CA", str(authority))
     trust_own_authority()
     made = Path(os.environ["SSL_CERT_FILE"])
     made.write_text(made.read_text() + authority.read_text())
+    for name in VARIABLES:  # as in another process
+        monkeypatch.setenv(name, "")
     trust_own_authority()
     assert Path(os.environ["SSL_CERT_FILE"]).read_text().count(authority.read_text()) == 1

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from vitline.infra.local.access.mutual_tls import make_certificates
 from vitline.infra.local.running_stack import local_store
 from vitline.infra.settings import KEYS, Settings, join_environment, variables_of
 from vitline.infra.settings_file import SETTINGS_FILE, file_variables, find_file, use_settings_file
@@ -159,19 +160,24 @@ def test_python_code_that_loads_a_model_uses_the_file(folder: Path) -> None:
 
 
 def test_a_worker_reads_the_file_although_it_has_imported_prefect(folder: Path) -> None:
-    write(folder, 'prefect_api_url = "http://prefect:4200/api"\n')
+    authority = make_certificates(folder)[0]
+    write(folder, f'prefect_api_url = "http://prefect:4200/api"\nca = "{authority.name}"\n')
     program = """
 import asyncio, sys
 from prefect.client.orchestration import get_client
+from prefect.settings import PREFECT_API_SSL_CERT_FILE
 from vitline.flows.on_prefect import worker
 async def serve(worker, with_healthcheck):
     print(get_client().api_url)
+    print(PREFECT_API_SSL_CERT_FILE.value())
 worker.serve = serve
 sys.argv[1:] = ["--pool", "vitline", "--name", "w"]
 worker.main()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    assert done.stdout.startswith("http://prefect:4200/api/\n"), done.stderr
+    url, trusted, *_ = done.stdout.splitlines()
+    assert url == "http://prefect:4200/api/", done.stderr
+    assert authority.read_text() in Path(trusted).read_text()
 
 
 def test_what_was_joined_is_a_source_only_as_long_as_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:

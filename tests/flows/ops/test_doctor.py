@@ -357,7 +357,7 @@ def test_each_service_is_asked_by_its_own_client_with_the_certificates_that_it_r
             assert mlflow.ok
             failure(store, "Forbidden", "grant the key")
         else:
-            failure(mlflow, "certificate verify failed", "SSL_CERT_FILE, which counts before")
+            failure(mlflow, "certificate verify failed", "Set VITLINE_CA")
             failure(store, "at attempt 1", "Set VITLINE_CA")
 
 

@@ -1,5 +1,5 @@
 """What compose.yaml starts does start: each service's entry point, command and environment as a plain process on 127.0.0.1, in the order of
-its dependencies, until its own health check succeeds. Then a flow run goes through the proxy.
+its dependencies, until its own health check succeeds. Then flow runs of two teams go through the proxy.
 
 Nothing runs in a container: images, read-only file systems, capabilities, networks and limits are not part of this.
 """
@@ -8,7 +8,6 @@ import base64
 import contextlib
 import ctypes
 import graphlib
-import importlib.util
 import io
 import json
 import shutil
@@ -17,6 +16,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import boto3
@@ -24,16 +24,28 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitline.infra.children import child_environment
+from vitline.infra.children import child_environment, end_children
 from vitline.infra.local.processes import free_ports, temporary_folder
 
 from ...eventually import eventually
+from ...servers.stack import TINY
 from ..plain_processes import RAY_PATIENCE, RAY_START
 from .services import FOLDER, Service, read
 
 pytestmark = [pytest.mark.servers, pytest.mark.long, pytest.mark.timeout(1800)]
 PUBLISHED = ("4200", "5000", "8265", "8333")
 CLONE_NEWNET = 0x40000000
+EXPERIMENTS = "/api/2.0/mlflow/experiments/search"
+DEPLOYMENTS = """
+project: birds
+defaults: {pool: birds}
+deployments:
+  - {name: default, flow: prepare-corpus}
+  - name: small
+    flow: pretrain-then-transfer
+    schedules: [{cron: "0 2 * * *", active: false}]
+    request: REQUEST
+"""
 GRPC = 10_000
 """SeaweedFS adds it to a port for the second port of a part."""
 
@@ -41,11 +53,10 @@ GRPC = 10_000
 def missing_programs():
     programs = ("ip", "nginx", "postgres", "initdb", "psql", "pg_isready", "weed", "openssl", "curl", "wget")
     beside = str(Path(sys.executable).parent)
-    found = [name for name in programs if not (shutil.which(name) or shutil.which(name, path=beside))]
-    return found + [name for name in ("psycopg2", "flask_wtf") if importlib.util.find_spec(name) is None]
+    return [name for name in programs if not (shutil.which(name) or shutil.which(name, path=beside))]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def own_network():
     """Puts this thread and its children into a network that has only 127.0.0.1: elsewhere nodes of Ray listen on all addresses."""
     libc = ctypes.CDLL(None, use_errno=True)
@@ -59,12 +70,17 @@ def own_network():
             assert libc.setns(before.fileno(), CLONE_NEWNET) == 0
 
 
-@pytest.fixture
-def machine(tmp_path, own_network):
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory, own_network):
+    """All services run, started in the order of their dependencies."""
     if missing := missing_programs():
         pytest.skip(f"{', '.join(missing)} not installed, which the images have")
-    with temporary_folder() as short:
-        yield Machine(tmp_path, short)
+    with temporary_folder() as short, contextlib.ExitStack() as stack:
+        machine = Machine(tmp_path_factory.mktemp("logs"), short)
+        services = machine.composed["services"]
+        order = graphlib.TopologicalSorter({name: of.get("depends_on", {}) for name, of in services.items()})
+        machine.started = {name: stack.enter_context(running(machine, name)) for name in order.static_order()}
+        yield machine
 
 
 class Machine:
@@ -123,27 +139,59 @@ class Machine:
     def secret(self, name):
         return (self.short / "secrets" / f"{name}.txt").read_text().strip()
 
-    def ask(self, port, path, body=None, authorization=None):
+    def ask(self, port, path, body=None, authorization=None, method=None):
         """A request through the proxy, whose certificate only the private authority vouches for."""
-        request = urllib.request.Request(
-            f"https://localhost:{self.published[port]}{path}", None if body is None else json.dumps(body).encode()
-        )
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"https://localhost:{self.published[port]}{path}", data, method=method)
         request.add_header("Content-Type", "application/json")
         if authorization:
             request.add_header("Authorization", authorization)
         trusted = ssl.create_default_context(cafile=self.short / "secrets/authority.crt")
         with urllib.request.urlopen(request, timeout=60, context=trusted) as reply:
-            return json.loads(reply.read())
+            return json.loads(reply.read() or "null")
 
-    def from_outside(self):
-        """The environment of somebody who works through the proxy, as README.md says."""
+    def from_outside(self, **more):
+        """The environment of somebody who works through the proxy, as README.md says, with `more` variables."""
         authority = str(self.short / "secrets/authority.crt")
         url = {name: f"https://localhost:{port}" for name, port in self.published.items()}
         mine = {"PREFECT_API_URL": f"{url['4200']}/api", "PREFECT_API_AUTH_STRING": self.secret("prefect_login")}
         mine |= {"VITLINE_ROOT": "s3://vitline/vitline", "AWS_ENDPOINT_URL": url["8333"], "AWS_REGION": "us-east-1"}
         mine |= {"AWS_ACCESS_KEY_ID": "vitline", "AWS_SECRET_ACCESS_KEY": self.secret("store_secret_key")}
-        mine |= {"VITLINE_CA": authority, "VITLINE_HOME": str(self.short / "outside")}
-        return child_environment(mine, (), ("AWS_", "MLFLOW_", "PREFECT_", "RAY_", "VITLINE_"))
+        home = self.short / "outside"
+        home.mkdir(exist_ok=True)
+        mine |= {"VITLINE_CA": authority, "VITLINE_HOME": str(home)}
+        return child_environment(mine | more, (), ("AWS_", "MLFLOW_", "PREFECT_", "RAY_", "VITLINE_"))
+
+    def as_team(self, project):
+        """That of a second team, with a root and a project of its own, whose worker runs on another machine."""
+        mlflow, ray = (f"https://localhost:{self.published[port]}" for port in ("5000", "8265"))
+        home = self.short / project
+        home.mkdir()
+        return self.from_outside(
+            VITLINE_PROJECT=project,
+            VITLINE_ROOT=f"s3://vitline/{project}",
+            VITLINE_HOME=str(home),
+            PREFECT_HOME=str(home / "prefect"),
+            MLFLOW_TRACKING_URI=mlflow,
+            MLFLOW_TRACKING_USERNAME="admin",
+            MLFLOW_TRACKING_PASSWORD=self.secret("mlflow_password"),
+            RAY_ADDRESS=ray,
+            RAY_AUTH_TOKEN=self.secret("ray_token"),
+        )
+
+    def command(self, environment, *words):
+        """What a command prints. Fails the test where it fails."""
+        done = subprocess.run(
+            words, env=environment, cwd=environment["VITLINE_HOME"], capture_output=True, text=True, timeout=1500
+        )
+        assert done.returncode == 0, f"{words}: {done.stdout[-4000:]} {done.stderr[-4000:]}"
+        return done.stdout + done.stderr
+
+    def experiments(self):
+        """The names of MLflow's experiments."""
+        login = basic(f"admin:{self.secret('mlflow_password')}")
+        found = self.ask("5000", EXPERIMENTS, {"max_results": 100}, login)["experiments"]
+        return {each["name"] for each in found}
 
 
 def ray_ports(ports):
@@ -205,47 +253,100 @@ def upload_pictures(environment):
 
 
 def test_all_services_start_and_a_flow_run_goes_through_the_proxy(machine):
-    services = machine.composed["services"]
-    order = graphlib.TopologicalSorter({name: of.get("depends_on", {}) for name, of in services.items()})
-    with contextlib.ExitStack() as stack:
-        started = {name: stack.enter_context(running(machine, name)) for name in order.static_order()}
+    prefect = basic(machine.secret("prefect_login"))
+    refused = [("4200", "/api/deployments/filter", {}), ("5000", EXPERIMENTS, {"max_results": 1})]
+    refused += [("8265", "/api/jobs/", None), ("8333", "/vitline", None)]
+    for port, path, body in refused:
+        for guess in (None, basic("admin:guess")):
+            with pytest.raises(urllib.error.HTTPError, match=r"400|401|403"):
+                machine.ask(port, path, body, guess)
+    with pytest.raises(urllib.error.URLError, match="certificate verify failed"):
+        urllib.request.urlopen(f"https://localhost:{machine.published['4200']}/api/health", timeout=60)
 
-        prefect, mlflow = basic(machine.secret("prefect_login")), basic(f"admin:{machine.secret('mlflow_password')}")
-        experiments = "/api/2.0/mlflow/experiments/search"
-        refused = [("4200", "/api/deployments/filter", {}), ("5000", experiments, {"max_results": 1})]
-        refused += [("8265", "/api/jobs/", None), ("8333", "/vitline", None)]
-        for port, path, body in refused:
-            for guess in (None, basic("admin:guess")):
-                with pytest.raises(urllib.error.HTTPError, match=r"400|401|403"):
-                    machine.ask(port, path, body, guess)
-        with pytest.raises(urllib.error.URLError, match="certificate verify failed"):
-            urllib.request.urlopen(f"https://localhost:{machine.published['4200']}/api/health", timeout=60)
+    nodes = machine.ask("8265", "/api/v0/nodes?detail=1", authorization=f"Bearer {machine.secret('ray_token')}")
+    alive = [node for node in nodes["data"]["result"]["result"] if node["state"] == "ALIVE"]
+    assert sorted(node["resources_total"].get("CPU", 0) > 0 for node in alive) == [False, True]
+    (worker,) = eventually(lambda: machine.ask("4200", "/api/work_pools/vitline/workers/filter", {}, prefect))
+    assert worker["name"] == "compose"
 
-        nodes = machine.ask("8265", "/api/v0/nodes?detail=1", authorization=f"Bearer {machine.secret('ray_token')}")
-        alive = [node for node in nodes["data"]["result"]["result"] if node["state"] == "ALIVE"]
-        assert sorted(node["resources_total"].get("CPU", 0) > 0 for node in alive) == [False, True]
-        (worker,) = eventually(lambda: machine.ask("4200", "/api/work_pools/vitline/workers/filter", {}, prefect))
-        assert worker["name"] == "compose"
+    outside = machine.from_outside()
+    bucket = upload_pictures(outside)
+    trigger = ["vitline", "flows", "trigger", "prepare-corpus/default", "--wait"]
+    machine.command(outside, *trigger, "--set", "source=s3://vitline/pictures", "--set", "name=birds")
+    preparations = {"flows": {"name": {"any_": ["prepare-corpus"]}}}
+    (run,) = machine.ask("4200", "/api/flow_runs/filter", preparations, prefect)
+    assert run["state"]["type"] == "COMPLETED"
+    kept = bucket.list_objects_v2(Bucket="vitline", Prefix="vitline/corpora/birds/")["Contents"]
+    assert [each["Key"] for each in kept if each["Key"].endswith("/manifest.json")]
 
-        outside = machine.from_outside()
-        bucket = upload_pictures(outside)
-        trigger = ["vitline", "flows", "trigger", "prepare-corpus/default", "--wait"]
-        trigger += ["--set", "source=s3://vitline/pictures", "--set", "name=birds"]
-        done = subprocess.run(trigger, env=outside, cwd=machine.short, capture_output=True, text=True, timeout=900)
-        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-        preparations = {"flows": {"name": {"any_": ["prepare-corpus"]}}}
-        (run,) = machine.ask("4200", "/api/flow_runs/filter", preparations, prefect)
-        assert run["state"]["type"] == "COMPLETED"
-        kept = bucket.list_objects_v2(Bucket="vitline", Prefix="vitline/corpora/birds/")["Contents"]
-        assert [each["Key"] for each in kept if each["Key"].endswith("/manifest.json")]
+    of_compose = machine.started["prefect-worker"]
+    seen = of_compose.run(of_compose.one_off("vitline", "ops", "doctor"))
+    assert "a small job ran" in seen, seen
+    eventually(lambda: machine.experiments() - {"Default"}, awaited="an experiment of vitline in MLflow")
+    assert_no_traceback(machine)
 
-        seen = started["prefect-worker"].run(started["prefect-worker"].one_off("vitline", "ops", "doctor"))
-        assert "a small job ran" in seen, seen
 
-        def sent():
-            found = machine.ask("5000", experiments, {"max_results": 10}, mlflow)["experiments"]
-            return [each for each in found if each["name"] != "Default"]
+def test_two_teams_pretrain_side_by_side_and_each_sees_its_own(machine):
+    """The second one from a machine that reaches everything through the proxy, by the private authority that VITLINE_CA names."""
+    first, birds = machine.from_outside(), machine.as_team("birds")
+    home, login = Path(birds["VITLINE_HOME"]), basic(machine.secret("prefect_login"))
+    request = TINY | {"corpus": "digits", "tasks": ["digits"]}
+    request["overrides"] = TINY["overrides"] | {"execution.probes.corpora": ["digits"]}
+    (home / "deployments.yaml").write_text(DEPLOYMENTS.replace("REQUEST", json.dumps(request | {"name": "small"})))
+    for_prefect = birds | {"SSL_CERT_FILE": birds["VITLINE_CA"]}
+    machine.command(for_prefect, "prefect", "work-pool", "create", "birds", "--type", "process")
+    machine.command(birds, "vitline", "flows", "deploy", "--pool", "birds")
+    with worker_of(machine, birds):
+        digits = ("--set", "preset=digits")
+        at_once(machine, (first, "prepare-corpus/default", digits), (birds, "prepare-corpus/birds-default", digits))
+        by_file = ("vitline", "flows", "deploy", "--file", str(home / "deployments.yaml"))
+        machine.command(birds, *by_file)
+        small = machine.ask("4200", "/api/deployments/name/pretrain-then-transfer/birds-small", None, login)
+        edited = {"tags": [*small["tags"], "ours"]}
+        machine.ask("4200", f"/api/deployments/{small['id']}", edited, login, "PATCH")
+        machine.command(birds, *by_file)
+        again = machine.ask("4200", f"/api/deployments/{small['id']}", None, login)
+        assert (again["work_pool_name"], "ours" in again["tags"]) == ("birds", True)
+        fields = [word for name, value in request.items() for word in ("--set", f"{name}={json.dumps(value)}")]
+        at_once(
+            machine,
+            (first, "pretrain-then-transfer/default", fields),
+            (birds, "pretrain-then-transfer/birds-small", ()),
+        )
+    seen = [json.loads(machine.command(team, "vitline", "runs", "ls", "--json"))["runs"] for team in (first, birds)]
+    trained = [[run["run"] for run in runs if run["stage"] == "pretrain"] for runs in seen]
+    assert [key.partition("-")[0] for (key,) in trained] == ["tiny", "small"]
+    assert {run["state"] for runs in seen for run in runs} == {"finished"}
+    stages = {"prepare", "pretrain", "evaluate", "pretrain-then-transfer"}
+    wanted = {f"{project}/{stage}" for project in ("vitline", "birds") for stage in stages}
+    eventually(lambda: wanted <= machine.experiments(), awaited="experiments of both projects")
+    assert_no_traceback(machine)
 
-        assert eventually(sent, awaited="an experiment of vitline in MLflow")
+
+def at_once(machine, *triggers):
+    """Triggers deployments of several teams at the same time, and waits until all have completed."""
+    with ThreadPoolExecutor(len(triggers)) as threads:
+        started = [
+            threads.submit(machine.command, team, "vitline", "flows", "trigger", deployment, "--wait", *fields)
+            for team, deployment, fields in triggers
+        ]
+    for each in started:
+        each.result()
+
+
+@contextlib.contextmanager
+def worker_of(machine, environment):
+    """A team's own worker of the pool that is named like its project."""
+    project = environment["VITLINE_PROJECT"]
+    command = [sys.executable, "-P", "-m", "vitline.flows.on_prefect.worker", "--pool", project, "--name", project]
+    with open(machine.logs / f"worker-of-{project}.log", "wb") as log:
+        worker = subprocess.Popen(command, env=environment, cwd=environment["VITLINE_HOME"], stdout=log, stderr=log)
+    try:
+        yield
+    finally:
+        end_children([worker], 30)
+
+
+def assert_no_traceback(machine):
     for log in machine.logs.glob("*.log"):
         assert "Traceback" not in log.read_text(), log.read_text()[-4000:]

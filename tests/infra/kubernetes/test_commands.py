@@ -119,29 +119,19 @@ def test_prefect_starts_registers_the_deployments_and_a_flow_run_finds_its_code(
                 assert [worker["name"] for worker in workers] == ["pod-1"]
 
 
-def test_mlflow_starts_and_the_sender_lives(machine):
-    """The login of MLflow is part of it where Flask-WTF is installed, as in its image."""
+def test_mlflow_starts_with_its_login_and_the_sender_lives(machine):
     mlflow, sender = machine.container("mlflow"), machine.container("sender")
     (machine.folder / "etc/mlflow/basic_auth.ini").write_text(
         f"[mlflow]\ndefault_permission = READ\ndatabase_uri = sqlite:///{machine.folder}/logins.db\n"
         "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
     )
-    command = mlflow.command()
-    if not (with_login := importlib.util.find_spec("flask_wtf") is not None):
-        at = command.index("--app-name")
-        assert command[at : at + 2] == ["--app-name", "basic-auth"]
-        del command[at : at + 2]
-    with (
-        mlflow.running(machine.folder / "mlflow.log", command),
-        sender.running(machine.folder / "sender.log"),
-    ):
+    with mlflow.running(machine.folder / "mlflow.log"), sender.running(machine.folder / "sender.log"):
         path = "/api/2.0/mlflow/experiments/search"
         login = f"admin:{PASSWORD}"
         found = machine.ask("5000", path, {"max_results": 1}, login)
         assert [each["name"] for each in found["experiments"]] == ["Default"]
-        if with_login:
-            with pytest.raises(urllib.error.HTTPError, match="401"):
-                machine.ask("5000", path, {"max_results": 1}, "admin:guess")
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            machine.ask("5000", path, {"max_results": 1}, "admin:guess")
 
 
 def test_ray_starts_with_token_and_certificates_and_runs_the_ray_job(machine):
