@@ -7,10 +7,10 @@ from statistics import fmean
 
 import pytest
 
+from vitline.vit.cost.cluster_assumptions import ClusterAssumptions
 from vitline.vit.cost.cluster_twin import (
     KEPT,
     MOST_NODES,
-    ClusterAssumptions,
     Stretch,
     Workload,
     knee_of,
@@ -142,7 +142,8 @@ def test_rows_end_at_the_lanes_and_are_the_same_each_time():
     assert found == twin(WORK, ClusterAssumptions(node_hour_price=10))
     assert [row.nodes for row in found.rows] == [1, 2, 4, 8, 16, 32]
     nodes, reason = found.not_possible
-    assert nodes == 64 and "world_size=512 must be 1 to num_lanes=256" in reason
+    assert nodes == 64
+    assert "world_size=512 must be 1 to num_lanes=256" in reason
     for row in found.rows:
         assert sum(row.shares.values()) == pytest.approx(1)
         assert row.goodput == pytest.approx(sum(row.shares[part] for part in KEPT))
@@ -166,5 +167,6 @@ def test_the_knee_is_where_a_doubling_first_brings_less():
 
 def test_a_training_that_cannot_get_through_says_why():
     found = twin(WORK, ClusterAssumptions(failures_per_node_day=1_000))
-    assert not found.rows and found.not_possible[0] == 1
+    assert not found.rows
+    assert found.not_possible[0] == 1
     assert "simulations fail on the way: a node fails every 86 s" in found.not_possible[1]
