@@ -1,20 +1,17 @@
 """How many nodes to train on: a training as its plan counts it, simulated on 1 to 1,024 nodes. Starts nothing."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from vitline.flows.plans.measured_speed import measured_speeds
 from vitline.flows.plans.training_cost import bytes_per_image, reading_plan
 from vitline.flows.plans.training_plan import checkpoint_bytes
-from vitline.infra.html.text import percent
+from vitline.infra.html.text import and_list, percent
 from vitline.vit.cost.cluster_assumptions import ClusterAssumptions
 from vitline.vit.cost.cluster_twin import ClusterRow, ClusterTwin, Workload, twin
 from vitline.vit.cost.estimate import PlanGpus, demand_of
 from vitline.vit.run.resolved import ResolvedTraining
 
-_EARLIER = 3
 _FSDP = 1.5
 """FSDP gathers the weights twice and sums the gradients once, where DDP sums only (arXiv:1910.02054, 7.2.2)."""
 
@@ -32,30 +29,24 @@ class ClusterPlan:
     twin: ClusterTwin
     speed: str
     """Where the speed of a worker comes from."""
-    earlier_runs: Sequence[str]
 
-    @property
-    def columns(self) -> list[str]:
-        price = [] if self.assumed.node_hour_price is None else ["USD"]
-        return ["nodes", "workers", "images/s", "days", "of 90 %", *price, "lost work", "goodput", "failures", "limit"]
+    def table(self) -> list[dict[str, str]]:
+        """The rows as text, by column."""
+        return [self._cells(row) for row in self.twin.rows]
 
-    def rows(self) -> list[list[str]]:
-        """Of a table, all as text."""
-        return [self._row(row) for row in self.twin.rows]
-
-    def _row(self, row: ClusterRow) -> list[str]:
-        return [
-            f"{row.nodes:,}",
-            f"{row.workers:,}",
-            f"{row.images_per_s:,.0f}",
-            _days(row.days),
-            f"{_days(row.days_low)} to {_days(row.days_high)}",
-            *([] if row.price is None else [f"{row.price:,.0f}"]),
-            percent(row.lost),
-            percent(row.goodput),
-            f"{row.failures:,.1f}",
-            row.limit,
-        ]
+    def _cells(self, row: ClusterRow) -> dict[str, str]:
+        return {
+            "nodes": f"{row.nodes:,}",
+            "workers": f"{row.workers:,}",
+            "images/s": f"{row.images_per_s:,.0f}",
+            "days": _days(row.days),
+            "90 % range": f"{_days(row.days_low)} to {_days(row.days_high)}",
+            **({} if row.price is None else {"USD": f"{row.price:,.0f}"}),
+            "lost work": percent(row.lost),
+            "goodput": percent(row.goodput),
+            "failures": f"{row.failures:,.1f}",
+            "limit": row.limit,
+        }
 
     def sentences(self) -> list[str]:
         """The answer first, then what it rests on."""
@@ -69,6 +60,11 @@ class ClusterPlan:
             )
         if end is not None:
             told.append(f"{end[0]:,} {'node' if end[0] == 1 else 'nodes'}: not possible: {end[1]}")
+        if failing := [f"{percent(row.failed)} on {row.nodes:,} nodes" for row in self.twin.rows if row.failed]:
+            told.append(
+                f"Some runs fail on the way, after {work.max_restarts} restarts from one checkpoint: {and_list(failing)}. Save more often "
+                "(execution.save_every_steps)."
+            )
         told.append(f"A worker that waits for nothing trains on {work.images_per_s:,.0f} images/s: {self.speed}.")
         told.append(
             "Fixed: after a failure the training waits for the replacement. execution.min_workers makes it elastic."
@@ -76,7 +72,7 @@ class ClusterPlan:
             else f"Elastic: after a failure it goes on with the other nodes, with {work.min_workers:,} workers or more."
         )
         told.append("Simulated, not measured: no cluster of several nodes with GPUs has been compared with it yet.")
-        return told + [f"Earlier: {run}" for run in self.earlier_runs]
+        return told
 
     def to_json(self) -> dict[str, Any]:
         end = self.twin.not_possible
@@ -90,7 +86,6 @@ class ClusterPlan:
             "speed": self.speed,
             "elastic": self.work.min_workers is not None,
             "assumptions": self.assumed.model_dump(),
-            "earlier_runs": list(self.earlier_runs),
         }
 
 
@@ -133,8 +128,7 @@ def cluster_plan(
     )
     what = f"{recipe.model.summary} on {' + '.join(part.title for part in corpora.parts)}, {recipe.total_steps:,} steps of "
     what += f"{recipe.input.global_batch_size:,} images"
-    earlier = [one.text(corpora.num_classes) for one in islice(measured_speeds(training.root, config), _EARLIER)]
-    return ClusterPlan(config.name, what, work, assumed, twin(work, assumed), speed, earlier)
+    return ClusterPlan(config.name, what, work, assumed, twin(work, assumed), speed)
 
 
 def worker_speed(

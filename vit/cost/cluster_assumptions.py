@@ -13,7 +13,7 @@ class ClusterAssumptions(FrozenConfig):
     """Workers of a node, each with one GPU."""
     node_hour_price: NonNegativeFloat | None = None
     """Price of one node for an hour, in USD. Nodes are paid for from start to end, also while they wait. Default: no prices."""
-    step_scatter: NonNegativeFloat = 0.02
+    step_scatter: float = Field(0.02, ge=0, le=1)
     """Standard deviation of a rank's computation of a step, over its mean. The slowest rank sets the step. 0.02 is an assumption: the
     ten-step means of a B/16 on one H200 scattered by 0.025 (tests/benchmarks/README.md); at ByteDance stragglers were common
     (arXiv:2505.05713)."""

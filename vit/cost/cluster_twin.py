@@ -87,7 +87,7 @@ def slowest_of(ranks: int, scatter: float) -> tuple[float, float]:
     spread, normal = sqrt(log(1 + scatter**2)), NormalDist()
     at = (((i + 0.5) / _POINTS) ** (1 / ranks) for i in range(_POINTS))
     largest = [exp(spread * normal.inv_cdf(share) - spread**2 / 2) for share in at]
-    return fmean(largest), stdev(largest)
+    return max(1.0, fmean(largest)), stdev(largest)
 
 
 def step_time(work: Workload, assumed: ClusterAssumptions, nodes: int) -> StepTime:
@@ -236,7 +236,7 @@ def simulate(work: Workload, assumed: ClusterAssumptions, nodes: int, random: Ra
 
 
 class ClusterRow(NamedTuple):
-    """A training on so many nodes. Shares are of the wall time, in the mean over all simulations."""
+    """A training on so many nodes. Shares are of the wall time of all simulations together."""
 
     nodes: int
     workers: int
@@ -251,6 +251,8 @@ class ClusterRow(NamedTuple):
     price: float | None
     failures: float
     """Mean number."""
+    failed: float
+    """Share of the simulations that do not come to the end; the others make the figures."""
     shares: dict[Part, float]
 
     @property
@@ -310,6 +312,7 @@ def row_of(work: Workload, assumed: ClusterAssumptions, nodes: int) -> ClusterRo
         days_high=twentieths[-1],
         price=None if price is None else 24 * nodes * price * median(days),
         failures=fmean(one.failures for one in ended),
+        failed=failed / len(found),
         shares={part: sum(one.parts[part] for one in ended) / total for part in PARTS},
     )
 

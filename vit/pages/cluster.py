@@ -26,12 +26,11 @@ def cluster_html(
     name: str,
     what: str,
     twin: ClusterTwin,
-    columns: Sequence[str],
-    cells: Sequence[Sequence[str]],
+    table: Sequence[Mapping[str, str]],
     sentences: Sequence[str],
     assumed: ClusterAssumptions,
 ) -> str:
-    """One HTML page, of a training and what it is. `columns` and `cells` are the table of the rows as text."""
+    """One HTML page, of a training and what it is. `table` has the rows as text, by column."""
     rows, plots = twin.rows, list[Plot]()
     why = {name: (field.description or "").replace("`", "") for name, field in ClusterAssumptions.model_fields.items()}
     if rows:
@@ -51,8 +50,7 @@ def cluster_html(
         sentences=sentences,
         plots=plots,
         time=_time_plot(rows),
-        columns=columns,
-        cells=cells,
+        rows=[[*table[0]], [[*row.values()] for row in table]] if table else None,
         assumptions=[
             [name, "none" if value is None else f"{value:g}", why[name]] for name, value in assumed.model_dump().items()
         ],

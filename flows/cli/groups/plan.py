@@ -17,11 +17,11 @@ from vitline.vit.cost.estimate import GPU, TRAINING_MFU, PlanGpus
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
-class ClusterForm(ClusterAssumptions, PretrainRequest):
+class ClusterOptions(ClusterAssumptions, PretrainRequest):
     """A training, and what is assumed of the nodes."""
 
 
-@form_command(app, "cluster", ClusterForm, without=("corpus", "corpus_weight", "mix_with", "recipe"))
+@form_command(app, "cluster", ClusterOptions, without=("corpus", "corpus_weight", "mix_with", "recipe"))
 def plan_cluster(
     fields: dict[str, Any],
     corpus: Corpora,
@@ -62,14 +62,13 @@ def plan_cluster(
     if page is not None:
         from vitline.vit.pages.cluster import cluster_html
 
-        page.write_text(
-            cluster_html(plan.name, plan.what, plan.twin, plan.columns, plan.rows(), plan.sentences(), assumed)
-        )
+        page.write_text(cluster_html(plan.name, plan.what, plan.twin, plan.table(), plan.sentences(), assumed))
         console.say(f"written to {page.absolute()}")
     if json:
         console.emit(plan.to_json())
         return
-    show_table(f"{plan.name}: {plan.what}", plan.columns, plan.rows())
+    if table := plan.table():
+        show_table(f"{plan.name}: {plan.what}", [*table[0]], [[*row.values()] for row in table])
     for sentence in plan.sentences():
         console.print_result(sentence)
     values = assumed.model_dump(exclude_none=True)

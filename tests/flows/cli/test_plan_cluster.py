@@ -6,7 +6,7 @@ from html import unescape
 
 import pytest
 
-from vitline.flows.cli.groups.plan import ClusterForm
+from vitline.flows.cli.groups.plan import ClusterOptions
 from vitline.flows.forms.forms import PretrainRequest
 from vitline.flows.plans import cluster_plan
 from vitline.flows.plans.measured_speed import MeasuredSpeed
@@ -84,7 +84,7 @@ def test_the_page_draws_every_row(vitline, digits_root, tmp_path):
 
 
 def test_the_form_takes_what_a_pre_training_takes():
-    assert PretrainRequest.model_fields.keys() < ClusterForm.model_fields.keys()
+    assert PretrainRequest.model_fields.keys() < ClusterOptions.model_fields.keys()
     assert not PretrainRequest.model_fields.keys() & ClusterAssumptions.model_fields.keys()
 
 
