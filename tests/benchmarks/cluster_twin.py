@@ -4,7 +4,8 @@
 
 Two CPU workers train a small network on the digits: undisturbed first, which gives the time of a step, of a start, and of a save with its
 write. Then one worker is killed with -9, half a block after the checkpoint in the middle. The twin simulates this with one failure at that
-step, from the figures of the undisturbed training only. Both times end when the last checkpoint is whole.
+step: from the figures of the undisturbed training only, with its start for the restart, too; and, because other work on the machine changes
+its speed between the two trainings, from those of the killed one. All times end when the last checkpoint is whole.
 """
 
 import argparse
@@ -34,8 +35,8 @@ from vitline.vit.recipes import digits
 WORKERS, BATCH = 2, 32
 
 
-class Undisturbed(NamedTuple):
-    """Seconds of a training that nothing has disturbed."""
+class Figures(NamedTuple):
+    """Seconds of a training."""
 
     start_s: float
     """From the start of its driver to its first step; Ray is up before."""
@@ -100,23 +101,22 @@ def steps_of(run: Store) -> dict[int, float]:
     return {record.step: record.timestamp_ms / 1e3 for record in read_journal(run) if record.key == "train/loss"}
 
 
-def undisturbed(root: str, config: TrainConfig) -> Undisturbed:
-    run, began, _ = trained(root, config, None)
-    at = steps_of(run)
-    whole, every = committed(run), config.execution.save_every_steps
-    took = {step: at[step] - at[before] for before, step in pairwise(sorted(at))}
+def figures_of(run: Store, began: float, killed: float, every: int) -> Figures:
+    """The figures of a run that began and whose worker was killed at these Unix seconds."""
+    at, whole = steps_of(run), committed(run)
+    took = {step: at[step] - at[before] for before, step in pairwise(sorted(at)) if not at[before] < killed < at[step]}
     plain = statistics.fmean(seconds for step, seconds in took.items() if step % every != 1)
-    after = statistics.fmean(seconds for step, seconds in took.items() if step % every == 1)
-    return Undisturbed(
+    stall = max(0.0, statistics.fmean(seconds for step, seconds in took.items() if step % every == 1) - plain)
+    return Figures(
         start_s=at[1] - plain - began,
         step_s=plain,
-        stall_s=max(0.0, after - plain),
-        write_s=max(0.0, statistics.fmean(whole[step] - at[step] for step in whole) - max(0.0, after - plain)),
+        stall_s=stall,
+        write_s=max(0.0, statistics.fmean(whole[step] - at[step] for step in whole) - stall),
         wall_s=max(whole.values()) - began,
     )
 
 
-def simulated(known: Undisturbed, config: TrainConfig, fails_after_s: float) -> Simulated:
+def simulated(known: Figures, config: TrainConfig, fails_after_s: float) -> Simulated:
     """As the twin has it, with a failure so long after the first step; checkpoints have as many bytes as the store takes in `write_s`."""
     assumed = ClusterAssumptions(
         gpus_per_node=WORKERS,
@@ -169,24 +169,24 @@ def main() -> None:
                 keep_checkpoints=1_000,
             )  # fmt: skip
             config = TrainConfig(name="undisturbed", corpus=corpus.uri, recipe=recipe, execution=execution)
-            known = undisturbed(root, config)
-            print(f"round {number}: load {os.getloadavg()[0]:.1f}; {known}")
-            same = simulated(known, config, float("inf"))
-            print(
-                f"  undisturbed: {known.wall_s:.1f} s, the twin says {same.wall_s:.1f} s ({same.wall_s / known.wall_s - 1:+.1%})"
-            )
-            middle, half_s = asked.steps // 2, asked.save_every / 2 * known.step_s
-            run, began, killed = trained(root, replace(config, name="killed"), (middle, half_s))
-            block_s = asked.save_every * known.step_s + known.stall_s
-            twin = simulated(known, config, middle // asked.save_every * block_s + known.write_s + half_s)
-            wall = max(committed(run).values()) - began
-            lost = ", ".join(f"{part} {seconds:.1f}" for part, seconds in twin.parts.items() if seconds)
-            print(f"  killed: {wall:.1f} s, the twin says {twin.wall_s:.1f} s ({twin.wall_s / wall - 1:+.1%})")
-            restart = min(at for at in steps_of(run).values() if at > killed) - known.step_s - killed
-            print(
-                f"  in the twin: {lost}; the restart took {restart:.1f} s, the start before {known.start_s:.1f} s",
-                flush=True,
-            )
+            every, middle = asked.save_every, asked.steps // 2
+            run, began, ended = trained(root, config, None)
+            known = figures_of(run, began, ended, every)
+            print(f"round {number}: load {os.getloadavg()[0]:.1f}; undisturbed {known}")
+            run, began, killed = trained(root, replace(config, name="killed"), (middle, every / 2 * known.step_s))
+            own = figures_of(run, began, killed, every)
+            # Of the steps that were lost the journal may keep the first time.
+            at, first = min((at, step) for step, at in steps_of(run).items() if at > killed)
+            restart_s = at - (first - middle) * own.step_s - killed
+            print(f"  killed {own}; its restart took {restart_s:.1f} s")
+            after_s = killed - committed(run)[middle]
+            for whose, figures, start_s in (("undisturbed", known, known.start_s), ("killed", own, restart_s)):
+                block_s = every * figures.step_s + figures.stall_s
+                twin = simulated(figures, config, middle // every * block_s + figures.write_s + after_s)
+                wall_s = twin.wall_s - figures.start_s + start_s
+                print(
+                    f"  {own.wall_s:.1f} s; from the {whose} one the twin says {wall_s:.1f} s ({wall_s / own.wall_s - 1:+.1%})"
+                )
     sys.stdout.flush()
 
 

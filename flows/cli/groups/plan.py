@@ -62,7 +62,8 @@ def plan_cluster(
     if page is not None:
         from vitline.vit.pages.cluster import cluster_html
 
-        page.write_text(cluster_html(plan.name, plan.what, plan.twin, plan.table(), plan.sentences(), assumed))
+        html = cluster_html(plan.name, plan.what, plan.twin, plan.table(), plan.sentences(), assumed)
+        page.write_text(html, encoding="utf-8")
         console.say(f"written to {page.absolute()}")
     if json:
         console.emit(plan.to_json())
