@@ -1,6 +1,7 @@
 """Shared by the commands: options, settings, and the output of results."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -38,6 +39,12 @@ def settings(root: str | None = None) -> "Settings":
 
     import_nothing_from_here()
     return Settings(root=root) if root else Settings()
+
+
+def check_page(option: str, file: Path) -> None:
+    """Raises ValueError unless a page can be written to the file of an option."""
+    if not file.parent.is_dir() or file.is_dir():
+        raise ValueError(f"{option} {str(file)!r} is not a file in an existing folder. Name one, such as page.html.")
 
 
 def show_rows(

@@ -24,6 +24,7 @@ GROUPS = {
     "finetune": "Fine-tune a published model on a whole corpus.",
     "evaluate": "Evaluate models on VTAB and other tasks; report the scores.",
     "vtab": "VTAB and other benchmarks: list the official files, prepare the tasks, export their splits.",
+    "plan": "Plans of machines: how many nodes to train on.",
     "runs": "Runs: list, show, compare, send to MLflow.",
     "nights": "Scheduled nights: their verdicts.",
     "flows": "Flows in Prefect: register, list, start.",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitline.flows import console
+from vitline.flows.cli.command_line import check_page
 from vitline.flows.cli.tables import show_table
 from vitline.flows.plans.training_cost import reading_plan
 from vitline.infra.html.text import num_bytes
@@ -26,8 +27,7 @@ def write_views(
     training: ResolvedTraining, recipe_name: str, out: Path, *, examples: int, views: int, mixed: int, as_json: bool
 ) -> None:
     """Writes the page and prints where it is. Raises ValueError if the folder of `out` does not exist."""
-    if not out.parent.is_dir() or out.is_dir():
-        raise ValueError(f"--out {str(out)!r} is not a file in an existing folder. Name one, such as preview.html.")
+    check_page("--out", out)
     config, corpora = training.config, training.corpora
     names = " and ".join(part.title for part in corpora.parts)
     versions = " and ".join(f"{part.manifest.name}/{part.manifest.version}" for part in corpora.parts)

@@ -112,7 +112,7 @@ def training_cost(training: "ResolvedTraining", gpus: PlanGpus = ASSUMED) -> Tra
             high_latency=any(part.store.high_latency for part in corpora.parts),
             open_bytes=reading["open_memory_bytes"],
         ),
-        "bandwidth": bandwidth_text(config, corpora.num_classes, _bytes_per_image(config.split, corpora), gpus),
+        "bandwidth": bandwidth_text(config, corpora.num_classes, bytes_per_image(config.split, corpora), gpus),
     }
     if not scored_on.is_telling:
         cost["warning"] = f"{cost['corpus']['name']}: {scored_on.text}"
@@ -204,7 +204,7 @@ def reading_plan(config: TrainConfig, corpora: "TrainingCorpora") -> dict[str, A
     }
 
 
-def _bytes_per_image(split: str, corpora: "TrainingCorpora") -> float:
+def bytes_per_image(split: str, corpora: "TrainingCorpora") -> float:
     """Stored bytes of a mean example, the corpora weighted by their shares."""
     return sum(
         share * part.manifest.mean_row_group_bytes(split) / part.manifest.split(split).rows_per_row_group
@@ -252,14 +252,14 @@ def _processes(number: int) -> str:
     return "1 input process" if number == 1 else f"{number} input processes"
 
 
-def bandwidth_text(config: TrainConfig, num_classes: int, bytes_per_image: float, gpus: PlanGpus) -> str:
+def bandwidth_text(config: TrainConfig, num_classes: int, image_bytes: float, gpus: PlanGpus) -> str:
     """Bytes per second of a node of up to eight GPUs, each at the rate of `demand_of`. On CPUs arithmetic is the limit."""
     if config.execution.device == "cpu":
-        return f"{num_bytes(bytes_per_image)} an image"
+        return f"{num_bytes(image_bytes)} an image"
     need, number = demand_of(config.recipe, num_classes, gpus), min(config.execution.num_workers, GPUS_PER_NODE)
     rate = need.images_per_s * number
     node = "with 1 GPU" if number == 1 else f"of {number} GPUs"
     return (
-        f"{num_bytes(rate * bytes_per_image)}/s for a node {node}: {rate:,.0f} images/s, each {need.gpu} at {need.mfu:.0%} of its "
+        f"{num_bytes(rate * image_bytes)}/s for a node {node}: {rate:,.0f} images/s, each {need.gpu} at {need.mfu:.0%} of its "
         "peak; `vitline data bench` measures it"
     )

@@ -25,7 +25,9 @@ COMMANDS = """demo, train-folder, data prepare, data ls, data show, data verify,
 data bench, pretrain run, pretrain branch, finetune run, evaluate run, evaluate report,
 runs ls, runs show, runs compare, runs send, model ls, model show, model variants,
 model convert, model predict, model verify, model inspect, model bench, ops doctor, ops reconcile,
-ops collect-garbage, ops preempt, stack up, stack down, stack status, stack restart""".replace("\n", " ").split(", ")
+ops collect-garbage, ops preempt, plan cluster, stack up, stack down, stack status, stack restart""".replace(
+    "\n", " "
+).split(", ")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -25,6 +25,7 @@ COMMANDS = {
     "model verify": ("MODEL",),
     "nights ls": (),
     "ops collect-garbage": (),
+    "plan cluster": ("--corpus", "birds", "--recipe", "digits", "--gpus-per-node", "1", *SMALL),
     "pretrain run --plan": ("--corpus", "birds", "--recipe", "digits", *SMALL),
     "pretrain recipes": (),
     "runs ls": (),

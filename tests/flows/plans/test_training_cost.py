@@ -62,7 +62,7 @@ def test_bandwidth_is_that_of_the_gpus_of_one_node(train_config):
     # Multiply-adds: stem 4 x 192 x 32; in 2 blocks 5 x 8,192 of projections and 2 x 25 x 32 of attention; head 32 x 10.
     macs = 24_576 + 2 * (40_960 + 1600) + 320
     rate = 2 * 0.5 * 67e12 / (3 * 2 * macs)
-    text = bandwidth_text(config, num_classes=10, bytes_per_image=1000, gpus=PlanGpus(mfu=0.5))
+    text = bandwidth_text(config, num_classes=10, image_bytes=1000, gpus=PlanGpus(mfu=0.5))
     assert text == (
         f"{rate / 1e6:.3g} GB/s for a node of 2 GPUs: {rate:,.0f} images/s, each H200 at 50% of its peak; `vitline data bench` "
         "measures it"
