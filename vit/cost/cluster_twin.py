@@ -184,11 +184,8 @@ def simulate(work: Workload, assumed: ClusterAssumptions, nodes: int, random: Ra
     A run fails as in vitline, at the start after `max_restarts` restarts from one checkpoint, or after `MOST_FAILURES` failures.
     """
     parts, failures, starts = dict.fromkeys(PARTS, 0.0), 0, 0
-    now, done, returns = (
-        0.0,
-        0,
-        list[float](),
-    )  # seconds, steps in the newest checkpoint, when missing nodes are replaced
+    now, done = 0.0, 0  # seconds; steps in the newest checkpoint
+    returns = list[float]()  # when missing nodes are replaced
     may_miss = nodes - work.fewest_nodes(nodes, assumed.gpus_per_node)
     rate = assumed.failures_per_node_day / _DAY_S
     write_s = work.checkpoint_bytes * _per_byte(assumed, nodes)
