@@ -371,6 +371,9 @@ class PlacementConfig(FrozenConfig):
     """Use GPUs of this type only, by Ray's name for it, such as H100. None: of any."""
     node_labels: dict[str, str] = Field(default={})
     """Use nodes with these labels only, as in {"pool": "training"}. `ray start --labels` sets them."""
+    one_domain: str | None = None
+    """A label of which all workers' nodes have the same value, such as `rack`: gradients then stay inside one rack. Each attempt takes
+    the smallest value with enough free room, else waits for the largest. None: workers may be anywhere."""
     cpus_per_worker: NonNegativeInt | None = None
     """CPUs that a worker reserves, so that other jobs leave them to it. None: one for each of `decode_threads`; on a Ray of one node that
     a command has started, one for a worker without a GPU."""

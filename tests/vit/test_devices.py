@@ -79,6 +79,27 @@ def test_labels_and_types_choose_nodes():
     assert chosen(placement={"node_labels": {"pool": "spare"}}).room == 8
 
 
+def test_one_domain_is_the_smallest_with_enough_free_room_else_the_largest():
+    racks = {"a": 8, "b": 4, "c": 6}
+    nodes = [Node({"CPU": 8, "GPU": gpus}, {"rack": rack, "pool": "training"}) for rack, gpus in racks.items()]
+    free = [Node({"CPU": 8, "GPU": 2 if node.labels["rack"] == "b" else 6}, node.labels) for node in nodes]
+
+    def rack(workers, **labels):
+        placement = {"one_domain": "rack", "node_labels": labels}
+        execution = ExecutionConfig(device="cuda", num_workers=workers, placement=placement)
+        found = choose_workers(execution, nodes, None, one_node=False, free=free)
+        assert found.where == " on nodes with " + ", ".join(f"{n}={v}" for n, v in found.labels.items())
+        return found.labels["rack"], found.room
+
+    assert rack(2, pool="training") == ("b", 4)
+    assert rack(5) == ("a", 8)  # as free as c, and first by name
+    assert rack(8) == ("a", 8)  # which waits until it is free
+    with pytest.raises(
+        ValueError, match="one_domain='row' is a label that no node of this cluster has; there are pool, rack"
+    ):
+        chosen(nodes, placement={"one_domain": "row"})
+
+
 def test_a_training_waits_for_nodes_that_an_autoscaler_may_bring():
     placement = {"accelerator_type": "H200"}
     for declared in ({"GPU": 0}, {"GPU": 16}, None):

@@ -18,29 +18,46 @@ from ..trainings import begin
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_workers_run_on_labelled_nodes_with_their_variables(train_config, root, tmp_path, processes):
-    placement = {"node_labels": {"pool": "training"}, "environment": {"GLOO_SOCKET_IFNAME": "lo"}}
-    config = replace(train_config("placed", workers=1, steps=10**6), **{"execution.placement": placement})
-    run, lease = begin(config, root)
     with three_nodes(Settings(root=root), tmp_path) as cluster:
-        command = [sys.executable, "-m", "vitline.vit.ray_jobs.train_driver", "--run", run.uri, "--attempt", "1"]
-        cluster.jobs.submit(lease.job_id, command, {"VITLINE_ONE_NODE_RAY": ""}, {})
-
-        def until(condition):
-            deadline = time.monotonic() + 600
-            while not condition(read_progress(run) or {}):
-                assert not cluster.jobs.find(lease.job_id).terminal, cluster.jobs.logs(lease.job_id)
-                assert time.monotonic() < deadline, cluster.jobs.logs(lease.job_id)
-                time.sleep(0.1)
-
-        until(lambda progress: "waiting_for" in progress)
+        labelled = {"node_labels": {"pool": "training"}, "environment": {"GLOO_SOCKET_IFNAME": "lo"}}
+        placed = Placed(cluster, train_config, root, "by-labels", labelled)
+        placed.until(lambda progress: "waiting_for" in progress)
         assert (
-            read_progress(run)["waiting_for"] == "1 CPU worker on nodes with pool=training, of which the cluster has 0"
+            read_progress(placed.run)["waiting_for"]
+            == "1 CPU worker on nodes with pool=training, of which the cluster has 0"
         )
-        cluster.add_node(labels="pool=training")
-        until(lambda progress: progress["step"] > 0)
+        cluster.add_node(labels="pool=training,rack=r7")
+        placed.until(lambda progress: progress["step"] > 0)
         (worker,) = processes("ray::RayTrainWorker")
         assert cluster.node_of(worker.pid) is cluster.nodes[-1]
         assert psutil.Process(worker.pid).environ()["GLOO_SOCKET_IFNAME"] == "lo"
-        request_stop(run, "preempted", by="test", attempt=1)
-        assert cluster.jobs.follow(lease.job_id, lambda _: None).exit_code == 75
-    assert read_state(run)["state"] == "preempted"
+        placed.stop()
+
+        placed = Placed(cluster, train_config, root, "in-one-rack", {"one_domain": "rack"})
+        placed.until(lambda progress: progress.get("step", 0) > 0)
+        (worker,) = processes("ray::RayTrainWorker")
+        assert cluster.node_of(worker.pid) is cluster.nodes[-1]
+        placed.stop()
+
+
+class Placed:
+    """A training of one worker, as a job of the cluster."""
+
+    def __init__(self, cluster, train_config, root, name, placement):
+        config = replace(train_config(name, workers=1, steps=10**6), **{"execution.placement": placement})
+        self.run, lease = begin(config, root)
+        self.jobs, self.job_id = cluster.jobs, lease.job_id
+        command = [sys.executable, "-m", "vitline.vit.ray_jobs.train_driver", "--run", self.run.uri, "--attempt", "1"]
+        self.jobs.submit(self.job_id, command, {"VITLINE_ONE_NODE_RAY": ""}, {})
+
+    def until(self, condition):
+        deadline = time.monotonic() + 600
+        while not condition(read_progress(self.run) or {}):
+            assert not self.jobs.find(self.job_id).terminal, self.jobs.logs(self.job_id)
+            assert time.monotonic() < deadline, self.jobs.logs(self.job_id)
+            time.sleep(0.1)
+
+    def stop(self):
+        request_stop(self.run, "preempted", by="test", attempt=1)
+        assert self.jobs.follow(self.job_id, lambda _: None).exit_code == 75
+        assert read_state(self.run)["state"] == "preempted"

@@ -97,7 +97,8 @@ def fit(
     with joining_ray():
         ray.init(ignore_reinit_error=True, logging_level=logging.WARNING)
     declared, execution, steps = declared_resources(), config.execution, config.recipe.total_steps
-    chosen = choose_workers(execution, cluster_nodes(), declared, one_node=Settings().one_node_ray)
+    nodes, free = cluster_nodes(), cluster_nodes(free=True)
+    chosen = choose_workers(execution, nodes, declared, one_node=Settings().one_node_ray, free=free)
     devices, where, placement = chosen.devices, chosen.where, execution.placement
     workers, gpus = devices.num_workers, devices.use_gpu
     log.info("training on %s%s: %s", devices.text, where, devices.why)
@@ -121,7 +122,7 @@ def fit(
             resources_per_worker=dict(chosen.resources),
             placement_strategy=placement.strategy.upper(),
             # Ray's type annotations are those of Train v1, here and below.
-            label_selector=placement.node_labels or None,  # type: ignore[call-arg]
+            label_selector=dict(chosen.labels) or None,  # type: ignore[call-arg]
         ),
         run_config=RunConfig(
             name=f"a{attempt}",

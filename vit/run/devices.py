@@ -40,26 +40,34 @@ class Workers(NamedTuple):
     """What each reserves of its node, by Ray's names."""
     where: str
     """What each needs beside its GPU or its one CPU, as in ` with 8 CPUs each on H100 nodes with pool=training`; else nothing."""
+    labels: Mapping[str, str]
+    """Those of the nodes that they may run on."""
     room: int
     """For how many the nodes that are up have room, busy or not."""
 
 
 def choose_workers(
-    execution: ExecutionConfig, nodes: Sequence[Node], declared: Mapping[str, float] | None, *, one_node: bool
+    execution: ExecutionConfig,
+    nodes: Sequence[Node],
+    declared: Mapping[str, float] | None,
+    *,
+    one_node: bool,
+    free: Sequence[Node] = (),
 ) -> Workers:
-    """The workers of a training on a cluster of these nodes.
+    """The workers of a training on a cluster of these nodes. `free`: the same nodes with their free resources.
 
     `declared`: what the cluster's autoscaler may start; None where there is none. It says nothing of labels and types of GPUs, so a
     training that asks for these may wait for them. Raises ValueError for what the cluster can never have.
     """
     placement = execution.placement
-    chosen_nodes = placement.node_labels or placement.accelerator_type
+    chosen_nodes = placement.node_labels or placement.accelerator_type or placement.one_domain
     reserved = {gpu: worker_resources(execution, use_gpu=gpu, one_node=one_node) for gpu in (True, False)}
-    room = {gpu: places(nodes, reserved[gpu], placement.node_labels) for gpu in (True, False)}
+    labels = {gpu: node_labels(execution, nodes, free, reserved[gpu]) for gpu in (True, False)}
+    room = {gpu: places(nodes, reserved[gpu], labels[gpu]) for gpu in (True, False)}
     if one_node and chosen_nodes and not any(room.values()):
         raise ValueError(
-            f"execution.placement asks for workers{placement_text(placement)}, but the one node of this Ray is not such a node. Leave "
-            "placement out here, or set RAY_ADDRESS to a cluster that has such nodes."
+            f"execution.placement asks for workers{placement_text(placement, labels[False])}, but the one node of this Ray is not such a "
+            "node. Leave placement out here, or set RAY_ADDRESS to a cluster that has such nodes."
         )
     known = None if chosen_nodes else declared
     most = {gpu: cluster_limit("GPU" if gpu else "CPU", one_node, room[gpu], known) for gpu in (True, False)}
@@ -68,7 +76,36 @@ def choose_workers(
     gpu = devices.use_gpu
     cpus = reserved[gpu].get("CPU", 0)
     with_cpus = f" with {cpus:g} CPUs each" if cpus > 1 else ""
-    return Workers(devices, reserved[gpu], with_cpus + placement_text(placement), room[gpu])
+    where = with_cpus + placement_text(placement, labels[gpu])
+    return Workers(devices, reserved[gpu], where, labels[gpu], room[gpu])
+
+
+def node_labels(
+    execution: ExecutionConfig, nodes: Sequence[Node], free: Sequence[Node], worker: Mapping[str, float]
+) -> Mapping[str, str]:
+    """The labels of the nodes that workers with these resources may run on. Raises ValueError if no node has the label of `one_domain`."""
+    placement, name = execution.placement, execution.placement.one_domain
+    if name is None:
+        return placement.node_labels
+    values = {
+        node.labels[name]
+        for node in nodes
+        if name in node.labels and placement.node_labels.items() <= node.labels.items()
+    }
+    if not values:
+        known = ", ".join(sorted({label for node in nodes for label in node.labels})) or "none"
+        where = placement_text(placement, placement.node_labels)
+        raise ValueError(
+            f"execution.placement.one_domain={name!r} is a label that no node of this cluster{where} has; there are {known}. Start nodes "
+            f"with it (`ray start --labels {name}=...`), or leave one_domain out."
+        )
+
+    def suits(value: str) -> tuple[bool, int]:
+        within = {**placement.node_labels, name: value}
+        found = places(free, worker, within)
+        return (True, -found) if found >= execution.num_workers else (False, places(nodes, worker, within))
+
+    return {**placement.node_labels, name: max(sorted(values), key=suits)}
 
 
 def worker_resources(execution: ExecutionConfig, *, use_gpu: bool, one_node: bool) -> dict[str, float]:
@@ -94,11 +131,11 @@ def places(nodes: Iterable[Node], worker: Mapping[str, float], labels: Mapping[s
     )
 
 
-def placement_text(placement: PlacementConfig) -> str:
+def placement_text(placement: PlacementConfig, labels: Mapping[str, str]) -> str:
     """` on H100 nodes with pool=training`; nothing where any node will do."""
-    labels = ", ".join(f"{name}={value}" for name, value in placement.node_labels.items())
+    pairs = ", ".join(f"{name}={value}" for name, value in labels.items())
     kind = f" {placement.accelerator_type}" if placement.accelerator_type else ""
-    return f" on{kind} nodes" + (f" with {labels}" if labels else "") if kind or labels else ""
+    return f" on{kind} nodes" + (f" with {pairs}" if pairs else "") if kind or pairs else ""
 
 
 def choose_devices(
