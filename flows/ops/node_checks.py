@@ -268,12 +268,11 @@ def check_free(name: str, folder: str, *, needed: bool) -> Check:
 def check_certificates() -> Check:
     """The certificates of authorities and the proxies that the variables of this process name."""
     files = named_files()
+    if missing := [f"{name}={path}" for name, path in files.items() if not Path(path).exists()]:
+        found = f"a file is not there: {', '.join(missing)}"
+        return Check("certificates", False, found, "Correct the variable, on a node where Ray is started.")
     named = ", ".join(f"{name}={value}" for name, value in (files | named_proxies()).items())
-    if all(Path(path).exists() for path in files.values()):
-        return Check("certificates", True, named or "those of the system, no proxy")
-    return Check(
-        "certificates", False, f"a file is not there: {named}", "Correct the variable, on a node where Ray is started."
-    )
+    return Check("certificates", True, named or "those of the system, no proxy")
 
 
 def check_accelerator() -> Check:

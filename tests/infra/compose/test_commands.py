@@ -238,18 +238,21 @@ def basic(login):
     return f"Basic {base64.b64encode(login.encode()).decode()}"
 
 
-def upload_pictures(environment):
-    """Twenty pictures of two classes, through the proxy."""
+def store_client(environment):
+    """A client of the store, through the proxy."""
     given = {"endpoint_url": environment["AWS_ENDPOINT_URL"], "region_name": environment["AWS_REGION"]}
     given |= {"aws_access_key_id": environment["AWS_ACCESS_KEY_ID"], "verify": environment["VITLINE_CA"]}
-    bucket = boto3.client("s3", aws_secret_access_key=environment["AWS_SECRET_ACCESS_KEY"], **given)
+    return boto3.client("s3", aws_secret_access_key=environment["AWS_SECRET_ACCESS_KEY"], **given)
+
+
+def upload_pictures(bucket):
+    """Twenty pictures of two classes."""
     for number in range(20):
         file = io.BytesIO()
         Image.fromarray(np.random.default_rng(number).integers(0, 256, (16, 16, 3), np.uint8)).save(file, "PNG")
         bucket.put_object(
             Bucket="vitline", Key=f"pictures/{('crow', 'jay')[number % 2]}/{number}.png", Body=file.getvalue()
         )
-    return bucket
 
 
 def test_all_services_start_and_a_flow_run_goes_through_the_proxy(machine):
@@ -270,7 +273,8 @@ def test_all_services_start_and_a_flow_run_goes_through_the_proxy(machine):
     assert worker["name"] == "compose"
 
     outside = machine.from_outside()
-    bucket = upload_pictures(outside)
+    bucket = store_client(outside)
+    upload_pictures(bucket)
     trigger = ["vitline", "flows", "trigger", "prepare-corpus/default", "--wait"]
     machine.command(outside, *trigger, "--set", "source=s3://vitline/pictures", "--set", "name=birds")
     preparations = {"flows": {"name": {"any_": ["prepare-corpus"]}}}
@@ -287,12 +291,19 @@ def test_all_services_start_and_a_flow_run_goes_through_the_proxy(machine):
 
 
 def test_two_teams_pretrain_side_by_side_and_each_sees_its_own(machine):
-    """The second one from a machine that reaches everything through the proxy, by the private authority that VITLINE_CA names."""
+    """The second one from a machine that reaches everything through the proxy, by the private authority that VITLINE_CA names, and with
+    an evaluation protocol of its own."""
     first, birds = machine.from_outside(), machine.as_team("birds")
     home, login = Path(birds["VITLINE_HOME"]), basic(machine.secret("prefect_login"))
     request = TINY | {"corpus": "digits", "tasks": ["digits"]}
     request["overrides"] = TINY["overrides"] | {"execution.probes.corpora": ["digits"]}
-    (home / "deployments.yaml").write_text(DEPLOYMENTS.replace("REQUEST", json.dumps(request | {"name": "small"})))
+    ours = {name: value for name, value in request["overrides"].items() if not name.startswith("protocol.")}
+    ours["protocol"] = str(home / "ours.yaml")
+    Path(ours["protocol"]).write_text(
+        "base: small-images\nprotocol: {total_steps: 4, warmup_steps: 1, learning_rates: [0.1], optim: {layer_decay: 0.7}}\n"
+    )
+    scheduled = request | {"name": "small", "overrides": ours}
+    (home / "deployments.yaml").write_text(DEPLOYMENTS.replace("REQUEST", json.dumps(scheduled)))
     for_prefect = birds | {"SSL_CERT_FILE": birds["VITLINE_CA"]}
     machine.command(for_prefect, "prefect", "work-pool", "create", "birds", "--type", "process")
     machine.command(birds, "vitline", "flows", "deploy", "--pool", "birds")
@@ -317,6 +328,8 @@ def test_two_teams_pretrain_side_by_side_and_each_sees_its_own(machine):
     trained = [[run["run"] for run in runs if run["stage"] == "pretrain"] for runs in seen]
     assert [key.partition("-")[0] for (key,) in trained] == ["tiny", "small"]
     assert {run["state"] for runs in seen for run in runs} == {"finished"}
+    scores = store_client(birds).list_objects_v2(Bucket="vitline", Prefix="birds/scores/digits/own-ours-")
+    assert len(scores["Contents"]) == 1
     stages = {"prepare", "pretrain", "evaluate", "pretrain-then-transfer"}
     wanted = {f"{project}/{stage}" for project in ("vitline", "birds") for stage in stages}
     eventually(lambda: wanted <= machine.experiments(), awaited="experiments of both projects")
