@@ -78,8 +78,8 @@ class Settings(BaseModel):
     one_node_ray: bool = False
     """Set in the processes of a one-node Ray, to which no node can be added."""
     job_python: str | None = None
-    """The Python that runs jobs, as a command or path on the nodes of the cluster. None: `python` of the nodes, or this
-    Python on a Ray that was started from here."""
+    """The Python of the drivers of jobs, as a command or path on the nodes; workers run in that of `ray start`. None: `python` of the
+    nodes, or this Python on a Ray that was started from here."""
     submitted_from: str | None = None
     """Set in jobs, never by hand: the versions of the process that submitted the job, as JSON."""
     time_left_s: float | None = None

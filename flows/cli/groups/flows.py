@@ -30,7 +30,7 @@ def flows_deploy(
         str | None,
         typer.Option(
             "--pool",
-            help="Work pool of all deployments. Default: each keeps its own; new ones use that of the others, or vitline.",
+            help="Work pool of all deployments. Default: each keeps its own; new ones use that of the others, or of the project's name.",
         ),
     ] = None,
     job_variable: Annotated[
