@@ -239,5 +239,5 @@ def open_services(
         yield Services(settings, cluster, observer, sender, origin or Origin())
         if unsent := sender.close():
             observer.say(
-                f"MLflow lacks parts of {', '.join(unsent)}; the stack's sender sends the rest, as does `vitline runs send`."
+                f"MLflow lacks parts of {', '.join(unsent)}; a sender that runs sends the rest, as does `vitline runs send`."
             )

@@ -110,7 +110,7 @@ def test_cancelled_while_fine_tuning_and_so_is_the_pipeline(work):
     overrides = TINY["overrides"] | {"protocol.total_steps": LONG}
     run = work.start("pretrain-then-transfer/tiny", name="twice", overrides=overrides)
     key = work.eventually(lambda: work.keys(run)[1:])[0]
-    work.eventually(lambda: work.workers("ray::digits-5-to-9-select"))
+    work.eventually(lambda: work.workers("ray::digits-5-to-9-final"))
     work.flows.cancel(run)
     work.assert_cancelled(run, key, before)
     assert [part["state_name"] for part in work.flows.parts(run)] == ["Completed", "Completed", "Cancelled"]
