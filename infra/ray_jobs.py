@@ -23,6 +23,7 @@ from urllib.parse import quote
 from pydantic import Field
 
 from vitline.infra.config import FrozenConfig
+from vitline.infra.environment.certificates import authority_of_jobs
 from vitline.infra.environment.proxies import through_proxy
 from vitline.infra.plain_text import plain
 from vitline.infra.settings import LOGIN_IN_ADDRESS, Settings
@@ -120,10 +121,10 @@ class RayJobs:
         RuntimeError if that job has other metadata, so that it is not ours.
 
         The driver requests no resources. So it starts at once, waits for resources itself, and can be stopped meanwhile.
-        `env` is set for the driver and its workers, and Ray's API shows it. Raises ValueError for a variable that is not
-        on the allow-list (`SECURITY.md`).
+        `env` is set for the driver and its workers, with the private authority that this process trusts, and Ray's API shows it.
+        Raises ValueError for a variable that is not on the allow-list (`SECURITY.md`).
         """
-        env_vars = checked_env(env)
+        env_vars = checked_env({**authority_of_jobs(), **env})
         # With exec the driver replaces the shell, which might otherwise get the signal and determine the exit code.
         command = f"exec {shlex.join(entrypoint)}"
 

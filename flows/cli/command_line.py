@@ -17,6 +17,7 @@ Root = Annotated[
     str | None,
     typer.Option("--root", help="Where corpora, runs and models are stored: a path or URI. Default: $VITLINE_ROOT."),
 ]
+Mfu = Annotated[float, typer.Option(help="Fraction of the GPU's peak FLOP/s that is reached.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Recipe = Annotated[
     str,

@@ -37,7 +37,7 @@ from vitline.flows.ops.service_checks import (
 )
 from vitline.infra.children import child_environment
 from vitline.infra.config import FrozenConfig
-from vitline.infra.environment.certificates import authority_of_jobs, named_files
+from vitline.infra.environment.certificates import named_files
 from vitline.infra.environment.proxies import named_proxies
 from vitline.infra.plain_text import last_words
 from vitline.infra.provenance import compared_versions, differing_versions, versions
@@ -118,7 +118,7 @@ def _ask_by_job(settings: Settings, shard_cache_dir: str) -> tuple[Node, ...]:
         if time.monotonic() - began > JOB_S:
             raise TimeoutError(f"it is still {job.state} after {JOB_S:.0f} s; see its log at {jobs.page(job_id)}")
 
-    env = {"VITLINE_ROOT": store.uri, "VITLINE_SUBMITTED_FROM": json.dumps(compared_versions())} | authority_of_jobs()
+    env = {"VITLINE_ROOT": store.uri, "VITLINE_SUBMITTED_FROM": json.dumps(compared_versions())}
     try:
         command = [python, "-P", "-c", _JOB, written, shard_cache_dir]
         jobs.submit(job_id, command, env, {"made_by": "vitline ops doctor"})

@@ -14,7 +14,6 @@ from vitline.flows.catalog.records import AttemptRecord, Origin, attempt_records
 from vitline.flows.runs.services import Services, StopRequested
 from vitline.flows.runs.worker_errors import WorkerErrors, last_stacks
 from vitline.infra.config import replace
-from vitline.infra.environment.certificates import authority_of_jobs
 from vitline.infra.plain_text import last_words
 from vitline.infra.provenance import compared_versions
 from vitline.infra.ray_jobs import ROOT, Job, JobLost, is_of, no_start
@@ -192,7 +191,7 @@ def submit(services: Services, run: Store, lease: Lease, module: str, env: dict[
     identity = {"run_key": lease.run_key, "lease": lease.nonce, ROOT: open_store(services.root).uri}
     metadata = identity | origin.model_dump(mode="json", exclude_none=True)
     command = [services.cluster.python, "-P", "-m", module, "--run", run.uri, "--attempt", str(lease.attempt)]
-    env = {**env, **authority_of_jobs(), "VITLINE_SUBMITTED_FROM": json.dumps(compared_versions())}
+    env = {**env, "VITLINE_SUBMITTED_FROM": json.dumps(compared_versions())}
     if (left_s := services.observer.time_left()) is not None:
         env["VITLINE_TIME_LEFT_S"] = str(max(left_s, 0.0))
     if packages := Settings().recipe_packages:

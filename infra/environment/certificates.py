@@ -1,6 +1,6 @@
-"""Certificates of an authority of one's own, for the clients of stores, Prefect, MLflow and Ray's job server.
+"""The certificates of a private authority, for the clients of stores, Prefect, MLflow and Ray's job server.
 
-Each of them trusts the file of one of VARIABLES, or the public authorities. VITLINE_CA is for all of them, and beside these.
+By default a client trusts the file that one of VARIABLES names, or else the public authorities. VITLINE_CA adds an authority for all clients.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "AWS_CA_BUNDLE", "PREFECT_API_SSL_CERT_FILE")
-"""The last one, because Prefect reads the first only when it is imported, and its own ones again when told."""
+"""Prefect reads SSL_CERT_FILE only when it is imported, but its own variable also when its settings are refreshed."""
 CERTIFICATE_ADVICE = "Set VITLINE_CA to a file with the certificates of your authority."
 """For errors: the next step where a client does not accept the certificate of a server."""
 _BEGIN = "-----BEGIN CERTIFICATE-----"
@@ -38,7 +38,7 @@ def authority_of_jobs() -> dict[str, str]:
 
 
 def own_certificates() -> bytes | None:
-    """The certificates that a client gets which reads none of VARIABLES: those of the file in SSL_CERT_FILE, as PEM text."""
+    """The PEM text of SSL_CERT_FILE, for a client that does not read the variables itself."""
     path = os.environ.get("SSL_CERT_FILE")
     return Path(path).read_bytes() if path else None
 

@@ -7,7 +7,7 @@ from vitline.vit.cost.estimate import GPUS_PER_NODE
 
 
 class ClusterAssumptions(FrozenConfig):
-    """What nobody knows of a cluster before it is there. Every field is an option of `vitline plan cluster`."""
+    """Assumptions about the nodes, network, store and failures of a cluster. Each field is an option of `vitline plan cluster`."""
 
     gpus_per_node: PositiveInt = GPUS_PER_NODE
     """Workers of a node, each with one GPU."""

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vitline.flows.cli.command_line import Json, Recipe, Root, settings, show_rows
+from vitline.flows.cli.command_line import Json, Mfu, Recipe, Root, settings, show_rows
 from vitline.flows.cli.form_options import REQUIRED, form_command
 from vitline.flows.forms.forms import PrepareRequest, PretrainRequest
 from vitline.vit.cost.estimate import GPU, MFU
@@ -169,7 +169,7 @@ def data_bench(
     names: Corpora,
     recipe: Recipe,
     gpu: Annotated[str, typer.Option(help="The GPU to feed: `H200`, `A100`, ...")] = GPU,
-    mfu: Annotated[float, typer.Option(help="Fraction of the GPU's peak FLOP/s that is reached.")] = MFU,
+    mfu: Mfu = MFU,
     images_per_s: Annotated[
         float | None,
         typer.Option(

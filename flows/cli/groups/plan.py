@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from vitline.flows import console
-from vitline.flows.cli.command_line import Json, Recipe, Root, check_page, settings
+from vitline.flows.cli.command_line import Json, Mfu, Recipe, Root, check_page, settings
 from vitline.flows.cli.form_options import form_command
 from vitline.flows.cli.groups.pretrain import Corpora
 from vitline.flows.cli.tables import show_table
@@ -27,7 +27,7 @@ def plan_cluster(
     corpus: Corpora,
     recipe: Recipe,
     gpu: Annotated[str, typer.Option(help="The GPU of each worker: H200, A100-80GB, ..., or 150TFLOPS-48GB.")] = GPU,
-    mfu: Annotated[float, typer.Option(help="Fraction of the GPU's peak FLOP/s that is reached.")] = TRAINING_MFU,
+    mfu: Mfu = TRAINING_MFU,
     images_per_s: Annotated[
         float | None,
         typer.Option(help="Images per second of a worker that waits for nothing. Default: by GPU and MFU."),
