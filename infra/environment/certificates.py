@@ -1,6 +1,6 @@
 """The certificates of a private authority, for the clients of stores, Prefect, MLflow and Ray's job server.
 
-By default a client trusts the file that one of VARIABLES names, or else the public authorities. VITLINE_CA adds an authority for all clients.
+A client trusts the file that one of VARIABLES names, or else the public authorities. VITLINE_CA adds an authority for all clients.
 """
 
 import contextlib
