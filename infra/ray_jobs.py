@@ -121,10 +121,13 @@ class RayJobs:
         RuntimeError if that job has other metadata, so that it is not ours.
 
         The driver requests no resources. So it starts at once, waits for resources itself, and can be stopped meanwhile.
-        `env` is set for the driver and its workers, with the private authority that this process trusts, and Ray's API shows it.
+        `env` is set for the driver and its workers, with the private authority that this process trusts and the labels of the nodes
+        that jobs use, and Ray's API shows it.
         Raises ValueError for a variable that is not on the allow-list (`SECURITY.md`).
         """
-        env_vars = checked_env({**authority_of_jobs(), **env})
+        labels = Settings().node_labels_text()
+        of_all_jobs = authority_of_jobs() | ({"VITLINE_NODE_LABELS": labels} if labels else {})
+        env_vars = checked_env({**of_all_jobs, **env})
         # With exec the driver replaces the shell, which might otherwise get the signal and determine the exit code.
         command = f"exec {shlex.join(entrypoint)}"
 
@@ -172,13 +175,21 @@ class RayJobs:
         return version
 
     def num_cpus(self) -> int:
-        """The number of CPUs that the living nodes have declared to Ray."""
-        cpus: float = sum(node["resources_total"].get("CPU", 0) for node in self._living_nodes("count its CPUs"))
+        """The number of CPUs that the living nodes with the labels of VITLINE_NODE_LABELS have declared to Ray."""
+        cpus: float = sum(node["resources_total"].get("CPU", 0) for node in self._usable_nodes("count its CPUs"))
         return round(cpus)
 
     def num_nodes(self) -> int:
         """The number of living nodes."""
         return len(self._living_nodes("count its nodes"))
+
+    def has_usable_nodes(self) -> bool:
+        """Whether a living node has the labels of VITLINE_NODE_LABELS."""
+        return bool(self._usable_nodes("look for nodes with labels"))
+
+    def _usable_nodes(self, what: str) -> "list_[dict[str, Any]]":
+        labels = Settings().node_labels.items()
+        return [node for node in self._living_nodes(what) if labels <= node["labels"].items()]
 
     def _living_nodes(self, what: str) -> "list_[dict[str, Any]]":
         nodes = self._ask(what, "/api/v0/nodes?limit=10000&detail=1")["data"]["result"]["result"]

@@ -38,6 +38,7 @@ _VARIABLES = {
 }
 _HOST_AND_PORT = re.compile(r"[\w.-]+:\d+(/.*)?|\[[\da-fA-F:]+\]:\d+(/.*)?")
 _FOR_A_SHELL = re.compile(r"[\"'$]")
+_LABEL = re.compile(r"[\w./-]+=[\w.-]*")
 _LOCALHOST = re.compile(r"^(https?://)localhost(?=[:/]|$)", re.IGNORECASE)
 LOGIN_IN_ADDRESS = re.compile(r"://[^/\s]*@")
 _SET_BY: dict[str, tuple[str, str]] = {}
@@ -80,6 +81,9 @@ class Settings(BaseModel):
     job_python: str | None = None
     """The Python of the drivers of jobs, as a command or path on the nodes; workers run in that of `ray start`. None: `python` of the
     nodes, or this Python on a Ray that was started from here."""
+    node_labels: Mapping[str, str] = {}
+    """Labels of the nodes of the Ray cluster that jobs use, as in pool=birds,zone=a (`ray start --labels`). Jobs get the setting of the
+    flow or command that submits them. Empty: all nodes."""
     submitted_from: str | None = None
     """Set in jobs, never by hand: the versions of the process that submitted the job, as JSON."""
     time_left_s: float | None = None
@@ -114,6 +118,19 @@ class Settings(BaseModel):
     @classmethod
     def _separated(cls, value: Any) -> Any:
         return filter(None, (name.strip() for name in value.split(","))) if isinstance(value, str) else value
+
+    @field_validator("node_labels", mode="before")
+    @classmethod
+    def _labels(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        pairs = [pair.strip() for pair in value.split(",")]
+        if wrong := next((pair for pair in pairs if not _LABEL.fullmatch(pair)), None):
+            raise ValueError(
+                f"VITLINE_NODE_LABELS={value!r} has {wrong!r}, which is no NAME=VALUE. Write labels as `ray start --labels` has them: "
+                "pool=birds,zone=a."
+            )
+        return dict(pair.split("=") for pair in pairs)
 
     @field_validator("project")
     @classmethod
@@ -170,6 +187,10 @@ class Settings(BaseModel):
     def python_of_jobs(self) -> str:
         """VITLINE_JOB_PYTHON, else this Python on a Ray that is started here, else `python` of the nodes."""
         return self.job_python or (sys.executable if self.ray_address is None else "python")
+
+    def node_labels_text(self) -> str:
+        """`pool=birds,zone=a`, as VITLINE_NODE_LABELS has them; empty for all nodes."""
+        return ",".join(f"{name}={value}" for name, value in self.node_labels.items())
 
     def prefect_headers(self) -> dict[str, str]:
         """The headers with which this process logs in to Prefect."""

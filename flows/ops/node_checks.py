@@ -43,7 +43,7 @@ from vitline.infra.plain_text import last_words
 from vitline.infra.provenance import compared_versions, differing_versions, versions
 from vitline.infra.ray_jobs import Job, JobServerAway, RayJobs, no_start
 from vitline.infra.redact import cleaned
-from vitline.infra.runs.ray_work import RayTask, living_nodes, run_keyed, start_ray
+from vitline.infra.runs.ray_work import RayTask, living_nodes, run_keyed, start_ray, usable_nodes
 from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
 from vitline.vit.input.decoding.which_decoder import HOW_TO_GET_IT, native_is_installed
@@ -141,7 +141,9 @@ def ask_nodes(written: str, shard_cache_dir: str) -> None:
     if differ := differing_versions():
         sys.exit(differ)
     start_ray()
-    nodes, began = living_nodes(), time.monotonic()
+    nodes, began = usable_nodes(), time.monotonic()
+    if not nodes:
+        sys.exit(f"no node of the cluster has {Settings().node_labels_text()} (VITLINE_NODE_LABELS)")
     work = partial(_answer, written, shard_cache_dir)
 
     def over() -> bool:

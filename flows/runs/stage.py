@@ -196,6 +196,10 @@ def submit(services: Services, run: Store, lease: Lease, module: str, env: dict[
         env["VITLINE_TIME_LEFT_S"] = str(max(left_s, 0.0))
     if packages := Settings().recipe_packages:
         env["VITLINE_RECIPE_PACKAGES"] = ",".join(sorted(packages))
+    if (labels := Settings().node_labels_text()) and not jobs.has_usable_nodes():
+        services.observer.say(
+            f"warning: no node of the Ray at {jobs.address} has {labels} (VITLINE_NODE_LABELS) now; the job waits for one"
+        )
     jobs.submit(lease.job_id, command, env=env, metadata=metadata)
     announce(services, run, lease)
 

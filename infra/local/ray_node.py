@@ -17,6 +17,7 @@ import psutil
 from vitline.infra.local.processes import STILL_S, Stillness, free_ports, short_temporary
 from vitline.infra.local.stack_config import StackConfig
 from vitline.infra.ray_jobs import ONE_TRAINING
+from vitline.infra.settings import Settings
 
 AGENT_PORTS = 4
 TLS_FOLDER = "ray-tls"
@@ -46,6 +47,8 @@ def command(config: StackConfig) -> list[str]:
         "object-store-memory": config.object_store_bytes,
         "resources": json.dumps({ONE_TRAINING: 1}),
     }
+    if labels := Settings().node_labels_text():
+        options["labels"] = labels  # its jobs ask for them
     if config.num_cpus is not None:
         options["num-cpus"] = config.num_cpus
     if config.node_address is not None:

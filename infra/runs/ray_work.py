@@ -10,7 +10,7 @@ import logging
 import math
 import pickle
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -18,6 +18,7 @@ from vitline.infra.children import sendable
 from vitline.infra.provenance import lacking, require_same_versions
 from vitline.infra.runs.stopping import joining_ray
 from vitline.infra.runs.task_watch import TaskWatch
+from vitline.infra.settings import Settings
 
 T = TypeVar("T")
 _POLL_S = 1.0
@@ -39,13 +40,15 @@ class RayTask(NamedTuple, Generic[T]):
 
 
 def start_ray() -> dict[str, float]:
-    """Joins the cluster that the job runs in, and returns its resources."""
+    """Joins the cluster that the job runs in, and returns the resources of the nodes that its tasks may use."""
     import ray
 
     with joining_ray():
         ray.init(ignore_reinit_error=True, logging_level=logging.WARNING)
-    resources: dict[str, float] = ray.cluster_resources()
-    return resources
+    total = Counter[str]()
+    for node in usable_nodes():
+        total.update(node["Resources"])
+    return dict[str, float](total)
 
 
 def living_nodes() -> list[dict[str, Any]]:
@@ -53,6 +56,12 @@ def living_nodes() -> list[dict[str, Any]]:
     import ray
 
     return [node for node in ray.nodes() if node["Alive"]]
+
+
+def usable_nodes() -> list[dict[str, Any]]:
+    """The living nodes with the labels of VITLINE_NODE_LABELS, on which the tasks of this job run."""
+    labels = Settings().node_labels.items()
+    return [node for node in living_nodes() if labels <= node["Labels"].items()]
 
 
 def run_keyed(
@@ -74,15 +83,14 @@ def run_keyed(
     a `watch`, each task has a process of its own and is not repeated.
     """
     import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     remote: Any = ray.remote
     any_process = (remote(max_retries=-1) if watch else remote(max_retries=0, max_calls=1))(_begun)
-    pickled = ray.cloudpickle.dumps(work)
+    pickled, labels = ray.cloudpickle.dumps(work), _label_selector()
     workers, idle = list[Any](), list[Any]()
     if keep and tasks:
         kept = remote(max_restarts=-1, max_task_retries=-1)(_Worker)
-        kept = kept.options(num_cpus=tasks[0].cpus, num_gpus=tasks[0].gpus)
+        kept = kept.options(num_cpus=tasks[0].cpus, num_gpus=tasks[0].gpus, label_selector=labels)
         workers = [kept.remote() for _ in range(min(keep, len(tasks)))]
     # What Ray runs: its task, and its worker where processes are kept. A worker gets no task before its process has started.
     running: dict[Any, tuple[RayTask[T] | None, Any]] = {worker.begin.remote(): (None, worker) for worker in workers}
@@ -94,7 +102,11 @@ def run_keyed(
                 method = worker.run if worker else any_process
                 placed: dict[str, Any] = {} if worker else {"num_cpus": task.cpus, "num_gpus": task.gpus}
                 if task.node:
+                    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
                     placed["scheduling_strategy"] = NodeAffinitySchedulingStrategy(task.node, soft=False)
+                elif not worker:
+                    placed["label_selector"] = labels
                 stream = method.options(name=task.key, num_returns="streaming", **placed).remote(
                     pickled, pickle.dumps(task.argument), task.key, watch
                 )
@@ -148,11 +160,15 @@ def run_many(work: Callable[[T], Any], tasks: Sequence[RayTask[T]], *, watch: Ta
     rows = [{**task._asdict(), "argument": pickle.dumps(task.argument)} for task in tasks]
     dataset = ray.data.from_items(rows, override_num_blocks=min(len(rows), _MAX_BLOCKS))
     in_row = functools.partial(_row_result, work=ray.cloudpickle.dumps(work), watch=watch)
-    for row in dataset.map(in_row, num_cpus=1).iter_rows():
+    for row in dataset.map(in_row, num_cpus=1, label_selector=_label_selector()).iter_rows():
         result, error = pickle.loads(row["result"])
         if error is not None:
             raise error
         yield result
+
+
+def _label_selector() -> dict[str, str] | None:
+    return dict(Settings().node_labels) or None
 
 
 class _Worker:

@@ -75,6 +75,17 @@ def test_a_project_names_what_several_roots_share(monkeypatch: pytest.MonkeyPatc
         Settings()
 
 
+def test_labels_of_nodes_are_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITLINE_NODE_LABELS", "pool=birds, ray.io/accelerator-type=H100")
+    assert Settings().node_labels == {"pool": "birds", "ray.io/accelerator-type": "H100"}
+    assert Settings().node_labels_text() == "pool=birds,ray.io/accelerator-type=H100"
+    monkeypatch.setenv("VITLINE_NODE_LABELS", "pool=birds,zone")
+    with pytest.raises(
+        ValueError, match=r"VITLINE_NODE_LABELS='pool=birds,zone' has 'zone', which is no NAME=VALUE\. Write"
+    ):
+        Settings()
+
+
 OURS = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:5000", "MLFLOW_TRACKING_USERNAME": "vitline"}
 OURS |= {"PREFECT_API_URL": "http://127.0.0.1:4200/api", "PREFECT_API_AUTH_STRING": "vitline:secret"}
 

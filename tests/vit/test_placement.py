@@ -2,6 +2,7 @@
 
 import sys
 import time
+from types import MappingProxyType
 
 import psutil
 import pytest
@@ -33,7 +34,8 @@ def test_workers_run_on_labelled_nodes_with_their_variables(train_config, root, 
         assert psutil.Process(worker.pid).environ()["GLOO_SOCKET_IFNAME"] == "lo"
         placed.stop()
 
-        placed = Placed(cluster, train_config, root, "in-one-rack", {"one_domain": "rack"})
+        of_project = {"VITLINE_NODE_LABELS": "pool=training"}
+        placed = Placed(cluster, train_config, root, "in-one-rack", {"one_domain": "rack"}, of_project)
         placed.until(lambda progress: progress.get("step", 0) > 0)
         (worker,) = processes("ray::RayTrainWorker")
         assert cluster.node_of(worker.pid) is cluster.nodes[-1]
@@ -43,12 +45,12 @@ def test_workers_run_on_labelled_nodes_with_their_variables(train_config, root, 
 class Placed:
     """A training of one worker, as a job of the cluster."""
 
-    def __init__(self, cluster, train_config, root, name, placement):
+    def __init__(self, cluster, train_config, root, name, placement, of_project=MappingProxyType({})):
         config = replace(train_config(name, workers=1, steps=10**6), **{"execution.placement": placement})
         self.run, lease = begin(config, root)
         self.jobs, self.job_id = cluster.jobs, lease.job_id
         command = [sys.executable, "-m", "vitline.vit.ray_jobs.train_driver", "--run", self.run.uri, "--attempt", "1"]
-        self.jobs.submit(self.job_id, command, {"VITLINE_ONE_NODE_RAY": ""}, {})
+        self.jobs.submit(self.job_id, command, {"VITLINE_ONE_NODE_RAY": "", **of_project}, {})
 
     def until(self, condition):
         deadline = time.monotonic() + 600

@@ -11,6 +11,7 @@ from functools import partial
 from vitline.infra.runs.in_background import in_background
 from vitline.infra.runs.ray_work import RayTask, run_keyed
 from vitline.infra.runs.run_state import state_of
+from vitline.infra.settings import Settings
 from vitline.infra.storage import open_store
 from vitline.vit.config import CheckpointProbeConfig
 from vitline.vit.features.checkpoint_follow import ProbeFollower
@@ -64,9 +65,9 @@ def probe_checkpoints(
 
 
 def check_room(num_cpus: int, num_gpus: int) -> None:
-    """Raises RuntimeError where no node of the cluster has as many CPUs and GPUs, busy ones included."""
+    """Raises RuntimeError where no node that the job may use has as many CPUs and GPUs, busy ones included."""
     needs = {kind: number for kind, number in (("CPU", num_cpus), ("GPU", num_gpus)) if number}
-    if needs and not places(cluster_nodes(), needs, {}):
+    if needs and not places(cluster_nodes(), needs, Settings().node_labels):
         wanted = " and ".join([f"{num_cpus} CPUs"] * bool(num_cpus) + ["a GPU"] * bool(num_gpus))
         raise RuntimeError(
             f"no node of the cluster has {wanted}; change execution.probes.cpus or execution.probes.device"

@@ -15,7 +15,7 @@ from vitline.infra.config import digest_of
 from vitline.infra.runs.attempt import Ending, driver_main, run_attempt
 from vitline.infra.runs.handle import Run
 from vitline.infra.runs.progress import ProgressWriter
-from vitline.infra.runs.ray_work import RayTask, living_nodes, run_keyed, start_ray
+from vitline.infra.runs.ray_work import RayTask, run_keyed, start_ray, usable_nodes
 from vitline.infra.runs.task_watch import TaskWatch
 from vitline.infra.storage import Store, open_store
 from vitline.vit.config import Precision
@@ -180,7 +180,7 @@ def measured_gpus(count: int, precision: Precision, on_ray: OnRay) -> Gpus:
     measure = partial(_memory_and_flops, precision)
     found = [measured for _, measured in on_ray(measure, deque([RayTask("gpu", None, 1, 1)]))]
     memory_bytes, flops = found[0] if found else (0, 0.0)  # none where a stop was requested meanwhile
-    per_machine = max(int(node["Resources"].get("GPU", 0)) for node in living_nodes())
+    per_machine = max(int(node["Resources"].get("GPU", 0)) for node in usable_nodes())
     return Gpus(count, max(1, per_machine), memory_bytes, flops)
 
 
@@ -217,7 +217,8 @@ def probes_on_ray(on_ray: OnRay, root: str, probe_trials: Sequence[ProbeTrial]) 
 
 
 def cluster_limit() -> dict[str, float]:
-    """The resources of the cluster, with CPUs and GPUs of nodes that its autoscaler can still start: a task that needs them waits."""
+    """The resources of the nodes that the job may use, with CPUs and GPUs that the autoscaler can still add: a task that needs them
+    waits."""
     alive, most = start_ray(), dict(declared_resources() or {})
     return alive | {name: max(alive.get(name, 0), most.get(name, 0)) for name in ("CPU", "GPU") if name in alive | most}
 

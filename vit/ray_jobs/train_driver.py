@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from vitline.infra.config import replace
 from vitline.infra.plain_text import last_words
 from vitline.infra.provenance import require_same_versions
 from vitline.infra.redact import cleaned
@@ -97,6 +98,8 @@ def fit(
     with joining_ray():
         ray.init(ignore_reinit_error=True, logging_level=logging.WARNING)
     declared, execution, steps = declared_resources(), config.execution, config.recipe.total_steps
+    labels = {**Settings().node_labels, **execution.placement.node_labels}
+    execution = replace(execution, **{"placement.node_labels": labels})
     nodes, free = cluster_nodes(), cluster_nodes(free=True)
     chosen = choose_workers(execution, nodes, declared, one_node=Settings().one_node_ray, free=free)
     devices, where, placement = chosen.devices, chosen.where, execution.placement
