@@ -406,6 +406,9 @@ class ExecutionConfig(FrozenConfig):
     cluster has some or its autoscaler can add some, else CPUs."""
     placement: PlacementConfig = PlacementConfig()
     """Which nodes of a cluster the workers run on."""
+    priority: int = 0
+    """Where other trainings of the same root have the room, this one stops those of lower priority, the lowest first and of several the
+    one that began last. They save a checkpoint and resume once there is room."""
     micro_batch_size: PositiveInt | Literal["auto"] = 64
     """Most examples per forward pass of one worker. Gradients of several micro-batches are accumulated for a step. `auto`: on a GPU
     as many as fit, measured with the network when the workers start; on a CPU 64."""

@@ -8,6 +8,7 @@ from vitline.flows.plans.measured_speed import measured_speed
 from vitline.flows.plans.training_cost import training_cost
 from vitline.flows.plans.training_plan import plan_rows
 from vitline.flows.runs.prepare_corpus import leak_lines
+from vitline.flows.runs.priority import RoomMaker
 from vitline.flows.runs.services import Services
 from vitline.flows.runs.stage import StageResult, run_stage, run_store
 from vitline.infra.runs.run_state import NO_STATE, read_state
@@ -62,6 +63,7 @@ def train_model(
         kept=lambda: {"checkpoint": newest_step(run) or 0},
         grace_s=execution.grace_s,
         lease_timeout_s=execution.lease_timeout_s,
+        make_room=RoomMaker(services, spec.run_key, execution),
         env={"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(min(START_TRY_S, execution.queue_timeout_s / 4))},
     )
     if not result.reused and (speed := measured_speed(run, config)) is not None:

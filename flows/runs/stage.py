@@ -112,17 +112,17 @@ def run_stage(
     grace_s: float,
     lease_timeout_s: float = 30.0,
     env: dict[str, str] | None = None,
+    make_room: Callable[[], object] = lambda: None,
 ) -> StageResult:
     """Brings the run of a spec to its end: returns at once if it is finished, else starts the next attempt and follows its job.
 
     `spec` is written as the run's config.json once the lease is taken: only the holder of the lease writes there.
     `output(state)` says whether the output of a finished run still exists; if not, the run is done again. `paused(state)` says whether
-    a paused run has reached the target step of this call. `progress()` is
-    what the observer shows. After a preempted attempt or a lost cluster the next attempt starts, until
+    a paused run has reached the target step of this call. `progress()` is what the observer shows. `make_room()` is called every LOOK_S
+    while other jobs have the room that this one waits for. After a preempted attempt or a lost cluster the next attempt starts, until
     MAX_WITHOUT_PROGRESS in a row have brought no progress (`kept`: see `TriesWithoutProgress`; by default the finished units of
-    `progress()`). A living attempt whose
-    flow process is gone is adopted and followed from here on. Raises Skipped if another process follows a living attempt,
-    StageFailed for every other end, and any error that interrupts the following.
+    `progress()`). A living attempt whose flow process is gone is adopted and followed from here on. Raises Skipped if another process
+    follows a living attempt, StageFailed for every other end, and any error that interrupts the following.
     """
     started, key = time.monotonic(), spec.run_key
     run = run_store(services.root, key)
@@ -155,7 +155,7 @@ def run_stage(
         except Skipped as skipped:
             lease, stale = adopt(services, run, skipped), None
         try:
-            job = follow(services, run, lease, title, progress, stale, grace_s)
+            job = follow(services, run, lease, title, progress, stale, grace_s, make_room)
         except JobLost as lost:  # with its cluster; the next job starts or joins one again
             services.observer.say(str(lost))
             services.cluster.restart()
@@ -333,6 +333,7 @@ def follow(
     progress: Callable[[], RunProgress | None],
     stale: RunProgress | None,
     grace_s: float,
+    make_room: Callable[[], object],
 ) -> Job:
     """Follows a job and returns it once it has ended. On an error, stops the job first if the observer requests it. `stale` is the
     progress of an earlier attempt, which is not shown."""
@@ -343,21 +344,24 @@ def follow(
         def on_poll(job: Job) -> None:
             nonlocal next_look, waits
             now = None if (found := progress()) == stale else found
-            if now is not None:
+            no_room = now is not None and now.get("no_room") == lease.attempt
+            if now is not None and not no_room:
                 waits = ""
             elif time.monotonic() > next_look:
-                why, next_look = why_no_progress(services, run, lease), time.monotonic() + LOOK_S
+                next_look = time.monotonic() + LOOK_S
+                if no_room:
+                    make_room()
+                why = other_jobs(services, lease.job_id) if no_room else why_no_progress(services, run, lease)
                 if why in (NO_OTHER_JOB, NO_STEP_YET) and time.monotonic() < started + ALONE_S:
                     why = ""
                 elif why not in (waits, NO_STEP_YET):
                     alone = why.startswith(NO_OTHER_JOB)
-                    services.observer.say(
-                        f"{title} {'is starting, or waits for room' if alone else 'has not started'}; {why}"
-                    )
+                    seen = "is starting, or waits for room" if alone else "has not started"
+                    services.observer.say(f"{title} {'waits for room' if no_room else seen}; {why}")
                 waits = why
             for line in errors.news():
                 services.observer.say(f"{lease.run_key}: {line}")
-            show({"waits": waits} if waits else now)
+            show({**(now or {}), "waits": waits} if waits else now)
             services.observer.check()
 
         try:

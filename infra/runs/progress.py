@@ -40,6 +40,8 @@ class RunProgress(TypedDict, total=False):
     """Keys of the trials that run."""
     waiting_for: str
     """What the workers wait for before they start."""
+    no_room: int
+    """The attempt that waits for room which other jobs have; missing if it waits for something else."""
     waits: str
     """Why a job has reported nothing; only shown, never stored."""
 
@@ -109,7 +111,8 @@ def progress_line(title: str, p: RunProgress | None, elapsed_s: float) -> str:
     if p is None:
         return f"{title}: waiting for the job to start ({clock(elapsed_s)})"
     if p.get("waiting_for"):
-        return f"{title}: waiting for {p['waiting_for']} ({clock(elapsed_s)})"
+        others = f"; {p['waits']}" if p.get("waits") else ""
+        return f"{title}: waiting for {p['waiting_for']} ({clock(elapsed_s)}){others}"
     if "waits" in p:
         return f"{title}: no progress yet after {clock(elapsed_s)}; {p['waits']}"
     of = f"/{p['total_steps']:,}" if p["total_steps"] else ""

@@ -3,6 +3,7 @@
 import pickle
 import sys
 import uuid
+from functools import partial
 
 import pytest
 
@@ -38,8 +39,11 @@ def run():
     return run
 
 
+RULES = {"queue_s": 60, "most_failures": 3, "have_room": partial(bool, 1)}
+
+
 def starts_of(run, **options):
-    return StartPolicy(run.uri, 1, 100, "2 workers", **{"queue_s": 60, "most_failures": 3, "clock": Clock(), **options})
+    return StartPolicy(run.uri, 1, 100, "2 workers", **{**RULES, "clock": Clock(), **options})
 
 
 def save_checkpoint(run, step):
@@ -70,13 +74,14 @@ def test_a_run_with_a_checkpoint_waits_until_there_is_room(run):
     save_checkpoint(run, 50)
     starts = starts_of(run)
     wait_for_room(starts, 90_000)
-    assert not waits(run)  # nothing is known of this attempt: the flow shows which jobs hold the cluster
-    starts.placed()
-    wait_for_room(starts, 90_000)
-    assert read_progress(run)["waiting_for"] == "room for 2 workers"
+    waiting = {"step": 0, "total_steps": 100, "waiting_for": "room for 2 workers"}
+    assert read_progress(run) == waiting | {"no_room": 1}
     assert waits(run)
     starts.placed()
-    assert not waits(run)
+    assert read_progress(run) == {"step": 0, "total_steps": 100}
+    starts.have_room = partial(bool, 0)  # a node is gone: others cannot make room
+    wait_for_room(starts, 90_000)
+    assert read_progress(run) == waiting
 
 
 def test_what_an_earlier_attempt_waited_for_is_not_taken_for_a_wait_of_this_one(run):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from vitline.infra.runs.handle import Run
 from vitline.infra.runs.lease import LeaseLost
+from vitline.infra.runs.progress import RunProgress
 from vitline.infra.storage import Store, open_store
 from vitline.vit.checkpoints.names import newest_step
 from vitline.vit.run.run_spec import read_progress
@@ -40,6 +41,8 @@ class StartPolicy:
     """Seconds that a run without a checkpoint waits for room, at most."""
     most_failures: int
     """Failed starts from one checkpoint after which the attempt fails."""
+    have_room: Callable[[], bool]
+    """Whether the nodes that are up would have room for the workers if nothing else ran there."""
     clock: Callable[[], float] = time.monotonic
     _waits_since: float | None = field(default=None, init=False)
     _placed: bool = field(default=False, init=False)
@@ -71,8 +74,9 @@ class StartPolicy:
             if waited_s >= self.queue_s and newest_step(self._run) is None:
                 raise NoRoom(f"the cluster had no room for {self.workers} within {self.queue_s:g} s")
             log.warning("no room for %s for %.0f s; waiting", self.workers, waited_s)
-            if self._placed:  # before that, a flow shows which other jobs run
-                report_waiting(self._run, self.attempt, self.total_steps, f"room for {self.workers}")
+            report_waiting(
+                self._run, self.attempt, self.total_steps, f"room for {self.workers}", no_room=self.have_room()
+            )
 
     def failed(self, error: BaseException) -> None:
         """Workers were placed, but did not start. Raises StartsFailed after too many times without a new checkpoint."""
@@ -87,16 +91,21 @@ class StartPolicy:
             )
 
 
-def report_waiting(run: Store, attempt: int, total_steps: int, what: str) -> None:
-    """Writes into `progress.json` what the worker group waits for. Raises LeaseLost where another attempt holds the lease."""
+def report_waiting(run: Store, attempt: int, total_steps: int, what: str, *, no_room: bool = False) -> None:
+    """Writes into `progress.json` what the worker group waits for; `no_room`: it is what other jobs have. Raises LeaseLost where another
+    attempt holds the lease."""
     before = read_progress(run) or {"step": 0}
-    Run(run, attempt).show({"step": before["step"], "total_steps": total_steps, "waiting_for": what})
+    waits: RunProgress = {"step": before["step"], "total_steps": total_steps, "waiting_for": what}
+    if no_room:
+        waits["no_room"] = attempt
+    Run(run, attempt).show(waits)
 
 
 def clear_waiting(run: Store, attempt: int) -> None:
     """Takes out of `progress.json` what the worker group waited for. Raises LeaseLost where another attempt holds the lease."""
     progress = read_progress(run)
     if progress and progress.pop("waiting_for", None):
+        progress.pop("no_room", None)
         Run(run, attempt).show(progress)
 
 

@@ -11,7 +11,8 @@ import logging
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from vitline.infra.config import replace
@@ -36,7 +37,7 @@ from vitline.vit.ray_jobs.ray_private import (
     trainer_class,
 )
 from vitline.vit.ray_jobs.start_policy import NoRoom, StartPolicy, StartsFailed, report_waiting, waits
-from vitline.vit.run.devices import choose_workers, devices_text
+from vitline.vit.run.devices import choose_workers, devices_text, places
 from vitline.vit.run.run_spec import START_TRY_S, RunSpec
 from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.world import World
@@ -113,7 +114,8 @@ def fit(
     # Waiting for another training is not a failure; if there is a deadline, the wait may last until then.
     queue_s = max(execution.queue_timeout_s, Settings().time_left_s or 0)
     failures = execution.max_restarts_without_progress
-    starts = StartPolicy(run_uri, attempt, steps, f"{fewest} workers{where}", queue_s, failures)
+    have_room = partial(nodes_suffice, chosen.resources, chosen.labels, fewest)
+    starts = StartPolicy(run_uri, attempt, steps, f"{fewest} workers{where}", queue_s, failures, have_room)
     elastic = (fewest, run_uri, steps) if fewest < workers else None
     trainer = trainer_class(scaling_policy(elastic))(
         train_worker,
@@ -142,6 +144,11 @@ def fit(
         exclusive_training(min(START_TRY_S, execution.queue_timeout_s / 4), starts.begin, starts.unplaced),
     ):
         trainer.fit()
+
+
+def nodes_suffice(worker: Mapping[str, float], labels: Mapping[str, str], number: int) -> bool:
+    """Whether the nodes that are up, busy or not, have room for so many workers. Called in Ray Train's controller, too."""
+    return places(cluster_nodes(), worker, labels) >= number
 
 
 def collective_timeout_s(progress_timeout_s: float | None) -> int:

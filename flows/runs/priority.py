@@ -1,0 +1,75 @@
+"""Priority between the trainings of a root: one that finds no room stops others of lower priority, one after the other."""
+
+import time
+
+from vitline.flows.catalog.stored_configs import RunFile
+from vitline.flows.runs.services import Services
+from vitline.flows.runs.stage import has_begun, run_store
+from vitline.infra.ray_jobs import Job
+from vitline.infra.runs.lease import read_lease
+from vitline.infra.runs.run_state import request_stop
+from vitline.vit.config import ExecutionConfig
+from vitline.vit.run.run_spec import START_TRY_S, read_progress
+
+ROOM_S = 2 * START_TRY_S
+"""Seconds after the end of a training in which Ray will have tried to place another one in its room."""
+
+
+class RoomMaker:
+    """Makes room for the run `key`. The trainings that it stops save a checkpoint and resume once there is room."""
+
+    def __init__(self, services: Services, key: str, execution: ExecutionConfig) -> None:
+        self._services, self._key, self._execution = services, key, execution
+        self._asked, self._not_before = "", 0.0  # the job that was asked to stop, and when another one may be
+
+    def __call__(self) -> None:
+        """To be called again and again while there is no room. Asks the training of the lowest priority, of several the one that has
+        begun last, if what the one before has left did not suffice."""
+        jobs = [job for job in self._services.cluster.jobs.list() if not job.terminal]
+        if self._asked in {job.id for job in jobs}:
+            return
+        if self._asked:
+            self._asked, self._not_before = "", time.monotonic() + ROOM_S
+        if time.monotonic() < self._not_before:
+            return
+        lower = [
+            (found, -(job.started_at or 0), job) for job in jobs if (found := self._lower_priority(job)) is not None
+        ]
+        if lower:
+            priority, _, job = min(lower, key=lambda found: found[:2])
+            self._stop(priority, job)
+
+    def _lower_priority(self, job: Job) -> int | None:
+        """The priority of a training at work that is lower than ours, and whose nodes ours can use; else None."""
+        key = job.metadata.get("run_key")
+        if key in (None, self._key) or not has_begun(self._services, job):
+            return None
+        run = run_store(self._services.root, key)
+        config: RunFile = run.read_json("config.json")
+        if "config" not in config or (read_progress(run) or {}).get("waiting_for"):
+            return None
+        other = ExecutionConfig.model_validate(config["config"]["execution"])
+        return other.priority if other.priority < self._execution.priority and self._can_use_nodes_of(other) else None
+
+    def _can_use_nodes_of(self, other: ExecutionConfig) -> bool:
+        ours, theirs = self._execution.placement, other.placement
+        both = ours.node_labels.keys() & theirs.node_labels.keys()
+        pairs = [(ours.node_labels[name], theirs.node_labels[name]) for name in both]
+        if ours.accelerator_type and theirs.accelerator_type:
+            pairs.append((ours.accelerator_type, theirs.accelerator_type))
+        return {self._execution.device, other.device} != {"cpu", "cuda"} and all(a == b for a, b in pairs)
+
+    def _stop(self, priority: int, job: Job) -> None:
+        run = run_store(self._services.root, job.metadata["run_key"])
+        lease = read_lease(run)
+        if lease is None or lease.job_id != job.id:
+            return
+        ours = self._execution.priority
+        request_stop(
+            run, "preempted", by=f"{self._key}, whose priority is {ours}, not {priority}", attempt=lease.attempt
+        )
+        self._asked = job.id
+        self._services.observer.say(
+            f"{lease.run_key} (priority {priority}) was asked to make room for {self._key} (priority {ours}); it saves a checkpoint and "
+            "resumes later"
+        )
