@@ -5,10 +5,12 @@ import json
 import os
 import re
 import shlex
+import textwrap
 from pathlib import Path
 
 import jsonschema
 import pytest
+import yaml
 
 from .manifests import FOLDER, SETS, flow_run_job, namespace_of, objects, of_kind, pods, rendered, selects
 
@@ -19,6 +21,7 @@ DOCUMENTED = {
     for name, keys in re.findall(r"^\| `([\w-]+)` \| ([^|]+) \|", TABLE, re.MULTILINE)
 }
 """The keys of each secret that the README asks for."""
+GUIDE = (FOLDER.parents[1] / "docs" / "guides" / "kubernetes.md").read_text()
 every_set = pytest.mark.parametrize("found", SETS, indirect=True)
 
 
@@ -96,6 +99,31 @@ def test_flow_runs_use_the_image_that_registers_the_deployments(found):
         _, deployments = worker.spec["initContainers"]
         given = {each["name"]: each.get("value") for each in deployments["env"]}
         assert given["FLOWS_IMAGE"] == deployments["image"]
+
+
+def test_a_private_authority_reaches_every_client_as_the_guide_has_it(tmp_path):
+    text = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
+    (tmp_path / "authority.pem").write_text(text)
+    (generator,) = re.findall(r" +configMapGenerator:\n.*VITLINE_CA=authority.pem\]\n", GUIDE, re.DOTALL)
+    overlay = {"namespace": "vitline", "generatorOptions": {"disableNameSuffixHash": True}}
+    overlay |= {"resources": [os.path.relpath(FOLDER / "overlays" / "small", tmp_path)]}
+    (tmp_path / "kustomization.yaml").write_text(yaml.dump(overlay) + textwrap.dedent(generator))
+    found = rendered(str(tmp_path))
+    (store,) = [each for each in of_kind(found, "ConfigMap") if each["metadata"]["name"] == "vitline-store"]
+    assert store["data"].items() >= {"VITLINE_CA": text, "VITLINE_ROOT": "s3://vitline/store"}.items()
+    without = {
+        container["name"]
+        for pod in pods(found)
+        for container in pod.containers
+        if "/vitline-" in container["image"]
+        and {"configMapRef": {"name": "vitline-store"}} not in container.get("envFrom", [])
+    }
+    assert without == {
+        "certificate",
+        "autoscaler",
+        "prefect",
+        "mlflow",
+    }  # servers, and what only makes or asks inside the cluster
 
 
 @every_set
