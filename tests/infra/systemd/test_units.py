@@ -3,6 +3,7 @@
 What systemd itself does is not part of this: users, credentials, restarts, and what a unit cannot reach.
 """
 
+import contextlib
 import re
 import shlex
 import shutil
@@ -16,6 +17,7 @@ import pytest
 
 from vitline.infra.children import child_environment, end_children
 from vitline.infra.local.processes import free_ports, tail
+from vitline.infra.ray_jobs import JobServerAway, RayJobs
 from vitline.infra.settings import Settings, variables_of
 from vitline.infra.storage import open_store
 
@@ -24,8 +26,10 @@ from ...servers.stack import FlowRuns
 
 FOLDER = Path(__file__).parents[3] / "infra" / "systemd"
 BIN = "/opt/vitline/.venv/bin"
-UNITS = ("vitline-worker", "vitline-sender", "vitline-metrics")
+UNITS = tuple(sorted(file.stem for file in FOLDER.glob("*.service")))
 NEWER = r".*: Unknown key '(RestartSteps|RestartMaxDelaySec)' in section \[Service\], ignoring\."
+ENDED = 1
+"""Exit code of `ray start --block` after SIGTERM, also where it has drained its node."""
 FOREIGN = ("AWS_", "MLFLOW_", "PREFECT_", "RAY_", "VITLINE_")
 
 
@@ -62,14 +66,17 @@ class Unit:
             self.environment |= dict(word.split("=", 1) for word in shlex.split(line))
         self.folder = Path(*self.all("WorkingDirectory"))
         self.folder.mkdir()
+        for name in self.all("UnsetEnvironment"):
+            self.environment.pop(name)
         (command,) = self.all("ExecStart")
+        command = re.sub(r" \$(\w+)", lambda found: f" {self.environment.get(found[1], '')}", command)
         self.command = shlex.split(re.sub(r"\$\{(\w+)\}", lambda found: self.environment[found[1]], command))
 
     def all(self, key):
         pattern = "|".join(map(re.escape, self.here))
         return [re.sub(pattern, lambda found: self.here[found[0]], value) for name, value in self.lines if name == key]
 
-    def works_and_stops(self, works):
+    def works_and_stops(self, works, ends_with=0):
         """Starts it, waits until it works, stops it as systemd does, and expects a clean end."""
         environment = child_environment(self.environment, (), FOREIGN)
         with open(self.folder / "log", "wb") as log:
@@ -79,7 +86,7 @@ class Unit:
             assert process.poll() is None, tail(self.folder / "log", 30)
             (number,) = self.all("KillSignal")
             process.send_signal(getattr(signal, number))
-            assert process.wait(240) == 0, tail(self.folder / "log", 30)
+            assert process.wait(240) == ends_with, tail(self.folder / "log", 30)
         finally:
             end_children([process], 20)
         return (self.folder / "log").read_text()
@@ -152,3 +159,33 @@ def test_the_worker_joins_its_pool(stack, tmp_path):
         assert "Worker 'host-1' stopped!" in worker.works_and_stops(joined)
     finally:
         api.delete("/work_pools/units")
+
+
+@pytest.mark.slow
+@pytest.mark.servers
+def test_a_node_of_ray_joins_the_head(tmp_path):
+    token, (gcs, page, client, *agents) = "0123456789abcdef" * 4, map(str, free_ports(5))
+    (tmp_path / "ray-token").write_text(token)
+    jobs = RayJobs(f"http://127.0.0.1:{page}", tmp_path / "ray-token", away_s=1, report=lambda text: None)
+    small = "--num-cpus=1 --object-store-memory=100000000 --min-worker-port=0 --max-worker-port=0"
+    (tmp_path / "ray-node").write_text(f"RAY_OPTIONS={small} --ray-client-server-port={client}\n")
+    ports = {"6379": gcs, "8265": page, "0.0.0.0": "127.0.0.1"}
+    head = Unit("vitline-ray-head", tmp_path, {}, ports)
+    options = (
+        f"{small} --dashboard-agent-listen-port={agents[0]} --dashboard-agent-grpc-port={agents[1]} --labels=pool=birds"
+    )
+    (tmp_path / "ray-node").write_text(f"RAY_HEAD=127.0.0.1:{gcs}\nRAY_OPTIONS={options}\n")
+    node = Unit("vitline-ray-node", tmp_path, {})
+
+    def joined(number):
+        with contextlib.suppress(JobServerAway):
+            return jobs.num_nodes() == number
+        return False
+
+    def node_works():
+        if joined(1):
+            node.works_and_stops(lambda: joined(2), ENDED)
+            return True
+        return False
+
+    head.works_and_stops(node_works, ENDED)
