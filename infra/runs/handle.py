@@ -94,9 +94,11 @@ class Run:
         self.check()
         self.store.write_json("progress.json", progress)
 
-    def journal(self, writer: str = "", from_step: int = 0) -> Journal:
-        """Opens the journal of this attempt, for rank 0 or another writer, and closes those of earlier attempts."""
-        return Journal(self.store, self.attempt, writer=writer, check_lease=self.check, from_step=from_step)
+    def journal(self, writer: str = "", from_step: int = 0, writers: int = 1) -> Journal:
+        """Opens the journal of this attempt, for rank 0 or another one of so many writers, and closes those of earlier attempts."""
+        return Journal(
+            self.store, self.attempt, writer=writer, check_lease=self.check, from_step=from_step, writers=writers
+        )
 
     def count_start(self, since: str, record: Mapping[str, object]) -> int:
         """Records a start of the workers from the checkpoint named `since`, or `none`. Returns the number of earlier starts from it.

@@ -148,16 +148,17 @@ def spikes_text(count: int, last: int | None) -> str:
 
 @contextlib.contextmanager
 def system_metrics(held: Run, world: World, journal: Journal | None, step: Callable[[], int]) -> Iterator[None]:
-    """Samples the load of this machine while the context is open, from one process per machine.
+    """Samples the load of this machine while the context is open, from one process per machine. Every rank must enter it.
 
     Rank 0's machine writes into `journal`; every other machine opens a journal of its own.
     """
+    machines = max(world.gather(world.node_rank)) + 1
     if world.local_rank:
         yield
         return
     with contextlib.ExitStack() as stack:
         if journal is None:
-            journal = held.journal(f"node-{world.node_rank}", from_step=step())
+            journal = held.journal(f"node-{world.node_rank}", from_step=step(), writers=machines)
             stack.callback(close_quietly, journal)
         stack.enter_context(
             SystemSampler(journal.record, world.node_rank, step, lambda: gpu_memory_used_bytes(world.device))

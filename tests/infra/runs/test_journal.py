@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitline.infra.runs.journal import Journal, read_journal
+from vitline.infra.runs.journal import Journal, read_journal, seal_factor
 from vitline.infra.runs.lease import LeaseHolder, LeaseLost, acquire_lease
 from vitline.infra.runs.segments import list_segments
 from vitline.infra.storage import open_store
@@ -272,3 +272,13 @@ def test_value_that_is_no_number_is_an_error_and_its_step_can_be_recorded_again(
     journal.record({"a": 1.0}, 1)
     journal.close()
     assert [record.value for record in read_journal(run)] == [1.0]
+
+
+@pytest.mark.parametrize(("writers", "most"), [(1, 13_200), (8, 37_500), (125, 147_000)])
+def test_segments_of_a_month_stay_few_enough_to_be_listed(writers, most):
+    seconds = segments = 0
+    while seconds < 30 * 24 * 3600:
+        seconds += 30 * seal_factor(segments, writers)
+        segments += 1
+    assert segments * writers < most
+    assert seal_factor(0, 1) == seal_factor(1000, 1) == seal_factor(125, 8) == 1
