@@ -2,7 +2,7 @@
 
 import time
 
-from vitline.flows.catalog.stored_configs import RunFile
+from vitline.flows.catalog.stored_configs import JSON, RunFile
 from vitline.flows.runs.services import Services
 from vitline.flows.runs.stage import has_begun, run_store
 from vitline.infra.ray_jobs import Job
@@ -45,19 +45,20 @@ class RoomMaker:
         if key in (None, self._key) or not has_begun(self._services, job):
             return None
         run = run_store(self._services.root, key)
-        config: RunFile = run.read_json("config.json")
-        if "config" not in config or (read_progress(run) or {}).get("waiting_for"):
+        config: RunFile | None = run.read_json_or_none("config.json")
+        if config is None or "config" not in config or (read_progress(run) or {}).get("waiting_for"):
             return None
-        other = ExecutionConfig.model_validate(config["config"]["execution"])
-        return other.priority if other.priority < self._execution.priority and self._can_use_nodes_of(other) else None
+        other = config["config"]["execution"]  # perhaps of another version of vitline
+        priority: int = other.get("priority", 0)
+        return priority if priority < self._execution.priority and self._can_use_nodes_of(other) else None
 
-    def _can_use_nodes_of(self, other: ExecutionConfig) -> bool:
-        ours, theirs = self._execution.placement, other.placement
-        both = ours.node_labels.keys() & theirs.node_labels.keys()
-        pairs = [(ours.node_labels[name], theirs.node_labels[name]) for name in both]
-        if ours.accelerator_type and theirs.accelerator_type:
-            pairs.append((ours.accelerator_type, theirs.accelerator_type))
-        return {self._execution.device, other.device} != {"cpu", "cuda"} and all(a == b for a, b in pairs)
+    def _can_use_nodes_of(self, other: JSON) -> bool:
+        ours, theirs = self._execution.placement, other.get("placement", {})
+        pairs: list[tuple[str | None, str | None]]
+        pairs = [(label, theirs.get("node_labels", {}).get(name)) for name, label in ours.node_labels.items()]
+        pairs.append((ours.accelerator_type, theirs.get("accelerator_type")))
+        pairs.append((self._execution.device, other.get("device")))
+        return all(a == b or {a, b} & {None, "auto"} for a, b in pairs)
 
     def _stop(self, priority: int, job: Job) -> None:
         run = run_store(self._services.root, job.metadata["run_key"])

@@ -96,7 +96,7 @@ class Machine:
 
         inside = dict(zip(PUBLISHED, [*free_ports(3), *free_ports(1, GRPC)], strict=True))
         self.published = dict(zip(PUBLISHED, free_ports(4), strict=True))
-        postgres, gcs, *agents, health = free_ports(11)
+        postgres, gcs, *agents, health, metrics = free_ports(12)
         hosts = {"prefect:4200": inside["4200"], "mlflow:5000": inside["5000"], "ray-head:8265": inside["8265"]}
         hosts |= {"s3:8333": inside["8333"], "postgres:5432": postgres, "ray-head:6379": gcs}
         common = {host: f"127.0.0.1:{port}" for host, port in hosts.items()}
@@ -109,6 +109,7 @@ class Machine:
             "ray-head": {"52365": str(head[0]), "8080": str(head[1])},
             "ray-worker": {"52365": str(worker[0]), "8080": str(worker[1])},
             "prefect-worker": {"8080": str(health)},
+            "metrics": {"9464": str(metrics)},
             "proxy": {f"listen {port}": f"listen 127.0.0.1:{at}" for port, at in self.published.items()},
         }
         self.here = {name: common | self.here.get(name, {}) for name in self.composed["services"]}
@@ -283,6 +284,8 @@ def test_all_services_start_and_a_flow_run_goes_through_the_proxy(machine):
     kept = bucket.list_objects_v2(Bucket="vitline", Prefix="vitline/corpora/birds/")["Contents"]
     assert [each["Key"] for each in kept if each["Key"].endswith("/manifest.json")]
 
+    counters = urllib.request.urlopen(f"http://127.0.0.1:{machine.here['metrics']['9464']}/metrics", timeout=60).read()
+    assert b"vitline_root_up 1.0" in counters
     of_compose = machine.started["prefect-worker"]
     seen = of_compose.run(of_compose.one_off("vitline", "ops", "doctor"))
     assert "a small job ran" in seen, seen
