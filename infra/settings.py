@@ -122,15 +122,7 @@ class Settings(BaseModel):
     @field_validator("node_labels", mode="before")
     @classmethod
     def _labels(cls, value: Any) -> Any:
-        if not isinstance(value, str):
-            return value
-        pairs = [pair.strip() for pair in value.split(",")]
-        if wrong := next((pair for pair in pairs if not _LABEL.fullmatch(pair)), None):
-            raise ValueError(
-                f"VITLINE_NODE_LABELS={value!r} has {wrong!r}, which is no NAME=VALUE. Write labels as `ray start --labels` has them: "
-                "pool=birds,zone=a."
-            )
-        return dict(pair.split("=") for pair in pairs)
+        return _pairs("VITLINE_NODE_LABELS", value) if isinstance(value, str) else value
 
     @field_validator("project")
     @classmethod
@@ -224,6 +216,8 @@ def checked(field: str, name: str, value: str) -> str:
         return _address(field, name, value)
     if field == "ca":
         return checked_authority(name, value)
+    if field == "node_labels":
+        _pairs(name, value)
     if field not in _FOLDERS:
         return value
     if _FOR_A_SHELL.match(value):
@@ -234,6 +228,15 @@ def checked(field: str, name: str, value: str) -> str:
         return expanded(value)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
+
+
+def _pairs(name: str, value: str) -> dict[str, str]:
+    pairs = [pair.strip() for pair in value.split(",")]
+    if wrong := next((pair for pair in pairs if not _LABEL.fullmatch(pair)), None):
+        raise ValueError(
+            f"{name} is {value!r}, and {wrong!r} in it is no NAME=VALUE. Write labels as `ray start --labels` has them: pool=birds,zone=a."
+        )
+    return dict(pair.split("=") for pair in pairs)
 
 
 def _address(field: str, name: str, value: str) -> str:

@@ -81,7 +81,7 @@ def test_labels_of_nodes_are_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Settings().node_labels_text() == "pool=birds,ray.io/accelerator-type=H100"
     monkeypatch.setenv("VITLINE_NODE_LABELS", "pool=birds,zone")
     with pytest.raises(
-        ValueError, match=r"VITLINE_NODE_LABELS='pool=birds,zone' has 'zone', which is no NAME=VALUE\. Write"
+        ValueError, match=r"VITLINE_NODE_LABELS is 'pool=birds,zone', and 'zone' in it is no NAME=VALUE\. Write"
     ):
         Settings()
 

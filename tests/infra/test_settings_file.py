@@ -120,6 +120,7 @@ def test_a_named_file_is_read_from_anywhere_and_a_missing_one_is_an_error(
         ('ray_auth_token = "x"', "RAY_AUTH_TOKEN in the environment, or name a file .* by ray_auth_token_path"),
         ('mlflow_tracking_uri = "https://ada:secret@mlflow"', "mlflow_tracking_uri has a user or password in the address"),
         ('prefect_api_url = "prefect:4200"', "line 1: prefect_api_url is prefect:4200, but an address begins with http"),
+        ('node_labels = "birds"', "line 1: node_labels is 'birds', and 'birds' in it is no NAME=VALUE"),
         ("project = 3", "project is 3, but must be a text in quotes"),
         ('job_python = "/x/python"', "job_python decides which code runs, .* Set VITLINE_JOB_PYTHON, or VITLINE_CONFIG="),
         ('root = "a"\nroot = "b"', "is not TOML: Cannot overwrite a value"),
