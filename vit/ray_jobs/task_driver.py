@@ -180,7 +180,7 @@ def measured_gpus(count: int, precision: Precision, on_ray: OnRay) -> Gpus:
     measure = partial(_memory_and_flops, precision)
     found = [measured for _, measured in on_ray(measure, deque([RayTask("gpu", None, 1, 1)]))]
     memory_bytes, flops = found[0] if found else (0, 0.0)  # none where a stop was requested meanwhile
-    per_machine = max(int(node["Resources"].get("GPU", 0)) for node in usable_nodes())
+    per_machine = max((int(node["Resources"].get("GPU", 0)) for node in usable_nodes()), default=0)
     return Gpus(count, max(1, per_machine), memory_bytes, flops)
 
 
