@@ -26,6 +26,8 @@ from vitline.infra.children import end_with_parent, how_it_ended, start_python
 log = logging.getLogger(__name__)
 _LEAVE_S = 60.0
 """How long a rank may need to end after rank 0 has its result."""
+_SAME_CAUSE_S = 5.0
+"""How far apart two ranks notice the same cause: an error of both, or that one of them was killed."""
 
 
 @contextlib.contextmanager
@@ -37,13 +39,19 @@ def ranks(size: int, of_others: Callable[[], object]) -> Iterator[None]:
         return
     with tempfile.TemporaryDirectory(prefix="vitline-ranks-") as folder:
         meeting = str(Path(folder, "meeting"))
-        over = threading.Event()
+        killed, over = threading.Event(), threading.Event()
         others = [_start(rank, size, meeting, of_others) for rank in range(1, size)]
         for rank, child in enumerate(others, start=1):
-            threading.Thread(target=_end_with, args=(rank, child, over), name=f"rank-{rank}", daemon=True).start()
+            given = rank, child, killed, over
+            threading.Thread(target=_end_with, args=given, name=f"rank-{rank}", daemon=True).start()
         try:
             with _joined(0, size, meeting):
-                yield
+                try:
+                    yield
+                except RuntimeError:  # so torch says that another rank was killed, often before its end is noticed here
+                    if killed.wait(_SAME_CAUSE_S):
+                        over.wait()  # for the end of this process
+                    raise
             for child in others:
                 child.wait(_LEAVE_S)
         finally:
@@ -62,10 +70,12 @@ def _start(rank: int, size: int, meeting: str, work: Callable[[], object]) -> su
     return child
 
 
-def _end_with(rank: int, child: subprocess.Popen[bytes], over: threading.Event) -> None:
-    """Ends this process where another rank fails: NCCL would wait for it for ever."""
+def _end_with(rank: int, child: subprocess.Popen[bytes], killed: threading.Event, over: threading.Event) -> None:
+    """Ends this process where another rank fails: NCCL would wait for it for ever. An error of all ranks is left to rank 0 to raise."""
     code = child.wait()
-    if code != 0 and not over.is_set():
+    if code < 0:
+        killed.set()
+    if code != 0 and not over.wait(_SAME_CAUSE_S):
         log.error("rank %d of the trial %s, and its log above says why; so does rank 0", rank, how_it_ended(code))
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -88,6 +88,7 @@ import signal, sys, time
 import psutil
 from vitline.infra.runs.handle import Run
 from vitline.infra.storage import open_store
+from vitline.vit.evaluation import ranks as of_trial
 from vitline.vit.evaluation import run_trial as running
 from vitline.vit.evaluation.packing import Place
 from vitline.vit.evaluation.trials import Trial
@@ -108,6 +109,13 @@ def starts_late(training):
     time.sleep(0.01)  # the clocks of two ranks never agree
     return starts(training)
 
+def notices_late(rank, child, *events):
+    child.wait()
+    time.sleep(0.5)  # torch says first that the other rank has ended
+    ends_with(rank, child, *events)
+
+ends_with = of_trial._end_with
+of_trial._end_with = notices_late
 starts = running.TrialTraining.save_every
 running.TrialTraining.save_every = starts_late
 loop.update_average = dies
@@ -221,3 +229,12 @@ def test_a_trial_ends_with_a_rank_that_was_killed_and_goes_on_with_another_numbe
     assert 20 <= newest_step(trials.child(trial.key)) <= 30
     alone, _ = run_trial(Unleased(open_store(root).child("elsewhere"), 1), trial)
     nearly_equal(ensure_trial(Unleased(run, 1), trials, trial), alone)
+
+
+@pytest.mark.slow
+def test_an_error_of_all_ranks_is_raised_by_the_first(longer, root):
+    trial, run = longer
+    trials = open_store(root).child("trials")
+    wrong = replace(trial, corpus_digest="0" * 12)
+    with pytest.raises(RuntimeError, match="planned with 000000000000"):
+        ensure_trial(Run(run, 1), trials, wrong, Place(ranks=2))
