@@ -1,6 +1,7 @@
 """Faults of trainings on Ray: of a worker on a one-node Ray, of a node on a Ray of three nodes; one is started for each test."""
 
 import contextlib
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from unittest.mock import patch
@@ -31,10 +32,7 @@ def test_preempted_job(bench):
     bit as without the fault."""
     run = on_cluster(bench, "preempted-job", "preempted")
     bench.require_undisturbed(run)
-    state = read_state(run.run) or NO_STATE
-    assert state["attempt"] == 2, f"attempt {state['attempt']} finished the run, not attempt 2"
-    starts = run.run.list("starts/a2-")
-    assert f"step-{AT:09d}-" in "".join(starts), f"attempt 2 did not resume from step {AT}: {', '.join(starts)}"
+    require_resumed(run)
 
 
 def test_lost_node(bench):
@@ -50,7 +48,20 @@ def test_lost_node(bench):
 def test_drained_node(bench):
     """A training whose node is drained, as before a spot machine is taken away, writes a checkpoint of its last step at once; the
     next attempt resumes it on another node, and ends bit for bit as without the drain."""
-    run = with_harm(bench, "drained-node", lambda nodes, pid, node: nodes.drain(node, DEADLINE_S))
+    require_resumed(with_harm(bench, "drained-node", lambda nodes, pid, node: nodes.drain(node, DEADLINE_S)))
+
+
+def test_stopped_node(bench):
+    """So does one whose node is stopped, as by `systemctl stop`."""
+
+    def stop(nodes: ThreeNodes, pid: int, node: str) -> None:
+        nodes.node_of(pid).send_signal(signal.SIGTERM)
+
+    require_resumed(with_harm(bench, "stopped-node", stop))
+
+
+def require_resumed(run: Training) -> None:
+    """By attempt 2, from step AT."""
     attempt, starts = (read_state(run.run) or NO_STATE)["attempt"], run.run.list("starts/a2-")
     assert attempt == 2, f"attempt {attempt} finished the run, not attempt 2"
     assert f"step-{AT:09d}-" in "".join(starts), f"attempt 2 did not resume from step {AT}: {', '.join(starts)}"

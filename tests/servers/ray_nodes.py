@@ -39,6 +39,11 @@ class ThreeNodes(Cluster):
     def jobs(self) -> RayJobs:
         return RayJobs(self.ray.address, token_path=self.ray.env["RAY_AUTH_TOKEN_PATH"])
 
+    def of_client(self, root: str) -> Settings:
+        """The settings of a client of this cluster, with a store at `root`."""
+        token = self.ray.env["RAY_AUTH_TOKEN_PATH"]
+        return Settings(root=root, ray_address=self.ray.address, ray_auth_token_path=token, job_python=sys.executable)
+
     @cached_property
     def gcs(self) -> str:
         """The address at which nodes join. The head may write it a little later than its job server answers."""

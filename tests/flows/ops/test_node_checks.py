@@ -114,12 +114,7 @@ def test_a_full_disk_and_certificates_that_are_not_there(tmp_path, monkeypatch):
 def test_each_node_of_a_real_cluster_answers_and_a_frozen_one_is_named(tmp_path, monkeypatch):
     (tmp_path / "logs").mkdir()
     with three_nodes(Settings(root=str(tmp_path)), tmp_path / "logs") as cluster:
-        settings = Settings(
-            root=str(tmp_path / "store"),
-            ray_address=cluster.ray.address,
-            ray_auth_token_path=cluster.ray.env["RAY_AUTH_TOKEN_PATH"],
-            job_python=sys.executable,
-        )
+        settings = cluster.of_client(str(tmp_path / "store"))
         ran, *lines = node_checks.check_cluster(settings, str(tmp_path / "cache"))
         assert (ran.ok, len(lines), ran.found.endswith(f"a small job ran in {sys.executable}")) == (True, 1, True), ran
         assert (lines[0].mark, lines[0].found.count(", node ")) == ("ok", 3)

@@ -38,12 +38,7 @@ def test_tasks_run_on_nodes_with_the_labels_of_the_setting(tmp_path, monkeypatch
     (tmp_path / "logs").mkdir()
     with three_nodes(Settings(root=str(tmp_path)), tmp_path / "logs") as cluster:
         monkeypatch.setenv("VITLINE_NODE_LABELS", "pool=birds")
-        settings = Settings(
-            root=str(tmp_path / "store"),
-            ray_address=cluster.ray.address,
-            ray_auth_token_path=cluster.ray.env["RAY_AUTH_TOKEN_PATH"],
-            job_python=sys.executable,
-        )
+        settings = cluster.of_client(str(tmp_path / "store"))
         (refused,) = check_cluster(settings)
         assert not refused.ok
         assert "no node of the cluster has pool=birds (VITLINE_NODE_LABELS)" in refused.found
