@@ -1,50 +1,60 @@
-"""The twin of `vitline plan cluster` against a training on a Ray of one node whose worker is killed.
+"""The twin of `vitline plan cluster` against trainings on hosts: network namespaces, each with a Ray node of one CPU (tests/cluster).
 
-    .venv/bin/python tests/benchmarks/cluster_twin.py [--steps 200] [--save-every 50] [--rounds 1]
+    python -m tests.benchmarks.cluster_twin [--steps 1000] [--save-every 100] [--link-mbit 200] [--rounds 1]
 
-Two CPU workers train a small network on the digits: undisturbed first, which gives the time of a step, of a start, and of a save with its
-write. Then one worker is killed with -9, half a block after the checkpoint in the middle. The twin simulates this with one failure at that
-step: from the figures of the undisturbed training only, with its start for the restart, too; and, because other work on the machine changes
-its speed between the two trainings, from those of the killed one. All times end when the last checkpoint is whole.
+Two hosts train a small network on the digits, three times: undisturbed; with a slow link, each host sending no more than so many Mbit/s;
+and with one host killed half a block after the checkpoint in the middle, while a third host stands by. From the first training, and from
+nothing that the others took, the twin says what these take: it knows the time of a step, of a start and what a save holds up, and counts
+bytes of gradients and checkpoints as in a plan. Times begin when the attempt takes its lease and end with the last step.
 """
 
 import argparse
-import multiprocessing
+import contextlib
 import os
 import statistics
+import subprocess
 import sys
-import tempfile
 import time
 from itertools import pairwise
-from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
 import psutil
-from training_overheads import prepared, started
 
-from vitline.infra.config import replace
+from vitline.data_prep.examples import presets
+from vitline.data_prep.prepare.job import prepare
+from vitline.flows.catalog.records import list_run_keys
+from vitline.flows.plans.cluster_plan import cluster_plan
+from vitline.infra.local.processes import tail
+from vitline.infra.local.stack_config import BUCKET
 from vitline.infra.runs.journal import read_journal
+from vitline.infra.runs.lease import read_lease
 from vitline.infra.storage import Store, open_store
-from vitline.vit.config import ExecutionConfig, TrainConfig
 from vitline.vit.cost.cluster_assumptions import ClusterAssumptions
-from vitline.vit.cost.cluster_twin import Simulated, Workload, simulate
-from vitline.vit.ray_jobs import train_driver
-from vitline.vit.recipes import digits
+from vitline.vit.cost.cluster_twin import Workload, simulate, step_time
+from vitline.vit.cost.estimate import PlanGpus
+from vitline.vit.run.resolved import resolve
+from vitline.vit.run.run_spec import RunSpec, read_starts
 
-WORKERS, BATCH = 2, 32
+from ..cluster.ray_hosts import RayHosts, ray_hosts
+
+HOSTS, NODES, BATCH = 4, 2, 32
+ROOT = f"s3://{BUCKET}/root"
+FAST = 1e9
+"""Bytes per second between hosts without a limit, and decoded images: they cost nothing beside a step."""
 
 
 class Figures(NamedTuple):
     """Seconds of a training."""
 
     start_s: float
-    """From the start of its driver to its first step; Ray is up before."""
     step_s: float
     stall_s: float
     """What a save adds to the step that follows."""
-    write_s: float
     wall_s: float
+
+    def __str__(self) -> str:
+        return f"start {self.start_s:.1f} s, a step {self.step_s:.4f} s, a save holds {self.stall_s:.2f} s"
 
 
 class OneFailure(Random):
@@ -58,42 +68,69 @@ class OneFailure(Random):
         return next(self.waits, float("inf"))
 
 
-def drive(uri: str, attempt: int, ready: "multiprocessing.Queue[float]") -> None:
-    import ray
-
-    ray.init(num_cpus=WORKERS, include_dashboard=False, logging_level="warning")
-    ready.put(time.time())
-    train_driver.drive(open_store(uri), attempt)
+def on_head(cluster: RayHosts, name: str, *words: str) -> "subprocess.Popen[bytes]":
+    """Starts Python on the head."""
+    variables = cluster.variables(ROOT) | {"PYTHONPATH": os.getcwd()}
+    return cluster.hosts.start(cluster.head, [sys.executable, "-P", *words], cluster.log(name), variables)
 
 
-def trained(root: str, config: TrainConfig, kill_after: tuple[int, float] | None) -> tuple[Store, float, float]:
-    """The run after its end; when it began, and when a worker was killed, in Unix seconds. `kill_after`: a step whose checkpoint is waited
-    for, and seconds."""
-    run, attempt = started(root, config)
-    context = multiprocessing.get_context("spawn")
-    ready: multiprocessing.Queue[float] = context.Queue()
-    driver = context.Process(target=drive, args=(run.uri, attempt, ready))
-    driver.start()
-    began = ready.get()
-    if kill_after is not None:
-        while kill_after[0] not in committed(run):
-            time.sleep(0.02)
-        time.sleep(kill_after[1])
-        below = psutil.Process(driver.pid).children(recursive=True)
-        workers = [process for process in below if "TrainWorker" in " ".join(process.cmdline())]
-        assert len(workers) == WORKERS, workers
-        workers[0].kill()
-    killed = time.time()
-    driver.join()
-    starts = len(run.list("starts/"))
-    assert starts == (1 if kill_after is None else 2), f"{starts} starts of the workers"
-    return run, began, killed
+def ended(cluster: RayHosts, name: str, process: "subprocess.Popen[bytes]") -> str:
+    """What it has printed."""
+    assert process.wait() == 0, tail(cluster.log(name))
+    return cluster.log(name).read_text()
 
 
-def committed(run: Store) -> dict[int, float]:
-    """When each checkpoint was whole, by step, in Unix seconds."""
-    found = Path(run.uri.removeprefix("file://")).glob("checkpoints/step-*/manifest.json")
-    return {int(path.parent.name.split("-")[1]): path.stat().st_mtime for path in found}
+def call(cluster: RayHosts, function: str, *given: object) -> str:
+    """What a function of this module prints on the head."""
+    program = f"from {__spec__.name} import {function}; {function}{given!r}"
+    return ended(cluster, function, on_head(cluster, function, "-c", program))
+
+
+def prepare_digits() -> None:
+    prepare([presets.digits()], ROOT)
+
+
+def train(cluster: RayHosts, asked: argparse.Namespace, name: str, seed: int) -> "subprocess.Popen[bytes]":
+    settings = {
+        "recipe.total_steps": asked.steps,
+        "recipe.input.global_batch_size": BATCH,
+        "recipe.optim.warmup_steps": 10,
+        "execution.device": "cpu",
+        "execution.placement.node_labels.pool": "train",
+        "execution.placement.environment.GLOO_SOCKET_IFNAME": "eth0",
+        "execution.log_every_steps": 1,
+        "execution.save_every_steps": asked.save_every,
+        "execution.keep_checkpoints": 1_000,
+        "execution.inspect_images": 0,
+    }
+    options = [f"--name={name}", f"--seed={seed}", f"--num-workers={NODES}", "--corpus=digits", "--recipe=digits"]
+    sets = [f"--set={field}={value}" for field, value in settings.items()]
+    return on_head(cluster, name, "-m", "vitline.flows.cli.main", "pretrain", "run", *options, *sets)
+
+
+def lose_a_host(cluster: RayHosts, asked: argparse.Namespace, training: "subprocess.Popen[bytes]") -> float:
+    """Kills a host of the training `lost-host`, half a block after the checkpoint in the middle. Returns when, in Unix seconds."""
+    before, middle = (awaited(cluster, asked.steps // 2 - step, training) for step in (asked.save_every, 0))
+    time.sleep((middle - before) / 2)
+    working = [host for host in cluster.hosts.names[1:] if any(map(trains, cluster.hosts.processes(host)))]
+    cluster.hosts.kill(working[0])
+    return time.time()
+
+
+def awaited(cluster: RayHosts, step: int, training: "subprocess.Popen[bytes]") -> float:
+    """When the checkpoint of a step of the training `lost-host` is seen, in Unix seconds."""
+    while not any(
+        f"step-{step:09d}" in key and key.endswith("manifest.json") for key in cluster.keys("root/runs/lost-host")
+    ):
+        assert training.poll() is None, f"no checkpoint of step {step:,} was seen"
+        time.sleep(0.2)
+    return time.time()
+
+
+def trains(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return "RayTrainWorker" in " ".join(process.cmdline())
+    return False
 
 
 def steps_of(run: Store) -> dict[int, float]:
@@ -101,93 +138,98 @@ def steps_of(run: Store) -> dict[int, float]:
     return {record.step: record.timestamp_ms / 1e3 for record in read_journal(run) if record.key == "train/loss"}
 
 
-def figures_of(run: Store, began: float, killed: float, every: int) -> Figures:
-    """The figures of a run that began and whose worker was killed at these Unix seconds."""
-    at, whole = steps_of(run), committed(run)
-    took = {step: at[step] - at[before] for before, step in pairwise(sorted(at)) if not at[before] < killed < at[step]}
+def figures_of(run: Store, every: int) -> Figures:
+    at, lease = steps_of(run), read_lease(run)
+    assert lease is not None
+    assert lease.attempt == 1
+    second = [start["at"] for start in read_starts(run)][1:]
+    took = {
+        step: at[step] - at[before]
+        for before, step in pairwise(sorted(at))
+        if not any(at[before] < began < at[step] for began in second)
+    }
     plain = statistics.fmean(seconds for step, seconds in took.items() if step % every != 1)
     stall = max(0.0, statistics.fmean(seconds for step, seconds in took.items() if step % every == 1) - plain)
-    return Figures(
-        start_s=at[1] - plain - began,
-        step_s=plain,
-        stall_s=stall,
-        write_s=max(0.0, statistics.fmean(whole[step] - at[step] for step in whole) - stall),
-        wall_s=max(whole.values()) - began,
-    )
+    return Figures(at[1] - plain - lease.began, plain, stall, max(at.values()) - lease.began)
 
 
-def simulated(known: Figures, config: TrainConfig, fails_after_s: float) -> Simulated:
-    """As the twin has it, with a failure so long after the first step; checkpoints have as many bytes as the store takes in `write_s`."""
-    assumed = ClusterAssumptions(
-        gpus_per_node=WORKERS,
+def assumptions(known: Figures, link_bytes_per_s: float = FAST) -> ClusterAssumptions:
+    return ClusterAssumptions(
+        gpus_per_node=1,
         step_scatter=0,
-        decode_images_per_core_s=1e9,
-        store_node_bytes_per_s=1e9,
+        decode_images_per_core_s=FAST,
+        link_bytes_per_s=link_bytes_per_s,
+        store_node_bytes_per_s=link_bytes_per_s,
         save_stall_s=known.stall_s,
         start_s=known.start_s,
         replacement_s=0,
         failures_per_node_day=1,
     )
-    work = Workload(
-        total_steps=config.recipe.total_steps,
-        save_every_steps=config.execution.save_every_steps,
-        global_batch_size=BATCH,
-        num_lanes=config.recipe.input.num_lanes,
-        micro_batch=BATCH,
-        images_per_s=BATCH / WORKERS / known.step_s,
-        decode_threads=1,
-        bytes_per_image=0,
-        sent_bytes=0,
-        checkpoint_bytes=1e9 * known.write_s,
-        overlaps=False,
-        min_workers=None,
-        max_restarts=3,
+
+
+def said(work: Workload, assumed: ClusterAssumptions, failure_s: float = float("inf")) -> float:
+    """Seconds until the last step, as the twin has it, with a failure so long after the first step."""
+    simulated = simulate(work, assumed, NODES, OneFailure(failure_s))
+    return simulated.wall_s - work.checkpoint_bytes / assumed.store_node_bytes_per_s
+
+
+def compare(steps: int, every: int, link_mbit: float, seed: int, killed: float) -> None:
+    """Prints what the trainings with a seed took, and what the twin says. `killed`: when a host was, in Unix seconds."""
+    root = open_store(ROOT)
+    runs = dict[str, Store]()
+    for run in (root.child(f"runs/{key}") for key in list_run_keys(root)):
+        config = run.read_json("config.json")["config"]
+        if config.get("recipe", {}).get("seed") == seed:
+            runs[config["name"]] = run
+    took = {name: figures_of(run, every) for name, run in runs.items()}
+    known, slow, lost = (took[name] for name in ("undisturbed", "slow-link", "lost-host"))
+    config = RunSpec.model_validate(runs["undisturbed"].read_json("config.json")).config
+    work = cluster_plan(resolve(config, ROOT), assumptions(known), PlanGpus(), BATCH / NODES / known.step_s).work
+
+    said_s = said(work, assumptions(known))
+    print(f"seed {seed}, load {os.getloadavg()[0]:.1f}; undisturbed: {known}, {against(said_s, known.wall_s)}")
+    link = assumptions(known, link_mbit * 1e6 / 8)
+    step_s = step_time(work, link, NODES).step_s
+    print(
+        f"  {link_mbit:g} Mbit/s, {work.sent_bytes / 1e6:.2f} MB of gradients: a step {against(step_s, slow.step_s)}",
+        end="; ",
     )
-    return simulate(work, assumed, 1, OneFailure(fails_after_s))
+    print(f"all of it {against(said(work, link), slow.wall_s)}")
+    restart_s = min(when for when in steps_of(runs["lost-host"]).values() if when > killed) - killed
+    block_s = every * known.step_s + known.stall_s
+    said_s = said(work, assumptions(known), steps // 2 / every * block_s + every / 2 * known.step_s)
+    print(
+        f"  a host lost: {lost}, the next step that is kept {restart_s:.1f} s after it; {against(said_s, lost.wall_s)}"
+    )
+
+
+def against(said_s: float, took_s: float) -> str:
+    return f"took {took_s:.3g} s, the twin says {said_s:.3g} s ({said_s / took_s - 1:+.1%})"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--save-every", type=int, default=50)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--save-every", type=int, default=100)
+    parser.add_argument("--link-mbit", type=float, default=200)
     parser.add_argument("--rounds", type=int, default=1)
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as root:
-        corpus = prepared(root)
-        for number in range(asked.rounds):
-            recipe = replace(
-                digits.pretrain_recipe(),
-                **{
-                    "input.global_batch_size": BATCH,
-                    "total_steps": asked.steps,
-                    "optim.warmup_steps": 10,
-                    "seed": number,
-                },
-            )
-            execution = ExecutionConfig(
-                num_workers=WORKERS, device="cpu", log_every_steps=1, save_every_steps=asked.save_every, inspect_images=0,
-                keep_checkpoints=1_000,
-            )  # fmt: skip
-            config = TrainConfig(name="undisturbed", corpus=corpus.uri, recipe=recipe, execution=execution)
-            every, middle = asked.save_every, asked.steps // 2
-            run, began, ended = trained(root, config, None)
-            known = figures_of(run, began, ended, every)
-            print(f"round {number}: load {os.getloadavg()[0]:.1f}; undisturbed {known}")
-            run, began, killed = trained(root, replace(config, name="killed"), (middle, every / 2 * known.step_s))
-            own = figures_of(run, began, killed, every)
-            # Of the steps that were lost the journal may keep the first time.
-            at, first = min((at, step) for step, at in steps_of(run).items() if at > killed)
-            restart_s = at - (first - middle) * own.step_s - killed
-            print(f"  killed {own}; its restart took {restart_s:.1f} s")
-            after_s = killed - committed(run)[middle]
-            for whose, figures, start_s in (("undisturbed", known, known.start_s), ("killed", own, restart_s)):
-                block_s = every * figures.step_s + figures.stall_s
-                twin = simulated(figures, config, middle // every * block_s + figures.write_s + after_s)
-                wall_s = twin.wall_s - figures.start_s + start_s
-                print(
-                    f"  {own.wall_s:.1f} s; from the {whose} one the twin says {wall_s:.1f} s ({wall_s / own.wall_s - 1:+.1%})"
-                )
-    sys.stdout.flush()
+    if asked.steps % (2 * asked.save_every):
+        parser.error(f"--steps {asked.steps} must be a multiple of twice --save-every {asked.save_every}")
+    for seed in range(asked.rounds):
+        with ray_hosts(HOSTS) as cluster, cluster.hosts.inside(cluster.head):
+            workers = cluster.hosts.names[1:]
+            cluster.join(workers, labels="pool=train")
+            call(cluster, "prepare_digits")
+            ended(cluster, "undisturbed", train(cluster, asked, "undisturbed", seed))
+            training = train(cluster, asked, "lost-host", seed)
+            killed = lose_a_host(cluster, asked, training)
+            ended(cluster, "lost-host", training)
+            for host in workers:
+                if cluster.hosts.processes(host):
+                    cluster.hosts.limit(host, asked.link_mbit * 1e6 / 8)
+            ended(cluster, "slow-link", train(cluster, asked, "slow-link", seed))
+            print(call(cluster, "compare", asked.steps, asked.save_every, asked.link_mbit, seed, killed), flush=True)
 
 
 if __name__ == "__main__":

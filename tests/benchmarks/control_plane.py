@@ -1,10 +1,13 @@
-"""What a training of 1,000 ranks on 125 machines asks of its store, apart from data and checkpoints.
+"""What a training of 1,000 ranks on 125 machines asks of its store, apart from data and checkpoints, and of the memory of its driver.
 
-python -m tests.benchmarks.control_plane [--seconds 900] [--machines 125]
+python -m tests.benchmarks.control_plane [--seconds 900] [--machines 125] [--workers 2 8 24]
 
 Between checkpoints the store parts of the driver, of rank 0 and of one process of each other machine run as threads; other ranks have
 none. Before that, two ranks train a tiny network, for what each rank asks at its start and at each step.
 Requests are counted at the store's interface, one within another once.
+
+Last, Ray Train trains a tiny network on so many workers, each a process of this machine: the most memory of the driver and of Ray Train's
+controller, by what they share with no other process, and what each further worker adds.
 """
 
 import argparse
@@ -13,12 +16,13 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import psutil
 import torch.distributed as dist
 from torch import multiprocessing
 
@@ -26,8 +30,11 @@ from vitline.data_prep.config import CorpusConfig
 from vitline.data_prep.examples.presets import PRESETS
 from vitline.data_prep.find_corpus import corpus_store
 from vitline.data_prep.prepare.job import prepare
+from vitline.infra.config import replace
 from vitline.infra.runs.handle import Run
+from vitline.infra.runs.journal import read_journal
 from vitline.infra.runs.lease import acquire_lease
+from vitline.infra.runs.run_state import read_state
 from vitline.infra.storage import open_store
 from vitline.infra.stores.file_store import FileStore
 from vitline.vit.run.training_run import TrainingRun
@@ -132,17 +139,68 @@ def of_one_rank(folder: str) -> None:
     multiprocessing.spawn(train_as, (folder, runs), nprocs=2)
 
 
+def drive(uri: str, attempt: int, workers: int) -> None:
+    import ray
+
+    from vitline.vit.ray_jobs import train_driver
+
+    ray.init(address="local", num_cpus=workers, include_dashboard=False, logging_level="warning")
+    train_driver.drive(open_store(uri), attempt)
+
+
+def memory_with(folder: str, workers: int) -> dict[str, float]:
+    """The most memory of the driver of so many workers and of the controller, in MB, and seconds to the first step and to the end."""
+    corpus = corpus_store(open_store(folder), PRESETS["digits"]())
+    several = {"recipe.input.global_batch_size": workers, "recipe.input.num_lanes": workers}
+    several |= {"execution.num_workers": workers}
+    config = replace(tiny_config(f"workers-{workers}", corpus.uri, steps=40, device="cpu"), **several)
+    run, lease = begin(config, folder)
+    driver = multiprocessing.get_context("spawn").Process(target=drive, args=(run.uri, lease.attempt, workers))
+    driver.start()
+    assert driver.pid is not None
+    watched, found = {"driver": psutil.Process(driver.pid)}, {"driver": 0.0, "controller": 0.0}
+    while driver.is_alive():
+        with contextlib.suppress(psutil.Error):
+            if "controller" not in watched:
+                for each in watched["driver"].children(recursive=True):
+                    if "TrainController" in " ".join(each.cmdline()):
+                        watched["controller"] = each
+            for name, process in watched.items():
+                found[name] = max(found[name], process.memory_full_info().uss / 1e6)
+        driver.join(0.1)  # the driver takes most in its last second
+    at = [record.timestamp_ms / 1e3 for record in read_journal(run) if record.key == "train/loss"]
+    assert len(at) == 40, read_state(run)
+    return found | {"first step": min(at) - lease.began, "end": max(at) - lease.began}
+
+
+def of_driver(folder: str, numbers: Sequence[int]) -> None:
+    measured = {workers: memory_with(folder, workers) for workers in numbers}
+    for workers, found in measured.items():
+        memory = ", ".join(f"{name} {found[name]:.0f} MB" for name in ("driver", "controller"))
+        print(
+            f"{workers} workers: {memory}; first step after {found['first step']:.0f} s, the 40th after {found['end']:.0f} s"
+        )
+    fewest, most = min(numbers), max(numbers)
+    for name in ("driver", "controller"):
+        each = (measured[most][name] - measured[fewest][name]) / (most - fewest)
+        print(
+            f"{name}: {each:.2f} MB for each further worker, {measured[most][name] + (1000 - most) * each:.0f} MB with 1,000"
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=900)
     parser.add_argument("--machines", type=int, default=125)
+    parser.add_argument("--workers", type=int, nargs="+", default=[2, 8, 24])
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         of_one_rank(folder)
         found = between_checkpoints(str(Path(folder) / "large"), given.machines, given.seconds)
-    for kind, number in found.most_common():
-        print(f"{number / given.seconds:8.3f} a second  {kind}")
-    print(f"{found.total() / given.seconds:8.3f} a second in all, {given.machines} machines, {given.seconds:.0f} s")
+        for kind, number in found.most_common():
+            print(f"{number / given.seconds:8.3f} a second  {kind}")
+        print(f"{found.total() / given.seconds:8.3f} a second in all, {given.machines} machines, {given.seconds:.0f} s")
+        of_driver(folder, given.workers)
 
 
 if __name__ == "__main__":

@@ -115,6 +115,11 @@ class Hosts:
         """Drops all packets to and from the host without closing its connections, as when a machine loses power."""
         _ip("-n", self._space("switch"), "link", "set", host, "down")
 
+    def limit(self, host: str, bytes_per_s: float) -> None:
+        """From now on the host sends no more than that."""
+        rate = ("rate", f"{bytes_per_s * 8:.0f}bit", "burst", "64kb", "latency", "400ms")
+        _run("tc", "-n", self._space(host), "qdisc", "replace", "dev", "eth0", "root", "tbf", *rate)
+
     def kill(self, host: str) -> None:
         """SIGKILL to every process of the host. Unless it is cut off, the other ends of its connections see them close."""
         _kill_all(self._space(host))
@@ -193,5 +198,9 @@ def _path() -> str:
 
 
 def _ip(*words: str) -> None:
-    done = subprocess.run(["ip", *words], env={"PATH": _path()}, capture_output=True, text=True)
-    assert done.returncode == 0, f"ip {' '.join(words)}: {done.stderr}"
+    _run("ip", *words)
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, env={"PATH": _path()}, capture_output=True, text=True)
+    assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"

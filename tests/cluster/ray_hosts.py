@@ -67,9 +67,10 @@ class RayHosts:
         self._until_said(server, "store", f"created bucket {BUCKET}")
         self._until_said(head, self.head, "Ray runtime started")
 
-    def join(self, hosts: Sequence[str]) -> None:
+    def join(self, hosts: Sequence[str], labels: str = "") -> None:
         """Further hosts join the Ray, all at once."""
-        nodes = {host: self._start_node(host, {"address": self._gcs}) for host in hosts}
+        options = {"address": self._gcs} | ({"labels": labels} if labels else {})
+        nodes = {host: self._start_node(host, options) for host in hosts}
         for host, node in nodes.items():
             self._until_said(node, host, "Ray runtime started")
 
