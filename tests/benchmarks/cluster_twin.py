@@ -1,11 +1,12 @@
 """The twin of `vitline plan cluster` against trainings on hosts: network namespaces, each with a Ray node of one CPU (tests/cluster).
 
-    python -m tests.benchmarks.cluster_twin [--steps 1000] [--save-every 100] [--link-mbit 200] [--rounds 1]
+    python -m tests.benchmarks.cluster_twin [--steps 1000] [--save-every 100] [--link-mbit 200] [--delay-ms 5] [--speed 0.5] [--rounds 1]
 
-Two hosts train a small network on the digits, three times: undisturbed; with a slow link, each host sending no more than so many Mbit/s;
-and with one host killed half a block after the checkpoint in the middle, while a third host stands by. From the first training, and from
-nothing that the others took, the twin says what these take: it knows the time of a step, of a start and what a save holds up, and counts
-bytes of gradients and checkpoints as in a plan. Times begin when the attempt takes its lease and end with the last step.
+Two hosts train a small network on the digits, five times: undisturbed; with one host killed half a block after the checkpoint in the
+middle, while a third host stands by; with one host whose packets arrive so many ms later; with one host that runs for only a share of
+the time; and with a slow link, each host sending no more than so many Mbit/s. From the first training, and from nothing that the others
+took, the twin says what these take: it knows the time of a step, of a start and what a save holds up, and counts bytes of gradients and
+checkpoints as in a plan. Times begin when the attempt takes its lease and end with the last step.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from vitline.data_prep.examples import presets
 from vitline.data_prep.prepare.job import prepare
 from vitline.flows.catalog.records import list_run_keys
 from vitline.flows.plans.cluster_plan import cluster_plan
+from vitline.infra.config import replace
 from vitline.infra.local.processes import tail
 from vitline.infra.local.stack_config import BUCKET
 from vitline.infra.runs.journal import read_journal
@@ -38,7 +40,7 @@ from vitline.vit.run.run_spec import RunSpec, read_starts
 
 from ..cluster.ray_hosts import RayHosts, ray_hosts
 
-HOSTS, NODES, BATCH = 4, 2, 32
+HOSTS, NODES, BATCH, LOGGED = 4, 2, 32, 10
 ROOT = f"s3://{BUCKET}/root"
 FAST = 1e9
 """Bytes per second between hosts without a limit, and decoded images: they cost nothing beside a step."""
@@ -98,7 +100,7 @@ def train(cluster: RayHosts, asked: argparse.Namespace, name: str, seed: int) ->
         "execution.device": "cpu",
         "execution.placement.node_labels.pool": "train",
         "execution.placement.environment.GLOO_SOCKET_IFNAME": "eth0",
-        "execution.log_every_steps": 1,
+        "execution.log_every_steps": LOGGED,
         "execution.save_every_steps": asked.save_every,
         "execution.keep_checkpoints": 1_000,
         "execution.inspect_images": 0,
@@ -134,7 +136,7 @@ def trains(process: psutil.Process) -> bool:
 
 
 def steps_of(run: Store) -> dict[int, float]:
-    """When each step was done that was kept, in Unix seconds."""
+    """When each logged step was done that was kept, in Unix seconds."""
     return {record.step: record.timestamp_ms / 1e3 for record in read_journal(run) if record.key == "train/loss"}
 
 
@@ -144,27 +146,30 @@ def figures_of(run: Store, every: int) -> Figures:
     assert lease.attempt == 1
     second = [start["at"] for start in read_starts(run)][1:]
     took = {
-        step: at[step] - at[before]
+        step: (at[step] - at[before]) / (step - before)
         for before, step in pairwise(sorted(at))
         if not any(at[before] < began < at[step] for began in second)
     }
-    plain = statistics.fmean(seconds for step, seconds in took.items() if step % every != 1)
-    stall = max(0.0, statistics.fmean(seconds for step, seconds in took.items() if step % every == 1) - plain)
-    return Figures(at[1] - plain - lease.began, plain, stall, max(at.values()) - lease.began)
+    plain = statistics.fmean(seconds for step, seconds in took.items() if step % every != LOGGED)
+    stall = max(0.0, statistics.fmean(seconds for step, seconds in took.items() if step % every == LOGGED) - plain)
+    first = min(at)
+    return Figures(at[first] - first * plain - lease.began, plain, LOGGED * stall, max(at.values()) - lease.began)
 
 
-def assumptions(known: Figures, link_bytes_per_s: float = FAST) -> ClusterAssumptions:
-    return ClusterAssumptions(
+def assumptions(known: Figures, **changes: float) -> ClusterAssumptions:
+    assumed = ClusterAssumptions(
         gpus_per_node=1,
         step_scatter=0,
         decode_images_per_core_s=FAST,
-        link_bytes_per_s=link_bytes_per_s,
-        store_node_bytes_per_s=link_bytes_per_s,
+        link_latency_s=0,
+        link_bytes_per_s=FAST,
+        store_node_bytes_per_s=FAST,
         save_stall_s=known.stall_s,
         start_s=known.start_s,
         replacement_s=0,
         failures_per_node_day=1,
     )
+    return replace(assumed, **changes)
 
 
 def said(work: Workload, assumed: ClusterAssumptions, failure_s: float = float("inf")) -> float:
@@ -173,7 +178,7 @@ def said(work: Workload, assumed: ClusterAssumptions, failure_s: float = float("
     return simulated.wall_s - work.checkpoint_bytes / assumed.store_node_bytes_per_s
 
 
-def compare(steps: int, every: int, link_mbit: float, seed: int, killed: float) -> None:
+def compare(steps: int, every: int, link_mbit: float, delay_ms: float, speed: float, seed: int, killed: float) -> None:
     """Prints what the trainings with a seed took, and what the twin says. `killed`: when a host was, in Unix seconds."""
     root = open_store(ROOT)
     runs = dict[str, Store]()
@@ -182,25 +187,32 @@ def compare(steps: int, every: int, link_mbit: float, seed: int, killed: float) 
         if config.get("recipe", {}).get("seed") == seed:
             runs[config["name"]] = run
     took = {name: figures_of(run, every) for name, run in runs.items()}
-    known, slow, lost = (took[name] for name in ("undisturbed", "slow-link", "lost-host"))
+    known, lost = took["undisturbed"], took["lost-host"]
     config = RunSpec.model_validate(runs["undisturbed"].read_json("config.json")).config
     work = cluster_plan(resolve(config, ROOT), assumptions(known), PlanGpus(), BATCH / NODES / known.step_s).work
 
     said_s = said(work, assumptions(known))
     print(f"seed {seed}, load {os.getloadavg()[0]:.1f}; undisturbed: {known}, {against(said_s, known.wall_s)}")
-    link = assumptions(known, link_mbit * 1e6 / 8)
-    step_s = step_time(work, link, NODES).step_s
-    print(
-        f"  {link_mbit:g} Mbit/s, {work.sent_bytes / 1e6:.2f} MB of gradients: a step {against(step_s, slow.step_s)}",
-        end="; ",
-    )
-    print(f"all of it {against(said(work, link), slow.wall_s)}")
     restart_s = min(when for when in steps_of(runs["lost-host"]).values() if when > killed) - killed
     block_s = every * known.step_s + known.stall_s
     said_s = said(work, assumptions(known), steps // 2 / every * block_s + every / 2 * known.step_s)
     print(
-        f"  a host lost: {lost}, the next step that is kept {restart_s:.1f} s after it; {against(said_s, lost.wall_s)}"
+        f"  a host lost: {lost}, the next logged step that is kept {restart_s:.1f} s after it; {against(said_s, lost.wall_s)}"
     )
+    link = link_mbit * 1e6 / 8
+    changed = {
+        "distant-host": (f"{delay_ms:g} ms each way", {"link_latency_s": delay_ms / 1e3}),
+        "slow-host": (f"a host of speed {speed:g}", {"slow_node_speed": speed}),
+        "slow-link": (f"{link_mbit:g} Mbit/s", {"link_bytes_per_s": link, "store_node_bytes_per_s": link}),
+    }
+    for name, (what, changes) in changed.items():
+        assumed = assumptions(known, **changes)
+        step_s = step_time(work, assumed, NODES).step_s
+        print(
+            f"  {what}, {work.sent_bytes / 1e6:.2f} MB of gradients: {took[name]}; a step {against(step_s, took[name].step_s)}",
+            end="; ",
+        )
+        print(f"all of it {against(said(work, assumed), took[name].wall_s)}")
 
 
 def against(said_s: float, took_s: float) -> str:
@@ -212,6 +224,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--save-every", type=int, default=100)
     parser.add_argument("--link-mbit", type=float, default=200)
+    parser.add_argument("--delay-ms", type=float, default=5)
+    parser.add_argument("--speed", type=float, default=0.5)
     parser.add_argument("--rounds", type=int, default=1)
     asked = parser.parse_args()
     if asked.steps % (2 * asked.save_every):
@@ -225,11 +239,16 @@ def main() -> None:
             training = train(cluster, asked, "lost-host", seed)
             killed = lose_a_host(cluster, asked, training)
             ended(cluster, "lost-host", training)
-            for host in workers:
-                if cluster.hosts.processes(host):
-                    cluster.hosts.limit(host, asked.link_mbit * 1e6 / 8)
+            left = [host for host in workers if cluster.hosts.processes(host)]
+            with cluster.hosts.distant(left[0], asked.delay_ms / 1e3):
+                ended(cluster, "distant-host", train(cluster, asked, "distant-host", seed))
+            with cluster.hosts.slow(left[0], asked.speed):
+                ended(cluster, "slow-host", train(cluster, asked, "slow-host", seed))
+            for host in left:
+                cluster.hosts.limit(host, asked.link_mbit * 1e6 / 8)
             ended(cluster, "slow-link", train(cluster, asked, "slow-link", seed))
-            print(call(cluster, "compare", asked.steps, asked.save_every, asked.link_mbit, seed, killed), flush=True)
+            given = (asked.steps, asked.save_every, asked.link_mbit, asked.delay_ms, asked.speed, seed, killed)
+            print(call(cluster, "compare", *given), flush=True)
 
 
 if __name__ == "__main__":

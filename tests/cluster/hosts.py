@@ -21,6 +21,7 @@ import psutil
 from vitline.infra.children import child_environment, end_with_parent
 
 from ..infra.plain_processes import FOREIGN
+from .delay import delayed
 
 NETWORK = "10.79.0"
 PROGRAMS = ("ip", "nsenter", "unshare", "hostname")
@@ -119,6 +120,29 @@ class Hosts:
         """From now on the host sends no more than that."""
         rate = ("rate", f"{bytes_per_s * 8:.0f}bit", "burst", "64kb", "latency", "400ms")
         _run("tc", "-n", self._space(host), "qdisc", "replace", "dev", "eth0", "root", "tbf", *rate)
+
+    @contextlib.contextmanager
+    def distant(self, host: str, delay_s: float) -> Iterator[None]:
+        """Meanwhile each packet to and from the host arrives so much later. New connections of all hosts are Reno's: Cubic and BBR take
+        the delay for a full link, and then send bursts at a fraction of its rate."""
+        for each in self.names:
+            with self.inside(each):
+                Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text("reno")
+        switch, near, far = self._space("switch"), f"{host}-near", f"{host}-far"
+        _ip("-n", switch, "link", "add", near, "type", "veth", "peer", "name", far)
+        for interface in (near, far):
+            _ip("-n", switch, "link", "set", interface, "up")
+        _ip("-n", switch, "link", "set", host, "nomaster")
+        _ip("-n", switch, "link", "set", far, "master", "br0")
+        link = contextlib.ExitStack()
+        with self.inside("switch"):
+            link.enter_context(delayed(host, near, delay_s))
+        try:
+            yield
+        finally:
+            link.close()
+            _ip("-n", switch, "link", "del", near)
+            _ip("-n", switch, "link", "set", host, "master", "br0")
 
     def kill(self, host: str) -> None:
         """SIGKILL to every process of the host. Unless it is cut off, the other ends of its connections see them close."""

@@ -4,6 +4,7 @@ import contextlib
 import socket
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
@@ -71,6 +72,15 @@ def test_a_host_that_is_cut_off_works_on_without_the_others(hosts):
 def test_a_slow_host_stands_still_at_times_and_works_on_afterwards(hosts):
     with hosts.slow("h1", share=0.5):
         eventually(lambda: hosts.processes("h1")[0].status() == psutil.STATUS_STOPPED, 240, "a stop", 0.02)
+    assert answer(hosts, to="h0") == "h1"
+
+
+def test_a_distant_host_answers_no_sooner_than_its_packets_arrive(hosts):
+    """Four of them are needed for an answer: to connect, that this was heard, the connection, the answer."""
+    began = time.monotonic()
+    with hosts.distant("h1", delay_s=0.1):
+        assert answer(hosts, to="h0") == "h1"
+    assert time.monotonic() - began >= 4 * 0.1
     assert answer(hosts, to="h0") == "h1"
 
 

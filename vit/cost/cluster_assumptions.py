@@ -17,9 +17,15 @@ class ClusterAssumptions(FrozenConfig):
     """Standard deviation of a rank's computation of a step, over its mean. The slowest rank sets the step. 0.02 is an assumption: the
     ten-step means of a B/16 on one H200 scattered by 0.025 (tests/benchmarks/README.md); at ByteDance stragglers were common
     (arXiv:2505.05713)."""
+    slow_node_speed: float = Field(1.0, gt=0, le=1)
+    """Speed of the slowest node, over that of the others: 0.5 for one that computes and decodes half as fast. All ranks wait for it. 1: all
+    nodes are alike."""
     link_bytes_per_s: PositiveFloat = 50e9
     """Bytes per second that a node sends to others for the sum of the gradients. 5e10: one link of 400 Gbit/s; Llama 3 had one for each
     GPU (arXiv:2407.21783, 3.3.1)."""
+    link_latency_s: NonNegativeFloat = 28e-6
+    """Seconds from one node to another for a message of any size. 2.8e-5: what NCCL reckons with for a tree over a network, protocol
+    Simple (its file tuning.cc)."""
     decode_images_per_core_s: PositiveFloat = 676.0
     """Images per second that one decoding thread makes. 676: JPEGs of 93 kB, by the native decoder (tests/benchmarks/README.md). `vitline
     data bench` measures it."""

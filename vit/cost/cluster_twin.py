@@ -15,7 +15,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import ceil, exp, inf, log, sqrt
+from math import ceil, exp, inf, log, log2, sqrt
 from random import Random
 from statistics import NormalDist, fmean, median, quantiles, stdev
 from typing import Literal, NamedTuple, get_args
@@ -94,20 +94,23 @@ def step_time(work: Workload, assumed: ClusterAssumptions, nodes: int) -> StepTi
     """The time of a step on so many nodes. Raises ValueError for more workers than lanes.
 
     A rank serves whole lanes, and a batch has equally many images of each, so the busiest rank has more than the mean where lanes do
-    not divide evenly. A ring all-reduce sends each gradient twice, but for what a node has itself (Patarasuk and Yuan, J. Parallel
-    Distrib. Comput. 69:2, 2009); what the backward pass of the last micro-batch takes hides it. Inside a node it costs nothing here.
+    not divide evenly. An all-reduce sends each gradient twice, but for what a node has itself (Patarasuk and Yuan, J. Parallel Distrib.
+    Comput. 69:2, 2009), and takes the latency of two ways through a tree of nodes (Sanders et al., Parallel Computing 35:12, 2009). What
+    the backward pass of the last micro-batch takes hides it. Inside a node it costs nothing here.
     """
     ranks, batch = nodes * assumed.gpus_per_node, work.global_batch_size
     check_world_size(ranks, work.num_lanes)  # as each lane has an image of each batch, so has each rank
     busiest = ceil(work.num_lanes / ranks) * batch / work.num_lanes
-    factor, deviation = slowest_of(ranks, assumed.step_scatter)
+    alike, of_slow_node = (slowest_of(many, assumed.step_scatter) for many in (ranks, assumed.gpus_per_node))
+    factor, deviation = max(alike, tuple(each / assumed.slow_node_speed for each in of_slow_node))
     compute = batch / ranks / work.images_per_s
     slowest = busiest / work.images_per_s * factor
     last = (busiest - 1) % work.micro_batch + 1
     hidden = _BACKWARD * last / work.images_per_s if work.overlaps else 0.0
-    sent = 2 * (nodes - 1) / nodes * work.sent_bytes / assumed.link_bytes_per_s
+    sent = 2 * ceil(log2(nodes)) * assumed.link_latency_s
+    sent += 2 * (nodes - 1) / nodes * work.sent_bytes / assumed.link_bytes_per_s
     network = max(0.0, sent - hidden)
-    decode = busiest / (work.decode_threads * assumed.decode_images_per_core_s)
+    decode = busiest / (work.decode_threads * assumed.decode_images_per_core_s * assumed.slow_node_speed)
     store = batch * work.bytes_per_image * _per_byte(assumed, nodes)
     waits = max(0.0, max(decode, store) - slowest - network)
     if waits:

@@ -104,7 +104,7 @@ def test_the_slowest_of_two_ranks_and_of_one():
 )
 def test_what_limits_a_step_is_named(changes, assumed, limit):
     """On 8 nodes: 64 images a rank are 1/4 s of computing, of which 1/6 s hides gradients; with 1 GB/s these take 0.7 s."""
-    found = step_time(replace(WORK, **changes), ClusterAssumptions(step_scatter=0, **assumed), 8)
+    found = step_time(replace(WORK, **changes), ClusterAssumptions(step_scatter=0, link_latency_s=0, **assumed), 8)
     assert found.limit == limit
     expected = {
         "compute": 0.25,
@@ -113,6 +113,17 @@ def test_what_limits_a_step_is_named(changes, assumed, limit):
         "store": 4.096 if "store_bytes_per_s" in assumed else 5.12,
     }
     assert found.step_s == pytest.approx(expected[limit])
+
+
+def test_every_step_waits_for_a_slow_node_and_for_the_latency_of_links():
+    """64 images a rank are 1/4 s, with half the speed 1/2 s. A message goes up and down a tree of 8 nodes, three links each way."""
+    work = replace(WORK, overlaps=False, sent_bytes=0)
+    found = step_time(work, ClusterAssumptions(step_scatter=0, slow_node_speed=0.5, link_latency_s=0.01), 8)
+    assert found == (pytest.approx(0.25), pytest.approx(0.25), pytest.approx(0.06), 0, 0, "compute")
+    found = step_time(work, ClusterAssumptions(step_scatter=0.3, slow_node_speed=0.9), 8)
+    assert found.slowest_s == pytest.approx(0.25 * (slowest_of(64, 0.3)[0] - 1)), "scatter makes another rank slower"
+    slow = ClusterAssumptions(step_scatter=0, slow_node_speed=0.5, decode_images_per_core_s=20)
+    assert step_time(WORK, slow, 8).step_s == pytest.approx(64 / (8 * 20 * 0.5)), "its decoding is slow as well"
 
 
 def test_a_rank_with_more_lanes_than_others_sets_the_step():
