@@ -78,6 +78,11 @@ class CheckpointRef:
     def step(self) -> int:
         return self.manifest["step"]
 
+    @property
+    def pieces(self) -> list[TensorPiece]:
+        """Of all files."""
+        return [piece for file in self.manifest["files"] for piece in file["pieces"]]
+
 
 def commit(run: Store, prefix: str, manifest: CheckpointManifest) -> None:
     """Makes a checkpoint visible: creates its manifest, with a digest of the manifest. One that is there already stays."""

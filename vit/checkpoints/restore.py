@@ -1,13 +1,16 @@
 """Restores a checkpoint: to resume a run, to start a branch, or to go back before a spike.
 
-Every rank restores the same one, and reads of it what it holds; one that any rank cannot read is passed over by all. Rank 0 searches:
-a search yields the names of checkpoints and is sent why one cannot be read.
+Every rank restores the same one. Of a network that is split it reads the rows that it holds; of whole tensors each is read by one rank,
+which sends it to the others. One that any rank cannot read is passed over by all. Rank 0 searches: a search yields the names of checkpoints
+and is sent why one cannot be read.
 """
 
 import logging
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from vitline.infra.storage import Store
@@ -29,7 +32,9 @@ from vitline.vit.checkpoints.names import (
     parse_prefix,
 )
 from vitline.vit.checkpoints.read import Held, everything, read_checkpoint
+from vitline.vit.checkpoints.shares import owners
 from vitline.vit.checkpoints.state_tensors import load_state_tensors, local_rows, restore, state_tensors
+from vitline.vit.checkpoints.tensor_file import DTYPES
 from vitline.vit.training.loop import TrainState
 from vitline.vit.training.world import World
 
@@ -184,27 +189,54 @@ def _read_agreed(
     held: Held = everything,
     check: Callable[[CheckpointRef], object] = lambda ref: None,
 ) -> tuple[CheckpointRef, dict[str, Tensor]] | None:
-    """The first checkpoint of the search of rank 0 that every rank can read: of each tensor what `held` says that this rank needs.
+    """The first checkpoint of the search of rank 0 whose tensors the ranks can read: of each what `held` says that this rank needs.
     None where there is none. Every rank must call it, with a search of its own. Raises CannotResume on every rank; `check` may do so
     before a tensor is read.
     """
     error = None
     while (name := _next_name(search, error, world)) is not None:
-        read, failure = None, ""
+        failure = ""
         try:
             ref = open_checkpoint(run, name.prefix)
             check(ref)
-            read = ref, read_checkpoint(run, ref, held=held)
+            readers = _readers(ref, held, world.size)
+            tensors = read_checkpoint(run, ref, _is_read_by(world.rank, readers), held)
         except CannotResume as refusal:
             failure = f"{_REFUSED}{refusal}"
         except WeightsError as damage:
             failure = str(damage)
         failures = [text for text in world.gather(failure) if text]
         if not failures:
-            return read
+            return ref, tensors | _sent(ref, tensors, readers, world)
         _raise_refusal(failures)
         error = WeightsError(failures[0])
     return None
+
+
+def _readers(ref: CheckpointRef, held: Held, num_ranks: int) -> dict[str, int]:
+    """The rank that reads each tensor that every rank needs whole."""
+    sizes = Counter[str]()
+    for piece in ref.pieces:
+        if held(piece) is None:
+            sizes[piece["name"]] += piece["end"] - piece["start"]
+    return owners(sizes, num_ranks)
+
+
+def _is_read_by(rank: int, readers: Mapping[str, int]) -> Callable[[str], bool]:
+    return lambda name: readers.get(name, rank) == rank
+
+
+def _sent(
+    ref: CheckpointRef, tensors: Mapping[str, Tensor], readers: Mapping[str, int], world: World
+) -> dict[str, Tensor]:
+    """The tensors of all readers."""
+    kinds = {piece["name"]: (piece["global_shape"], DTYPES[piece["dtype"]]) for piece in ref.pieces}
+    found = dict[str, Tensor]()
+    for name, reader in readers.items():
+        shape, dtype = kinds[name]
+        own = tensors[name] if reader == world.rank else torch.empty(shape, dtype=dtype)
+        found[name] = world.broadcast(own, reader)
+    return found
 
 
 def _next_name(search: Search, error: WeightsError | None, world: World) -> CheckpointName | None:

@@ -8,14 +8,14 @@
                                   best.json                                a mark: it has the best validation score
                                   pinned-<run key>.json                    a mark: a branch needs it
 
-Each rank writes a share of the tensors from reused host buffers, in a thread, and hashes while it writes. That thread runs
-no collective: rank 0 waits for the JSON files of the other ranks in the store. Pickle is never read or written.
+Each rank, or of many the first ones, writes a share of the tensors from reused host buffers, in a thread, and hashes while it writes.
+That thread runs no collective: rank 0 waits for the JSON files of the other ranks in the store. Pickle is never read or written.
 """
 
 import itertools
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TypedDict
 
 import torch
@@ -41,10 +41,11 @@ from vitline.vit.checkpoints.names import (
     find_checkpoints,
     parse_prefix,
 )
+from vitline.vit.checkpoints.shares import num_writers, share
 from vitline.vit.checkpoints.state_tensors import state_tensors
 from vitline.vit.checkpoints.tensor_file import TensorPiece, write_tensors
 from vitline.vit.training.loop import TrainState
-from vitline.vit.training.sharding.slices import ShardPlace, is_dtensor, is_first_copy, local_shard
+from vitline.vit.training.sharding.slices import ShardPlace, local_shard
 from vitline.vit.training.world import World
 
 PEER_TIMEOUT_S = 600.0
@@ -57,28 +58,6 @@ class RankIndex(TypedDict):
     save: str
     """The save that they belong to."""
     pieces: list[TensorPiece]
-
-
-def owners(tensors: Mapping[str, Tensor], world_size: int) -> dict[str, int]:
-    """The rank that writes each tensor: largest tensors first, each to the rank with the fewest bytes so far.
-
-    Every rank computes the same assignment.
-    """
-    load = [0] * world_size
-    owner = {}
-    for name in sorted(tensors, key=lambda n: (-tensors[n].nbytes, n)):
-        owner[name] = load.index(min(load))
-        load[owner[name]] += tensors[name].nbytes
-    return owner
-
-
-def share(tensors: Mapping[str, Tensor], rank: int, world_size: int) -> dict[str, Tensor]:
-    """The tensors that a rank writes: of those that every rank holds whole the ones that it owns, of the others its slice, unless
-    another rank writes the same one."""
-    sliced = {name: value for name, value in tensors.items() if is_dtensor(value)}
-    owner = owners({name: value for name, value in tensors.items() if name not in sliced}, world_size)
-    writes = {name for name, value in sliced.items() if is_first_copy(value)}
-    return {name: value for name, value in tensors.items() if name in writes or owner.get(name) == rank}
 
 
 def start_id(world: World) -> int:
@@ -105,6 +84,7 @@ class CheckpointSaver:
         after_commit: Callable[[], object] = lambda: None,
     ):
         self.held, self.run, self.rank, self.world_size = held, held.store, world.rank, world.size
+        self.num_writers = world.size
         self.retention, self.before_commit, self.after_commit = retention, before_commit, after_commit
         self.buffers: dict[str, Tensor] = {}
         self.thread: threading.Thread | None = None
@@ -114,6 +94,9 @@ class CheckpointSaver:
         """Copies this rank's share to host buffers and returns. A thread does the rest; `wait()` waits for it."""
         self.wait()
         tensors = state_tensors(state)
+        self.num_writers = num_writers(tensors, self.world_size)
+        if self.rank >= self.num_writers:
+            return
         mine = {name: self._buffered(name, value) for name, value in share(tensors, self.rank, self.world_size).items()}
         if torch.cuda.is_available():
             torch.cuda.synchronize()
@@ -197,16 +180,17 @@ class CheckpointSaver:
         it so write nothing, and are not waited for.
         """
         deadline = time.monotonic() + PEER_TIMEOUT_S
-        names = [self._file(prefix, rank, save_id) for rank in range(self.world_size)]
+        names = [self._file(prefix, rank, save_id) for rank in range(self.num_writers)]
         indexes: dict[str, list[TensorPiece]] = {}
         while len(indexes) < len(names):
+            written = set(self.run.list(f"{prefix}/"))
             for name in names:
-                if name not in indexes and self.run.exists(f"{name}.json"):
+                if name not in indexes and f"{name}.json" in written:
                     index: RankIndex = self.run.read_json(f"{name}.json")
                     if index["save"] == save_id:
                         indexes[name] = index["pieces"]
             if len(indexes) < len(names):
-                if self.run.exists(f"{prefix}/{MANIFEST}"):
+                if f"{prefix}/{MANIFEST}" in written:
                     return None
                 if time.monotonic() > deadline:
                     late = [name for name in names if name not in indexes]

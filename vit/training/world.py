@@ -49,6 +49,14 @@ class World:
         """The integer of rank 0, on every rank. Every rank must call it."""
         return int(self.sum(torch.tensor([value if self.rank == 0 else 0], dtype=torch.int64))[0])
 
+    def broadcast(self, value: Tensor, source: int) -> Tensor:
+        """The tensor of a rank, bit for bit, on every rank; the others give one of its shape, dtype and device. Every rank must call it."""
+        if self.size == 1 or not value.numel():
+            return value
+        sent = value.to(self.device).contiguous()
+        dist.broadcast(sent.reshape(-1).view(torch.uint8), source)
+        return sent.to(value.device)
+
     def gather(self, value: T) -> list[T]:
         """The value of each rank, on every rank. Every rank must call it, with something small that can be pickled."""
         values = [value] * self.size

@@ -1,5 +1,6 @@
 """Checkpoints: restored exactly, visible only when complete, refused when damaged or of another recipe or corpus."""
 
+import hashlib
 import multiprocessing
 import threading
 import uuid
@@ -13,12 +14,14 @@ from tests.vit.unleased import Unleased
 from vitline.infra.config import digest_of, replace
 from vitline.infra.runs.lease import LeaseLost
 from vitline.infra.storage import open_store
-from vitline.vit.checkpoints import save
+from vitline.vit.checkpoints import read, save
 from vitline.vit.checkpoints.manifest import CannotResume, WeightsError
 from vitline.vit.checkpoints.names import Retention, checkpoint_prefix, list_checkpoints
 from vitline.vit.checkpoints.restore import newest_checkpoint, resume
-from vitline.vit.checkpoints.save import CheckpointSaver, owners
+from vitline.vit.checkpoints.save import CheckpointSaver
+from vitline.vit.checkpoints.shares import MOST_WRITERS, share
 from vitline.vit.checkpoints.state_tensors import state_tensors
+from vitline.vit.checkpoints.tensor_file import read_tensors
 from vitline.vit.training.loop import initial_state, train_step
 from vitline.vit.training.sharding.slices import local_shard
 from vitline.vit.training.world import World
@@ -66,21 +69,21 @@ def assert_equal_states(a, b):
         assert torch.equal(value, found[name]), name
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("world_size", [1, 3, MOST_WRITERS + 2])
 def test_state_saved_by_any_number_of_ranks_is_restored_exactly(run, meta, trained, world_size):
     state = trained(4)
     commit(run, state, meta, world_size=world_size)
     other = trained(1)
     ref = resume(run, other, meta, CPU)
     assert ref is not None
-    assert other.step == 4
+    assert (other.step, len(ref.manifest["files"])) == (4, min(world_size, MOST_WRITERS))
     assert_equal_states(state, other)
 
 
 def test_ranks_write_even_shares_as_ordinary_safetensors_files(run, meta, trained):
     state = trained(2)
     tensors = state_tensors(state)
-    shares = [sum(tensors[n].nbytes for n, r in owners(tensors, 3).items() if r == rank) for rank in range(3)]
+    shares = [sum(value.nbytes for value in share(tensors, rank, 3).values()) for rank in range(3)]
     assert max(shares) - min(shares) <= max(t.nbytes for t in tensors.values())
     commit(run, state, meta, world_size=3)
     prefix = checkpoint_prefix(2, 1)
@@ -244,31 +247,64 @@ def test_an_attempt_that_lost_its_lease_marks_nothing(run, meta, trained):
 
 
 def resume_as_rank(rank, run_uri, recipe, meta, sync, answers):
+    """Answers with the bytes that this rank has read of tensors, and a digest of the state, or why it cannot resume."""
     dist.init_process_group("gloo", init_method=f"file://{sync}", rank=rank, world_size=2)
+    state, num_bytes = initial_state(recipe, 5, CPU.device), 0
+
+    def counted(store, key, pieces):
+        nonlocal num_bytes
+        num_bytes += sum(piece["end"] - piece["start"] for piece in pieces)
+        return read_tensors(store, key, pieces)
+
+    read.read_tensors = counted
     try:
-        resume(open_store(run_uri), initial_state(recipe, 5, CPU.device), meta, World(rank, 2))
-        answers.put((rank, "resumed"))
+        resume(open_store(run_uri), state, meta, World(rank, 2))
+        answers.put((rank, (num_bytes, digest(state))))
     except CannotResume as error:
         answers.put((rank, str(error)))
     dist.barrier()
 
 
+def digest(state):
+    return hashlib.sha256(safetensors.torch.save(state_tensors(state))).hexdigest()
+
+
+@pytest.fixture
+def run_on_disk(tmp_path):
+    return open_store(str(tmp_path / "store"))
+
+
+@pytest.fixture
+def answers_of_two_ranks(run_on_disk, meta, tiny_recipe, tmp_path):
+    def resumed():
+        context = multiprocessing.get_context("spawn")
+        answers, given = context.Queue(), (run_on_disk.uri, tiny_recipe, meta, str(tmp_path / "meet"))
+        ranks = [context.Process(target=resume_as_rank, args=(rank, *given, answers)) for rank in range(2)]
+        for process in ranks:
+            process.start()
+        found = dict(answers.get(timeout=800) for _ in ranks)
+        for process in ranks:
+            process.join()
+        return found
+
+    return resumed
+
+
 @pytest.mark.slow
-def test_all_ranks_stop_where_no_checkpoint_is_valid(tmp_path, meta, trained, tiny_recipe):
-    run = open_store(str(tmp_path / "store"))
-    commit(run, trained(2), meta, world_size=2)
-    run.delete(weights(run, 2, rank=1))
-    context = multiprocessing.get_context("spawn")
-    answers = context.Queue()
-    ranks = [
-        context.Process(target=resume_as_rank, args=(rank, run.uri, tiny_recipe, meta, str(tmp_path / "meet"), answers))
-        for rank in range(2)
-    ]
-    for process in ranks:
-        process.start()
-    found = dict(answers.get(timeout=800) for _ in ranks)
-    for process in ranks:
-        process.join()
+def test_ranks_read_each_tensor_once_and_send_it_to_the_others(run_on_disk, meta, trained, answers_of_two_ranks):
+    state = trained(2)
+    commit(run_on_disk, state, meta, world_size=3)
+    (first, one), (second, other) = answers_of_two_ranks().values()
+    assert one == other == digest(state)
+    assert first + second == sum(value.nbytes for value in state_tensors(state).values())
+    assert min(first, second) > 0.4 * (first + second)
+
+
+@pytest.mark.slow
+def test_all_ranks_stop_where_no_checkpoint_is_valid(run_on_disk, meta, trained, answers_of_two_ranks):
+    commit(run_on_disk, trained(2), meta, world_size=2)
+    run_on_disk.delete(weights(run_on_disk, 2, rank=1))
+    found = answers_of_two_ranks()
     assert found[0] == found[1]
     assert "None of the 1 checkpoints" in found[0]
 
