@@ -1,4 +1,4 @@
-"""What a training of 1,000 ranks on 125 machines asks of its store, apart from data and checkpoints, and of the memory of its driver.
+"""What a training of 1,000 ranks on 125 machines asks of its store, apart from data and checkpoints, and the memory of its flow and driver.
 
 python -m tests.benchmarks.control_plane [--seconds 900] [--machines 125] [--workers 2 8 24]
 
@@ -6,8 +6,8 @@ Between checkpoints the store parts of the driver, of rank 0 and of one process 
 none. Before that, two ranks train a tiny network, for what each rank asks at its start and at each step.
 Requests are counted at the store's interface, one within another once.
 
-Last, Ray Train trains a tiny network on so many workers, each a process of this machine: the most memory of the driver and of Ray Train's
-controller, by what they share with no other process, and what each further worker adds.
+Last, a deployment of a local stack trains a small network on so many workers, each a process of this machine: the most memory of the flow,
+of the driver and of Ray Train's controller, by what they share with no other process, and what each further worker adds.
 """
 
 import argparse
@@ -30,30 +30,35 @@ from vitline.data_prep.config import CorpusConfig
 from vitline.data_prep.examples.presets import PRESETS
 from vitline.data_prep.find_corpus import corpus_store
 from vitline.data_prep.prepare.job import prepare
-from vitline.infra.config import replace
+from vitline.flows.catalog.records import list_run_keys
+from vitline.infra.local.stack import find_stack
 from vitline.infra.runs.handle import Run
 from vitline.infra.runs.journal import read_journal
 from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.runs.run_state import read_state
-from vitline.infra.storage import open_store
+from vitline.infra.storage import Store, open_store
 from vitline.infra.stores.file_store import FileStore
 from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.reporter import Reporter, system_metrics
 from vitline.vit.training.world import World
 
+from ..servers.own_servers import OwnServers, own_servers
+from ..servers.stack import FINAL
 from ..trainings import begin, tiny_config
 
 REQUESTS = ("read", "read_tagged", "list", "scan", "size", "create", "compare_and_swap", "write", "delete", "writer")
-STEP_S = 0.3
+STEP_S, STEPS = 0.3, 40
+PROCESSES = {"flow": "prefect.engine", "driver": "vit.ray_jobs.train_driver", "controller": "TrainController"}
+"""By words of their commands."""
 
 
 @contextlib.contextmanager
-def counted() -> Iterator[Counter[str]]:
-    """Requests to all stores meanwhile, by kind and first folder of the key."""
+def counted(kind: type[Store] = FileStore) -> Iterator[Counter[str]]:
+    """Requests to all stores of a kind meanwhile, by what is asked and first folder of the key."""
     found, within = Counter[str](), threading.local()
 
     def counting(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        def request(self: FileStore, *given: Any, **options: Any) -> Any:
+        def request(self: Store, *given: Any, **options: Any) -> Any:
             if getattr(within, "one", False):
                 return method(self, *given, **options)
             within.one = True
@@ -68,7 +73,7 @@ def counted() -> Iterator[Counter[str]]:
 
     with contextlib.ExitStack() as stack:
         for name in REQUESTS:
-            stack.enter_context(patch.object(FileStore, name, counting(name, getattr(FileStore, name))))
+            stack.enter_context(patch.object(kind, name, counting(name, getattr(kind, name))))
         yield found
 
 
@@ -139,52 +144,47 @@ def of_one_rank(folder: str) -> None:
     multiprocessing.spawn(train_as, (folder, runs), nprocs=2)
 
 
-def drive(uri: str, attempt: int, workers: int) -> None:
-    import ray
-
-    from vitline.vit.ray_jobs import train_driver
-
-    ray.init(address="local", num_cpus=workers, include_dashboard=False, logging_level="warning")
-    train_driver.drive(open_store(uri), attempt)
-
-
-def memory_with(folder: str, workers: int) -> dict[str, float]:
-    """The most memory of the driver of so many workers and of the controller, in MB, and seconds to the first step and to the end."""
-    corpus = corpus_store(open_store(folder), PRESETS["digits"]())
-    several = {"recipe.input.global_batch_size": workers, "recipe.input.num_lanes": workers}
-    several |= {"execution.num_workers": workers}
-    config = replace(tiny_config(f"workers-{workers}", corpus.uri, steps=40, device="cpu"), **several)
-    run, lease = begin(config, folder)
-    driver = multiprocessing.get_context("spawn").Process(target=drive, args=(run.uri, lease.attempt, workers))
-    driver.start()
-    assert driver.pid is not None
-    watched, found = {"driver": psutil.Process(driver.pid)}, {"driver": 0.0, "controller": 0.0}
-    while driver.is_alive():
-        with contextlib.suppress(psutil.Error):
-            if "controller" not in watched:
-                for each in watched["driver"].children(recursive=True):
-                    if "TrainController" in " ".join(each.cmdline()):
-                        watched["controller"] = each
-            for name, process in watched.items():
-                found[name] = max(found[name], process.memory_full_info().uss / 1e6)
-        driver.join(0.1)  # the driver takes most in its last second
+def memory_with(servers: OwnServers, root: Store, workers: int) -> dict[str, float]:
+    """The most memory of each of PROCESSES with so many workers, in MB, and seconds from the start of the flow run to the first and to
+    the last step."""
+    overrides = {
+        "recipe.total_steps": STEPS,
+        "recipe.input.global_batch_size": workers,
+        "recipe.input.num_lanes": workers,
+    }
+    overrides |= {"recipe.optim.warmup_steps": 1, "execution.log_every_steps": 1, "execution.device": "cpu"}
+    name, began = f"workers-{workers}", time.time()
+    request = {"corpus": "digits", "recipe": "digits", "name": name, "num_workers": workers, "overrides": overrides}
+    flow_run, found = servers.start("pretrain/default", request), dict.fromkeys(PROCESSES, 0.0)
+    stack = find_stack(servers.directory)
+    assert stack is not None
+    while servers.ask("prefect", f"/flow_runs/{flow_run}")["state_type"] not in FINAL:
+        for process in psutil.Process(stack.supervisor_pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                command = " ".join(process.cmdline())
+                for kind in (kind for kind, words in PROCESSES.items() if words in command):
+                    found[kind] = max(found[kind], process.memory_full_info().uss / 1e6)
+        time.sleep(0.1)
+    (key,) = (key for key in list_run_keys(root) if key.startswith(f"{name}-"))
+    run = root.child(f"runs/{key}")
     at = [record.timestamp_ms / 1e3 for record in read_journal(run) if record.key == "train/loss"]
-    assert len(at) == 40, read_state(run)
-    return found | {"first step": min(at) - lease.began, "end": max(at) - lease.began}
+    assert len(at) == STEPS, read_state(run)
+    return found | {"first step": min(at) - began, "last step": max(at) - began}
 
 
-def of_driver(folder: str, numbers: Sequence[int]) -> None:
-    measured = {workers: memory_with(folder, workers) for workers in numbers}
+def of_processes(folder: str, numbers: Sequence[int]) -> None:
+    with own_servers(folder, num_cpus=max(numbers)) as servers:
+        measured = {workers: memory_with(servers, open_store(folder), workers) for workers in numbers}
     for workers, found in measured.items():
-        memory = ", ".join(f"{name} {found[name]:.0f} MB" for name in ("driver", "controller"))
+        memory = ", ".join(f"{kind} {found[kind]:.0f} MB" for kind in PROCESSES)
         print(
-            f"{workers} workers: {memory}; first step after {found['first step']:.0f} s, the 40th after {found['end']:.0f} s"
+            f"{workers} workers: {memory}; first step after {found['first step']:.0f} s, last {found['last step']:.0f} s"
         )
     fewest, most = min(numbers), max(numbers)
-    for name in ("driver", "controller"):
-        each = (measured[most][name] - measured[fewest][name]) / (most - fewest)
+    for kind in PROCESSES:
+        each = (measured[most][kind] - measured[fewest][kind]) / (most - fewest)
         print(
-            f"{name}: {each:.2f} MB for each further worker, {measured[most][name] + (1000 - most) * each:.0f} MB with 1,000"
+            f"{kind}: {each:.2f} MB for each further worker, {measured[most][kind] + (1000 - most) * each:.0f} MB with 1,000"
         )
 
 
@@ -200,7 +200,7 @@ def main() -> None:
         for kind, number in found.most_common():
             print(f"{number / given.seconds:8.3f} a second  {kind}")
         print(f"{found.total() / given.seconds:8.3f} a second in all, {given.machines} machines, {given.seconds:.0f} s")
-        of_driver(folder, given.workers)
+        of_processes(folder, given.workers)
 
 
 if __name__ == "__main__":

@@ -35,23 +35,29 @@ class DistantProxy:
 
 
 @contextlib.contextmanager
-def distant_s3(latency_s: float) -> Iterator[tuple[str, DistantProxy]]:
-    """The root of an empty store, and the proxy, through which this process reaches it in stores that it opens from now on."""
+def own_s3() -> Iterator[str]:
+    """The root of an empty store, which this process reaches meanwhile."""
     with tempfile.TemporaryDirectory(prefix="vl-b-") as folder:
         directory = Path(folder) / "stack"
         try:
             start_stack(directory, log_dir=Path(folder) / "logs", services=("s3",), announce=print)
             env = stack_environment(directory)
-            credentials = {name: value for name, value in env.items() if name.startswith("AWS_")}
-            with (
-                changed_environment(**credentials),
-                proxy_process() as proxy,
-                changed_environment(AWS_ENDPOINT_URL=proxy.url, AWS_ENDPOINT_URL_S3=proxy.url),
-            ):
-                proxy.change(latency_s=latency_s)
-                yield env["VITLINE_ROOT"], proxy
+            with changed_environment(**{name: value for name, value in env.items() if name.startswith("AWS_")}):
+                yield env["VITLINE_ROOT"]
         finally:
             stop_stack(directory)
+
+
+@contextlib.contextmanager
+def distant_s3(latency_s: float) -> Iterator[tuple[str, DistantProxy]]:
+    """The root of an empty store, and the proxy, through which this process reaches it in stores that it opens from now on."""
+    with (
+        own_s3() as root,
+        proxy_process() as proxy,
+        changed_environment(AWS_ENDPOINT_URL=proxy.url, AWS_ENDPOINT_URL_S3=proxy.url),
+    ):
+        proxy.change(latency_s=latency_s)
+        yield root, proxy
 
 
 @contextlib.contextmanager

@@ -152,9 +152,9 @@ def answer_of(request: Callable[[], httpx.Response]) -> httpx.Response:
 
 
 @contextlib.contextmanager
-def own_servers(root: str | None) -> Iterator[OwnServers]:
+def own_servers(root: str | None, num_cpus: int = 1) -> Iterator[OwnServers]:
     """The servers, with the flows registered, until the context ends. They use the store at `root`; None: an S3 server of their own,
-    which can be taken away as well."""
+    which can be taken away as well. `num_cpus`: of Ray."""
     s3 = () if root else ("s3",)
     ports = (*s3, *PORTS)
     with temporary_folder() as folder:
@@ -165,7 +165,7 @@ def own_servers(root: str | None) -> Iterator[OwnServers]:
             services=(*s3, *SERVICES),
             ports=dict(zip(ports, free_ports(len(ports)), strict=True)),
             root=root,
-            num_cpus=1,
+            num_cpus=num_cpus,
             ends_with_caller=True,
             announce=lambda text: None,
         )
