@@ -73,6 +73,8 @@ class Job(FrozenConfig):
     message: str
     metadata: dict[str, str] = Field(default_factory=dict)
     """The metadata given to `submit`."""
+    node_labels: dict[str, str] = Field(default_factory=dict)
+    """Labels of the nodes that it uses: VITLINE_NODE_LABELS of the process that submitted it."""
     started_at: float | None = None
     """Unix seconds."""
     ended_at: float | None = None
@@ -310,6 +312,7 @@ def _path(job_id: str) -> str:
 def _job(job_id: str, info: Mapping[str, Any]) -> Job:
     """Converts Ray's job info, whose times are in milliseconds."""
     began_ms, ended_ms = info.get("start_time"), info.get("end_time")
+    labels = ((info.get("runtime_env") or {}).get("env_vars") or {}).get("VITLINE_NODE_LABELS", "")
     return Job.model_validate(
         {
             "id": job_id,
@@ -317,6 +320,7 @@ def _job(job_id: str, info: Mapping[str, Any]) -> Job:
             "exit_code": info.get("driver_exit_code"),
             "message": plain(info.get("message") or "").partition(_LOG_FOLLOWS)[0],
             "metadata": info.get("metadata") or {},
+            "node_labels": dict(pair.split("=", 1) for pair in labels.split(",") if "=" in pair),
             "started_at": began_ms and began_ms / 1000,
             "ended_at": ended_ms and ended_ms / 1000,
         }

@@ -8,6 +8,7 @@ from vitline.flows.runs.stage import has_begun, run_store
 from vitline.infra.ray_jobs import Job
 from vitline.infra.runs.lease import read_lease
 from vitline.infra.runs.run_state import request_stop
+from vitline.infra.settings import Settings
 from vitline.vit.config import ExecutionConfig
 from vitline.vit.run.run_spec import START_TRY_S, read_progress
 
@@ -50,12 +51,14 @@ class RoomMaker:
             return None
         other = config["config"]["execution"]  # perhaps of another version of vitline
         priority: int = other.get("priority", 0)
-        return priority if priority < self._execution.priority and self._can_use_nodes_of(other) else None
+        return priority if priority < self._execution.priority and self._can_use_nodes_of(job, other) else None
 
-    def _can_use_nodes_of(self, other: JSON) -> bool:
+    def _can_use_nodes_of(self, job: Job, other: JSON) -> bool:
         ours, theirs = self._execution.placement, other.get("placement", {})
+        labels = {**Settings().node_labels, **ours.node_labels}
+        their_labels = {**job.node_labels, **theirs.get("node_labels", {})}
         pairs: list[tuple[str | None, str | None]]
-        pairs = [(label, theirs.get("node_labels", {}).get(name)) for name, label in ours.node_labels.items()]
+        pairs = [(label, their_labels.get(name)) for name, label in labels.items()]
         pairs.append((ours.accelerator_type, theirs.get("accelerator_type")))
         pairs.append((self._execution.device, other.get("device")))
         return all(a == b or {a, b} & {None, "auto"} for a, b in pairs)
@@ -66,9 +69,8 @@ class RoomMaker:
         if lease is None or lease.job_id != job.id:
             return
         ours = self._execution.priority
-        request_stop(
-            run, "preempted", by=f"{self._key}, whose priority is {ours}, not {priority}", attempt=lease.attempt
-        )
+        by = f"to make room for {self._key}, whose priority is {ours}, not {priority}"
+        request_stop(run, "preempted", by=by, attempt=lease.attempt)
         self._asked = job.id
         self._services.observer.say(
             f"{lease.run_key} (priority {priority}) was asked to make room for {self._key} (priority {ours}); it saves a checkpoint and "

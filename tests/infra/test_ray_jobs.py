@@ -30,6 +30,14 @@ def test_the_message_of_a_failed_job_is_without_its_log(jobs_of):
     assert jobs.find("a").message == "Job entrypoint command failed with exit code 1"
 
 
+def test_a_job_has_the_node_labels_of_its_variables(jobs_of):
+    """Also one that others submitted, whose value no setting would take."""
+    env = {"env_vars": {"VITLINE_NODE_LABELS": "pool=birds,zone=a"}}
+    odd = {"env_vars": {"VITLINE_NODE_LABELS": "birds"}}
+    jobs, _ = jobs_of(*(info("RUNNING") | {"runtime_env": runtime} for runtime in (env, odd, None)))
+    assert [jobs.find("a").node_labels for _ in range(3)] == [{"pool": "birds", "zone": "a"}, {}, {}]
+
+
 @pytest.fixture
 def jobs_of(monkeypatch):
     monkeypatch.setattr(ray_jobs.time, "sleep", lambda seconds: None)

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 
@@ -31,16 +31,15 @@ def cluster(root):
     """cluster.train(name, priority, started_at, **execution): a training at work; cluster.make_room(): our need of room."""
     jobs, said, clock = [], [], SimpleNamespace(now=1000.0)
 
-    def train(name, number, started_at=0, **execution):
+    def train(name, number, started_at=0, of_setting=MappingProxyType({}), **execution):
         key = f"{name}-0123456789ab"
         run = run_store(root, key)
         run.write_json("config.json", {"config": {"execution": {"priority": number, **execution}}})
         lease = acquire_lease(run, key, job_state=lambda job: None, owner="test")
         write_state(run, "running", 1)
+        known = {"id": lease.job_id, "state": "running", "exit_code": None, "message": "", "started_at": started_at}
         metadata = {"run_key": key, "root": open_store(root).uri}
-        jobs.append(
-            Job(id=lease.job_id, state="running", exit_code=None, message="", metadata=metadata, started_at=started_at)
-        )
+        jobs.append(Job(**known, metadata=metadata, node_labels=dict(of_setting)))
         return run
 
     services = SimpleNamespace(
@@ -68,7 +67,7 @@ def test_the_lowest_and_youngest_goes_first_and_the_next_only_if_that_was_not_en
     make_room = cluster.room_maker(priority=2)
     make_room()
     assert stopped(old, young, middle, same) == [False, True, False, False]
-    assert read_stop(young)["by"] == f"{OURS}, whose priority is 2, not -1"
+    assert read_stop(young)["by"] == f"to make room for {OURS}, whose priority is 2, not -1"
     assert cluster.said == [
         f"young-0123456789ab (priority -1) was asked to make room for {OURS} (priority 2); it saves a checkpoint and resumes later"
     ]
@@ -100,6 +99,17 @@ def test_who_cannot_make_room_goes_on(cluster, theirs):
     evaluation.write_json("config.json", {"protocol": {}})
     cluster.room_maker(priority=1, device="cuda", placement=placement)()
     assert stopped(other, waits, evaluation) == [False, False, False]
+
+
+def test_labels_of_the_setting_count_like_those_of_a_placement(cluster, monkeypatch):
+    """A job variable of a deployment sets them: no room on other nodes helps, so nothing there is stopped."""
+    monkeypatch.setenv("VITLINE_NODE_LABELS", "pool=birds")
+    cats, anywhere = cluster.train("cats", -1, of_setting={"pool": "cats"}), cluster.train("anywhere", 0)
+    cluster.room_maker(priority=1)()
+    assert stopped(cats, anywhere) == [False, True]
+    birds = cluster.train("birds", -1, of_setting={"pool": "cats"}, placement={"node_labels": {"pool": "birds"}})
+    cluster.room_maker(priority=1)()
+    assert stopped(cats, birds) == [False, True]
 
 
 @pytest.mark.long
