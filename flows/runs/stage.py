@@ -172,7 +172,9 @@ def run_stage(
         if without_progress.add():
             text = f"{key} was preempted or lost its cluster without progress {MAX_WITHOUT_PROGRESS} times in a row"
             raise StageFailed(f"{text}; run the same command again to resume it.", "preempted")
-        services.observer.say(f"attempt {lease.attempt} of {key} has ended early; the next one resumes it")
+        ended = read_state(run) or NO_STATE
+        why = f" ({ended['reason']})" if ended["attempt"] == lease.attempt and "reason" in ended else ""
+        services.observer.say(f"attempt {lease.attempt} of {key} has ended early{why}; the next one resumes it")
 
 
 def submit(services: Services, run: Store, lease: Lease, module: str, env: dict[str, str]) -> None:

@@ -51,7 +51,7 @@ class ScriptedCluster:
         attempt = int(job_id.rpartition("-a")[2])
         code = -9 if line == "silent" else OUTCOMES[line].exit_code
         if line != "silent":
-            reasons = {"failed": "no disk left", "out_of_time": f"{DEADLINE_PASSED}."}
+            reasons = {"failed": "no disk left", "out_of_time": f"{DEADLINE_PASSED}.", "preempted": "to make room"}
             write_state(self.run, line, attempt, **({"reason": reasons[line]} if line in reasons else {"step": 7}))
         self.ended[job_id] = Job(id=job_id, state="failed" if code else "succeeded", exit_code=code, message="")
         return self.ended[job_id]
@@ -168,6 +168,7 @@ def test_a_preempted_attempt_is_followed_by_the_next(run):
     cluster = ScriptedCluster(run, "preempted", "preempted", "finished")
     assert run_with_script(run, cluster).state["attempt"] == 3
     assert [job.id for job in cluster.submitted] == [job_id_of(run, KEY, n) for n in (1, 2, 3)]
+    assert f"attempt 2 of {KEY} has ended early (to make room); the next one resumes it" in cluster.messages
 
 
 def test_a_result_says_whether_an_earlier_request_had_begun_it(run):
