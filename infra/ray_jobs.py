@@ -185,6 +185,10 @@ class RayJobs:
         """The number of living nodes."""
         return len(self._living_nodes("count its nodes"))
 
+    def runs_one_training(self) -> bool:
+        """Whether the cluster runs one training at a time, on whichever of its nodes."""
+        return any(ONE_TRAINING in node["resources_total"] for node in self._living_nodes("look at its resources"))
+
     def has_usable_nodes(self) -> bool:
         """Whether a living node has the labels of VITLINE_NODE_LABELS."""
         return bool(self._usable_nodes("look for nodes with labels"))

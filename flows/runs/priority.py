@@ -41,7 +41,7 @@ class RoomMaker:
             self._stop(priority, job)
 
     def _lower_priority(self, job: Job) -> int | None:
-        """The priority of a training at work that is lower than ours, and whose nodes ours can use; else None."""
+        """The priority of a training at work that is lower than ours, and whose room ours can use; else None."""
         key = job.metadata.get("run_key")
         if key in (None, self._key) or not has_begun(self._services, job):
             return None
@@ -51,9 +51,11 @@ class RoomMaker:
             return None
         other = config["config"]["execution"]  # perhaps of another version of vitline
         priority: int = other.get("priority", 0)
-        return priority if priority < self._execution.priority and self._can_use_nodes_of(job, other) else None
+        return priority if priority < self._execution.priority and self._can_use_room_of(job, other) else None
 
-    def _can_use_nodes_of(self, job: Job, other: JSON) -> bool:
+    def _can_use_room_of(self, job: Job, other: JSON) -> bool:
+        if self._services.cluster.jobs.runs_one_training():
+            return True
         ours, theirs = self._execution.placement, other.get("placement", {})
         labels = {**Settings().node_labels, **ours.node_labels}
         their_labels = {**job.node_labels, **theirs.get("node_labels", {})}

@@ -45,11 +45,12 @@ def cluster(root):
     services = SimpleNamespace(
         root=root,
         observer=SimpleNamespace(say=said.append),
-        cluster=SimpleNamespace(jobs=SimpleNamespace(list=lambda: list(jobs))),
+        cluster=SimpleNamespace(jobs=SimpleNamespace(list=lambda: list(jobs), runs_one_training=lambda: False)),
     )
     return SimpleNamespace(
         train=train,
         jobs=jobs,
+        ray=services.cluster.jobs,
         said=said,
         clock=clock,
         room_maker=lambda **execution: RoomMaker(services, OURS, ExecutionConfig(**execution)),
@@ -110,6 +111,13 @@ def test_labels_of_the_setting_count_like_those_of_a_placement(cluster, monkeypa
     birds = cluster.train("birds", -1, of_setting={"pool": "cats"}, placement={"node_labels": {"pool": "birds"}})
     cluster.room_maker(priority=1)()
     assert stopped(cats, birds) == [False, True]
+
+
+def test_where_trainings_run_one_after_the_other_every_nodes_room_counts(cluster):
+    cats = cluster.train("cats", 0, placement={"node_labels": {"pool": "cats"}})
+    cluster.ray.runs_one_training = lambda: True
+    cluster.room_maker(priority=1, placement={"node_labels": {"pool": "birds"}})()
+    assert stopped(cats) == [True]
 
 
 @pytest.mark.long
