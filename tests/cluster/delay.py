@@ -1,6 +1,7 @@
 """Passes frames between two network interfaces with a delay, for kernels without netem."""
 
 import contextlib
+import os
 import select
 import socket
 import threading
@@ -42,6 +43,7 @@ def _opened(interface: str) -> socket.socket:
 
 
 def _pass_on(source: socket.socket, target: socket.socket, delay_s: float, over: threading.Event) -> None:
+    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))  # this thread; else busy processors add to the delay
     waiting = deque[tuple[float, bytes]]()
     while not over.is_set():
         wait_s = waiting[0][0] - time.monotonic() if waiting else _LOOK_EVERY_S
