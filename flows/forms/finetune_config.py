@@ -45,10 +45,10 @@ def resolve_finetune(root: str, request: FinetuneRequest) -> ResolvedTraining:
         val_split="val" if "val" in manifest.splits else None,
         init_model=model,
         recipe=recipe,
-        execution=ExecutionConfig(
-            num_workers=request.num_workers or 1, save_every_steps=max(1, recipe.total_steps // 4)
-        ),
+        execution=ExecutionConfig(save_every_steps=max(1, recipe.total_steps // 4)),
     )
+    if request.num_workers is not None:  # with the overrides, which may make more lanes
+        overrides = {"execution.num_workers": request.num_workers, **overrides}
     config = with_user_code(with_probed_corpora(replace(config, **overrides), corpora))
     check_loss(config, store.uri, manifest)
     return resolve(config, root, corpora.opened, {model: published})

@@ -19,8 +19,6 @@ _OF_THE_FORM = ("corpus", "mixture", "name", "stage", "init_model", "parent")
 def draft_training(name: str, request: PretrainRequest | PipelineRequest) -> TrainConfig:
     """The config of a pre-training whose corpus is not known yet; refuses what would be wrong with any corpus."""
     recipe, execution = recipe_named(recipe_of(request)).make()
-    if request.num_workers is not None:
-        execution = replace(execution, num_workers=request.num_workers)
     changes: dict[str, Any] = {"seed": request.seed}
     if request.train_images is not None:
         steps = steps_of(request.train_images, recipe, "train_images")
@@ -32,6 +30,8 @@ def draft_training(name: str, request: PretrainRequest | PipelineRequest) -> Tra
     elif request.peak_lr is not None:
         overrides = {"recipe.optim.peak_lr": request.peak_lr, **overrides}
     refuse_form_fields({path for path in overrides if path.partition(".")[0] in _OF_THE_FORM})
+    if request.num_workers is not None:  # with the overrides, which may make more lanes
+        overrides = {"execution.num_workers": request.num_workers, **overrides}
     return with_user_code(replace(config, **overrides))
 
 

@@ -165,6 +165,7 @@ def memory_with(servers: OwnServers, root: Store, workers: int) -> dict[str, flo
                 for kind in (kind for kind, words in PROCESSES.items() if words in command):
                     found[kind] = max(found[kind], process.memory_full_info().uss / 1e6)
         time.sleep(0.1)
+    assert (end := servers.ended(flow_run)).startswith("Completed"), end
     (key,) = (key for key in list_run_keys(root) if key.startswith(f"{name}-"))
     run = root.child(f"runs/{key}")
     at = [record.timestamp_ms / 1e3 for record in read_journal(run) if record.key == "train/loss"]

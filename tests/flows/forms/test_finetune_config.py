@@ -21,6 +21,15 @@ def test_the_model_must_exist(digits_root):
         resolve_finetune(digits_root, FinetuneRequest(model="emoji", corpus="digits"))
 
 
+def test_more_workers_than_lanes_are_refused_unless_an_override_makes_more_lanes(digits_root, tiny):
+    fields = {"model": tiny, "corpus": "digits", "global_batch_size": 48, "num_workers": 24}
+    more = FinetuneRequest(**fields, overrides={"recipe.input.num_lanes": 24})
+    assert resolve_finetune(digits_root, more).config.execution.num_workers == 24
+    fewer = FinetuneRequest(**fields, overrides={"recipe.input.num_lanes": 16})
+    with pytest.raises(ValueError, match=r"num_workers=24 is more than recipe\.input\.num_lanes=16"):
+        resolve_finetune(digits_root, fewer)
+
+
 def test_a_finetuning_takes_the_fields_of_a_protocol_that_the_request_leaves_out(digits_root, tiny):
     def recipe(**fields):
         return resolve_finetune(digits_root, FinetuneRequest(model=tiny, corpus="digits", **fields)).config.recipe

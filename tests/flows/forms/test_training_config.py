@@ -36,6 +36,14 @@ def test_an_override_takes_precedence_over_a_field_and_is_validated(digits_root)
             resolve_pretrain(digits_root, PretrainRequest(**fields, overrides={path: 1}))
 
 
+def test_more_workers_than_lanes_are_refused_unless_an_override_makes_more_lanes(digits_root):
+    fields = {"corpus": "digits", "recipe": "digits", "num_workers": 24}
+    lanes = {"recipe.input.num_lanes": 24, "recipe.input.global_batch_size": 48}
+    assert resolve_pretrain(digits_root, PretrainRequest(**fields, overrides=lanes)).config.execution.num_workers == 24
+    with pytest.raises(ValueError, match=r"num_workers=24 is more than recipe\.input\.num_lanes=16"):
+        resolve_pretrain(digits_root, PretrainRequest(**fields))
+
+
 MIXED = {"corpus": "birds", "mix_with": [{"corpus": "city", "weight": 0.5}], "recipe": "digits"}
 
 
