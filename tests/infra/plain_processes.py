@@ -17,7 +17,7 @@ from vitline.infra.local.processes import tail
 
 FOREIGN = ("AWS_", "MLFLOW_", "PREFECT_", "RAY_", "VITLINE_")
 """Beginnings of the variables that would connect a process to other servers."""
-START_S = 240.0
+START_S, END_S = 240.0, 600.0
 RAY_PATIENCE = {
     "RAY_gcs_server_port_wait_time_s": "600",
     "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "600",
@@ -59,12 +59,18 @@ class PlainProcess(ABC):
         """Its variables and `more`, without those of the test's own environment that it would not see in a container."""
         return child_environment(self.variables() | more, (), FOREIGN)
 
+    def started(self, command: list[str], **more: str) -> dict[str, Any]:
+        """The arguments of `subprocess.Popen` that start a command with its environment."""
+        return {"args": command, "env": self.environment(**more), **self._popen}
+
+    def result(self, command: list[str] | None = None, **more: str) -> "subprocess.CompletedProcess[str]":
+        """Runs it, or another command in its place, to the end."""
+        started = self.started(command or self.command(**more), **more)
+        return subprocess.run(**started, capture_output=True, text=True, timeout=END_S)
+
     def run(self, command: list[str] | None = None, **more: str) -> str:
         """Runs it, or another command in its place, to the end; the output. Fails the test where it fails."""
-        command, environment = command or self.command(**more), self.environment(**more)
-        done: subprocess.CompletedProcess[str] = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=START_S, **self._popen
-        )
+        done = self.result(command, **more)
         assert done.returncode == 0, f"{self.title}: {done.stdout[-2000:]} {done.stderr[-3000:]}"
         return done.stdout + done.stderr
 
@@ -72,10 +78,8 @@ class PlainProcess(ABC):
     def running(self, log: Path, command: list[str] | None = None, **more: str) -> Iterator["subprocess.Popen[bytes]"]:
         """Runs it as a service, once its first health check succeeds, until the context ends; then asks all its checks again."""
         with open(log, "wb") as output:
-            options: dict[str, Any] = {"cwd": log.parent, "stdout": output, "stderr": output, **self._popen}
-            process: subprocess.Popen[bytes] = subprocess.Popen(
-                command or self.command(**more), env=self.environment(**more), **options
-            )
+            started = {"cwd": log.parent, **self.started(command or self.command(**more), **more)}
+            process: subprocess.Popen[bytes] = subprocess.Popen(**started, stdout=output, stderr=output)
 
         def wait_for(probe: Mapping[str, Any], what: str) -> None:
             """A single one may fail on a busy machine: it waits for its answer only for seconds."""
@@ -103,5 +107,4 @@ class PlainProcess(ABC):
 
     def succeeds(self, words: list[str], **more: str) -> bool:
         """Whether a health check that is a command succeeds."""
-        command = [self.mapped(word) for word in words]
-        return subprocess.run(command, env=self.environment(**more), capture_output=True).returncode == 0
+        return self.result([self.mapped(word) for word in words], **more).returncode == 0

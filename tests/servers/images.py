@@ -12,8 +12,10 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -25,21 +27,36 @@ PROGRAMS = ("buildah", "debootstrap", "unshare", "setpriv", "ip")
 # Debian's Python is no part of its smallest system, as it is of the image that the Containerfile names.
 _BASE_PACKAGES = "ca-certificates,python3,python3-venv"
 _BUILD_PACKAGES = "gcc python3-dev libjpeg62-turbo-dev"
-# In namespaces of its own: a read-only root, /tmp and /dev/shm to write to (where nothing can be executed), only its own processes and
-# network, a user without a name, no capability and no way to get one.
+# In a mount namespace of its own: a read-only root, /dev/shm and the given folders to write to (where nothing can be executed), a user
+# without a name, no capability and no way to get one.
 ENTER = """
 set -e
-root=$1 tmp=$2 user=$3; shift 3
+root=$1 user=$2 folders=$3; shift 3
 mount --bind "$root" "$root"
+for each in $folders; do mkdir -p "$root${each#*=}"; done
 mount -o remount,bind,ro "$root"
 mount -t proc proc "$root/proc"
 mount --rbind /dev "$root/dev"
 mount -t tmpfs -o mode=1777,noexec,nosuid,nodev shm "$root/dev/shm"
-mount --bind "$tmp" "$root/tmp"
-mount -o remount,bind,noexec,nosuid,nodev "$root/tmp"
-ip link set lo up
+for each in $folders; do
+  mount --bind "${each%%=*}" "$root${each#*=}"
+  mount -o remount,bind,noexec,nosuid,nodev "$root${each#*=}"
+done
 exec setpriv --no-new-privs chroot --userspec="$user:$user" --groups="$user" "$root" "$@"
 """
+# It sees only its own processes and network, too.
+ALONE = (
+    "unshare",
+    "--pid",
+    "--fork",
+    "--kill-child",
+    "--net",
+    "--uts",
+    "sh",
+    "-c",
+    'ip link set lo up && exec "$@"',
+    "sh",
+)
 
 
 def require_programs() -> None:
@@ -54,11 +71,14 @@ class Images:
     """A storage of images in `folder`; nothing outside of it changes, and its deletion deletes them."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._roots = folder, dict[str, str]()
+        self._folder, self._roots, self._variables = folder, dict[str, str](), dict[str, list[str]]()
+        self._built = set[str]()
         folder.mkdir(parents=True, exist_ok=True)
 
     def build(self, target: str) -> None:
-        """Builds a target; the stages that targets share are built once."""
+        """Builds a target, once; also the stages that targets share are built once."""
+        if target in self._built:
+            return
         if target != "prep" and not label_of_torch([sys.executable, "-m", "pip", "install", "-qq"], pins("train")):
             pytest.skip("pip's index has no torch for CPUs of its own: the image would take some GB for CUDA")
         arguments = {"BASE": self._base, "BUILD_PACKAGES": _BUILD_PACKAGES, "REVISION": "tested"}
@@ -66,21 +86,37 @@ class Images:
         options += [f"--volume={mount}" for mount in self._mounts]
         file = ["--file", str(ROOT / "infra" / "images" / "Containerfile")]
         self._buildah("bud", "--layers", *options, *file, "--target", target, "--tag", target, str(ROOT))
+        self._built.add(target)
 
     def config(self, target: str) -> dict:
         """What the image says about itself: Env, User, Cmd, Labels."""
         return json.loads(self._buildah("inspect", "--type", "image", target))["OCIv1"]["config"]
 
     def enter(self, target: str, script: str, tmp: Path) -> subprocess.CompletedProcess[str]:
-        """Runs a shell script as a process of the image, in its environment but as another user, with the folder `tmp` as /tmp."""
-        if target not in self._roots:
-            self._roots[target] = self._buildah("mount", self._buildah("from", target))
+        """Runs a shell script as the only process of the image, in its environment but as another user, with the folder `tmp` as /tmp."""
         tmp.mkdir(exist_ok=True)
         tmp.chmod(0o1777)
-        namespaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--net", "--ipc", "--uts"]
-        entered = [*namespaces, "sh", "-c", ENTER, "enter", self._roots[target], str(tmp), str(USER)]
-        command = [*entered, "env", "-i", *self.config(target)["Env"], "sh", "-ec", script]
+        command = [*ALONE, *self.entered(target, ["sh", "-ec", script], {"/tmp": tmp})]
         return subprocess.run(command, capture_output=True, text=True)
+
+    def entered(
+        self,
+        target: str,
+        command: Sequence[str],
+        folders: Mapping[str, Path],
+        variables: Mapping[str, str] = MappingProxyType({}),
+        user: int = USER,
+        working: str = "/",
+    ) -> list[str]:
+        """The command that runs `command` as a process of the image, on the network of this machine; `folders` by their place in it,
+        `working` the one where it starts."""
+        if target not in self._roots:
+            self._roots[target] = self._buildah("mount", self._buildah("from", target))
+            self._variables[target] = self.config(target)["Env"]
+        mounts = " ".join(f"{folder}={place}" for place, folder in folders.items())
+        enter = ["unshare", "--mount", "--ipc", "sh", "-c", ENTER, "enter", self._roots[target], str(user), mounts]
+        given = [f"{name}={value}" for name, value in variables.items()]
+        return [*enter, "env", f"--chdir={working}", "-i", *self._variables[target], *given, *command]
 
     def delete(self) -> None:
         """Removes all images, and the folder."""

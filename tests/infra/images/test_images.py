@@ -6,17 +6,9 @@ from pathlib import Path
 import pytest
 
 from ...pictures import noise
-from ...servers.images import USER, Images, require_programs
+from ...servers.images import USER
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(7200)]  # packages are downloaded and unpacked several times
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    require_programs()
-    made = Images(tmp_path_factory.mktemp("images"))
-    yield made
-    made.delete()
 
 
 @pytest.fixture(scope="module")

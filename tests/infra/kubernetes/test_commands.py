@@ -1,14 +1,14 @@
-"""What the manifests start does start: each container's command and environment as a plain process, until its own probes succeed.
+"""What the manifests start does start: each container's command and environment, until its own probes succeed. Once as plain processes, and
+once as processes of the images, as the user of the pod, with a read-only root, its volumes and no capability.
 
-Databases are SQLite files in place of PostgreSQL, the store is a folder, and nothing runs in a container: user, read-only file system,
-limits and network policies are not part of this.
+Databases are SQLite files in place of PostgreSQL, and the store is a folder. Limits and network policies are not part of this. The servers
+of Prefect's worker and of MLflow, whose images are others' own, are plain processes.
 """
 
 import base64
 import importlib.util
 import json
 import shlex
-import subprocess
 import sys
 import urllib.request
 from datetime import UTC, datetime, timedelta
@@ -30,20 +30,22 @@ from ..plain_processes import RAY_PATIENCE, RAY_START
 from .containers import Container
 from .manifests import namespace_of, objects, of_kind, pods
 
-pytestmark = [pytest.mark.servers, pytest.mark.long, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.servers, pytest.mark.long, pytest.mark.timeout(7200)]  # images are built
 LOGIN, PASSWORD, TOKEN = "admin:a-long-password", "a-long-password", "5e" * 32
 
 
-@pytest.fixture
-def machine(tmp_path):
+@pytest.fixture(params=["processes", "images"])
+def machine(request, tmp_path):
     """The set `gpu`, and what stands on this machine for what a cluster has."""
+    images = request.getfixturevalue("images") if request.param == "images" else None
     with temporary_folder() as short:
-        yield Machine(tmp_path, short)
+        yield Machine(tmp_path, short, images)
 
 
 class Machine:
-    def __init__(self, folder, short):
-        self.folder, self.short, self.found = folder, short, objects("gpu")
+    def __init__(self, logs, folder, images):
+        """`folder` has the volumes of the pods; its name is short, for the sockets of Ray."""
+        self.logs, self.folder, self.images, self.found = logs, folder, images, objects("gpu")
         names = ("4200", "5000", "8265", "8080", "52365", "6379")
         self.ports = dict(zip(names, map(str, free_ports(len(names))), strict=True))
         self.here = {
@@ -54,17 +56,17 @@ class Machine:
             "mlflow.vitline.svc.cluster.local": "127.0.0.1",
             "vitline-head-svc": "127.0.0.1",
             "0.0.0.0": "127.0.0.1",
-            "s3://my-bucket": str(folder / "bucket"),
-            "/tmp": str(folder / "tmp"),
-            "/etc": str(folder / "etc"),
             **self.ports,
         }
-        for each in ("tmp", "bucket", "etc/vitline", "etc/mlflow", "etc/ray-authority", "etc/ray-tls"):
+        folder.chmod(0o755)
+        for each in ("tmp/bucket", "etc/vitline", "etc/mlflow", "etc/ray-authority", "etc/ray-tls"):
             (folder / each).mkdir(parents=True)
+            (folder / each).chmod(0o777)
+        (folder / "tmp").chmod(0o777)
         self.secrets = {
             "prefect-login/auth-string": LOGIN,
-            "prefect-database/url": f"sqlite+aiosqlite:///{folder}/prefect.db",
-            "mlflow-database/url": f"sqlite:///{folder}/mlflow.db",
+            "prefect-database/url": "sqlite+aiosqlite:////tmp/prefect.db",
+            "mlflow-database/url": "sqlite:////tmp/mlflow.db",
             "mlflow-database/session-key": TOKEN,
             "mlflow-login/username": "admin",
             "mlflow-login/password": PASSWORD,
@@ -78,7 +80,8 @@ class Machine:
 
     def container(self, pod, name=None):
         (chosen,) = (each for each in pods(self.found) if each.name == pod)
-        return Container(chosen, name or chosen.spec["containers"][0]["name"], self.configs, self.secrets, self.here)
+        name = name or chosen.spec["containers"][0]["name"]
+        return Container(chosen, name, self.configs, self.secrets, self.here, self.folder, self.images)
 
     def ask(self, port, path, body=None, login=LOGIN):
         request = urllib.request.Request(
@@ -92,7 +95,7 @@ class Machine:
 
 def test_prefect_starts_registers_the_deployments_and_a_flow_run_finds_its_code(machine):
     (machine.folder / "etc/vitline/flow-run.json").write_text(machine.configs["flow-run"]["flow-run.json"])
-    with machine.container("prefect").running(machine.folder / "prefect.log"):
+    with machine.container("prefect").running(machine.logs / "prefect.log"):
         machine.container("prefect-worker", "work-pool").run()
         machine.container("prefect-worker", "work-pool").run()  # at each start of the worker
         machine.container("prefect-worker", "deployments").run()
@@ -107,14 +110,13 @@ def test_prefect_starts_registers_the_deployments_and_a_flow_run_finds_its_code(
 
         # The store has no model, so the flow ends with a sentence: after it has found its code, and before it needs Ray.
         run = machine.ask("4200", f"/api/deployments/{deployment['id']}/create_flow_run", {})["id"]
-        flow_run = machine.container("flow-run")
-        subprocess.run(flow_run.command(), env=flow_run.environment(PREFECT__FLOW_RUN_ID=run), timeout=600)
+        machine.container("flow-run").result(PREFECT__FLOW_RUN_ID=run)
         state = machine.ask("4200", f"/api/flow_runs/{run}")["state"]
-        assert state["type"] == "FAILED"
+        assert state["type"] == "FAILED", state["message"]
         assert "icons" in state["message"]
 
         if importlib.util.find_spec("prefect_kubernetes"):  # which the worker's image has
-            with machine.container("prefect-worker").running(machine.folder / "worker.log"):
+            with machine.container("prefect-worker").running(machine.logs / "worker.log"):
                 workers = eventually(lambda: machine.ask("4200", "/api/work_pools/vitline/workers/filter", {}))
                 assert [worker["name"] for worker in workers] == ["pod-1"]
 
@@ -122,10 +124,10 @@ def test_prefect_starts_registers_the_deployments_and_a_flow_run_finds_its_code(
 def test_mlflow_starts_with_its_login_and_the_sender_lives(machine):
     mlflow, sender = machine.container("mlflow"), machine.container("sender")
     (machine.folder / "etc/mlflow/basic_auth.ini").write_text(
-        f"[mlflow]\ndefault_permission = READ\ndatabase_uri = sqlite:///{machine.folder}/logins.db\n"
+        f"[mlflow]\ndefault_permission = READ\ndatabase_uri = sqlite:///{machine.folder}/tmp/logins.db\n"
         "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
     )
-    with mlflow.running(machine.folder / "mlflow.log"), sender.running(machine.folder / "sender.log"):
+    with mlflow.running(machine.logs / "mlflow.log"), sender.running(machine.logs / "sender.log"):
         path = "/api/2.0/mlflow/experiments/search"
         login = f"admin:{PASSWORD}"
         found = machine.ask("5000", path, {"max_results": 1}, login)
@@ -143,12 +145,12 @@ def test_ray_starts_with_token_and_certificates_and_runs_the_ray_job(machine):
         "RAY_AUTH_MODE": "token",  # KubeRay sets both from `authOptions`
         "RAY_AUTH_TOKEN": TOKEN,
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # listens on 127.0.0.1 only
-        "VITLINE_ROOT": str(machine.folder / "bucket"),
+        "VITLINE_ROOT": head.mapped("s3://my-bucket"),
         **RAY_PATIENCE,
     }
-    command = kuberay_command(cluster["spec"]["headGroupSpec"], "--head", machine)
-    with head.running(machine.folder / "ray.log", command, **given):
-        jobs = RayJobs(f"http://127.0.0.1:{machine.ports['8265']}", token_path=written(machine.folder / "token", TOKEN))
+    command = kuberay_command(cluster["spec"]["headGroupSpec"], "--head", machine, head)
+    with head.running(machine.logs / "ray.log", command, **given):
+        jobs = RayJobs(f"http://127.0.0.1:{machine.ports['8265']}", token_path=written(machine.logs / "token", TOKEN))
         assert jobs.version() == cluster["spec"]["rayVersion"]
         with pytest.raises(urllib.error.HTTPError, match=r"401|403"):
             urllib.request.urlopen(f"{jobs.address}/api/jobs/", timeout=60)
@@ -162,27 +164,16 @@ def test_ray_starts_with_token_and_certificates_and_runs_the_ray_job(machine):
         for name in ("crow", "jay"):
             for number in range(8):
                 picture = np.random.default_rng(number).integers(0, 256, (16, 16, 3), np.uint8)
-                file = machine.folder / "bucket/pictures/birds" / name / f"{number}.png"
+                file = machine.folder / "tmp/bucket/pictures/birds" / name / f"{number}.png"
                 file.parent.mkdir(parents=True, exist_ok=True)
                 Image.fromarray(picture).save(file)
-        entrypoint = head.mapped(job["spec"]["entrypoint"])
-        submit = [
-            "ray",
-            "job",
-            "submit",
-            "--address",
-            jobs.address,
-            "--submission-id",
-            "one",
-            "--",
-            *entrypoint.split(),
-        ]
-        done = subprocess.run(submit, env=head.environment(**given), capture_output=True, text=True, timeout=600)
-        assert done.returncode == 0, done.stdout[-3000:]
-    assert list((machine.folder / "bucket/corpora/birds").glob("*/manifest.json"))
+        entrypoint = head.mapped(job["spec"]["entrypoint"]).split()
+        submit = ["ray", "job", "submit", "--address", jobs.address, "--submission-id", "one", "--", *entrypoint]
+        head.run(submit, **given)
+    assert list((machine.folder / "tmp/bucket/corpora/birds").glob("*/manifest.json"))
 
 
-def kuberay_command(group, kind, machine):
+def kuberay_command(group, kind, machine, container):
     """The command that KubeRay makes of a group (`generateRayStartCommand` in its controllers/ray/common/pod.go)."""
     limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
     options = {"metrics-export-port": "8080", "dashboard-agent-listen-port": "52365", "dashboard-host": "0.0.0.0"}
@@ -192,9 +183,9 @@ def kuberay_command(group, kind, machine):
     others = ("dashboard-agent-grpc-port", "runtime-env-agent-port", "ray-client-server-port")
     options |= dict(zip(others, free_ports(3), strict=True))
     options |= {"port": "6379", "dashboard-port": "8265", "min-worker-port": 0, "max-worker-port": 0}
-    options |= {"object-store-memory": 100_000_000, "temp-dir": machine.short / "ray"}
+    options |= {"object-store-memory": 100_000_000, "temp-dir": container.place("/tmp/ray")}
     words = " ".join(f"--{name}={machine.here.get(str(value), value)}" for name, value in options.items())
-    ray = shlex.join([sys.executable, *RAY_START])
+    ray = shlex.join(["python" if container.in_image else sys.executable, *RAY_START])
     return ["/bin/bash", "-c", "--", f"ulimit -n 65536; {ray} start {kind} --block {words}"]
 
 

@@ -1,0 +1,13 @@
+"""Images of infra/images for tests that enter them."""
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def images(tmp_path_factory):
+    from ..servers.images import Images, require_programs
+
+    require_programs()
+    made = Images(tmp_path_factory.mktemp("images"))
+    yield made
+    made.delete()
