@@ -45,7 +45,7 @@ def prepared(flows):
     """The corpora of the tiny pipeline, prepared by flow runs: the name of the one to pre-train on."""
     names = (TINY["corpus"], *TINY["tasks"])
     for run in [flows.start("prepare-corpus/default", preset=name) for name in names]:
-        assert flows.wait(run)["state_name"] == "Completed", flows.lines(run)
+        flows.completes(run)
     return names[0]
 
 

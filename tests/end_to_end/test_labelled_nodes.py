@@ -2,8 +2,6 @@
 the room of another one, and a job variable keeps a pipeline on nodes with a label."""
 
 import contextlib
-import subprocess
-import sys
 from pathlib import Path
 
 import httpx
@@ -32,12 +30,8 @@ def cluster(stack, flows, tmp_path_factory):
     with contextlib.ExitStack() as services:
         services.enter_context(environment_of(stack))
         cluster = services.enter_context(three_nodes(Settings(), logs))
-        flows.api.post("/work_pools/", json={"name": POOL, "type": "process"}).raise_for_status()
-        env = child_environment(stack.env | cluster.ray.env | {"PREFECT_WORKER_QUERY_SECONDS": "2"})
-        command = [sys.executable, "-P", "-m", "vitline.flows.on_prefect.worker", "--pool", POOL, "--name", POOL]
-        log = services.enter_context(open(logs / "worker.log", "wb"))
-        worker = services.enter_context(subprocess.Popen(command, env=env, stdout=log, stderr=log))
-        services.callback(worker.terminate)
+        env = child_environment(stack.env | cluster.ray.env)
+        services.enter_context(flows.pool(POOL, env, logs / "worker.log"))
         for deployment in DEPLOYMENTS:
             found = flows.api.get(f"/deployments/name/{deployment}").json()
             address, before = f"/deployments/{found['id']}", {"work_pool_name": found["work_pool_name"]}
@@ -45,7 +39,6 @@ def cluster(stack, flows, tmp_path_factory):
             services.callback(flows.api.patch, address, json=before)
         yield cluster
         assert unexplained_tracebacks(logs) == []
-    flows.api.delete(f"/work_pools/{POOL}").raise_for_status()
 
 
 @pytest.fixture
@@ -65,9 +58,9 @@ def test_a_training_of_higher_priority_takes_the_room_and_the_other_goes_on(work
         high = work.pretrain("high", 20, num_workers=2, priority=1)
         asked = f"{key} (priority 0) was asked to make room for {work.key(high)} (priority 1)"
         work.eventually(lambda: any(line.startswith(asked) for line in work.flows.lines(high)))
-    completed(work, high)
+    work.flows.completes(high)
     assert work.flows.find(low)["state_name"] == "Running"
-    completed(work, low)
+    work.flows.completes(low)
     why = f"to make room for {work.key(high)}, whose priority is 1, not 0"
     assert f"attempt 1 of {key} has ended early ({why}); the next one resumes it" in work.flows.lines(low)
     state = read_state(work.run(key))
@@ -89,7 +82,7 @@ def test_a_job_variable_keeps_a_pipeline_on_nodes_with_its_label(work, cluster):
     waits = "has pool=birds (VITLINE_NODE_LABELS) now; the job waits for one"
     work.eventually(lambda: any(waits in line for line in work.flows.lines(training)))
     cluster.add_node(labels="pool=birds")
-    completed(work, run)
+    work.flows.completes(run)
     found = [where for what, where in placed(cluster).items() if what not in others]
     assert {pool for _, pool in found} == {"birds"}
     for kind in (
@@ -113,8 +106,3 @@ def placed(cluster) -> dict[str, tuple[str, str | None]]:
     actors = [(actor["actor_id"], actor["class_name"], actor["node_id"]) for actor in listed("actors")]
     tasks = [(t["task_id"], t["name"], t["node_id"]) for t in listed("tasks") if t["type"] == "NORMAL_TASK"]
     return {i: (name, pools[node]) for i, name, node in actors + tasks if node and name not in NO_WORK}
-
-
-def completed(work, flow_run: str) -> None:
-    ended = work.flows.wait(flow_run, timeout_s=900)
-    assert ended["state_name"] == "Completed", f"{ended['state']}: {work.flows.lines(flow_run)}"

@@ -84,8 +84,7 @@ def test_schedules_start_reconcile_and_a_night_which_the_comparison_shows(work, 
     due = (datetime.now(UTC) + timedelta(seconds=LEAD_S)).replace(second=0)
     deployment = page.schedule("pretrain-then-transfer/nightly", f"{due:%M} {due:%H} * * *")
     check_reconcile(work, page)
-    run = work.flows.wait(started_by_itself(work, deployment)["id"], timeout_s=600)
-    assert run["state_name"] == "Completed", run["state"]
+    run = work.flows.completes(started_by_itself(work, deployment)["id"])
     first = "Not compared: there is neither a champion nor an earlier whole night."
     assert run["state"]["message"].startswith(f"{first} (val/top1 "), run["state"]
     assert first in work.flows.artifacts(run["id"])["verdict"]["data"]
@@ -104,8 +103,7 @@ def check_reconcile(work, page):
     """Reconcile starts by its schedule, too, and completes."""
     page.edit("reconcile/default", paused=False)
     deployment = page.schedule("reconcile/default", "* * * * *")
-    ended = work.flows.wait(started_by_itself(work, deployment)["id"])
-    assert ended["state_name"] == "Completed", ended["state"]
+    work.flows.completes(started_by_itself(work, deployment)["id"])
     page.edit("reconcile/default", paused=True)
 
 

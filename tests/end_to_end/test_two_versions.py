@@ -39,28 +39,23 @@ class Installed:
 
 
 @pytest.fixture
-def old(stack, in_stack, flows) -> Iterator[Installed]:
-    """The version of the stack, which has the deployments again at the end; beside its pool there is one for the new version."""
-    old = Installed(child_environment(stack.env))
-    flows.api.post("/work_pools/", json={"name": POOL, "type": "process"}).raise_for_status()
-    yield old
-    old.call("flows", "deploy", "--pool", "vitline")
-    flows.api.delete(f"/work_pools/{POOL}").raise_for_status()
+def old(stack) -> Installed:
+    """The version of the stack."""
+    return Installed(child_environment(stack.env))
 
 
 @pytest.fixture
-def new(stack, old, tmp_path, monkeypatch) -> Iterator[Installed]:
-    """This code, installed elsewhere under another number, with a Ray of one CPU and a worker."""
+def new(stack, old, flows, tmp_path, monkeypatch) -> Iterator[Installed]:
+    """This code, installed elsewhere under another number, with a Ray of one CPU, a work pool and a worker. At the end the old version has
+    the deployments again."""
     path = str(installed_as(NEW, tmp_path / "new"))
     with contextlib.ExitStack() as services:
         with monkeypatch.context() as patch:
             patch.setenv("PYTHONPATH", path)
             ray = services.enter_context(LocalRay(tmp_path / "logs", num_cpus=1))
-        env = child_environment(stack.env | ray.env | {"PYTHONPATH": path, "PREFECT_WORKER_QUERY_SECONDS": "2"})
-        command = [sys.executable, "-P", "-m", "vitline.flows.on_prefect.worker", "--pool", POOL, "--name", POOL]
-        log = services.enter_context(open(stack.log_dir / "worker-of-new.log", "ab"))
-        worker = services.enter_context(subprocess.Popen(command, env=env, stdout=log, stderr=log))
-        services.callback(worker.terminate)
+        env = child_environment(stack.env | ray.env | {"PYTHONPATH": path})
+        services.enter_context(flows.pool(POOL, env, stack.log_dir / "worker-of-new.log"))
+        services.callback(old.call, "flows", "deploy", "--pool", "vitline")
         yield Installed(env)
 
 
@@ -83,18 +78,13 @@ def test_a_new_version_works_beside_a_training_of_the_old_one(work, old, new):
         said = new.call("flows", "deploy", "--pool", POOL)
         assert re.search(f"pretrain/default: updated: .*work pool vitline -> {POOL}", said), said
         of_new = work.pretrain("of-the-new", 20)
-        finished(work, of_new)
+        work.flows.completes(of_new)
         (job,) = new.jobs.list({"flow_run_id": of_new})
         key_of_new = job.metadata["run_key"]
         work.eventually(lambda: work.mlflow_status(key_of_new) == "FINISHED")
         new.call("ops", "reconcile")
         assert read_state(work.run(key_of_old))["state"] == "running"
-    finished(work, of_old)
+    work.flows.completes(of_old)
     work.eventually(lambda: work.mlflow_status(key_of_old) == "FINISHED")
     ran = [[start["versions"]["vitline"] for start in read_starts(work.run(key))] for key in (key_of_old, key_of_new)]
     assert ran == [[distribution("vitline").version], [NEW]]
-
-
-def finished(work, flow_run: str) -> None:
-    ended = work.flows.wait(flow_run, timeout_s=900)
-    assert ended["state_name"] == "Completed", f"{ended['state']}: {work.flows.lines(flow_run)}"

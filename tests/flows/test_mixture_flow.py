@@ -18,8 +18,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 def test_a_pipeline_prepares_and_mixes_its_corpora(flows, in_stack):
     run = flows.start("pretrain-then-transfer/tiny", **MIXED)
-    ended = flows.wait(run, timeout_s=1100)
-    assert ended["state_name"] == "Completed", ended["state"]
+    flows.completes(run, timeout_s=1100)
     root = open_store(in_stack.root)
     (record,) = [record for record in list_pipelines(in_stack.root) if record.origin.flow_run_id == run]
     assert record.request["mix_with"] == [{"corpus": "digits-5-to-9", "weight": 1.0}]

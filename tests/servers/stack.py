@@ -1,7 +1,10 @@
 """The servers that tests start once, and Prefect's API as its pages use it."""
 
 import contextlib
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,6 +80,25 @@ class FlowRuns:
             assert time.monotonic() < deadline, f"{found['name']} is {found['state_name']}: {self.lines(run)}"
             time.sleep(0.5)
         return found
+
+    def completes(self, run: str, timeout_s: float = 900) -> dict:
+        """The flow run once it has ended. Fails the test unless it has completed."""
+        ended = self.wait(run, timeout_s=timeout_s)
+        assert ended["state_name"] == "Completed", f"{ended['state']}: {self.lines(run)}"
+        return ended
+
+    @contextlib.contextmanager
+    def pool(self, name: str, env: dict[str, str], log: Path) -> Iterator[None]:
+        """Meanwhile there is a work pool, served by a worker whose flows have the environment `env`."""
+        self.api.post("/work_pools/", json={"name": name, "type": "process"}).raise_for_status()
+        command = [sys.executable, "-P", "-m", "vitline.flows.on_prefect.worker", "--pool", name, "--name", name]
+        env = env | {"PREFECT_WORKER_QUERY_SECONDS": "2"}
+        with open(log, "wb") as output, subprocess.Popen(command, env=env, stdout=output, stderr=output) as worker:
+            try:
+                yield
+            finally:
+                worker.terminate()
+        self.api.delete(f"/work_pools/{name}").raise_for_status()
 
     def cancel(self, run: str) -> None:
         state = {"type": "CANCELLING", "name": "Cancelling"}

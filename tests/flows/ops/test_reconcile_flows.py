@@ -205,5 +205,5 @@ def end_without_part(servers, flow_run):
 
 def test_reconcile_and_collect_garbage_run_as_deployments(servers):
     for name in ("reconcile", "collect-garbage"):
-        assert servers.flows.wait(servers.flows.start(f"{name}/default"))["state_name"] == "Completed"
+        servers.flows.completes(servers.flows.start(f"{name}/default"))
     assert servers.root.list("flow-runs/") == []

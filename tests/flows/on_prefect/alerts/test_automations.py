@@ -100,7 +100,7 @@ def test_alerts_are_created_once_fire_once_and_belong_to_their_owner(prefect, fl
     assert flows.wait(failed)["state_name"] == "Failed"
     for _ in range(2):
         run = flows.start("reconcile/default", min_free_gb=1e6)
-        assert flows.wait(run)["state_name"] == "Completed", flows.lines(run)
+        flows.completes(run)
     (text,) = eventually(lambda: sent.get(FAILED))
     assert "evaluate" in text
     assert "no-such-model" in text
