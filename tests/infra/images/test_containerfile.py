@@ -37,6 +37,7 @@ def test_targets_run_as_a_number_and_hold_only_what_was_copied_from_the_builder(
     assert above == f"runtime AS {target}"
     assert {name for name, _ in stages()[target]} == {"FROM", "LABEL", "COPY"}, "nothing runs, and nobody becomes root"
     assert words_of("runtime", "USER") == ["10001:10001"]
+    assert words_of("runtime", "WORKDIR") == ["/tmp"], "flow runs work in the folder where they start"
     copied = [re.fullmatch(r"--from=(\S+) (/.*)", words) for words in words_of(target, "COPY")]
     assert all(found and found[1] in stages() for found in copied), "each from a stage, nothing from the checkout"
 
