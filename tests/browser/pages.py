@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import ssl
 import time
 from pathlib import Path
 from typing import Any
@@ -24,15 +25,19 @@ def chromium(playwright: Playwright) -> Browser:
 
 
 class Prefect:
-    """The pages of a Prefect server in one browser window; waiting and reading state use its API."""
+    """The pages of a Prefect server in one browser window; waiting and reading state use its API. With `authority` only the API's client
+    checks the server's certificate."""
 
-    def __init__(self, browser: Browser, url: str, login: Path, pictures: Path):
+    def __init__(self, browser: Browser, url: str, login: Path, pictures: Path, authority: Path | None = None):
         self.url, self.pictures = url, pictures
         self.refusal = ""  # the last error that the page showed for a form
-        self.page: Page = browser.new_page(viewport={"width": 1400, "height": 1100})
+        self.page: Page = browser.new_page(
+            viewport={"width": 1400, "height": 1100}, ignore_https_errors=authority is not None
+        )
         self.page.set_default_timeout(20_000)
         text = login.read_text().strip()
-        self.api = httpx.Client(base_url=f"{url}/api", auth=tuple(text.split(":")), timeout=60)
+        trusted = ssl.create_default_context(cafile=authority)
+        self.api = httpx.Client(base_url=f"{url}/api", auth=tuple(text.split(":")), timeout=60, verify=trusted)
         self._log_in(text)
 
     # Pages.
@@ -60,6 +65,10 @@ class Prefect:
 
     def fill(self, title: str, value: Any) -> None:
         if isinstance(value, list):
+            rows = self.field(title).locator(".schema-form-property-array-item")
+            for extra in range(rows.count() - 1, len(value) - 1, -1):
+                rows.nth(extra).locator("button").first.click()
+                rows.nth(extra).wait_for(state="detached")
             for box, text in zip(self.field(title).locator("textarea").all(), value, strict=True):
                 box.fill(text)
         elif isinstance(value, dict):

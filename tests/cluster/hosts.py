@@ -24,14 +24,14 @@ from ..infra.plain_processes import FOREIGN
 from .delay import delayed
 
 NETWORK = "10.79.0"
-PROGRAMS = ("ip", "nsenter", "unshare", "hostname")
+PROGRAMS = ("ip", "nsenter", "unshare", "hostname", "mount")
 SPACES = Path("/run/netns")
-_OURS = re.compile(r"vlc-(\d+)-\w+-\w+")
-_ENTER = 'hostname "$0" && exec "$@"'
+_OURS = re.compile(r"vlc-(\d+)-[\w-]+")
+_ENTER = 'hostname "$1" && mount --bind "$2" /etc/hosts && shift 2 && exec "$@"'
 _PERIOD_S, _ENDED_S = 1.0, 60.0
 
 
-def why_not_here(programs: Sequence[str] = PROGRAMS, packages: str = "iproute2, util-linux and hostname") -> str:
+def why_not_here(programs: Sequence[str] = PROGRAMS, packages: str = "iproute2, mount, util-linux and hostname") -> str:
     """Why no hosts with these programs can be made here; empty if they can."""
     if missing := [program for program in programs if shutil.which(program, path=_path()) is None]:
         return f"needs {', '.join(missing)}: the packages {packages} of Debian"
@@ -39,15 +39,17 @@ def why_not_here(programs: Sequence[str] = PROGRAMS, packages: str = "iproute2, 
 
 
 class Hosts:
-    """Context manager: so many hosts, `h0`, `h1` and so on, without servers. `folder` holds a folder for each."""
+    """Context manager: hosts with these names, by which they know each other, without servers. `folder` holds a folder for each."""
 
-    def __init__(self, folder: Path, number: int) -> None:
-        self.folder, self.names = folder, [f"h{host}" for host in range(number)]
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        self.folder, self.names = folder, list(names)
         self._prefix = f"vlc-{os.getpid()}-{secrets.token_hex(2)}"
         self._open, self._children = contextlib.ExitStack(), list["subprocess.Popen[bytes]"]()
 
     def __enter__(self) -> "Hosts":
         remove_leftovers()
+        known = [("127.0.0.1", "localhost"), *((self.address(host), host) for host in self.names)]
+        (self.folder / "names").write_text("".join(f"{address} {name}\n" for address, name in known))
         with contextlib.ExitStack() as stack:
             switch = self._add_space(stack, "switch")
             _ip("-n", switch, "link", "add", "br0", "type", "bridge")
@@ -78,8 +80,8 @@ class Hosts:
 
     def entered(self, host: str, command: Sequence[str]) -> list[str]:
         """The command that runs `command` on a host."""
-        enter = ["nsenter", f"--net={SPACES / self._space(host)}", "unshare", "--uts"]
-        return [*enter, "sh", "-c", _ENTER, host, *command]
+        enter = ["nsenter", f"--net={SPACES / self._space(host)}", "unshare", "--uts", "--mount"]
+        return [*enter, "sh", "-c", _ENTER, "enter", host, str(self.folder / "names"), *command]
 
     def start(
         self, host: str, command: Sequence[str], log: Path, variables: Mapping[str, str]

@@ -124,7 +124,7 @@ class RayHosts:
 def ray_hosts(number: int) -> Iterator[RayHosts]:
     """So many hosts, until the context ends. The first one works; the others wait for `join`."""
     with temporary_folder() as folder:
-        hosts = Hosts(folder, number)
+        hosts = Hosts(folder, [f"h{host}" for host in range(number)])
         cluster = RayHosts(hosts)
         try:
             with hosts:

@@ -25,7 +25,7 @@ while True:
 KILLED = """
 import os, sys, pathlib
 from tests.cluster.hosts import Hosts
-with Hosts(pathlib.Path(sys.argv[1]), 1) as hosts:
+with Hosts(pathlib.Path(sys.argv[1]), ["h0"]) as hosts:
     hosts.start("h0", ["sleep", "1000"], pathlib.Path(os.devnull), {})
     os._exit(0)
 """
@@ -39,7 +39,7 @@ pytestmark = [
 @pytest.fixture
 def hosts(tmp_path):
     """Two hosts; on `h1` a server tells the name of its host."""
-    with Hosts(tmp_path, 2) as hosts:
+    with Hosts(tmp_path, ["h0", "h1"]) as hosts:
         hosts.start("h1", [sys.executable, "-c", SERVER], tmp_path / "log", {"ADDRESS": hosts.address("h1")})
         assert answer(hosts, to="h0") == "h1"
         yield hosts

@@ -5,9 +5,10 @@ import pytest
 
 @pytest.fixture(scope="session")
 def images(tmp_path_factory):
-    from ..servers.images import Images, require_programs
+    from ..servers.images import Images, why_not_here
 
-    require_programs()
+    if why := why_not_here():
+        pytest.skip(why)
     made = Images(tmp_path_factory.mktemp("images"))
     yield made
     made.delete()

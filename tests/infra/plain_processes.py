@@ -1,11 +1,12 @@
-"""A container as a plain process: its command, environment and health checks, on ports and folders of a test."""
+"""A container as a plain process, or as one of its image: its command, environment and health checks, on ports and folders of a test."""
 
 import contextlib
+import os
 import re
 import subprocess
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 
 from vitline.infra.children import child_environment, end_children
 from vitline.infra.local.processes import tail
+
+from ..servers.images import Images
 
 FOREIGN = ("AWS_", "MLFLOW_", "PREFECT_", "RAY_", "VITLINE_")
 """Beginnings of the variables that would connect a process to other servers."""
@@ -30,11 +33,26 @@ RAY_START = ("-P", "-c", "from vitline.infra.local.ray_node import ray_start; ra
 
 
 class PlainProcess(ABC):
-    """`title` names it in failures. `here`: texts of its file, such as addresses, ports and folders, to those of this machine.
-    `popen`: further options of `subprocess.Popen`."""
+    """`title` names it in failures. `here`: texts of its file, such as addresses and ports, to those of this machine. `folder` has what is
+    mounted at its `places`. With `images` it is a process of its `image`, by the `user` of this number, unless that image is not one of
+    infra/images; there it starts in `working`, by default that of the image."""
 
-    def __init__(self, title: str, here: Mapping[str, str], **popen: Any) -> None:
-        self.title, self._here, self._popen = title, here, popen
+    def __init__(
+        self,
+        title: str,
+        here: Mapping[str, str],
+        folder: Path,
+        places: Iterable[str],
+        image: str,
+        images: Images | None,
+        user: int,
+        working: str | None,
+    ) -> None:
+        ours = re.search(r"(?:^|/)vitline-(prep|train|flows):", image)
+        self.in_image = bool(ours and images)
+        self._target, self._images, self._user, self._working = ours and ours[1], images, user, working
+        self.title, self.folder, self._mounts = title, folder, {place: folder / place[1:] for place in places}
+        self._here = {**here, **{place: self.place(place) for place in places}}
 
     @abstractmethod
     def variables(self) -> dict[str, str]:
@@ -59,9 +77,22 @@ class PlainProcess(ABC):
         """Its variables and `more`, without those of the test's own environment that it would not see in a container."""
         return child_environment(self.variables() | more, (), FOREIGN)
 
+    def place(self, path: str) -> str:
+        """Where it finds a file of its mounts."""
+        return path if self.in_image else f"{self.folder}{path}"
+
+    def entered(self, command: list[str], **more: str) -> list[str]:
+        """The words that run a command where it runs."""
+        if self._target is None or self._images is None:
+            return command
+        self._images.build(self._target)
+        variables = self.variables() | more
+        return self._images.entered(self._target, command, self._mounts, variables, self._user, self._working)
+
     def started(self, command: list[str], **more: str) -> dict[str, Any]:
         """The arguments of `subprocess.Popen` that start a command with its environment."""
-        return {"args": command, "env": self.environment(**more), **self._popen}
+        env = dict(os.environ) if self.in_image else self.environment(**more)
+        return {"args": self.entered(command, **more), "env": env, "cwd": self.folder}
 
     def result(self, command: list[str] | None = None, **more: str) -> "subprocess.CompletedProcess[str]":
         """Runs it, or another command in its place, to the end."""
@@ -78,7 +109,7 @@ class PlainProcess(ABC):
     def running(self, log: Path, command: list[str] | None = None, **more: str) -> Iterator["subprocess.Popen[bytes]"]:
         """Runs it as a service, once its first health check succeeds, until the context ends; then asks all its checks again."""
         with open(log, "wb") as output:
-            started = {"cwd": log.parent, **self.started(command or self.command(**more), **more)}
+            started = self.started(command or self.command(**more), **more)
             process: subprocess.Popen[bytes] = subprocess.Popen(**started, stdout=output, stderr=output)
 
         def wait_for(probe: Mapping[str, Any], what: str) -> None:

@@ -27,18 +27,21 @@ PROGRAMS = ("buildah", "debootstrap", "unshare", "setpriv", "ip")
 # Debian's Python is no part of its smallest system, as it is of the image that the Containerfile names.
 _BASE_PACKAGES = "ca-certificates,python3,python3-venv"
 _BUILD_PACKAGES = "gcc python3-dev libjpeg62-turbo-dev"
-# In a mount namespace of its own: a read-only root, /dev/shm and the given folders to write to (where nothing can be executed), a user
-# without a name, no capability and no way to get one.
+# In a mount namespace of its own: a read-only root, the names that this machine knows, /dev/shm and the given folders to write to (where
+# nothing can be executed), a user without a name, no capability and no way to get one.
 ENTER = """
 set -e
 root=$1 user=$2 folders=$3; shift 3
 mount --bind "$root" "$root"
+touch "$root/etc/hosts"
 for each in $folders; do mkdir -p "$root${each#*=}"; done
 mount -o remount,bind,ro "$root"
+mount --bind /etc/hosts "$root/etc/hosts"
 mount -t proc proc "$root/proc"
 mount --rbind /dev "$root/dev"
 mount -t tmpfs -o mode=1777,noexec,nosuid,nodev shm "$root/dev/shm"
 for each in $folders; do
+  mkdir -p "$root${each#*=}"
   mount --bind "${each%%=*}" "$root${each#*=}"
   mount -o remount,bind,noexec,nosuid,nodev "$root${each#*=}"
 done
@@ -59,20 +62,20 @@ ALONE = (
 )
 
 
-def require_programs() -> None:
-    """Skips where images cannot be built."""
+def why_not_here() -> str:
+    """Why images cannot be built here; empty if they can."""
     if (sys.platform, platform.machine(), os.getuid()) != ("linux", "x86_64", 0):
-        pytest.skip("images are built by root on Linux x86-64")
-    if missing := [name for name in PROGRAMS if shutil.which(name) is None]:
-        pytest.skip(f"{', '.join(missing)} missing; Debian: apt-get install buildah debootstrap iproute2")
+        return "images are built by root on Linux x86-64"
+    missing = [name for name in PROGRAMS if shutil.which(name) is None]
+    return f"{', '.join(missing)} missing; Debian: apt-get install buildah debootstrap iproute2" if missing else ""
 
 
 class Images:
     """A storage of images in `folder`; nothing outside of it changes, and its deletion deletes them."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._roots, self._variables = folder, dict[str, str](), dict[str, list[str]]()
-        self._built = set[str]()
+        self._folder, self._built = folder, set[str]()
+        self._roots, self._configs = dict[str, str](), dict[str, dict]()
         folder.mkdir(parents=True, exist_ok=True)
 
     def build(self, target: str) -> None:
@@ -106,17 +109,18 @@ class Images:
         folders: Mapping[str, Path],
         variables: Mapping[str, str] = MappingProxyType({}),
         user: int = USER,
-        working: str = "/",
+        working: str | None = None,
     ) -> list[str]:
         """The command that runs `command` as a process of the image, on the network of this machine; `folders` by their place in it,
-        `working` the one where it starts."""
+        `working` the one where it starts, by default that of the image."""
         if target not in self._roots:
             self._roots[target] = self._buildah("mount", self._buildah("from", target))
-            self._variables[target] = self.config(target)["Env"]
+            self._configs[target] = self.config(target)
+        config = self._configs[target]
         mounts = " ".join(f"{folder}={place}" for place, folder in folders.items())
         enter = ["unshare", "--mount", "--ipc", "sh", "-c", ENTER, "enter", self._roots[target], str(user), mounts]
         given = [f"{name}={value}" for name, value in variables.items()]
-        return [*enter, "env", f"--chdir={working}", "-i", *self._variables[target], *given, *command]
+        return [*enter, "env", f"--chdir={working or config['WorkingDir']}", "-i", *config["Env"], *given, *command]
 
     def delete(self) -> None:
         """Removes all images, and the folder."""

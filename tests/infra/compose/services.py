@@ -1,6 +1,5 @@
-"""The services of infra/compose/compose.yaml, as Compose reads the file and as plain processes."""
+"""The services of infra/compose/compose.yaml, as Compose reads the file, each on a host of this machine."""
 
-import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -10,13 +9,13 @@ from typing import Any
 
 import yaml
 
+from ...cluster.hosts import Hosts
+from ...servers.images import Images
 from ..plain_processes import PlainProcess
 
 FOLDER = Path(__file__).parents[3] / "infra" / "compose"
-_FOLDERS = (
-    "/docker-entrypoint-initdb.d", "/etc/vitline", "/run/secrets", "/store", "/tmp", "/var/lib/postgresql/data", "/var/run/postgresql",
-)  # fmt: skip
-"""What containers have of their own, as files, secrets, volumes and tmpfs."""
+_OF_IMAGES = {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "vitline", "VITLINE_HOME": "/tmp/vitline"}
+"""Variables that images set."""
 
 
 def read(settings: Mapping[str, str]) -> dict[str, Any]:
@@ -41,43 +40,58 @@ def _filled(value: Any, settings: Mapping[str, str]) -> Any:
 
 
 class Service(PlainProcess):
-    """A service whose folders are below `root`, with what compose.yaml mounts into them: secrets, and files with the texts of this machine.
+    """A service on the host of its name, which makes the folder of what compose.yaml mounts; all else as in PlainProcess.
 
-    `here`: other texts of the file to those of this machine. `image`: variables that its image sets. `more_words`: what its command gets
-    besides, such as ports that a container has for itself. `programs`: words of its command to those that stand for them. `as_nobody`:
-    not as root, if the test runs as root.
+    `secrets`: the folder of their files. `more_words`: what its command gets besides. `programs`: words of its command to those that stand
+    for them. `as_nobody`: not as root where it is a plain process.
     """
 
     def __init__(
         self,
         composed: Mapping[str, Any],
         name: str,
-        root: Path,
+        hosts: Hosts,
         secrets: Path,
         here: Mapping[str, str],
-        image: Mapping[str, str],
+        images: Images | None,
         more_words: Sequence[str] = (),
         programs: Mapping[str, Sequence[str]] = MappingProxyType({}),
         as_nobody: bool = False,
     ) -> None:
         self.spec: Mapping[str, Any] = composed["services"][name]
-        self._image, self._more_words, self._programs = image, more_words, programs
-        user = {"user": "nobody", "group": "nogroup", "extra_groups": []} if as_nobody and os.geteuid() == 0 else {}
-        super().__init__(name, {each: f"{root}{each}" for each in _FOLDERS} | dict(here), cwd=root, **user)
-        for folder in _FOLDERS:
-            (root / folder[1:]).mkdir(parents=True)
+        self._hosts, self._more_words, self._programs, self._as_nobody = hosts, more_words, programs, as_nobody
+        user, working = int(self.spec["user"].partition(":")[0]), self.spec.get("working_dir")
+        folder, image = hosts.folder / name, self.spec["image"]
+        super().__init__(name, here, folder, self._places(), image, images, user, working)
+        for mounted in self._mounts.values():
+            mounted.mkdir(parents=True)
+            mounted.chmod(0o777)
         for secret in self.spec.get("secrets", []):
-            file = Path(composed["secrets"][secret]["file"]).name
-            shutil.copy(secrets / file, root / "run/secrets" / secret)
-        for source, target in (volume.split(":")[:2] for volume in self.spec.get("volumes", []) if ":" in volume):
-            if source.startswith("./"):
-                Path(self.mapped(target)).write_text(self.mapped((FOLDER / source).read_text()))
-        if user:
-            for path in (root, *root.rglob("*")):
+            shutil.copy(secrets / Path(composed["secrets"][secret]["file"]).name, folder / "run/secrets" / secret)
+        for source, target in self._files():
+            (folder / target[1:]).write_text(self.mapped((FOLDER / source).read_text()))
+        if as_nobody:
+            for path in (folder, *folder.rglob("*")):
                 shutil.chown(path, "nobody", "nogroup")
 
+    def _files(self) -> list[list[str]]:
+        """The files beside compose.yaml that it mounts, and where."""
+        return [volume.split(":")[:2] for volume in self.spec.get("volumes", []) if volume.startswith("./")]
+
+    def _places(self) -> set[str]:
+        """The folders of files, secrets, volumes and tmpfs."""
+        found = {str(Path(target).parent) for _, target in self._files()}
+        found |= {volume.split(":")[-1] for volume in self.spec.get("volumes", []) if not volume.startswith("./")}
+        found |= {mount.split(":")[0] for mount in self.spec.get("tmpfs", [])}
+        return found | ({"/run/secrets"} if self.spec.get("secrets") else set())
+
     def variables(self) -> dict[str, str]:
-        return {name: self.mapped(value) for name, value in {**self._image, **self.spec.get("environment", {})}.items()}
+        given = {**({} if self.in_image else _OF_IMAGES), **self.spec.get("environment", {})}
+        return {name: self.mapped(value) for name, value in given.items()}
+
+    def entered(self, command: list[str], **more: str) -> list[str]:
+        nobody = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"] if self._as_nobody else []
+        return self._hosts.entered(self.title, [*nobody, *super().entered(command, **more)])
 
     def command(self, **more: str) -> list[str]:
         return [*self.one_off(*self.spec["command"]), *self._more_words]

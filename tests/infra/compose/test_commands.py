@@ -1,12 +1,13 @@
-"""What compose.yaml starts does start: each service's entry point, command and environment as a plain process on 127.0.0.1, in the order of
-its dependencies, until its own health check succeeds. Then flow runs of two teams go through the proxy.
+"""What compose.yaml starts does start: each service's entry point, command and environment on a host of its own, in the order of its
+dependencies, until its own health check succeeds. Then flow runs of two teams go through the proxy: one is submitted on Prefect's page,
+those of the second team run by a worker on a further host.
 
-Nothing runs in a container: images, read-only file systems, capabilities, networks and limits are not part of this.
+What runs in vitline's images is a process of them, with a read-only root, its mounts and no capability, where this machine can build them;
+else, and for the images of others, it is a plain process. Limits are not part of this, nor which service is in which network.
 """
 
 import base64
 import contextlib
-import ctypes
 import graphlib
 import io
 import json
@@ -23,19 +24,27 @@ import boto3
 import numpy as np
 import pytest
 from PIL import Image
+from playwright.sync_api import sync_playwright
 
 from vitline.infra.children import child_environment, end_children
 from vitline.infra.local.processes import free_ports, temporary_folder
+from vitline.infra.local.stack_config import GRPC_PORT_OFFSET
 
+from ...browser.pages import Prefect, chromium
+from ...cluster.hosts import Hosts
+from ...cluster.hosts import why_not_here as why_no_hosts
 from ...eventually import eventually
+from ...servers.images import why_not_here as why_no_images
 from ...servers.stack import TINY
-from ..plain_processes import RAY_PATIENCE, RAY_START
+from ..plain_processes import FOREIGN, RAY_PATIENCE, RAY_START
 from .services import FOLDER, Service, read
 
-pytestmark = [pytest.mark.servers, pytest.mark.long, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.servers, pytest.mark.long, pytest.mark.timeout(7200)]  # images are built
 PUBLISHED = ("4200", "5000", "8265", "8333")
-CLONE_NEWNET = 0x40000000
+PEOPLE, BIRDS = "people", "birds"
+"""Hosts beside those of the services: of people, and of the second team's worker."""
 EXPERIMENTS = "/api/2.0/mlflow/experiments/search"
+PICTURES = ("--set", "source=s3://vitline/pictures", "--set", "name=pictures")
 DEPLOYMENTS = """
 project: birds
 defaults: {pool: birds}
@@ -46,37 +55,28 @@ deployments:
     schedules: [{cron: "0 2 * * *", active: false}]
     request: REQUEST
 """
-GRPC = 10_000
-"""SeaweedFS adds it to a port for the second port of a part."""
 
 
-def missing_programs():
-    programs = ("ip", "nginx", "postgres", "initdb", "psql", "pg_isready", "weed", "openssl", "curl", "wget")
+def why_not_here():
+    programs = ("nginx", "postgres", "initdb", "psql", "pg_isready", "weed", "openssl", "curl", "wget", "chromium")
     beside = str(Path(sys.executable).parent)
-    return [name for name in programs if not (shutil.which(name) or shutil.which(name, path=beside))]
+    missing = [name for name in programs if not (shutil.which(name) or shutil.which(name, path=beside))]
+    return why_no_hosts() or (f"{', '.join(missing)} not installed, which the images have" if missing else "")
 
 
 @pytest.fixture(scope="module")
-def own_network():
-    """Puts this thread and its children into a network that has only 127.0.0.1: elsewhere nodes of Ray listen on all addresses."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    with open("/proc/thread-self/ns/net") as before:
-        if libc.unshare(CLONE_NEWNET) != 0:
-            pytest.skip("only root may make a network")
-        try:
-            subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-            yield
-        finally:
-            assert libc.setns(before.fileno(), CLONE_NEWNET) == 0
-
-
-@pytest.fixture(scope="module")
-def machine(tmp_path_factory, own_network):
-    """All services run, started in the order of their dependencies."""
-    if missing := missing_programs():
-        pytest.skip(f"{', '.join(missing)} not installed, which the images have")
-    with temporary_folder() as short, contextlib.ExitStack() as stack:
-        machine = Machine(tmp_path_factory.mktemp("logs"), short)
+def machine(request, tmp_path_factory):
+    """All services run, started in the order of their dependencies; this process is on the host of people."""
+    if why := why_not_here():
+        pytest.skip(why)
+    images = None if why_no_images() else request.getfixturevalue("images")
+    composed = read({"VITLINE_HOST": ""})
+    with temporary_folder() as folder, contextlib.ExitStack() as stack:
+        folder.chmod(0o711)  # PostgreSQL and nginx do not run as root
+        hosts = stack.enter_context(Hosts(folder, [*composed["services"], PEOPLE, BIRDS]))
+        stack.enter_context(hosts.inside(PEOPLE))
+        machine = Machine(tmp_path_factory.mktemp("logs"), hosts, images)
+        stack.callback(machine.remove_sockets)
         services = machine.composed["services"]
         order = graphlib.TopologicalSorter({name: of.get("depends_on", {}) for name, of in services.items()})
         machine.started = {name: stack.enter_context(running(machine, name)) for name in order.static_order()}
@@ -84,107 +84,98 @@ def machine(tmp_path_factory, own_network):
 
 
 class Machine:
-    """compose.yaml with what stands on this machine for what it names."""
+    """compose.yaml on `hosts`."""
 
-    def __init__(self, logs, short):
-        self.logs, self.short = logs, short
-        short.chmod(0o711)  # PostgreSQL and nginx do not run as root
-        shutil.copy(FOLDER / "make-secrets.sh", short)
-        subprocess.run(["sh", short / "make-secrets.sh", "localhost"], check=True, capture_output=True)
-        settings = dict(line.split("=", 1) for line in (short / ".env").read_text().splitlines())
-        self.composed = read(settings)
-
-        inside = dict(zip(PUBLISHED, [*free_ports(3), *free_ports(1, GRPC)], strict=True))
-        self.published = dict(zip(PUBLISHED, free_ports(4), strict=True))
-        postgres, gcs, *agents, health, metrics = free_ports(12)
-        hosts = {"prefect:4200": inside["4200"], "mlflow:5000": inside["5000"], "ray-head:8265": inside["8265"]}
-        hosts |= {"s3:8333": inside["8333"], "postgres:5432": postgres, "ray-head:6379": gcs}
-        common = {host: f"127.0.0.1:{port}" for host, port in hosts.items()}
-        common |= {f"localhost:{port}": f"localhost:{at}" for port, at in self.published.items()}
-        common |= {port: str(at) for port, at in inside.items()}
-        common |= {"5432": str(postgres), "6379": str(gcs), "0.0.0.0": "127.0.0.1"}
-        common |= {"500000000": "100000000", "4000000000": "100000000"}  # bytes of Ray's objects
-        head, worker = agents[:4], agents[4:]
-        self.here = {
-            "ray-head": {"52365": str(head[0]), "8080": str(head[1])},
-            "ray-worker": {"52365": str(worker[0]), "8080": str(worker[1])},
-            "prefect-worker": {"8080": str(health)},
-            "metrics": {"9464": str(metrics)},
-            "proxy": {f"listen {port}": f"listen 127.0.0.1:{at}" for port, at in self.published.items()},
-        }
-        self.here = {name: common | self.here.get(name, {}) for name in self.composed["services"]}
-        database = short / "postgres/var"
-        self.more_words = {
-            "postgres": f"-D {database}/lib/postgresql/data -k {database}/run/postgresql -h 127.0.0.1 -p {postgres}".split(),
-            "s3": seaweed_ports(),
-            "ray-head": [*ray_ports(head), f"--ray-client-server-port={free_ports(1)[0]}", f"--temp-dir={short}/h"],
-            "ray-worker": [*ray_ports(worker), f"--temp-dir={short}/w"],
-        }
+    def __init__(self, logs, hosts, images):
+        self.logs, self.hosts, self.images, self.secrets = logs, hosts, images, hosts.folder / "secrets"
+        self.host = hosts.address("proxy")
+        shutil.copy(FOLDER / "make-secrets.sh", hosts.folder)
+        subprocess.run(["sh", hosts.folder / "make-secrets.sh", self.host], check=True, capture_output=True)
+        settings = (hosts.folder / ".env").read_text().splitlines()
+        self.composed = read(dict(line.split("=", 1) for line in settings))
+        # SeaweedFS names sockets in the /tmp of this machine after these.
+        names = ("s3", "master", "volume", "filer", "admin")
+        self.store_ports = dict(zip(names, free_ports(len(names), GRPC_PORT_OFFSET), strict=True))
 
     def service(self, name):
-        image = {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "vitline", "VITLINE_HOME": "/tmp/vitline"}
-        if name.startswith("ray-"):
-            image |= RAY_PATIENCE
+        store = str(self.store_ports["s3"])
+        here, more_words, programs = {"s3:8333": f"s3:{store}"}, [], {}
+        if name == "s3":
+            here = {"8333": store}
+            more_words = [f"-{part}.port={port}" for part, port in self.store_ports.items() if part != "s3"]
+        elif name == "postgres":  # as the entry point of its image sets it
+            folder = self.hosts.folder / name / "var"
+            more_words = ["-h", "0.0.0.0", "-D", f"{folder}/lib/postgresql/data", "-k", f"{folder}/run/postgresql"]
+        elif name == "proxy":  # there is no DNS on the hosts
+            servers = {"prefect": "4200", "mlflow": "5000", "ray-head": "8265"}
+            here = {f"{name}:{port}": f"{self.hosts.address(name)}:{port}" for name, port in servers.items()}
+            here["s3:8333"] = f"{self.hosts.address('s3')}:{store}"
+        elif name.startswith("ray-"):
+            here |= {"500000000": "100000000", "4000000000": "100000000"}  # bytes of Ray's objects
+            more_words = [f"--node-ip-address={self.hosts.address(name)}"]
+            if not self.images:
+                more_words += [f"--temp-dir={self.hosts.folder}/{name[4]}"]  # short, for its sockets
+            programs = {"ray": ["python" if self.images else sys.executable, *RAY_START]}
         return Service(
             self.composed,
             name,
-            self.short / name,
-            self.short / "secrets",
-            self.here[name],
-            image,
-            self.more_words.get(name, ()),
-            {"ray": [sys.executable, *RAY_START]},
+            self.hosts,
+            self.secrets,
+            here,
+            self.images,
+            more_words,
+            programs,
             as_nobody=name in ("postgres", "proxy"),
         )
 
+    def remove_sockets(self):
+        """Those that SeaweedFS leaves."""
+        for port in self.store_ports.values():
+            for number in (port, port + GRPC_PORT_OFFSET):
+                for path in Path("/tmp").glob(f"seaweedfs-*-{number}.sock"):
+                    path.unlink()
+
     def secret(self, name):
-        return (self.short / "secrets" / f"{name}.txt").read_text().strip()
+        return (self.secrets / f"{name}.txt").read_text().strip()
 
     def ask(self, port, path, body=None, authorization=None, method=None):
         """A request through the proxy, whose certificate only the private authority vouches for."""
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"https://localhost:{self.published[port]}{path}", data, method=method)
+        request = urllib.request.Request(f"https://{self.host}:{port}{path}", data, method=method)
         request.add_header("Content-Type", "application/json")
         if authorization:
             request.add_header("Authorization", authorization)
-        trusted = ssl.create_default_context(cafile=self.short / "secrets/authority.crt")
+        trusted = ssl.create_default_context(cafile=self.secrets / "authority.crt")
         with urllib.request.urlopen(request, timeout=60, context=trusted) as reply:
             return json.loads(reply.read() or "null")
 
     def from_outside(self, **more):
-        """The environment of somebody who works through the proxy, as README.md says, with `more` variables."""
-        authority = str(self.short / "secrets/authority.crt")
-        url = {name: f"https://localhost:{port}" for name, port in self.published.items()}
+        """The variables of somebody who works through the proxy, as README.md says, and `more`."""
+        url = {port: f"https://{self.host}:{port}" for port in PUBLISHED}
         mine = {"PREFECT_API_URL": f"{url['4200']}/api", "PREFECT_API_AUTH_STRING": self.secret("prefect_login")}
         mine |= {"VITLINE_ROOT": "s3://vitline/vitline", "AWS_ENDPOINT_URL": url["8333"], "AWS_REGION": "us-east-1"}
         mine |= {"AWS_ACCESS_KEY_ID": "vitline", "AWS_SECRET_ACCESS_KEY": self.secret("store_secret_key")}
-        home = self.short / "outside"
-        home.mkdir(exist_ok=True)
-        mine |= {"VITLINE_CA": authority, "VITLINE_HOME": str(home)}
-        return child_environment(mine | more, (), ("AWS_", "MLFLOW_", "PREFECT_", "RAY_", "VITLINE_"))
+        authority = shutil.copy(self.secrets / "authority.crt", self.hosts.folder / PEOPLE)
+        return mine | {"VITLINE_CA": authority} | more
 
     def as_team(self, project):
-        """That of a second team, with a root and a project of its own, whose worker runs on another machine."""
-        mlflow, ray = (f"https://localhost:{self.published[port]}" for port in ("5000", "8265"))
-        home = self.short / project
-        home.mkdir()
+        """Those of a second team, with a root and a project of its own, whose worker runs on another machine."""
         return self.from_outside(
             VITLINE_PROJECT=project,
             VITLINE_ROOT=f"s3://vitline/{project}",
-            VITLINE_HOME=str(home),
-            PREFECT_HOME=str(home / "prefect"),
-            MLFLOW_TRACKING_URI=mlflow,
+            MLFLOW_TRACKING_URI=f"https://{self.host}:5000",
             MLFLOW_TRACKING_USERNAME="admin",
             MLFLOW_TRACKING_PASSWORD=self.secret("mlflow_password"),
-            RAY_ADDRESS=ray,
+            RAY_ADDRESS=f"https://{self.host}:8265",
             RAY_AUTH_TOKEN=self.secret("ray_token"),
         )
 
-    def command(self, environment, *words):
+    def command(self, team, *words):
         """What a command prints. Fails the test where it fails."""
-        done = subprocess.run(
-            words, env=environment, cwd=environment["VITLINE_HOME"], capture_output=True, text=True, timeout=1500
-        )
+        home = self.hosts.folder / PEOPLE / team.get("VITLINE_PROJECT", "vitline")
+        home.mkdir(exist_ok=True)
+        env = child_environment(team | {"VITLINE_HOME": str(home), "PREFECT_HOME": f"{home}/prefect"}, (), FOREIGN)
+        done = subprocess.run(words, env=env, cwd=home, capture_output=True, text=True, timeout=1500)
         assert done.returncode == 0, f"{words}: {done.stdout[-4000:]} {done.stderr[-4000:]}"
         return done.stdout + done.stderr
 
@@ -193,23 +184,6 @@ class Machine:
         login = basic(f"admin:{self.secret('mlflow_password')}")
         found = self.ask("5000", EXPERIMENTS, {"max_results": 100}, login)["experiments"]
         return {each["name"] for each in found}
-
-
-def ray_ports(ports):
-    """Those that compose.yaml leaves to Ray."""
-    _, _, grpc, runtime_env = ports
-    return [
-        "--node-ip-address=127.0.0.1",
-        "--min-worker-port=0",
-        "--max-worker-port=0",
-        f"--dashboard-agent-grpc-port={grpc}",
-        f"--runtime-env-agent-port={runtime_env}",
-    ]
-
-
-def seaweed_ports():
-    names = ("master", "volume", "filer", "admin")
-    return [f"-{name}.port={port}" for name, port in zip(names, free_ports(len(names), GRPC), strict=True)]
 
 
 @contextlib.contextmanager
@@ -226,10 +200,12 @@ def running(machine, name):
         first = ["initdb", "--pgdata", service.mapped("/var/lib/postgresql/data"), "--username", known["POSTGRES_USER"]]
         first += ["--pwfile", known["POSTGRES_PASSWORD_FILE"], "--auth-local=trust", "--auth-host=scram-sha-256"]
         service.run(first)
-    with service.running(machine.logs / f"{name}.log"):
+        with open(service.place("/var/lib/postgresql/data/pg_hba.conf"), "a") as access:
+            access.write("host all all all scram-sha-256\n")
+    with service.running(machine.logs / f"{name}.log", **(RAY_PATIENCE if name.startswith("ray-") else {})):
         if name == "postgres":
             psql = ["psql", "-v", "ON_ERROR_STOP=1", "-U", known["POSTGRES_USER"], "-d", "postgres"]
-            psql += ["-h", service.mapped("/var/run/postgresql"), "-p", service.mapped("5432")]
+            psql += ["-h", service.mapped("/var/run/postgresql")]
             service.run([*psql, "-c", f"CREATE DATABASE {known['POSTGRES_DB']}"])
             service.run([*psql, "-f", service.mapped("/docker-entrypoint-initdb.d/mlflow.sql")])
         yield service
@@ -247,8 +223,8 @@ def store_client(environment):
 
 
 def upload_pictures(bucket):
-    """Twenty pictures of two classes."""
-    for number in range(20):
+    """A hundred pictures of two classes."""
+    for number in range(100):
         file = io.BytesIO()
         Image.fromarray(np.random.default_rng(number).integers(0, 256, (16, 16, 3), np.uint8)).save(file, "PNG")
         bucket.put_object(
@@ -265,7 +241,7 @@ def test_all_services_start_and_a_flow_run_goes_through_the_proxy(machine):
             with pytest.raises(urllib.error.HTTPError, match=r"400|401|403"):
                 machine.ask(port, path, body, guess)
     with pytest.raises(urllib.error.URLError, match="certificate verify failed"):
-        urllib.request.urlopen(f"https://localhost:{machine.published['4200']}/api/health", timeout=60)
+        urllib.request.urlopen(f"https://{machine.host}:4200/api/health", timeout=60)
 
     nodes = machine.ask("8265", "/api/v0/nodes?detail=1", authorization=f"Bearer {machine.secret('ray_token')}")
     alive = [node for node in nodes["data"]["result"]["result"] if node["state"] == "ALIVE"]
@@ -276,15 +252,14 @@ def test_all_services_start_and_a_flow_run_goes_through_the_proxy(machine):
     outside = machine.from_outside()
     bucket = store_client(outside)
     upload_pictures(bucket)
-    trigger = ["vitline", "flows", "trigger", "prepare-corpus/default", "--wait"]
-    machine.command(outside, *trigger, "--set", "source=s3://vitline/pictures", "--set", "name=birds")
+    triggered(machine, outside, "prepare-corpus/default", *PICTURES)
     preparations = {"flows": {"name": {"any_": ["prepare-corpus"]}}}
     (run,) = machine.ask("4200", "/api/flow_runs/filter", preparations, prefect)
     assert run["state"]["type"] == "COMPLETED"
-    kept = bucket.list_objects_v2(Bucket="vitline", Prefix="vitline/corpora/birds/")["Contents"]
+    kept = bucket.list_objects_v2(Bucket="vitline", Prefix="vitline/corpora/pictures/")["Contents"]
     assert [each["Key"] for each in kept if each["Key"].endswith("/manifest.json")]
 
-    counters = urllib.request.urlopen(f"http://127.0.0.1:{machine.here['metrics']['9464']}/metrics", timeout=60).read()
+    counters = urllib.request.urlopen(f"http://{machine.hosts.address('metrics')}:9464/metrics", timeout=60).read()
     assert b"vitline_root_up 1.0" in counters
     of_compose = machine.started["prefect-worker"]
     seen = of_compose.run(of_compose.one_off("vitline", "ops", "doctor"))
@@ -297,9 +272,9 @@ def test_two_teams_pretrain_side_by_side_and_each_sees_its_own(machine):
     """The second one from a machine that reaches everything through the proxy, by the private authority that VITLINE_CA names, and with
     an evaluation protocol of its own."""
     first, birds = machine.from_outside(), machine.as_team("birds")
-    home, login = Path(birds["VITLINE_HOME"]), basic(machine.secret("prefect_login"))
-    request = TINY | {"corpus": "digits", "tasks": ["digits"]}
-    request["overrides"] = TINY["overrides"] | {"execution.probes.corpora": ["digits"]}
+    home, login = machine.hosts.folder / PEOPLE, basic(machine.secret("prefect_login"))
+    request = TINY | {"corpus": "pictures", "tasks": ["pictures"]}
+    request["overrides"] = TINY["overrides"] | {"execution.probes.corpora": ["pictures"]}
     ours = {name: value for name, value in request["overrides"].items() if not name.startswith("protocol.")}
     ours["protocol"] = str(home / "ours.yaml")
     Path(ours["protocol"]).write_text(
@@ -311,8 +286,11 @@ def test_two_teams_pretrain_side_by_side_and_each_sees_its_own(machine):
     machine.command(for_prefect, "prefect", "work-pool", "create", "birds", "--type", "process")
     machine.command(birds, "vitline", "flows", "deploy", "--pool", "birds")
     with worker_of(machine, birds):
-        digits = ("--set", "preset=digits")
-        at_once(machine, (first, "prepare-corpus/default", digits), (birds, "prepare-corpus/birds-default", digits))
+        upload_pictures(store_client(first))
+        with ThreadPoolExecutor(1) as thread:
+            of_birds = thread.submit(triggered, machine, birds, "prepare-corpus/birds-default", *PICTURES)
+            triggered(machine, first, "prepare-corpus/default", *PICTURES)
+            of_birds.result()
         by_file = ("vitline", "flows", "deploy", "--file", str(home / "deployments.yaml"))
         machine.command(birds, *by_file)
         small = machine.ask("4200", "/api/deployments/name/pretrain-then-transfer/birds-small", None, login)
@@ -321,17 +299,19 @@ def test_two_teams_pretrain_side_by_side_and_each_sees_its_own(machine):
         machine.command(birds, *by_file)
         again = machine.ask("4200", f"/api/deployments/{small['id']}", None, login)
         assert (again["work_pool_name"], "ours" in again["tags"]) == ("birds", True)
-        fields = [word for name, value in request.items() for word in ("--set", f"{name}={json.dumps(value)}")]
-        at_once(
-            machine,
-            (first, "pretrain-then-transfer/default", fields),
-            (birds, "pretrain-then-transfer/birds-small", ()),
-        )
+        with ThreadPoolExecutor(1) as thread, prefect_page(machine) as prefect:
+            of_birds = thread.submit(triggered, machine, birds, "pretrain-then-transfer/birds-small")
+            run = prefect.submit("pretrain-then-transfer/default", **{name.title(): of for name, of in request.items()})
+            assert run, prefect.refusal
+            prefect.wait(run, "Completed")
+            prefect.open_run(run)
+            prefect.picture("of-the-first-team")
+            of_birds.result()
     seen = [json.loads(machine.command(team, "vitline", "runs", "ls", "--json"))["runs"] for team in (first, birds)]
     trained = [[run["run"] for run in runs if run["stage"] == "pretrain"] for runs in seen]
     assert [key.partition("-")[0] for (key,) in trained] == ["tiny", "small"]
     assert {run["state"] for runs in seen for run in runs} == {"finished"}
-    scores = store_client(birds).list_objects_v2(Bucket="vitline", Prefix="birds/scores/digits/own-ours-")
+    scores = store_client(birds).list_objects_v2(Bucket="vitline", Prefix="birds/scores/pictures/own-ours-")
     assert len(scores["Contents"]) == 2  # the model and its control
     machine.command(birds, "vitline", "runs", "send")  # a flow waits for its sender for some seconds only
     stages = {"prepare", "pretrain", "evaluate", "pretrain-then-transfer"}
@@ -340,24 +320,31 @@ def test_two_teams_pretrain_side_by_side_and_each_sees_its_own(machine):
     assert_no_traceback(machine)
 
 
-def at_once(machine, *triggers):
-    """Triggers deployments of several teams at the same time, and waits until all have completed."""
-    with ThreadPoolExecutor(len(triggers)) as threads:
-        started = [
-            threads.submit(machine.command, team, "vitline", "flows", "trigger", deployment, "--wait", *fields)
-            for team, deployment, fields in triggers
-        ]
-    for each in started:
-        each.result()
+def triggered(machine, team, deployment, *fields):
+    """Triggers a deployment as a team, and waits until its run has completed."""
+    return machine.command(team, "vitline", "flows", "trigger", deployment, "--wait", *fields)
 
 
 @contextlib.contextmanager
-def worker_of(machine, environment):
-    """A team's own worker of the pool that is named like its project."""
-    project = environment["VITLINE_PROJECT"]
-    command = [sys.executable, "-P", "-m", "vitline.flows.on_prefect.worker", "--pool", project, "--name", project]
-    with open(machine.logs / f"worker-of-{project}.log", "wb") as log:
-        worker = subprocess.Popen(command, env=environment, cwd=environment["VITLINE_HOME"], stdout=log, stderr=log)
+def prefect_page(machine):
+    """Prefect's pages, as people see them."""
+    server = f"https://{machine.host}:4200", machine.secrets / "prefect_login.txt"
+    with sync_playwright() as playwright, chromium(playwright) as browser:
+        yield Prefect(browser, *server, machine.logs, machine.secrets / "authority.crt")
+
+
+@contextlib.contextmanager
+def worker_of(machine, team):
+    """A team's own worker of the pool that is named like its project, on a host of its own that has the files of people, too."""
+    project, folder = team["VITLINE_PROJECT"], machine.hosts.folder
+    command = ["-P", "-m", "vitline.flows.on_prefect.worker", "--pool", project, "--name", project]
+    if machine.images:
+        (folder / BIRDS).chmod(0o777)
+        mounts = {"/tmp": folder / BIRDS, f"{folder}/{PEOPLE}": folder / PEOPLE}
+        command = machine.images.entered("flows", ["python", *command], mounts, team)
+    else:
+        command = [sys.executable, *command]
+    worker = machine.hosts.start(BIRDS, command, machine.logs / f"worker-of-{project}.log", team)
     try:
         yield
     finally:

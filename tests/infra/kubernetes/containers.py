@@ -1,6 +1,5 @@
 """A container of a manifest as a plain process, or as one of its image."""
 
-import os
 import re
 import urllib.request
 from collections.abc import Mapping
@@ -13,9 +12,7 @@ from .manifests import Pod
 
 
 class Container(PlainProcess):
-    """`secrets`: NAME/KEY to value. `here`: texts of the manifest, such as addresses, ports and folders, to those of this machine.
-    `volumes`: the folder that has those of the pods at their places. With `images` the container is a process of its image, as the user
-    of its pod, unless the image is not one of infra/images."""
+    """`secrets`: NAME/KEY to value. `folder` has the volumes of the pods at their places; all else as in PlainProcess."""
 
     def __init__(
         self,
@@ -24,34 +21,15 @@ class Container(PlainProcess):
         configs: Mapping[str, Mapping[str, str]],
         secrets: Mapping[str, str],
         here: Mapping[str, str],
-        volumes: Path,
+        folder: Path,
         images: Images | None = None,
     ) -> None:
         (self.spec,) = (each for each in pod.containers if each["name"] == name)
-        self._user: int = pod.spec["securityContext"]["runAsUser"]
-        self._secrets, self._configs, self._volumes = secrets, configs, volumes
-        self._target, self._images = re.search(r"/vitline-(prep|train|flows):", self.spec["image"]), images
-        folders = {} if self.in_image else {place: f"{volumes}{place}" for place in ("/tmp", "/etc")}
-        super().__init__(f"{pod.name}/{name}", {**here, **folders, "s3://my-bucket": self.place("/tmp/bucket")})
-
-    @property
-    def in_image(self) -> bool:
-        return self._target is not None and self._images is not None
-
-    def place(self, path: str) -> str:
-        """Where it finds a file of its volumes."""
-        return path if self.in_image else f"{self._volumes}{path}"
-
-    def started(self, command: list[str], **more: str) -> dict[str, Any]:
-        if self._target is None or self._images is None:
-            return super().started(command, **more)
-        places = (each["mountPath"] for each in self.spec["volumeMounts"] if each["mountPath"] != "/dev/shm")
-        folders = {place: self._volumes / place[1:] for place in places}
-        self._images.build(self._target[1])
-        variables = self.variables() | more
-        working = self.spec.get("workingDir", "/")
-        entered = self._images.entered(self._target[1], command, folders, variables, self._user, working)
-        return {"args": entered, "env": dict(os.environ)}
+        self._secrets, self._configs = secrets, configs
+        places = [each["mountPath"] for each in self.spec["volumeMounts"] if each["mountPath"] != "/dev/shm"]
+        user, working = pod.spec["securityContext"]["runAsUser"], self.spec.get("workingDir")
+        super().__init__(f"{pod.name}/{name}", here, folder, places, self.spec["image"], images, user, working)
+        self._here["s3://my-bucket"] = self.place("/tmp/bucket")
 
     def variables(self) -> dict[str, str]:
         """What Kubernetes sets."""
