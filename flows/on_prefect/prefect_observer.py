@@ -334,9 +334,9 @@ class PrefectObserver(Observer):
         try:
             state = self._client.read_flow_run(self._flow_run_id).state
             if state is not None and state.is_running() and (part := self._part_id) is not None:
-                state = self._suspended_with_its_part(part) or state
+                state = self._suspended_with_its_part(state, part)
             elif state is not None and state.is_paused() and state.state_details.pause_timeout is not None:
-                self._keep_suspended(state.state_details.pause_timeout)
+                state = self._keep_suspended(state, state.state_details.pause_timeout)
         except ObjectNotFound:
             if not self.deleted:
                 log.warning("flow run %s was deleted in Prefect; its work continues unseen", self._flow_run_id)
@@ -354,18 +354,26 @@ class PrefectObserver(Observer):
         if state is not None and (state.is_paused() or state.is_scheduled() or state.is_pending()):
             self._suspended = True
 
-    def _suspended_with_its_part(self, part: UUID) -> State | None:
-        """The state of a part that somebody has suspended on its page: that suspends the whole run. Else None."""
+    def _suspended_with_its_part(self, seen: State, part: UUID) -> State:
+        """The state of the run: somebody who suspends a part on its page suspends the whole run."""
         state = self._client.read_flow_run(part).state
         if state is None or not state.is_paused():
-            return None
-        self._keep_suspended(state.state_details.pause_timeout)
-        return state
+            return seen
+        return self._keep_suspended(seen, state.state_details.pause_timeout)
 
-    def _keep_suspended(self, until: datetime | None) -> None:
+    def _keep_suspended(self, seen: State, until: datetime | None) -> State:
         """Prefect's dialog promises that the run resumes by itself after a limit, and its server fails the run then. So the limit becomes
-        the time at which reconcile resumes it."""
+        the time at which reconcile resumes it. Returns the state of the run.
+
+        Prefect cannot set a state only in place of the one that was `seen`. So what somebody did meanwhile, such as Resume, is set again.
+        """
         self._client.set_flow_run_state(self._flow_run_id, suspended_state(until), force=True)
+        history = sorted(self._client.read_flow_run_states(self._flow_run_id), key=lambda state: state.timestamp)
+        *meanwhile, ours = [state for state in history if state.timestamp > seen.timestamp]
+        if not meanwhile or meanwhile[-1].is_paused():
+            return ours
+        self._client.set_flow_run_state(self._flow_run_id, meanwhile[-1], force=True)
+        return meanwhile[-1]
 
 
 def is_waiting(progress: RunProgress | None) -> bool:
