@@ -70,6 +70,8 @@ def machine(request, tmp_path_factory):
     if why := why_not_here():
         pytest.skip(why)
     images = None if why_no_images() else request.getfixturevalue("images")
+    for target in ("flows", "train") if images else ():
+        images.build(target)  # on this machine: the hosts cannot reach what it downloads
     composed = read({"VITLINE_HOST": ""})
     with temporary_folder() as folder, contextlib.ExitStack() as stack:
         folder.chmod(0o711)  # PostgreSQL and nginx do not run as root
