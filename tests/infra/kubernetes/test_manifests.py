@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import textwrap
+from collections import Counter
 from pathlib import Path
 
 import jsonschema
@@ -217,6 +218,40 @@ def test_queues_flavors_and_priorities_exist(name):
         assert ("WorkloadPriorityClass", "", labels["kueue.x-k8s.io/priority-class"]) in names
         scales = each["spec"].get("enableInTreeAutoscaling", False)
         assert scales == (each["metadata"].get("annotations", {}).get("kueue.x-k8s.io/elastic-job") == "true")
+
+
+@pytest.mark.parametrize("name", ["gpu", "shared"])
+def test_a_queue_admits_all_nodes_to_which_its_ray_scales(name):
+    """With what its cohort may lend it, which is only of flavors that it has itself."""
+    found = objects(name)
+    queue_of = {
+        (namespace_of(each), each["metadata"]["name"]): each["spec"]["clusterQueue"]
+        for each in of_kind(found, "LocalQueue")
+    }
+    queues = {each["metadata"]["name"]: each["spec"] for each in of_kind(found, "ClusterQueue")}
+    scaling = [each for each in of_kind(found, "RayCluster") if each["spec"].get("enableInTreeAutoscaling")]
+    assert scaling
+    for each in scaling:
+        wanted = Counter()
+        for group in ({"maxReplicas": 1, **each["spec"]["headGroupSpec"]}, *each["spec"]["workerGroupSpecs"]):
+            for container in group["template"]["spec"]["containers"]:
+                requests = container["resources"]["requests"]
+                wanted.update({of: group["maxReplicas"] * number(text) for of, text in requests.items()})
+        own = queues[queue_of[namespace_of(each), each["metadata"]["labels"]["kueue.x-k8s.io/queue-name"]]]
+        known, quota = {flavor["name"] for flavor in flavors_of(own)}, Counter()
+        for queue in (queue for queue in queues.values() if queue["cohortName"] == own["cohortName"]):
+            for flavor in (flavor for flavor in flavors_of(queue) if flavor["name"] in known):
+                quota.update({of["name"]: number(of["nominalQuota"]) for of in flavor["resources"]})
+        assert {of: (wanted[of], quota[of]) for of in wanted if wanted[of] > quota[of]} == {}
+
+
+def flavors_of(queue):
+    return [flavor for group in queue["resourceGroups"] for flavor in group["flavors"]]
+
+
+def number(quantity):
+    """Gibibytes, and anything else as it is."""
+    return float(str(quantity).removesuffix("Gi"))
 
 
 def test_teams_share_no_project_root_namespace_or_queue():
