@@ -2,6 +2,7 @@
 
 import secrets
 import urllib.request
+from collections.abc import Iterable
 from pathlib import Path
 
 from vitline.infra.local.paths import write_private
@@ -77,10 +78,16 @@ def problem(config: StackConfig, timeout_s: float = 5.0) -> str:
 
 
 def remove_sockets(config: StackConfig) -> None:
-    """Removes the sockets that SeaweedFS leaves in the temporary folder, which are named after its second ports."""
-    for port in (port for name, port in config.ports.items() if name.startswith("s3")):
-        for path in _TEMPORARY.glob(f"seaweedfs-*-{port + GRPC_PORT_OFFSET}.sock"):
-            path.unlink(missing_ok=True)
+    """Removes the sockets that the store of a stack leaves."""
+    remove_sockets_of(port for name, port in config.ports.items() if name.startswith("s3"))
+
+
+def remove_sockets_of(ports: Iterable[int]) -> None:
+    """Removes the sockets that SeaweedFS leaves in the temporary folder, which are named after its ports and second ports."""
+    for port in ports:
+        for number in (port, port + GRPC_PORT_OFFSET):
+            for path in _TEMPORARY.glob(f"seaweedfs-*-{number}.sock"):
+                path.unlink(missing_ok=True)
 
 
 def _request(config: StackConfig, method: str, data: bytes | None, timeout_s: float) -> bytes:

@@ -28,6 +28,7 @@ from playwright.sync_api import sync_playwright
 
 from vitline.infra.children import child_environment, end_children
 from vitline.infra.local.processes import free_ports, temporary_folder
+from vitline.infra.local.seaweed import remove_sockets_of
 from vitline.infra.local.stack_config import GRPC_PORT_OFFSET
 
 from ...browser.pages import Prefect, chromium
@@ -78,7 +79,7 @@ def machine(request, tmp_path_factory):
         hosts = stack.enter_context(Hosts(folder, [*composed["services"], PEOPLE, BIRDS]))
         stack.enter_context(hosts.inside(PEOPLE))
         machine = Machine(tmp_path_factory.mktemp("logs"), hosts, images)
-        stack.callback(machine.remove_sockets)
+        stack.callback(remove_sockets_of, machine.store_ports.values())
         services = machine.composed["services"]
         order = graphlib.TopologicalSorter({name: of.get("depends_on", {}) for name, of in services.items()})
         machine.started = {name: stack.enter_context(running(machine, name)) for name in order.static_order()}
@@ -129,13 +130,6 @@ class Machine:
             programs,
             as_nobody=name in ("postgres", "proxy"),
         )
-
-    def remove_sockets(self):
-        """Those that SeaweedFS leaves."""
-        for port in self.store_ports.values():
-            for number in (port, port + GRPC_PORT_OFFSET):
-                for path in Path("/tmp").glob(f"seaweedfs-*-{number}.sock"):
-                    path.unlink()
 
     def secret(self, name):
         return (self.secrets / f"{name}.txt").read_text().strip()
