@@ -20,7 +20,7 @@ import psutil
 
 from vitline.infra.children import child_environment, end_with_parent
 
-from ..infra.plain_processes import FOREIGN
+from ..infra.container_process import FOREIGN
 from .delay import delayed
 
 NETWORK = "10.79.0"

@@ -16,7 +16,7 @@ from vitline.infra.local.ray_node import node_command
 from vitline.infra.local.stack_config import BUCKET, GRPC_PORT_OFFSET, S3_INTERNAL, StackConfig, seaweed_program
 from vitline.infra.ray_jobs import RayJobs
 
-from ..infra.plain_processes import RAY_PATIENCE
+from ..infra.container_process import RAY_PATIENCE
 from .hosts import Hosts
 from .hosts import why_not_here as hosts_why_not_here
 

@@ -11,7 +11,7 @@ import yaml
 
 from ...cluster.hosts import Hosts
 from ...servers.images import Images
-from ..plain_processes import PlainProcess
+from ..container_process import ContainerProcess
 
 FOLDER = Path(__file__).parents[3] / "infra" / "compose"
 _OF_IMAGES = {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "vitline", "VITLINE_HOME": "/tmp/vitline"}
@@ -39,8 +39,8 @@ def _filled(value: Any, settings: Mapping[str, str]) -> Any:
     return re.sub(pattern, of, value) if isinstance(value, str) else value
 
 
-class Service(PlainProcess):
-    """A service on the host of its name, which makes the folder of what compose.yaml mounts; all else as in PlainProcess.
+class Service(ContainerProcess):
+    """A service on the host of its name, which makes the folder of what compose.yaml mounts; all else as in ContainerProcess.
 
     `secrets`: the folder of their files. `more_words`: what its command gets besides. `programs`: words of its command to those that stand
     for them. `as_nobody`: not as root where it is a plain process.

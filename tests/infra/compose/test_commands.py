@@ -37,7 +37,7 @@ from ...cluster.hosts import why_not_here as why_no_hosts
 from ...eventually import eventually
 from ...servers.images import why_not_here as why_no_images
 from ...servers.stack import TINY
-from ..plain_processes import FOREIGN, RAY_PATIENCE, RAY_START
+from ..container_process import FOREIGN, RAY_PATIENCE, RAY_START
 from .services import FOLDER, Service, read
 
 pytestmark = [pytest.mark.servers, pytest.mark.long, pytest.mark.timeout(7200)]  # images are built

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from ...servers.images import Images
-from ..plain_processes import PlainProcess
+from ..container_process import ContainerProcess
 from .manifests import Pod
 
 
-class Container(PlainProcess):
-    """`secrets`: NAME/KEY to value. `folder` has the volumes of the pods at their places; all else as in PlainProcess."""
+class Container(ContainerProcess):
+    """`secrets`: NAME/KEY to value. `folder` has the volumes of the pods at their places; all else as in ContainerProcess."""
 
     def __init__(
         self,

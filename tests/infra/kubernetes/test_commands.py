@@ -26,7 +26,7 @@ from vitline.infra.local.processes import free_ports, temporary_folder
 from vitline.infra.ray_jobs import RayJobs
 
 from ...eventually import eventually
-from ..plain_processes import RAY_PATIENCE, RAY_START
+from ..container_process import RAY_PATIENCE, RAY_START
 from .containers import Container
 from .manifests import namespace_of, objects, of_kind, pods
 

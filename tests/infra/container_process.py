@@ -32,7 +32,7 @@ RAY_START = ("-P", "-c", "from vitline.infra.local.ray_node import ray_start; ra
 """Arguments of Python for `ray`, which by itself gives up where its start takes longer than 30 s."""
 
 
-class PlainProcess(ABC):
+class ContainerProcess(ABC):
     """`title` names it in failures. `here`: texts of its file, such as addresses and ports, to those of this machine. `folder` has what is
     mounted at its `places`. With `images` it is a process of its `image`, by the `user` of this number, unless that image is not one of
     infra/images; there it starts in `working`, by default that of the image."""
