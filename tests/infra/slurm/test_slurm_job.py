@@ -1,7 +1,8 @@
-"""A real Slurm of two nodes: trainings over both, the time limit, a cancel, and a command that is refused."""
+"""A real Slurm of two nodes: trainings over both, the time limit, a cancel, a command that is refused, and two nights."""
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import sys
@@ -16,6 +17,7 @@ from vitline.infra.storage import open_store
 from vitline.vit.checkpoints.names import newest_step
 
 from ...eventually import eventually
+from ...pictures import blurred
 from ...servers.slurm_cluster import HOSTS, slurm_cluster, why_not_here
 from ...trainings import losses_of
 
@@ -48,11 +50,13 @@ class Jobs:
         self.env |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
     def submit(self, options, command):
-        sbatch = ["sbatch", "--parsable", "--mem=1500", *options, str(ROOT / "infra/slurm/vitline.sbatch"), *command]
-        return self.slurm.on("h0", *sbatch, env=self.env, cwd=self.folder).strip()
+        return self.sbatch("--mem=1500", *options, str(ROOT / "infra/slurm/vitline.sbatch"), *command)
 
-    def log(self, job):
-        file = self.folder / f"vitline-{job}.log"
+    def sbatch(self, *arguments):
+        return self.slurm.on("h0", "sbatch", "--parsable", *arguments, env=self.env, cwd=self.folder).strip()
+
+    def log(self, job, name="vitline"):
+        file = self.folder / f"{name}-{job}.log"
         return file.read_text() if file.exists() else ""
 
     def minutes(self, job):
@@ -170,4 +174,56 @@ def test_a_stop_by_scancel_saves_a_checkpoint_and_is_not_requeued(jobs):
     jobs.slurm.on("h0", "scancel", again)
     assert jobs.ended(again)[0] == "CANCELLED"
     assert (read_state(run)["state"], read_state(run)["attempt"]) == ("preempted", 2)
+    assert not jobs.left()
+
+
+NIGHT = {
+    "begin": "now+1hour",
+    "prepare": "(data prepare --source pictures --name birds)",
+    "prepare_on": "(--mem=1500)",
+    "pretrain": f"({' '.join(TRAINING).replace('digits', 'birds', 1)} --num-workers=2 --name=birds)",
+    "pretrain_on": "(--nodes=2 --mem=1500)",
+    "evaluate": "(evaluate run --model=birds --task=birds --protocol=mine.yaml)",
+    "evaluate_on": "(--mem=1500)",
+}
+"""What a user writes into the lines of night.sbatch."""
+PROTOCOL = """
+base: small-images
+protocol: {total_steps: 4, warmup_steps: 1, learning_rates: [0.1]}
+"""
+JOBS_OF_A_NIGHT = re.compile(r"prepare (\d+), pretrain (\d+), evaluate (\d+); next night (\d+)")
+
+
+def test_nights_of_jobs_that_wait_for_each_other_reach_the_scores(jobs):
+    for kind in ("owl", "jay", "wren"):
+        folder = jobs.folder / "pictures" / kind
+        folder.mkdir(parents=True)
+        for index in range(40):
+            (folder / f"{index}.jpg").write_bytes(blurred([ord(kind[0]), index]))
+    (jobs.folder / "vitline").symlink_to(ROOT)
+    (jobs.folder / "mine.yaml").write_text(PROTOCOL)
+    script = (ROOT / "infra/slurm/night.sbatch").read_text()
+    for name, value in NIGHT.items():
+        script, found = re.subn(rf"^{name}=.*$", f"{name}={value}", script, flags=re.M)
+        assert found == 1
+    (jobs.folder / "night.sbatch").write_text(script)
+    known = jobs.runs()
+
+    first = jobs.sbatch("--begin=now+2", "night.sbatch")
+    assert jobs.ended(first)[0] == "COMPLETED"
+    *stages, second = JOBS_OF_A_NIGHT.search(jobs.log(first, "night")).groups()
+    assert [jobs.slurm.job(stage)["Reason"] for stage in stages[1:]] == ["Dependency", "Dependency"]
+    assert [jobs.ended(stage)[:2] for stage in stages] == [("COMPLETED", 0)] * 3, [jobs.log(stage) for stage in stages]
+    made = {key: read_state(run) for key, run in jobs.runs().items() if key not in known}
+    assert {state["state"] for state in made.values()} == {"finished"}
+    assert re.search(r"birds.*\d %", jobs.log(stages[-1])), jobs.log(stages[-1])
+
+    assert jobs.slurm.job(second)["Reason"] == "BeginTime"
+    jobs.slurm.on("h0", "scontrol", "update", f"JobId={second}", "StartTime=now")
+    assert jobs.ended(second)[0] == "COMPLETED"
+    *stages, third = JOBS_OF_A_NIGHT.search(jobs.log(second, "night")).groups()
+    assert [jobs.ended(stage)[:2] for stage in stages] == [("COMPLETED", 0)] * 3, [jobs.log(stage) for stage in stages]
+    again = {key: read_state(run) for key, run in jobs.runs().items() if key not in known}
+    assert again == made, "nothing is done twice"
+    jobs.slurm.on("h0", "scancel", third)
     assert not jobs.left()
