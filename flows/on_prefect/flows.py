@@ -271,6 +271,15 @@ def collect_garbage_flow(request: CollectGarbageRequest, services: Services, thi
     return show_findings(services, "garbage", findings) or NOTHING_TO_DO["collect-garbage"]
 
 
+@flow(name="doctor", persist_result=False)
+def doctor_flow(written: str, project: str, there: dict[str, str]) -> State:
+    """Says what flow runs of a work pool find. `vitline ops doctor` starts it, and deletes it if nothing is wrong."""
+    from vitline.flows.ops.flow_run_checks import seen_by_flow_run
+
+    ok, found = seen_by_flow_run(written, project, there)
+    return State(type=StateType.COMPLETED if ok else StateType.FAILED, message=found)
+
+
 def alert_better_night(night: "NightRecord", *, promotes: bool) -> None:
     """Sends Prefect an event for a night that is better than the champion and does not become it."""
     from vitline.flows.on_prefect.alerts.automations import emit

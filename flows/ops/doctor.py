@@ -14,7 +14,7 @@ from importlib.metadata import requires
 import psutil
 from packaging.requirements import Requirement
 
-from vitline.flows.ops import node_checks, schedule_checks, service_checks
+from vitline.flows.ops import flow_run_checks, node_checks, service_checks
 from vitline.flows.ops.check import DEADLINE_S, Check, Checks, side_by_side
 from vitline.flows.ops.service_checks import installed
 from vitline.infra.local.paths import free_disk, local_dir
@@ -41,13 +41,15 @@ def examine(settings: Settings, shard_cache_dir: str = "") -> list[Check]:
         ("clock", lambda: service_checks.check_clock(settings)),
         ("ray", lambda: check_ray(settings, shard_cache_dir)),
         ("prefect", lambda: service_checks.check_prefect(settings)),
-        ("pools", lambda: schedule_checks.check_pools(settings)),
-        ("schedules", lambda: schedule_checks.check_schedules(settings)),
+        ("pools", lambda: flow_run_checks.check_pools(settings)),
+        ("schedules", lambda: flow_run_checks.check_schedules(settings)),
         ("mlflow", lambda: service_checks.check_mlflow(settings)),
-        ("logs", lambda: schedule_checks.check_logs(find_stack(local_dir(settings) / "stack"))),
+        ("logs", lambda: flow_run_checks.check_logs(find_stack(local_dir(settings) / "stack"))),
         *(() if settings.ray_address else node_checks.machine_checks(shard_cache_dir)),
     ]
-    return side_by_side(checks, longer={"ray": node_checks.JOB_S + DEADLINE_S})
+    return side_by_side(
+        checks, longer={"ray": node_checks.JOB_S + DEADLINE_S, "pools": flow_run_checks.RUN_S + DEADLINE_S}
+    )
 
 
 def check_settings(settings: Settings) -> Check:

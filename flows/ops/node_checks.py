@@ -31,14 +31,14 @@ from vitline.flows.ops.service_checks import (
     CLOCK_ADVICE,
     MAX_CLOCK_DIFFERENCE_S,
     TIMEOUT_S,
+    check_certificates,
     check_job_server,
-    check_store,
+    check_store_of_all,
     installed,
+    object_of_doctor,
 )
 from vitline.infra.children import child_environment
 from vitline.infra.config import FrozenConfig
-from vitline.infra.environment.certificates import named_files
-from vitline.infra.environment.proxies import named_proxies
 from vitline.infra.plain_text import last_words
 from vitline.infra.provenance import compared_versions, differing_versions, versions
 from vitline.infra.ray_jobs import Job, JobServerAway, RayJobs, no_start
@@ -103,34 +103,26 @@ def check_cluster(settings: Settings, shard_cache_dir: str = "") -> list[Check]:
 
 
 def _ask_by_job(settings: Settings, shard_cache_dir: str) -> tuple[Node, ...]:
-    """Runs the job with the Python of all jobs, and writes an object that each node has to find in the store. Raises RuntimeError with
-    what is wrong and what to do, JobServerAway, and TimeoutError."""
+    """Runs the job with the Python of all jobs. Raises RuntimeError with what is wrong and what to do, JobServerAway, and TimeoutError."""
     python, job_id = settings.python_of_jobs(), f"vitline-doctor-{uuid.uuid4().hex[:12]}"
     jobs = RayJobs(str(settings.ray_address), settings.ray_auth_token_path, TIMEOUT_S * patience())
-    store, written = open_store(settings.root), f"doctor/{time.time_ns()}-{uuid.uuid4().hex}"
-    try:
-        store.write(written, b"vitline")
-    except (OSError, RuntimeError):  # the check of the store says so
-        written = ""
     began = time.monotonic()
 
     def on_time(job: Job) -> None:
         if time.monotonic() - began > JOB_S:
             raise TimeoutError(f"it is still {job.state} after {JOB_S:.0f} s; see its log at {jobs.page(job_id)}")
 
-    env = {"VITLINE_ROOT": store.uri, "VITLINE_SUBMITTED_FROM": json.dumps(compared_versions())}
-    try:
-        command = [python, "-P", "-c", _JOB, written, shard_cache_dir]
-        jobs.submit(job_id, command, env, {"made_by": "vitline ops doctor"})
-        job = jobs.follow(job_id, on_time, poll_s=0.2)
-        log = jobs.logs(job_id)
-    except TimeoutError:
-        with suppress(JobServerAway, RuntimeError, TimeoutError):
-            jobs.stop(job_id, wait_s=0)
-        raise
-    finally:
-        if written:
-            store.discard(written)
+    env = {"VITLINE_ROOT": open_store(settings.root).uri, "VITLINE_SUBMITTED_FROM": json.dumps(compared_versions())}
+    with object_of_doctor(settings) as written:
+        try:
+            command = [python, "-P", "-c", _JOB, written, shard_cache_dir]
+            jobs.submit(job_id, command, env, {"made_by": "vitline ops doctor"})
+            job = jobs.follow(job_id, on_time, poll_s=0.2)
+            log = jobs.logs(job_id)
+        except TimeoutError:
+            with suppress(JobServerAway, RuntimeError, TimeoutError):
+                jobs.stop(job_id, wait_s=0)
+            raise
     if job.state != "succeeded":
         raise RuntimeError(no_start(python, job, log.strip()) or last_words(log) or job.message)
     return _Nodes.validate_json(log.rpartition(_ANSWERS)[2].splitlines()[0])
@@ -230,19 +222,6 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def check_store_of_all(settings: Settings, written: str) -> Check:
-    """That a node reaches the store, and that it is the same one: it holds what the submitting machine has written."""
-    check = check_store(settings)
-    if not check.ok or not written:
-        return check
-    try:
-        open_store(settings.root).read(written)
-    except FileNotFoundError:
-        advice = "All machines need one store at VITLINE_ROOT: a bucket, or a folder that they share."
-        return Check("store", False, f"{settings.root} does not hold what the doctor has written elsewhere", advice)
-    return check._replace(found="the same as where the doctor runs")
-
-
 def machine_checks(shard_cache_dir: str = "") -> Checks:
     """What any machine that trains or prepares needs."""
     checks: list[tuple[str, Callable[[], Check]]] = [
@@ -265,16 +244,6 @@ def check_free(name: str, folder: str, *, needed: bool) -> Check:
     return Check(
         name, not needed, f"{free / 1e9:.1f} GB free at {folder}", "Free some, or choose a folder on another disk."
     )
-
-
-def check_certificates() -> Check:
-    """The certificates of authorities and the proxies that the variables of this process name."""
-    files = named_files()
-    if missing := [f"{name}={path}" for name, path in files.items() if not Path(path).exists()]:
-        found = f"a file is not there: {', '.join(missing)}"
-        return Check("certificates", False, found, "Correct the variable, on a node where Ray is started.")
-    named = ", ".join(f"{name}={value}" for name, value in (files | named_proxies()).items())
-    return Check("certificates", True, named or "those of the system, no proxy")
 
 
 def check_accelerator() -> Check:

@@ -51,14 +51,28 @@ def _default_pages(base: str) -> str:
         return ""
 
 
+def get(settings: Settings, path: str) -> Any:
+    """Prefect's answer to a GET. Raises OSError if the server does not answer as Prefect does."""
+    return _answer(settings, path)
+
+
 def post(settings: Settings, path: str, form: Mapping[str, object]) -> Any:
     """Prefect's answer to a POST. Raises OSError if the server does not answer as Prefect does."""
+    return _answer(settings, path, form)
+
+
+def delete(settings: Settings, path: str) -> None:
+    """Lets Prefect delete something. Raises OSError if it does not."""
+    _answer(settings, path, method="DELETE")
+
+
+def _answer(settings: Settings, path: str, form: Mapping[str, object] | None = None, method: str | None = None) -> Any:
     url = api_url(settings)
-    reply = ask(f"{url}/{path}", settings.prefect_headers(), form)
-    if reply.status != 200:
+    reply = ask(f"{url}/{path}", settings.prefect_headers(), form, method)
+    if not 200 <= reply.status < 300:
         raise OSError(f"{urlsplit(url).netloc} answers {path} with status {reply.status}: {reply.text[:120]}")
     try:
-        return json.loads(reply.text)
+        return json.loads(reply.text) if reply.text else None
     except ValueError as unreadable:
         raise OSError(f"{urlsplit(url).netloc} answers {path} with a body that is not JSON") from unreadable
 

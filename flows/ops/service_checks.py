@@ -12,16 +12,17 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from email.utils import parsedate_to_datetime
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from vitline.flows.ops.check import BUSY_ADVICE, Check, patience
-from vitline.infra.environment.certificates import CERTIFICATE_ADVICE
-from vitline.infra.environment.proxies import through_proxy
+from vitline.infra.environment.certificates import CERTIFICATE_ADVICE, named_files
+from vitline.infra.environment.proxies import named_proxies, through_proxy
 from vitline.infra.local.processes import is_busy, load
 from vitline.infra.local.running_stack import stack_dir
 from vitline.infra.local.stack import find_stack
@@ -49,11 +50,15 @@ class Reply(NamedTuple):
     uncertain_s: float
 
 
-def ask(url: str, headers: Mapping[str, str] = _NONE, form: Mapping[str, object] | None = None) -> Reply:
-    """The reply to a GET, or to a POST of `form` as JSON. Raises OSError if there is none."""
-    request = urllib.request.Request(
-        url, data=None if form is None else json.dumps(form).encode(), headers=dict(headers)
-    )
+def ask(
+    url: str,
+    headers: Mapping[str, str] = _NONE,
+    form: Mapping[str, object] | None = None,
+    method: str | None = None,
+) -> Reply:
+    """The reply to a GET, or to a POST of `form` as JSON, or to another `method`. Raises OSError if there is none."""
+    data = None if form is None else json.dumps(form).encode()
+    request = urllib.request.Request(url, data=data, headers=dict(headers), method=method)
     if form is not None:
         request.add_header("Content-Type", "application/json")
     began = time.time()
@@ -112,6 +117,34 @@ def check_store(settings: Settings) -> Check:
             store.delete(key)
     seconds = time.perf_counter() - started
     return Check("store", True, f"{store.uri}: list, write, read, ranges, delete, conditional writes ({seconds:.2f} s)")
+
+
+@contextlib.contextmanager
+def object_of_doctor(settings: Settings) -> Iterator[str]:
+    """The key of an object that others have to find in the store; empty if it cannot be written, which the check of the store says."""
+    store, written = open_store(settings.root), f"doctor/{time.time_ns()}-{uuid.uuid4().hex}"
+    try:
+        store.write(written, b"vitline")
+    except (OSError, RuntimeError):
+        written = ""
+    try:
+        yield written
+    finally:
+        if written:
+            store.discard(written)
+
+
+def check_store_of_all(settings: Settings, written: str) -> Check:
+    """That a node reaches the store, and that it is the same one: it holds what the submitting machine has written."""
+    check = check_store(settings)
+    if not check.ok or not written:
+        return check
+    try:
+        open_store(settings.root).read(written)
+    except FileNotFoundError:
+        advice = "All machines need one store at VITLINE_ROOT: a bucket, or a folder that they share."
+        return Check("store", False, f"{settings.root} does not hold what the doctor has written elsewhere", advice)
+    return check._replace(found="the same as where the doctor runs")
 
 
 def _store_steps(store: Store, key: str) -> list[tuple[str, str, Callable[[], str | None]]]:
@@ -285,6 +318,16 @@ def _asked_by_mlflow(settings: Settings, uri: str, found: str) -> Check:
         advice = CERTIFICATE_ADVICE if "certificate" in str(error).lower() else "Correct what the message names."
         return Check("mlflow", False, f"MLflow's client: {error}"[:600], advice)
     return Check("mlflow", True, found or uri)
+
+
+def check_certificates() -> Check:
+    """The certificates of authorities and the proxies that the variables of this process name."""
+    files = named_files()
+    if missing := [f"{name}={path}" for name, path in files.items() if not Path(path).exists()]:
+        found = f"a file is not there: {', '.join(missing)}"
+        return Check("certificates", False, found, "Correct the variable, on a node where Ray is started.")
+    named = ", ".join(f"{name}={value}" for name, value in (files | named_proxies()).items())
+    return Check("certificates", True, named or "those of the system, no proxy")
 
 
 def check_clock(settings: Settings) -> Check:

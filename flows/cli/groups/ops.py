@@ -21,7 +21,7 @@ def ops_doctor(
     root: Root = None,
     json: Json = False,
 ) -> None:
-    """Check versions, store, conditional writes, memory, disk, services and all nodes of Ray; suggest a fix for each failure.
+    """Check versions, store, memory, disk, services, all nodes of Ray and all work pools; suggest a fix for each failure.
 
     Example: `vitline ops doctor`
     """

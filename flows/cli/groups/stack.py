@@ -327,7 +327,7 @@ def settings_of_stack(directory: Path) -> "Settings":
 
 def problems_of(directory: Path, state: "StackState") -> dict[str, str]:
     """The problem of each service: it does not answer, it repeats an error in its log, or its schedules start nothing."""
-    from vitline.flows.ops.schedule_checks import log_problem, schedule_problems
+    from vitline.flows.ops.flow_run_checks import log_problem, schedule_problems
     from vitline.infra.local.stack import check_services
 
     found = check_services(directory)

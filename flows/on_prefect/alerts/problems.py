@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from pydantic import Field, ValidationError
 
 from vitline.flows.catalog.run_status import progress_of
-from vitline.flows.ops.schedule_checks import schedule_problems
+from vitline.flows.ops.flow_run_checks import schedule_problems
 from vitline.infra.config import FrozenConfig
 from vitline.infra.local.paths import free_disk
 from vitline.infra.ray_jobs import Job

@@ -17,7 +17,7 @@ from prefect.settings import PREFECT_API_SSL_CERT_FILE, temporary_settings
 
 from vitline.flows.catalog.registered_by import REMEMBERED
 from vitline.flows.ops import check as checks_module
-from vitline.flows.ops import doctor, node_checks, schedule_checks, service_checks
+from vitline.flows.ops import doctor, flow_run_checks, node_checks, service_checks
 from vitline.flows.ops.doctor import examine
 from vitline.infra.local import processes
 from vitline.infra.local.access.mutual_tls import make_certificates
@@ -314,20 +314,18 @@ def test_other_versions_and_other_servers_are_named(settings_of, check, field, a
         failure(getattr(service_checks, f"check_{check}")(settings_of(**{field: url})), found, advice)
 
 
-@pytest.mark.parametrize(
-    ("status", "says"), [("NOT_READY", "has no worker"), ("PAUSED", "is paused"), ("READY", "ready: gpu (kubernetes,")]
-)
-def test_work_pools_without_a_worker_are_named_with_what_they_start(settings_of, status, says):
-    deployment = {"name": "default", "work_pool_name": "gpu", "job_variables": {"image": "birds:1"}}
+@pytest.mark.parametrize(("status", "says"), [("NOT_READY", "has no worker"), ("PAUSED", "is paused")])
+def test_a_pool_that_starts_nothing_is_named_and_not_tried(settings_of, status, says):
+    deployment = {"name": "default", "work_pool_name": "gpu", "job_variables": {}}
     pool = {"name": "gpu", "type": "kubernetes", "status": status, "is_paused": status == "PAUSED"}
-    pool["base_job_template"] = {"variables": {"properties": {"image": {"default": None}}}}
     form = {"parameter_openapi_schema": {REMEMBERED: {}}}
     replies = {"/deployments/filter": [deployment | form, deployment | {"parameter_openapi_schema": {}}]}
     replies["/work_pools/filter"] = [pool]
     with answering({path: (200, json.dumps(reply)) for path, reply in replies.items()}) as url:
-        check = schedule_checks.check_pools(settings_of(prefect_api_url=url))
-    assert (check.ok, says in check.found, "image birds:1" in check.found) == (status == "READY", True, True)
-    assert check.ok or "worker --pool gpu" in check.advice
+        (check,) = flow_run_checks.check_pools(settings_of(prefect_api_url=url))
+    assert not check.ok
+    assert f"gpu (kubernetes) {says}" in check.found
+    assert ("prefect worker start --pool gpu" in check.advice) == (status == "NOT_READY")
 
 
 @pytest.mark.slow

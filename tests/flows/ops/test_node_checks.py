@@ -8,7 +8,7 @@ import sys
 import psutil
 import pytest
 
-from vitline.flows.ops import node_checks
+from vitline.flows.ops import node_checks, service_checks
 from vitline.flows.ops.check import Check
 from vitline.flows.ops.node_checks import Node, NodeAnswer, judge
 from vitline.infra.runs.ray_work import _results
@@ -90,18 +90,18 @@ def test_what_fails_on_several_nodes_is_one_line_with_the_advice_of_the_check():
 def test_a_store_that_is_not_the_same_on_a_node_is_named(tmp_path):
     settings = Settings(root=str(tmp_path / "store"))
     open_store(settings.root).write("doctor/here", b"vitline")
-    assert node_checks.check_store_of_all(settings, "doctor/here").found.startswith("the same as")
-    other = node_checks.check_store_of_all(Settings(root=str(tmp_path / "other")), "doctor/here")
+    assert service_checks.check_store_of_all(settings, "doctor/here").found.startswith("the same as")
+    other = service_checks.check_store_of_all(Settings(root=str(tmp_path / "other")), "doctor/here")
     assert (other.ok, "does not hold" in other.found, "a folder that they share" in other.advice) == (False, True, True)
 
 
 def test_a_full_disk_and_certificates_that_are_not_there(tmp_path, monkeypatch):
     monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "ca.pem"))
     monkeypatch.setenv("HTTPS_PROXY", "http://me:secret@proxy:3128")
-    absent = node_checks.check_certificates()
+    absent = service_checks.check_certificates()
     assert (absent.ok, f"is not there: AWS_CA_BUNDLE={tmp_path}/ca.pem" in absent.found) == (False, True)
     (tmp_path / "ca.pem").touch()
-    assert "HTTPS_PROXY=http://proxy:3128" in node_checks.check_certificates().found
+    assert "HTTPS_PROXY=http://proxy:3128" in service_checks.check_certificates().found
     assert node_checks.check_free("disk", str(tmp_path), needed=True).mark == "ok"
     monkeypatch.setattr(node_checks, "MIN_FREE_BYTES", 10**18)
     marks = [node_checks.check_free("any", str(tmp_path / "absent"), needed=needed).mark for needed in (True, False)]

@@ -4,8 +4,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from vitline.flows.ops import schedule_checks
-from vitline.flows.ops.schedule_checks import check_logs, check_schedules, schedule_problems
+from vitline.flows.ops import flow_run_checks
+from vitline.flows.ops.flow_run_checks import check_logs, check_schedules, schedule_problems
 from vitline.infra.local.stack import find_stack
 from vitline.infra.settings import Settings
 
@@ -32,10 +32,6 @@ def upcoming(flows, deployment: str) -> list[str]:
     return [run["id"] for run in flows.api.post("/flow_runs/filter", json=wanted).raise_for_status().json()]
 
 
-def test_the_work_pool_of_the_stack_has_a_worker(flows, stack):
-    assert schedule_checks.check_pools(Settings(**stack.env)) == ("pools", True, "ready: vitline (process)", "")
-
-
 def test_an_active_schedule_without_upcoming_runs_is_named_with_its_page(flows, scheduled, stack, monkeypatch):
     settings = Settings(**stack.env)
     eventually(lambda: upcoming(flows, scheduled), awaited="a run, by the scheduler once a minute")
@@ -49,7 +45,7 @@ def test_an_active_schedule_without_upcoming_runs_is_named_with_its_page(flows, 
     found = check_schedules(settings, later)
     assert (found.ok, found.found) == (False, problem)
     assert "Ask those who run the Prefect server" in found.advice
-    monkeypatch.setattr(schedule_checks, "is_of_stack", lambda *_: True)
+    monkeypatch.setattr(flow_run_checks, "is_of_stack", lambda *_: True)
     assert "`vitline stack restart prefect`" in check_schedules(settings, later).advice
 
 
