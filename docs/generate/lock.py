@@ -24,7 +24,7 @@ HEAD = """\
 # musl, PyPy, and Pythons beyond those of the lock
 _FOREIGN = re.compile(r"-musllinux|-pp\d|-cp3(?!1[123]-)\d+t?-(?!abi3)|-cp\d+t-")
 _ALWAYS = re.compile(
-    r"^python_full_version (>= '3.11'|< '3.14')$|^(sys_platform|platform_machine|\w*implementation\w*) "
+    r"^python_full_version (>= '3.(\d|10|11)'|< '3.14')$|^(sys_platform|platform_machine|\w*implementation\w*) "
 )
 
 

@@ -124,7 +124,7 @@ def test_prometheus_scrapes_it_and_evaluates_every_rule_and_panel(at_work, root,
     config = (
         (OBSERVABILITY / "prometheus.yml")
         .read_text()
-        .replace(":9464", f":{port}")
+        .replace("metrics:9464", f"127.0.0.1:{port}")
         .replace(" 30s", " 1s")
         .replace(" 20s", " 1s")
     )

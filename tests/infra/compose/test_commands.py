@@ -16,6 +16,7 @@ import ssl
 import subprocess
 import sys
 import urllib.error
+import urllib.parse
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -59,7 +60,19 @@ deployments:
 
 
 def why_not_here():
-    programs = ("nginx", "postgres", "initdb", "psql", "pg_isready", "weed", "openssl", "curl", "wget", "chromium")
+    programs = (
+        "nginx",
+        "postgres",
+        "initdb",
+        "psql",
+        "pg_isready",
+        "weed",
+        "openssl",
+        "curl",
+        "wget",
+        "chromium",
+        "prometheus",
+    )
     beside = str(Path(sys.executable).parent)
     missing = [name for name in programs if not (shutil.which(name) or shutil.which(name, path=beside))]
     return why_no_hosts() or (f"{', '.join(missing)} not installed, which the images have" if missing else "")
@@ -255,8 +268,16 @@ def test_all_services_start_and_a_flow_run_goes_through_the_proxy(machine):
     kept = bucket.list_objects_v2(Bucket="vitline", Prefix="vitline/corpora/pictures/")["Contents"]
     assert [each["Key"] for each in kept if each["Key"].endswith("/manifest.json")]
 
-    counters = urllib.request.urlopen(f"http://{machine.hosts.address('metrics')}:9464/metrics", timeout=60).read()
-    assert b"vitline_root_up 1.0" in counters
+    with prometheus(machine) as query:
+        for name in (
+            "vitline_root_up",
+            "ray_node_cpu_count",
+            "prefect_worker_channel_heartbeat_failures_total",
+            "mlflow_http_request_total",
+        ):
+            eventually(lambda name=name: query(name), awaited=f"{name} in Prometheus")
+        eventually(lambda: {value for _, value in query("up")} == {"1"}, awaited="an answer of every target")
+        assert [job for job, _ in query("up")].count("ray") == 2
     of_compose = machine.started["prefect-worker"]
     seen = of_compose.run(of_compose.one_off("vitline", "ops", "doctor"))
     assert "a small job ran" in seen, seen
@@ -319,6 +340,34 @@ def test_two_teams_pretrain_side_by_side_and_each_sees_its_own(machine):
 def triggered(machine, team, deployment, *fields):
     """Triggers a deployment as a team, and waits until its run has completed."""
     return machine.command(team, "vitline", "flows", "trigger", deployment, "--wait", *fields)
+
+
+@contextlib.contextmanager
+def prometheus(machine):
+    """A Prometheus with the scrape config of infra/observability, once a second. Yields query(expression): jobs and values."""
+    folder = machine.hosts.folder / PEOPLE / "prometheus"
+    shutil.copytree(FOLDER.parent / "observability", folder)
+    config = folder / "prometheus.yml"
+    config.write_text(config.read_text().replace(" 30s", " 1s").replace(" 20s", " 1s"))
+    (folder / "prefect_password").write_text(machine.secret("prefect_login").partition(":")[2])
+    (folder / "mlflow_password").write_text(machine.secret("mlflow_password"))
+    command = ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder}/data"]
+    server = machine.hosts.start(
+        PEOPLE, [*command, "--web.listen-address=127.0.0.1:9090"], machine.logs / "prometheus.log", {}
+    )
+
+    def query(expression):
+        asked = f"http://127.0.0.1:9090/api/v1/query?query={urllib.parse.quote(expression)}"
+        try:
+            with urllib.request.urlopen(asked, timeout=60) as reply:
+                return [(each["metric"]["job"], each["value"][1]) for each in json.load(reply)["data"]["result"]]
+        except OSError:
+            return []
+
+    try:
+        yield query
+    finally:
+        end_children([server], 30)
 
 
 @contextlib.contextmanager

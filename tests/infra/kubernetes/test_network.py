@@ -100,6 +100,9 @@ def test_what_has_to_connect_can(network):
         (run, mlflow, 5000),
         (sender, mlflow, 5000),
         (PROMETHEUS, network.named("metrics", here), 9464),
+        (PROMETHEUS, prefect, 4200),
+        (PROMETHEUS, mlflow, 5000),
+        (PROMETHEUS, cpu, 8080),
         (run, head, 8265),
         (OPERATOR, head, 8265),
         (head, cpu, 10005),
@@ -122,6 +125,7 @@ def test_what_must_not_connect_cannot(network):
     head, cpu = network.named("vitline head", here), network.named("vitline cpu", here)
     worker, run, sender = (network.named(name, here) for name in ("prefect-worker", "flow-run", "sender"))
     for source, target, port in (
+        (PROMETHEUS, head, 8265),
         (cpu, prefect, 4200),
         (cpu, mlflow, 5000),
         (sender, prefect, 4200),
