@@ -1,8 +1,9 @@
 """A container of a manifest as a plain process, or as one of its image."""
 
 import re
+import socket
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from .manifests import Pod
 
 
 class Container(ContainerProcess):
-    """`secrets`: NAME/KEY to value. `folder` has the volumes of the pods at their places; all else as in ContainerProcess."""
+    """`secrets`: NAME/KEY to value. `folder` has the volumes of the pods at their places; `on_host` gives the words that run a
+    command on its host; all else as in ContainerProcess."""
 
     def __init__(
         self,
@@ -23,7 +25,9 @@ class Container(ContainerProcess):
         here: Mapping[str, str],
         folder: Path,
         images: Images | None = None,
+        on_host: Callable[[list[str]], list[str]] = list,
     ) -> None:
+        self._on_host = on_host
         (self.spec,) = (each for each in pod.containers if each["name"] == name)
         self._secrets, self._configs = secrets, configs
         places = [each["mountPath"] for each in self.spec["volumeMounts"] if each["mountPath"] != "/dev/shm"]
@@ -53,6 +57,9 @@ class Container(ContainerProcess):
                 found[variable["name"]] = self.mapped(variable["value"])
         return found
 
+    def entered(self, command: list[str], **more: str) -> list[str]:
+        return self._on_host(super().entered(command, **more))
+
     def command(self, **more: str) -> list[str]:
         """Its command and arguments, with `$(NAME)` replaced as Kubernetes does."""
         known = self.environment(**more)
@@ -66,10 +73,14 @@ class Container(ContainerProcess):
         """As the kubelet asks it."""
         if "exec" in probe:
             return self.succeeds(probe["exec"]["command"], **more)
-        (port,) = (each["containerPort"] for each in self.spec["ports"] if each["name"] == probe["httpGet"]["port"])
-        url = f"http://127.0.0.1:{self.mapped(str(port))}{probe['httpGet']['path']}"
+        asked, patience = probe.get("httpGet") or probe["tcpSocket"], probe.get("timeoutSeconds", 1)
+        (port,) = (each["containerPort"] for each in self.spec["ports"] if each["name"] == asked["port"])
+        there = self.mapped("status.podIP"), int(self.mapped(str(port)))
         try:
-            with urllib.request.urlopen(url, timeout=probe.get("timeoutSeconds", 1)) as reply:
+            if "tcpSocket" in probe:
+                socket.create_connection(there, patience).close()
+                return True
+            with urllib.request.urlopen(f"http://{there[0]}:{there[1]}{asked['path']}", timeout=patience) as reply:
                 return bool(reply.status < 400)
         except OSError:
             return False

@@ -6,12 +6,15 @@ of Prefect's worker and of MLflow, whose images are others' own, are plain proce
 """
 
 import base64
+import contextlib
 import importlib.util
 import json
 import shlex
+import shutil
 import sys
 import urllib.request
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import numpy as np
 import pytest
@@ -25,6 +28,8 @@ from PIL import Image
 from vitline.infra.local.processes import free_ports, temporary_folder
 from vitline.infra.ray_jobs import RayJobs
 
+from ...cluster.hosts import Hosts
+from ...cluster.hosts import why_not_here as why_no_hosts
 from ...eventually import eventually
 from ..container_process import RAY_PATIENCE, RAY_START
 from .containers import Container
@@ -43,10 +48,11 @@ def machine(request, tmp_path):
 
 
 class Machine:
-    def __init__(self, logs, folder, images):
-        """`folder` has the volumes of the pods; its name is short, for the sockets of Ray."""
-        self.logs, self.folder, self.images, self.found = logs, folder, images, objects("gpu")
-        names = ("4200", "5000", "8265", "8080", "52365", "6379")
+    def __init__(self, logs, folder, images, entered=list):
+        """`folder` has the volumes of the pods; its name is short, for the sockets of Ray. `entered` gives the words that run a command."""
+        self.logs, self.entered, self.folder, self.images = logs, entered, folder, images
+        self.found = objects("gpu")
+        names = ("4200", "5000", "8265", "8080", "52365", "6379", "9464")
         self.ports = dict(zip(names, map(str, free_ports(len(names))), strict=True))
         self.here = {
             "metadata.name": "pod-1",
@@ -81,7 +87,7 @@ class Machine:
     def container(self, pod, name=None):
         (chosen,) = (each for each in pods(self.found) if each.name == pod)
         name = name or chosen.spec["containers"][0]["name"]
-        return Container(chosen, name, self.configs, self.secrets, self.here, self.folder, self.images)
+        return Container(chosen, name, self.configs, self.secrets, self.here, self.folder, self.images, self.entered)
 
     def ask(self, port, path, body=None, login=LOGIN):
         request = urllib.request.Request(
@@ -121,34 +127,60 @@ def test_prefect_starts_registers_the_deployments_and_a_flow_run_finds_its_code(
                 assert [worker["name"] for worker in workers] == ["pod-1"]
 
 
-def test_mlflow_starts_with_its_login_and_the_sender_lives(machine):
-    mlflow, sender = machine.container("mlflow"), machine.container("sender")
+def test_mlflow_starts_with_its_login_beside_the_sender_and_the_metrics(machine):
+    mlflow, sender, metrics = (machine.container(name) for name in ("mlflow", "sender", "metrics"))
     (machine.folder / "etc/mlflow/basic_auth.ini").write_text(
         f"[mlflow]\ndefault_permission = READ\ndatabase_uri = sqlite:///{machine.folder}/tmp/logins.db\n"
         "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
     )
-    with mlflow.running(machine.logs / "mlflow.log"), sender.running(machine.logs / "sender.log"):
+    with contextlib.ExitStack() as stack:
+        for each in (mlflow, sender, metrics):
+            stack.enter_context(each.running(machine.logs / f"{each.title.replace('/', '-')}.log"))
         path = "/api/2.0/mlflow/experiments/search"
         login = f"admin:{PASSWORD}"
         found = machine.ask("5000", path, {"max_results": 1}, login)
         assert [each["name"] for each in found["experiments"]] == ["Default"]
         with pytest.raises(urllib.error.HTTPError, match="401"):
             machine.ask("5000", path, {"max_results": 1}, "admin:guess")
+        with urllib.request.urlopen(f"http://127.0.0.1:{machine.ports['9464']}/metrics", timeout=60) as reply:
+            assert b"vitline_root_up 1.0" in reply.read()
 
 
-def test_ray_starts_with_token_and_certificates_and_runs_the_ray_job(machine):
-    write_authority(machine.folder / "etc/ray-authority")
+@pytest.fixture
+def hosts(machine):
+    """Two hosts, as Ray's nodes need addresses of their own. This process is on that of the head."""
+    if why := why_no_hosts():
+        pytest.skip(why)
+    with Hosts(machine.folder, ["head", "cpu"]) as found, found.inside("head"):
+        yield found
+
+
+@pytest.fixture
+def node(machine, hosts):
+    """The machine of a second node of the cluster."""
+    with temporary_folder() as short:
+        found = Machine(machine.logs, short, machine.images, partial(hosts.entered, "cpu"))
+        for each, name in ((machine, "head"), (found, "cpu")):
+            each.here |= {"status.podIP": hosts.address(name), "0.0.0.0": "0.0.0.0"}
+        yield found
+
+
+def test_ray_starts_with_token_and_certificates_on_two_nodes_and_runs_the_ray_job(machine, node):
+    authority = write_authority(machine.folder / "etc/ray-authority")
+    shutil.copytree(authority, node.folder / "etc/ray-authority", dirs_exist_ok=True)
     cluster, job = (of_kind(machine.found, kind)[0] for kind in ("RayCluster", "RayJob"))
     head = machine.container("vitline head", "ray-head")
-    machine.container("vitline head", "certificate").run(FQ_RAY_IP="localhost")
+    machine.container("vitline head", "certificate").run(FQ_RAY_IP="head")
+    worker = node.container("vitline cpu", "ray-worker")
+    node.container("vitline cpu", "certificate").run(FQ_RAY_IP="head")
     given = {
         "RAY_AUTH_MODE": "token",  # KubeRay sets both from `authOptions`
         "RAY_AUTH_TOKEN": TOKEN,
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # listens on 127.0.0.1 only
         "VITLINE_ROOT": head.mapped("s3://my-bucket"),
         **RAY_PATIENCE,
     }
-    command = kuberay_command(cluster["spec"]["headGroupSpec"], "--head", machine, head)
+    of_head = {"port": "6379", "dashboard-port": "8265", "dashboard-host": "0.0.0.0"}
+    command = kuberay_command(cluster["spec"]["headGroupSpec"], machine, head, "--head", **of_head)
     with head.running(machine.logs / "ray.log", command, **given):
         jobs = RayJobs(f"http://127.0.0.1:{machine.ports['8265']}", token_path=written(machine.logs / "token", TOKEN))
         assert jobs.version() == cluster["spec"]["rayVersion"]
@@ -157,9 +189,12 @@ def test_ray_starts_with_token_and_certificates_and_runs_the_ray_job(machine):
         nodes = urllib.request.Request(
             f"{jobs.address}/api/v0/nodes?detail=1", headers={"Authorization": f"Bearer {TOKEN}"}
         )
-        with urllib.request.urlopen(nodes, timeout=60) as reply:
-            (node,) = json.load(reply)["data"]["result"]["result"]
-        assert node["resources_total"]["vitline_training"] == 1
+
+        def resources():
+            with urllib.request.urlopen(nodes, timeout=60) as reply:
+                return [each["resources_total"] for each in json.load(reply)["data"]["result"]["result"]]
+
+        assert [each["vitline_training"] for each in resources()] == [1]
 
         for name in ("crow", "jay"):
             for number in range(8):
@@ -170,19 +205,27 @@ def test_ray_starts_with_token_and_certificates_and_runs_the_ray_job(machine):
         entrypoint = head.mapped(job["spec"]["entrypoint"]).split()
         submit = ["ray", "job", "submit", "--address", jobs.address, "--submission-id", "one", "--", *entrypoint]
         head.run(submit, **given)
+
+        (cpu,) = (each for each in cluster["spec"]["workerGroupSpecs"] if each["groupName"] == "cpu")
+        command = kuberay_command(cpu, node, worker, f"--address=head:{machine.ports['6379']}")
+        with worker.running(machine.logs / "worker.log", command, **given):
+            assert sorted(each.get("CPU", 0) for each in resources()) == [0, 4]
+            on_worker = ["--entrypoint-num-cpus", "1", "--", "sh", "-c", "test $(hostname) = cpu"]
+            submit = ["ray", "job", "submit", "--address", jobs.address, "--submission-id", "two", *on_worker]
+            head.run(submit, **given)
     assert list((machine.folder / "tmp/bucket/corpora/birds").glob("*/manifest.json"))
 
 
-def kuberay_command(group, kind, machine, container):
+def kuberay_command(group, machine, container, kind, **options):
     """The command that KubeRay makes of a group (`generateRayStartCommand` in its controllers/ray/common/pod.go)."""
     limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
-    options = {"metrics-export-port": "8080", "dashboard-agent-listen-port": "52365", "dashboard-host": "0.0.0.0"}
+    options |= {"metrics-export-port": "8080", "dashboard-agent-listen-port": "52365"}
     options |= {"num-cpus": limits["cpu"], "memory": str(int(limits["memory"].removesuffix("Gi")) << 30)}
     options |= group["rayStartParams"]
     # Ports and sizes of this machine.
     others = ("dashboard-agent-grpc-port", "runtime-env-agent-port", "ray-client-server-port")
     options |= dict(zip(others, free_ports(3), strict=True))
-    options |= {"port": "6379", "dashboard-port": "8265", "min-worker-port": 0, "max-worker-port": 0}
+    options |= {"node-ip-address": machine.here["status.podIP"], "min-worker-port": 0, "max-worker-port": 0}
     options |= {"object-store-memory": 100_000_000, "temp-dir": container.place("/tmp/ray")}
     words = " ".join(f"--{name}={machine.here.get(str(value), value)}" for name, value in options.items())
     ray = shlex.join(["python" if container.in_image else sys.executable, *RAY_START])
@@ -207,3 +250,4 @@ def write_authority(folder):
     )
     (folder / "tls.crt").write_bytes(certificate.public_bytes(Encoding.PEM))
     (folder / "tls.key").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return folder
