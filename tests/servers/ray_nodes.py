@@ -61,9 +61,9 @@ class ThreeNodes(Cluster):
         return child_environment(access | {"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}, FOREIGN_TO_RAY)
 
     def add_node(self, **options: Any) -> None:
-        """A further node with one CPU, and such options of `ray start`, which takes part once that has said so."""
-        options |= {"address": self.gcs, "num-cpus": 1, "object-store-memory": OBJECT_STORE_BYTES}
-        command = node_command(options, free_ports(AGENT_PORTS))
+        """A further node, by default with one CPU, and with such options of `ray start`, which takes part once that has said so."""
+        given = {"address": self.gcs, "num-cpus": 1, "object-store-memory": OBJECT_STORE_BYTES, **options}
+        command = node_command(given, free_ports(AGENT_PORTS))
         log = self.log_dir / f"node-{len(self.nodes) + 1}.log"
         with open(log, "wb") as output:
             node = subprocess.Popen(

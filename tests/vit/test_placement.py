@@ -42,11 +42,27 @@ def test_workers_run_on_labelled_nodes_with_their_variables(train_config, root, 
         placed.stop()
 
 
-class Placed:
-    """A training of one worker, as a job of the cluster."""
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_workers_share_a_node_or_are_spread_in_the_rack_with_room(train_config, root, tmp_path, processes):
+    with three_nodes(Settings(root=root), tmp_path) as cluster:
+        for rack, cpus in (("r1", 1), ("r2", 2), ("r2", 2)):
+            cluster.add_node(labels=f"rack={rack}", **{"num-cpus": cpus})
+        for strategy, number in (("pack", 1), ("spread", 2)):
+            placement = {"one_domain": "rack", "strategy": strategy}
+            placed = Placed(cluster, train_config, root, strategy, placement, workers=2)
+            placed.until(lambda progress: progress.get("step", 0) > 0)
+            nodes = {cluster.node_of(worker.pid) for worker in processes("ray::RayTrainWorker")}
+            assert nodes <= {*cluster.nodes[-2:]}
+            assert len(nodes) == number
+            placed.stop()
 
-    def __init__(self, cluster, train_config, root, name, placement, of_project=MappingProxyType({})):
-        config = replace(train_config(name, workers=1, steps=10**6), **{"execution.placement": placement})
+
+class Placed:
+    """A training, as a job of the cluster."""
+
+    def __init__(self, cluster, train_config, root, name, placement, of_project=MappingProxyType({}), workers=1):
+        config = replace(train_config(name, workers=workers, steps=10**6), **{"execution.placement": placement})
         self.run, lease = begin(config, root)
         self.jobs, self.job_id = cluster.jobs, lease.job_id
         command = [sys.executable, "-m", "vitline.vit.ray_jobs.train_driver", "--run", self.run.uri, "--attempt", "1"]
