@@ -95,6 +95,12 @@ class Images:
         """What the image says about itself: Env, User, Cmd, Labels."""
         return json.loads(self._buildah("inspect", "--type", "image", target))["OCIv1"]["config"]
 
+    def gigabytes(self, target: str) -> float:
+        """The size of the image, unpacked."""
+        (image,) = json.loads(self._buildah("images", "--json", f"localhost/{target}"))
+        number, unit = image["size"].split()
+        return float(number) * {"MB": 1e-3, "GB": 1}[unit]
+
     def enter(self, target: str, script: str, tmp: Path) -> subprocess.CompletedProcess[str]:
         """Runs a shell script as the only process of the image, in its environment but as another user, with the folder `tmp` as /tmp."""
         tmp.mkdir(exist_ok=True)

@@ -27,11 +27,12 @@ def said(done) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("target", ["prep", "train", "flows"])
-def test_an_image_holds_what_it_promises_and_nothing_to_build_with(target, images, tmp):
+@pytest.mark.parametrize(("target", "most_gb"), [("prep", 1.1), ("train", 2.1), ("flows", 2.3)])
+def test_an_image_holds_what_it_promises_and_nothing_to_build_with(target, most_gb, images, tmp):
     images.build(target)
     config = images.config(target)
     assert config["User"] == "10001:10001"
+    assert images.gigabytes(target) <= most_gb
     assert config["Labels"]["org.opencontainers.image.revision"] == "tested"
     found = said(
         images.enter(

@@ -12,6 +12,8 @@ import json
 import shlex
 import shutil
 import sys
+import time
+import urllib.error
 import urllib.request
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -95,8 +97,14 @@ class Machine:
         )
         request.add_header("Authorization", f"Basic {base64.b64encode(login.encode()).decode()}")
         request.add_header("Content-Type", "application/json")
-        with urllib.request.urlopen(request, timeout=60) as reply:
-            return json.loads(reply.read())
+        while True:
+            try:
+                with urllib.request.urlopen(request, timeout=60) as reply:
+                    return json.loads(reply.read())
+            except urllib.error.HTTPError as refused:
+                if refused.code != 503:  # Prefect's SQLite is busy; its own client asks again, too
+                    raise
+                time.sleep(0.5)
 
 
 def test_prefect_starts_registers_the_deployments_and_a_flow_run_finds_its_code(machine):
