@@ -396,18 +396,22 @@ def joined_environment(defaults: Mapping[str, str], instead_of: tuple[str, ...] 
 
 
 @contextlib.contextmanager
-def changed_environment(**changes: str) -> Iterator[None]:
-    """Sets environment variables of this process and its later children while the context is open."""
+def changed_environment(**changes: str | None) -> Iterator[None]:
+    """Sets environment variables of this process and its later children while the context is open; None unsets one."""
     before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
+    _set_variables(changes)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        _set_variables(before)
+
+
+def _set_variables(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 # Here, as not every process has a start of ours: workers of Ray, flows of Prefect, notebooks.

@@ -57,20 +57,20 @@ _STORES = {
     **dict.fromkeys(("http", "https", "hf"), "vitline.infra.stores.read_only_store.ReadOnlyStore"),
 }
 """The class of each scheme."""
-_OF_PROFILE = re.compile(r"s3\+[A-Za-z0-9._-]+")
+_OF_OTHERS = re.compile(r"(s3|gs|az)\+[A-Za-z0-9._-]+")
 _BUCKETS = ("s3", "gs", "az")
 
 
 def open_store(uri: str | os.PathLike[str]) -> Store:
     """The store below a URI: a plain path (which may begin with `~`), file://, memory:// (one process), or s3://, gs:// or
-    az://bucket/prefix; s3+NAME://bucket/prefix is one with endpoint and credentials of the AWS profile NAME. http://,
-    https:// and hf:// are only read.
+    az://bucket/prefix; s3+NAME://bucket/prefix is one with endpoint and credentials of the AWS profile NAME, gs+NAME:// and az+NAME://
+    with those of the variables that end with _NAME. http://, https:// and hf:// are only read.
 
     Reads and creates nothing. Raises ValueError for another scheme.
     """
     text = os.fspath(uri)
     scheme, _, rest = text.partition("://") if "://" in text else ("file", "", text)
-    kind = "s3" if _OF_PROFILE.fullmatch(scheme) else scheme
+    kind = scheme.partition("+")[0] if _OF_OTHERS.fullmatch(scheme) else scheme
     if kind not in _STORES or not rest or (kind in _BUCKETS and rest.startswith("/")):
         raise ValueError(
             f"{text!r} is not a store. Use a path, file:///path, s3://bucket/prefix, gs://bucket/prefix, "
@@ -85,7 +85,7 @@ def open_store(uri: str | os.PathLike[str]) -> Store:
 def in_bucket(uri: str) -> bool:
     """True if a URI begins with a bucket (of Azure: a container), as s3://bucket does."""
     scheme = uri.partition("://")[0]
-    return scheme in _BUCKETS or _OF_PROFILE.fullmatch(scheme) is not None
+    return scheme in _BUCKETS or _OF_OTHERS.fullmatch(scheme) is not None
 
 
 def is_location(name: str) -> bool:

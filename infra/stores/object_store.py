@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import threading
 import uuid
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from datetime import timedelta
@@ -14,6 +15,7 @@ from obstore import exceptions as failures
 from obstore.store import AzureStore, GCSStore
 
 from vitline.infra.environment.certificates import own_certificates
+from vitline.infra.settings import changed_environment
 from vitline.infra.stores import remote_store
 from vitline.infra.stores.remote_store import Answer, OtherRange, RemoteStore, Span, Written
 from vitline.infra.stores.store import Listed, StoreFailed, checked_key
@@ -33,11 +35,16 @@ _WRONG_RANGE = re.compile(r"NotPartial|NoContentRange|ParseContentRange|InvalidC
 _CAUSE = re.compile(r'message: "([^"]+)"|InvalidCertificate\(\s*(\w+)')
 _BEYOND_THE_END = "StartTooLarge"
 _WRONG_CERTIFICATE = "InvalidCertificate"
+_VARIABLES = ("GOOGLE_", "AZURE_")
+_environment = threading.Lock()
+"""Held while a client reads the environment."""
 
 
 class ObjectStore(RemoteStore):
     """A prefix of a bucket. obstore finds address and credentials in variables whose names begin with GOOGLE_ or AZURE_, or in the
-    identity of the machine. A tag is the generation of an object of Google, and the ETag of one of Azure.
+    identity of the machine. With a URI `gs+NAME://` or `az+NAME://` it takes only the variables that end with _NAME, as in
+    AZURE_STORAGE_ACCOUNT_KEY_NAME, in capitals, with _ for what no variable may have. A tag is the generation of an object of Google, and
+    the ETag of one of Azure.
 
     A killed `writer` leaves parts that readers do not see, and that nothing here can list. Azure deletes them after a week; a
     bucket of Google needs a lifecycle rule for that (`AbortIncompleteMultipartUpload`).
@@ -45,16 +52,16 @@ class ObjectStore(RemoteStore):
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
-        self._scheme, _, rest = uri.partition("://")
+        scheme, _, rest = uri.partition("://")
+        self._scheme, _, self._name = scheme.partition("+")
         self._bucket, _, prefix = rest.partition("/")
         self._prefix = f"{prefix}/" if prefix else ""
         variables = {
             "gs": "GOOGLE_APPLICATION_CREDENTIALS",
             "az": "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY",
         }
-        self.settings_of_access = (
-            f"the bucket, and its credentials ({variables[self._scheme]}, or the identity of this machine)"
-        )
+        found = variables[self._scheme].replace(",", f"{_end_of(self._name)},") + _end_of(self._name)
+        self.settings_of_access = f"the bucket, and its credentials ({found}, or the identity of this machine)"
 
     @classmethod
     def at(cls, uri: str) -> Self:
@@ -62,7 +69,7 @@ class ObjectStore(RemoteStore):
 
     @property
     def _service(self) -> Hashable:
-        return self._scheme, self._bucket
+        return self._scheme, self._name, self._bucket
 
     @property
     def _url(self) -> str:
@@ -132,7 +139,7 @@ class ObjectStore(RemoteStore):
     def _client(self, repeats: bool = False) -> Client:
         _check_not_forked()
         try:
-            return client_of(os.getpid(), self._scheme, self._bucket, repeats)
+            return client_of(os.getpid(), self._scheme, self._name, self._bucket, repeats)
         except (failures.BaseError, OSError) as error:
             raise _Unusable(_message(error)) from error
 
@@ -223,8 +230,22 @@ def _check_not_forked() -> None:
         )
 
 
+def _end_of(name: str) -> str:
+    """How the variables for stores of this name end."""
+    return name and "_" + re.sub(r"\W", "_", name).upper()
+
+
+@contextlib.contextmanager
+def _variables_of(name: str) -> Iterator[None]:
+    """Meanwhile the variables of obstore are those that end with the name; without a name, those that there are."""
+    ours = [each for each in os.environ if each.startswith(_VARIABLES)] if name else []
+    theirs = {each.removesuffix(_end_of(name)): os.environ[each] for each in ours if each.endswith(_end_of(name))}
+    with _environment, changed_environment(**{**dict.fromkeys(ours), **theirs}):
+        yield
+
+
 @lru_cache
-def client_of(pid: int, scheme: str, bucket: str, repeats: bool) -> Client:
+def client_of(pid: int, scheme: str, name: str, bucket: str, repeats: bool) -> Client:
     """One client for all threads of a process. `pid` makes a forked child create its own."""
     options: ClientConfig = {
         "allow_http": True,  # where the variables name such an address
@@ -235,4 +256,5 @@ def client_of(pid: int, scheme: str, bucket: str, repeats: bool) -> Client:
     if certificates := own_certificates():
         options["root_certificate"] = certificates
     kind: type[Client] = GCSStore if scheme == "gs" else AzureStore
-    return kind(bucket, client_options=options, retry_config=_REPEATS if repeats else {"max_retries": 0})
+    with _variables_of(name):
+        return kind(bucket, client_options=options, retry_config=_REPEATS if repeats else {"max_retries": 0})

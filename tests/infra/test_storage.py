@@ -256,7 +256,7 @@ def test_leftovers_of_a_killed_writer_are_found_when_old_enough(store, tmp_path)
         "ftp://bucket/x",
         "gs:///x",
         "az://",
-        "gs+lab://bucket",
+        "hf+lab://datasets/birds",
         "s3+://bucket",
         "s3+lab:///x",
         "s3://",

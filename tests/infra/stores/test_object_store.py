@@ -1,8 +1,10 @@
 """How gs:// stores handle lost replies and failing services; test_storage.py tests what all stores promise, az:// among them."""
 
 import os
+import pickle
 import subprocess
 import sys
+import uuid
 
 import pytest
 
@@ -113,6 +115,37 @@ def test_without_an_account_every_request_is_refused_with_the_next_step(monkeypa
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
     with pytest.raises(StoreRefused, match=r"Account must be specified\. Check the bucket.*AZURE_STORAGE_ACCOUNT_NAME"):
         open_store("az://container/runs").list()
+
+
+def test_a_named_store_has_variables_of_its_own(service, monkeypatch):
+    monkeypatch.setenv("GOOGLE_BASE_URL_LAB_1", service.url)
+    monkeypatch.setenv("GOOGLE_BEARER_TOKEN_LAB_1", "of-the-lab")
+    for name in ("GOOGLE_BASE_URL", "GOOGLE_BEARER_TOKEN", "GOOGLE_SERVICE_ACCOUNT_KEY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    store = open_store("gs+lab-1://bucket/photos")
+    store.write("a.jpg", b"1")
+    assert service.signed == "Bearer of-the-lab"
+    assert os.environ["GOOGLE_BEARER_TOKEN"] == "http://127.0.0.1:1"
+    again = pickle.loads(pickle.dumps(store)).child("x")
+    assert again.uri == "gs+lab-1://bucket/photos/x"
+    assert again._service == store._service != open_store("gs://bucket/photos")._service
+
+
+def test_a_named_container_of_azurite_is_reached_with_its_own_key(azurite, monkeypatch):
+    for name, value in azurite.items():
+        monkeypatch.setenv(f"{name}_LAB", value)
+        monkeypatch.setenv(name, "b3Vycw==")
+    store = open_store(f"az+lab://box/{uuid.uuid4().hex}")
+    store.write("a.jpg", b"1")
+    assert store.list() == ["a.jpg"]
+
+
+def test_a_named_store_without_variables_is_refused_with_their_names(monkeypatch):
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "ours")
+    with pytest.raises(
+        StoreRefused, match=r"Account must be specified.*AZURE_STORAGE_ACCOUNT_NAME_LAB, AZURE_STORAGE_ACC"
+    ):
+        open_store("az+lab://container/runs").list()
 
 
 FORKED = """
