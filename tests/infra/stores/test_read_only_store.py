@@ -1,5 +1,6 @@
 """Stores that are only read: a web server's files, and datasets of a hub."""
 
+import base64
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -68,6 +69,15 @@ def test_what_no_try_can_read_is_refused_at_once_with_the_next_step(store, serve
             write("x", b"1")
 
 
+def test_the_login_of_a_web_server_comes_from_netrc(store, server, tmp_path, monkeypatch):
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login lab password secret\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    read_only_store._filesystem.cache_clear()
+    assert store.read("a b.tar", 3, 9) == DATA[3:9]
+    assert server.signed == f"Basic {base64.b64encode(b'lab:secret').decode()}"
+    read_only_store._filesystem.cache_clear()
+
+
 def test_a_server_that_is_away_is_not_a_missing_file(monkeypatch, server):
     with pytest.raises(StoreFailed, match="attempt 9"):
         open_store("http://127.0.0.1:1/data").size("x")
@@ -82,6 +92,7 @@ def hub(monkeypatch):
         url = f"http://127.0.0.1:{server.server_port}"
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # other tests switch it on
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)
+        monkeypatch.setenv("HF_TOKEN", "hf_of-the-lab")
         template = f"{url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
         monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
         read_only_store._filesystem.cache_clear()
@@ -92,6 +103,8 @@ def hub(monkeypatch):
 
 class Hub(BaseHTTPRequestHandler):
     def do_GET(self):
+        if self.headers["Authorization"] != "Bearer hf_of-the-lab":
+            return self.answer(401, b"{}")
         path = self.path.partition("?")[0]
         answers = {
             "/api/datasets/lab/birds": {"id": "lab/birds", "sha": "0" * 40, "siblings": []},
