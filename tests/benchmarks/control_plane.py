@@ -16,11 +16,10 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import psutil
 import torch.distributed as dist
@@ -37,44 +36,18 @@ from vitline.infra.runs.journal import read_journal
 from vitline.infra.runs.lease import acquire_lease
 from vitline.infra.runs.run_state import read_state
 from vitline.infra.storage import Store, open_store
-from vitline.infra.stores.file_store import FileStore
 from vitline.vit.run.training_run import TrainingRun
 from vitline.vit.training.reporter import Reporter, system_metrics
 from vitline.vit.training.world import World
 
+from ..counted import counted
 from ..servers.own_servers import OwnServers, own_servers
 from ..servers.stack import FINAL
 from ..trainings import begin, tiny_config
 
-REQUESTS = ("read", "read_tagged", "list", "scan", "size", "create", "compare_and_swap", "write", "delete", "writer")
 STEP_S, STEPS = 0.3, 40
 PROCESSES = {"flow": "prefect.engine", "driver": "vit.ray_jobs.train_driver", "controller": "TrainController"}
 """By words of their commands."""
-
-
-@contextlib.contextmanager
-def counted(kind: type[Store] = FileStore) -> Iterator[Counter[str]]:
-    """Requests to all stores of a kind meanwhile, by what is asked and first folder of the key."""
-    found, within = Counter[str](), threading.local()
-
-    def counting(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        def request(self: Store, *given: Any, **options: Any) -> Any:
-            if getattr(within, "one", False):
-                return method(self, *given, **options)
-            within.one = True
-            place = "data" if "/corpora/" in self.uri else str(given[0] if given else "").partition("/")[0]
-            found[f"{name} {place}"] += 1
-            try:
-                return method(self, *given, **options)
-            finally:
-                within.one = False
-
-        return request
-
-    with contextlib.ExitStack() as stack:
-        for name in REQUESTS:
-            stack.enter_context(patch.object(kind, name, counting(name, getattr(kind, name))))
-        yield found
 
 
 @dataclass(frozen=True)
