@@ -49,6 +49,12 @@ def compared_versions() -> Mapping[str, str]:
     return found
 
 
+def differing(there: Mapping[str, str]) -> list[str]:
+    """The packages that this process has in other versions than `there`, the compared versions of another process."""
+    here = compared_versions()
+    return [name for name in there if name in here and here[name] != there[name]]
+
+
 def differing_versions() -> str:
     """In a process of a job: an error message if its versions differ from those of the process that submitted the job, else empty.
 
@@ -56,8 +62,7 @@ def differing_versions() -> str:
     """
     sent = Settings().submitted_from
     there: dict[str, str] = json.loads(sent) if sent else {}
-    here = compared_versions()
-    differ = [name for name in there if name in here and here[name] != there[name]]
+    differ, here = differing(there), compared_versions()
     if not differ:
         return ""
     differences = ", ".join(f"{name} {here[name]} (submitted from {name} {there[name]})" for name in differ)

@@ -271,12 +271,12 @@ def collect_garbage_flow(request: CollectGarbageRequest, services: Services, thi
     return show_findings(services, "garbage", findings) or NOTHING_TO_DO["collect-garbage"]
 
 
-@flow(name="doctor", persist_result=False)
-def doctor_flow(written: str, project: str, there: dict[str, str]) -> State:
+@flow(name="vitline-doctor", persist_result=False)
+def doctor_flow(written: str, project: str, there: dict[str, str], uses: list[str]) -> State:
     """Says what flow runs of a work pool find. `vitline ops doctor` starts it, and deletes it if nothing is wrong."""
     from vitline.flows.ops.flow_run_checks import seen_by_flow_run
 
-    ok, found = seen_by_flow_run(written, project, there)
+    ok, found = seen_by_flow_run(written, project, there, uses)
     return State(type=StateType.COMPLETED if ok else StateType.FAILED, message=found)
 
 

@@ -19,8 +19,10 @@ from vitline.flows.ops.check import DEADLINE_S, Check, Checks, side_by_side
 from vitline.flows.ops.service_checks import installed
 from vitline.infra.local.paths import free_disk, local_dir
 from vitline.infra.local.processes import MAX_BASE_LENGTH, is_free, short_base
+from vitline.infra.local.service_logs import log_problem
 from vitline.infra.local.stack import find_stack, listeners, reached_ports
 from vitline.infra.local.stack_config import WELL_KNOWN, seaweed_program
+from vitline.infra.local.state import StackState
 from vitline.infra.settings import Settings, variables_of
 
 MIN_FREE_DISK_BYTES = 5 * 10**9
@@ -44,7 +46,7 @@ def examine(settings: Settings, shard_cache_dir: str = "") -> list[Check]:
         ("pools", lambda: flow_run_checks.check_pools(settings)),
         ("schedules", lambda: flow_run_checks.check_schedules(settings)),
         ("mlflow", lambda: service_checks.check_mlflow(settings)),
-        ("logs", lambda: flow_run_checks.check_logs(find_stack(local_dir(settings) / "stack"))),
+        ("logs", lambda: check_logs(find_stack(local_dir(settings) / "stack"))),
         *(() if settings.ray_address else node_checks.machine_checks(shard_cache_dir)),
     ]
     return side_by_side(
@@ -163,3 +165,14 @@ def check_ray(settings: Settings, shard_cache_dir: str = "") -> Check | list[Che
         return Check("ray", True, found)
     advice = f"Make {folder} writable, or set TMPDIR to a folder whose path has at most {MAX_BASE_LENGTH} characters."
     return Check("ray", False, f"{found}, but its sockets need a short path, and {folder} cannot be written to", advice)
+
+
+def check_logs(state: StackState | None) -> Check:
+    """No service of the local stack repeats an error in its log, even if it answers."""
+    if state is None:
+        return Check("logs", True, "no local stack is running here")
+    problems = [problem for service in state.services if (problem := log_problem(service.log))]
+    advice = (
+        "Read that log; `vitline stack restart NAME` restarts the service. If the error persists, run `make install`."
+    )
+    return Check("logs", not problems, "; ".join(problems) or "no repeating error", advice if problems else "")

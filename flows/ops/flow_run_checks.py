@@ -1,5 +1,5 @@
 """Checks that flow runs start: work pools by a small flow run in each, active schedules by their upcoming and overdue runs, as a server can
-show a schedule and never act on it; and the logs of the local stack.
+show a schedule and never act on it.
 
 The small flow run takes code, image and environment of the deployments of the pool, which the doctor borrows for a deployment of its own.
 Uses plain HTTP, like `service_checks.py`, because a status command must not import Prefect.
@@ -10,15 +10,13 @@ import platform
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from itertools import groupby
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from vitline.flows.catalog.registered_by import REMEMBERED, is_of_project
-from vitline.flows.ops.check import Check, patience, side_by_side
+from vitline.flows.ops.check import DEADLINE_S, Check, patience, side_by_side
 from vitline.flows.ops.server_http import delete, flow_run_page, get, pages_url, post
 from vitline.flows.ops.service_checks import (
     check_certificates,
@@ -28,9 +26,8 @@ from vitline.flows.ops.service_checks import (
     is_of_stack,
     object_of_doctor,
 )
-from vitline.infra.local.service_logs import repeated_errors
-from vitline.infra.local.state import StackState
-from vitline.infra.provenance import compared_versions
+from vitline.infra.provenance import compared_versions, differing
+from vitline.infra.redact import cleaned
 from vitline.infra.settings import Settings
 
 GRACE = timedelta(seconds=150)
@@ -40,9 +37,11 @@ LATE = timedelta(minutes=5)
 _PAGE = 200
 RUN_S = 120.0
 """How long the doctor waits for a flow run. A worker asks for work every few seconds; the image of a pod may have to be pulled."""
-FLOW = "doctor"
+FLOW = "vitline-doctor"
 ENTRYPOINT = "vitline.flows.on_prefect.flows.doctor_flow"
-_BORROWED = ("path", "pull_steps", "job_variables", "work_pool_name")
+_BORROWED = ("path", "pull_steps", "job_variables", "work_pool_name", "work_queue_name")
+_ADDRESSES = ("ray_address", "mlflow_tracking_uri")
+_KEPT = timedelta(days=1)
 _POLL_S = 0.5
 _ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
@@ -53,38 +52,61 @@ Pool = Mapping[str, Any]
 
 
 def check_pools(settings: Settings) -> Check | list[Check]:
-    """A worker has reported lately for each work pool of this project's deployments, none is paused, and each runs a small flow."""
+    """A worker has reported lately for each work pool of this project's deployments, none is paused, and each runs a small flow: one for
+    each code, image and environment that deployments give their runs there."""
     if settings.prefect_api_url is None:
         return Check("pools", True, "no PREFECT_API_URL: no work pool")
     ours = [each for each in _deployments(settings) if REMEMBERED in (each.get("parameter_openapi_schema") or {})]
     if not ours:
         advice = "`vitline flows deploy` registers them."
         return Check("pools", True, f"no deployment of the project {settings.project} is registered", advice)
-    wrong = [
+    names = sorted({each["work_pool_name"] for each in ours if each["work_pool_name"]})
+    pools = {
+        pool["name"]: pool for pool in post(settings, "work_pools/filter", {"work_pools": {"name": {"any_": names}}})
+    }
+    checks = [
         Check("pools", False, f"{each['name']} has no work pool", "Choose one on its page.")
         for each in ours
-        if not each["work_pool_name"]
+        if each["work_pool_name"] not in pools
     ]
-    names = sorted({each["work_pool_name"] for each in ours if each["work_pool_name"]})
-    pools = post(settings, "work_pools/filter", {"work_pools": {"name": {"any_": names}}})
-    with object_of_doctor(settings) as written, ThreadPoolExecutor(len(names) or 1) as threads:
-        found = threads.map(lambda pool: _check_pool(settings, pool, ours, written), pools)
-        return [*wrong, *(check for checks in found for check in checks)]
+    checks += [_without_worker(settings, pool) for pool in pools.values() if pool["status"] != "READY"]
+    kinds = {
+        _environment(each): each for each in ours if pools.get(each["work_pool_name"], {}).get("status") == "READY"
+    }
+    whats = {str(number): _what(pools[kind["work_pool_name"]], kind) for number, kind in enumerate(kinds.values())}
+    if not kinds:
+        return checks
+    with object_of_doctor(settings) as written:
+        with suppress(OSError):
+            _delete_old(settings)
+        runs = [
+            (number, partial(_check_by_run, settings, what, kind, written))
+            for (number, what), kind in zip(whats.items(), kinds.values(), strict=True)
+        ]
+        for check in side_by_side(runs, longer=dict.fromkeys(whats, RUN_S + DEADLINE_S)):
+            failed = check.name in whats  # by an error
+            found = f"{whats[check.name]}: {check.found}" if failed else check.found
+            checks.append(check._replace(name="pools", found=found))
+    return checks
 
 
-def _check_pool(settings: Settings, pool: Pool, deployments: Sequence[Deployment], written: str) -> list[Check]:
-    """One result for each environment that deployments give their runs in this pool."""
-    if pool["status"] != "READY":
-        state = "is paused" if pool["is_paused"] else "has no worker that has reported lately"
-        ours = "python -P -m vitline.flows.on_prefect.worker" if pool["type"] == "process" else "prefect worker start"
-        advice = "Resume it on its page." if pool["is_paused"] else f"Start a worker: `{ours} --pool {pool['name']}`."
-        if is_of_stack("prefect", "PREFECT_API_URL", settings.prefect_api_url):
-            advice = "`vitline stack restart prefect-worker` starts the worker of the local stack again."
-        return [Check("pools", False, f"{pool['name']} ({pool['type']}) {state}", advice)]
-    in_pool = [each for each in deployments if each["work_pool_name"] == pool["name"]]
-    kinds = [next(kind) for _, kind in groupby(sorted(in_pool, key=_environment), _environment)]
-    with ThreadPoolExecutor(len(kinds)) as threads:
-        return list(threads.map(lambda kind: _check_by_run(settings, pool, kind, written), kinds))
+def _without_worker(settings: Settings, pool: Pool) -> Check:
+    if pool["is_paused"]:
+        return Check("pools", False, f"{pool['name']} ({pool['type']}) is paused", "Resume it on its page.")
+    command = "prefect worker start"
+    if pool["type"] == "process":
+        command = "python -P -m vitline.flows.on_prefect.worker --name NAME"
+    advice = f"Start a worker: `{command} --pool {pool['name']}`."
+    if is_of_stack("prefect", "PREFECT_API_URL", settings.prefect_api_url):
+        advice = "`vitline stack restart prefect-worker` starts the worker of the local stack again."
+    return Check("pools", False, f"{pool['name']} ({pool['type']}) has no worker that has reported lately", advice)
+
+
+def _what(pool: Pool, kind: Deployment) -> str:
+    """Name and type of a pool, and the image where it starts containers."""
+    variables = pool["base_job_template"].get("variables", {}).get("properties", {})
+    image = (kind["job_variables"] or {}).get("image") or variables.get("image", {}).get("default")
+    return f"{pool['name']} ({pool['type']}{f', image {image}' if image else ''})"
 
 
 def _environment(deployment: Deployment) -> str:
@@ -92,65 +114,83 @@ def _environment(deployment: Deployment) -> str:
     return json.dumps([deployment.get(name) for name in _BORROWED], sort_keys=True)
 
 
-def _check_by_run(settings: Settings, pool: Pool, like: Deployment, written: str) -> Check:
-    """Runs the flow as a deployment would run. A run that succeeds is deleted; another one stays, with its log."""
-    variables = pool["base_job_template"].get("variables", {}).get("properties", {})
-    image = (like["job_variables"] or {}).get("image") or variables.get("image", {}).get("default")
-    what = f"{pool['name']} ({pool['type']}{f', image {image}' if image else ''})"
+def _check_by_run(settings: Settings, what: str, kind: Deployment, written: str) -> Check:
+    """Runs the flow as a deployment would run. A run that succeeds is deleted; another one stays, with its log. Raises OSError."""
+    borrowed = {name: kind.get(name) for name in _BORROWED}
+    ours = {"name": f"{kind['work_pool_name']}-{uuid.uuid4().hex[:12]}", "entrypoint": ENTRYPOINT}
     flow = post(settings, "flows/", {"name": FLOW})["id"]
-    deployment = post(
-        settings,
-        "deployments/",
-        {name: like[name] for name in _BORROWED}
-        | {"name": f"{pool['name']}-{uuid.uuid4().hex[:12]}", "flow_id": flow, "entrypoint": ENTRYPOINT},
-    )["id"]
+    form = {**borrowed, **ours, "flow_id": flow, "tags": [settings.project]}
+    deployment = f"deployments/{post(settings, 'deployments/', form)['id']}"
+    state: Mapping[str, Any] = {"type": "SCHEDULED"}
     try:
-        given = {"written": written, "project": settings.project, "there": dict(compared_versions())}
-        run = post(
-            settings,
-            f"deployments/{deployment}/create_flow_run",
-            {"name": f"doctor-{pool['name']}", "parameters": given},
-        )["id"]
-        state = _final_state(settings, run)
-        if state["type"] == "COMPLETED":
-            delete(settings, f"flow_runs/{run}")
-            return Check("pools", True, f"{what}: a small flow run on {state['message']}")
+        uses = [name for name in _ADDRESSES if getattr(settings, name)]
+        there = dict(compared_versions())
+        parameters = {"written": written, "project": settings.project, "there": there, "uses": uses}
+        form = {"name": f"doctor-{kind['work_pool_name']}", "parameters": parameters, "tags": [settings.project]}
+        run = post(settings, f"{deployment}/create_flow_run", form)["id"]
+        state, waited_s = _last_state(settings, run)
         page = flow_run_page(settings, run)
+        if state["type"] == "COMPLETED":
+            with suppress(OSError):
+                delete(settings, f"flow_runs/{run}")
+            return Check("pools", True, f"{what}: a small flow run on {state['message']}")
         if state["type"] in _ENDED:
             found = f"{what}: a small flow run has failed: {state['message']}"
             return Check("pools", False, found[:900], f"Fix what the message names, for flow runs; log: {page}")
-        post(settings, f"flow_runs/{run}/set_state", {"state": {"type": "CANCELLED"}, "force": True})
-        found = f"{what}: a small flow run is {state['name']} after {RUN_S * patience():.0f} s ({page})"
-        if busy := _at_work(settings, pool):
+        waits = state["type"] == "SCHEDULED"
+        # The worker ends the process or pod of a run that is being cancelled.
+        ended = {"state": {"type": "CANCELLED" if waits else "CANCELLING"}, "force": True}
+        post(settings, f"flow_runs/{run}/set_state", ended)
+        found = f"{what}: a small flow run is {state['name']} after {waited_s:.0f} s ({page})"
+        if waits and (busy := _at_work(settings, kind["work_pool_name"])):
             advice = "If they take all slots of the pool or of its workers, run the doctor again when they have ended."
             return Check("pools", True, f"{found}; {busy} others are at work there", advice)
-        return Check(
-            "pools", False, found, "Look at the log of the pool's worker, and at the pod or process that it starts."
-        )
+        advice = "Look at the log of the pool's worker, and at the pod or process that it starts."
+        return Check("pools", False, found, advice)
     finally:
-        with suppress(OSError):
-            delete(settings, f"deployments/{deployment}")
+        if state["type"] in (*_ENDED, "SCHEDULED"):  # else the worker needs it, and a later doctor deletes it
+            with suppress(OSError):
+                delete(settings, deployment)
 
 
-def _final_state(settings: Settings, run: str) -> Mapping[str, Any]:
-    """The state of a flow run that has ended, or that is not over in time."""
+def _last_state(settings: Settings, run: str) -> tuple[Mapping[str, Any], float]:
+    """The state of a flow run that has ended, or that is not over in time, and how long that took. Raises OSError where the server does not
+    answer at the end."""
     began = time.monotonic()
     while True:
-        state: Mapping[str, Any] = get(settings, f"flow_runs/{run}")["state"]
-        if state["type"] in _ENDED or time.monotonic() - began > RUN_S * patience():
-            return state
+        late = (waited_s := time.monotonic() - began) > RUN_S * patience()
+        try:
+            state: Mapping[str, Any] = get(settings, f"flow_runs/{run}")["state"]
+        except OSError:  # one of many requests
+            if late:
+                raise
+        else:
+            if late or state["type"] in _ENDED:
+                return state, waited_s
         time.sleep(_POLL_S)
 
 
-def _at_work(settings: Settings, pool: Pool) -> int:
+def _at_work(settings: Settings, pool: str) -> int:
     """How many flow runs are at work in a pool."""
-    form = {"work_pools": {"name": {"any_": [pool["name"]]}}, "flow_runs": {"state": {"type": {"any_": ["RUNNING"]}}}}
+    form = {"work_pools": {"name": {"any_": [pool]}}, "flow_runs": {"state": {"type": {"any_": ["RUNNING"]}}}}
     number: int = post(settings, "flow_runs/count", form)
     return number
 
 
-def seen_by_flow_run(written: str, project: str, there: Mapping[str, str]) -> tuple[bool, str]:
-    """In the process of the flow run: whether it can work, and what it found. `project`, `there`: project and versions of the doctor."""
+def _delete_old(settings: Settings) -> None:
+    """Deletes what earlier doctors of this project have left: runs that failed, and deployments of those that were killed."""
+    flow, tags, before = {"name": {"any_": [FLOW]}}, {"all_": [settings.project]}, datetime.now(UTC) - _KEPT
+    old = {"flows": flow, "flow_runs": {"tags": tags, "end_time": {"before_": before.isoformat()}}}
+    for run in post(settings, "flow_runs/filter", old):
+        delete(settings, f"flow_runs/{run['id']}")
+    for each in post(settings, "deployments/filter", {"flows": flow, "deployments": {"tags": tags}}):
+        if datetime.fromisoformat(each["created"]) < before:
+            delete(settings, f"deployments/{each['id']}")
+
+
+def seen_by_flow_run(written: str, project: str, there: Mapping[str, str], uses: Sequence[str]) -> tuple[bool, str]:
+    """In the process of the flow run: whether it can work, and what it found, without secrets. `project`, `there`: project and versions of
+    the doctor; `uses`: the servers that it has the addresses of, by their settings."""
     settings, here = Settings(), compared_versions()
     checks = side_by_side(
         [
@@ -163,11 +203,14 @@ def seen_by_flow_run(written: str, project: str, there: Mapping[str, str]) -> tu
     wrong = [f"{check.name}: {check.found}. {check.advice}" for check in checks if not check.ok]
     if settings.project != project:
         wrong.append(f"VITLINE_PROJECT is {settings.project}, where the doctor runs {project}. Set it to the same.")
-    for name in here.keys() & there.keys():
-        if here[name] != there[name]:
-            wrong.append(f"{name} {here[name]}, where the doctor runs {there[name]}. Install the same.")
+    wrong += [
+        f"{name.upper()} is not set, as it is where the doctor runs." for name in uses if not getattr(settings, name)
+    ]
+    wrong += [
+        f"{name} {here[name]}, where the doctor runs {there[name]}. Install the same." for name in differing(there)
+    ]
     facts = [", ".join(" ".join(each) for each in here.items()), *(f"{check.name}: {check.found}" for check in checks)]
-    return not wrong, f"{platform.node()}: {'; '.join(wrong or facts)}"
+    return not wrong, cleaned(f"{platform.node()}: {'; '.join(wrong or facts)}")
 
 
 def check_schedules(settings: Settings, now: datetime | None = None) -> Check:
@@ -204,27 +247,6 @@ def schedule_problems(settings: Settings, now: datetime | None = None) -> list[s
                 f"no worker takes {'them' if late > 1 else 'it'} from work pool {deployment['work_pool_name']!r} ({page})"
             )
     return problems
-
-
-def check_logs(state: StackState | None) -> Check:
-    """No service of the local stack repeats an error in its log, even if it answers."""
-    if state is None:
-        return Check("logs", True, "no local stack is running here")
-    problems = [problem for service in state.services if (problem := log_problem(service.log))]
-    advice = (
-        "Read that log; `vitline stack restart NAME` restarts the service. If the error persists, run `make install`."
-    )
-    return Check("logs", not problems, "; ".join(problems) or "no repeating error", advice if problems else "")
-
-
-def log_problem(log: str) -> str:
-    """The most frequent repeated error of a log as a sentence; empty if there is none."""
-    errors = repeated_errors(Path(log))
-    if not errors:
-        return ""
-    worst = max(errors, key=lambda error: error.times)
-    last = f", last at {worst.last:%Y-%m-%d %H:%M:%S}" if worst.last else ""
-    return f"{log} holds the same error {worst.times} times{last}: {worst.text[:200]}"
 
 
 def _active(settings: Settings) -> Iterator[Deployment]:

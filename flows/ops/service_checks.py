@@ -325,7 +325,9 @@ def check_certificates() -> Check:
     files = named_files()
     if missing := [f"{name}={path}" for name, path in files.items() if not Path(path).exists()]:
         found = f"a file is not there: {', '.join(missing)}"
-        return Check("certificates", False, found, "Correct the variable, on a node where Ray is started.")
+        return Check(
+            "certificates", False, found, "Correct the variable there; on a node of Ray, where Ray is started."
+        )
     named = ", ".join(f"{name}={value}" for name, value in (files | named_proxies()).items())
     return Check("certificates", True, named or "those of the system, no proxy")
 

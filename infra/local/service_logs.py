@@ -133,6 +133,16 @@ def repeated_errors(log: Path, now: datetime | None = None) -> list[LoggedError]
     ]
 
 
+def log_problem(log: str) -> str:
+    """The most frequent repeated error of a log as a sentence; empty if there is none."""
+    errors = repeated_errors(Path(log))
+    if not errors:
+        return ""
+    worst = max(errors, key=lambda error: error.times)
+    last = f", last at {worst.last:%Y-%m-%d %H:%M:%S}" if worst.last else ""
+    return f"{log} holds the same error {worst.times} times{last}: {worst.text[:200]}"
+
+
 def _occurrences(text: str) -> Iterator[tuple[str, datetime | None, bool]]:
     """Text, time, and whether it has a traceback, of each error. Chained tracebacks count as one error, the last."""
     when: datetime | None = None

@@ -327,7 +327,8 @@ def settings_of_stack(directory: Path) -> "Settings":
 
 def problems_of(directory: Path, state: "StackState") -> dict[str, str]:
     """The problem of each service: it does not answer, it repeats an error in its log, or its schedules start nothing."""
-    from vitline.flows.ops.flow_run_checks import log_problem, schedule_problems
+    from vitline.flows.ops.flow_run_checks import schedule_problems
+    from vitline.infra.local.service_logs import log_problem
     from vitline.infra.local.stack import check_services
 
     found = check_services(directory)

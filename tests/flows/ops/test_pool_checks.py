@@ -47,12 +47,13 @@ def test_a_flow_run_tells_what_it_sees_and_leaves_nothing(flows, checked, stack)
 
 
 def test_a_deployment_with_another_environment_has_a_run_of_its_own(flows, checked, tmp_path):
-    ours, other = checked({"env": {"VITLINE_ROOT": str(tmp_path), "VITLINE_PROJECT": "birds"}})
+    ours, other = checked({"env": {"VITLINE_ROOT": str(tmp_path), "VITLINE_PROJECT": "birds", "RAY_ADDRESS": ""}})
     if ours.ok is False:
         ours, other = other, ours
     assert (ours.ok, other.ok) == (True, False)
     assert f"{tmp_path} does not hold what the doctor has written elsewhere" in other.found
     assert "VITLINE_PROJECT is birds, where the doctor runs vitline" in other.found
+    assert "RAY_ADDRESS is not set, as it is where the doctor runs" in other.found
     (run,) = left(flows, "flow_runs")
     assert run["id"] in other.advice
     flows.api.delete(f"/flow_runs/{run['id']}").raise_for_status()

@@ -5,7 +5,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from vitline.flows.ops import flow_run_checks
-from vitline.flows.ops.flow_run_checks import check_logs, check_schedules, schedule_problems
+from vitline.flows.ops.doctor import check_logs
+from vitline.flows.ops.flow_run_checks import check_schedules, schedule_problems
 from vitline.infra.local.stack import find_stack
 from vitline.infra.settings import Settings
 

@@ -191,7 +191,7 @@ PROTOCOL = """
 base: small-images
 protocol: {total_steps: 4, warmup_steps: 1, learning_rates: [0.1]}
 """
-JOBS_OF_A_NIGHT = re.compile(r"prepare (\d+), pretrain (\d+), evaluate (\d+); next night (\d+)")
+JOBS_OF_A_NIGHT = re.compile(r"next night (\d+)\nprepare (\d+), pretrain (\d+), evaluate (\d+)")
 
 
 def test_nights_of_jobs_that_wait_for_each_other_reach_the_scores(jobs):
@@ -211,7 +211,7 @@ def test_nights_of_jobs_that_wait_for_each_other_reach_the_scores(jobs):
 
     first = jobs.sbatch("--begin=now+2", "night.sbatch")
     assert jobs.ended(first)[0] == "COMPLETED"
-    *stages, second = JOBS_OF_A_NIGHT.search(jobs.log(first, "night")).groups()
+    second, *stages = JOBS_OF_A_NIGHT.search(jobs.log(first, "night")).groups()
     assert [jobs.slurm.job(stage)["Reason"] for stage in stages[1:]] == ["Dependency", "Dependency"]
     assert [jobs.ended(stage)[:2] for stage in stages] == [("COMPLETED", 0)] * 3, [jobs.log(stage) for stage in stages]
     made = {key: read_state(run) for key, run in jobs.runs().items() if key not in known}
@@ -221,7 +221,7 @@ def test_nights_of_jobs_that_wait_for_each_other_reach_the_scores(jobs):
     assert jobs.slurm.job(second)["Reason"] == "BeginTime"
     jobs.slurm.on("h0", "scontrol", "update", f"JobId={second}", "StartTime=now")
     assert jobs.ended(second)[0] == "COMPLETED"
-    *stages, third = JOBS_OF_A_NIGHT.search(jobs.log(second, "night")).groups()
+    third, *stages = JOBS_OF_A_NIGHT.search(jobs.log(second, "night")).groups()
     assert [jobs.ended(stage)[:2] for stage in stages] == [("COMPLETED", 0)] * 3, [jobs.log(stage) for stage in stages]
     again = {key: read_state(run) for key, run in jobs.runs().items() if key not in known}
     assert again == made, "nothing is done twice"
