@@ -406,6 +406,13 @@ def changed_environment(**changes: str | None) -> Iterator[None]:
         _set_variables(before)
 
 
+def variables_with_end(beginnings: tuple[str, ...], end: str) -> dict[str, str | None]:
+    """The changes by which the variables with these beginnings are those that also have this end, without it; all others are unset."""
+    here = {name: value for name, value in os.environ.items() if name.startswith(beginnings)}
+    found = {name.removesuffix(end): value for name, value in here.items() if name.endswith(end)}
+    return {**dict.fromkeys(here), **found}
+
+
 def _set_variables(values: Mapping[str, str | None]) -> None:
     for name, value in values.items():
         if value is None:

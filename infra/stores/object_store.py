@@ -15,7 +15,7 @@ from obstore import exceptions as failures
 from obstore.store import AzureStore, GCSStore
 
 from vitline.infra.environment.certificates import own_certificates
-from vitline.infra.settings import changed_environment
+from vitline.infra.settings import changed_environment, variables_with_end
 from vitline.infra.stores import remote_store
 from vitline.infra.stores.remote_store import Answer, OtherRange, RemoteStore, Span, Written
 from vitline.infra.stores.store import Listed, StoreFailed, checked_key
@@ -235,15 +235,6 @@ def _end_of(name: str) -> str:
     return name and "_" + re.sub(r"\W", "_", name).upper()
 
 
-@contextlib.contextmanager
-def _variables_of(name: str) -> Iterator[None]:
-    """Meanwhile the variables of obstore are those that end with the name; without a name, those that there are."""
-    ours = [each for each in os.environ if each.startswith(_VARIABLES)] if name else []
-    theirs = {each.removesuffix(_end_of(name)): os.environ[each] for each in ours if each.endswith(_end_of(name))}
-    with _environment, changed_environment(**{**dict.fromkeys(ours), **theirs}):
-        yield
-
-
 @lru_cache
 def client_of(pid: int, scheme: str, name: str, bucket: str, repeats: bool) -> Client:
     """One client for all threads of a process. `pid` makes a forked child create its own."""
@@ -256,5 +247,6 @@ def client_of(pid: int, scheme: str, name: str, bucket: str, repeats: bool) -> C
     if certificates := own_certificates():
         options["root_certificate"] = certificates
     kind: type[Client] = GCSStore if scheme == "gs" else AzureStore
-    with _variables_of(name):
+    theirs = variables_with_end(_VARIABLES, _end_of(name)) if name else {}
+    with _environment, changed_environment(**theirs):
         return kind(bucket, client_options=options, retry_config=_REPEATS if repeats else {"max_retries": 0})
