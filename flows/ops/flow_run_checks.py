@@ -42,6 +42,7 @@ ENTRYPOINT = "vitline.flows.on_prefect.flows.doctor_flow"
 _BORROWED = ("path", "pull_steps", "job_variables", "work_pool_name", "work_queue_name")
 _ADDRESSES = ("ray_address", "mlflow_tracking_uri")
 _KEPT = timedelta(days=1)
+"""How long what a doctor has left stays."""
 _POLL_S = 0.5
 _ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
@@ -119,8 +120,8 @@ def _check_by_run(settings: Settings, what: str, kind: Deployment, written: str)
     borrowed = {name: kind.get(name) for name in _BORROWED}
     ours = {"name": f"{kind['work_pool_name']}-{uuid.uuid4().hex[:12]}", "entrypoint": ENTRYPOINT}
     flow = post(settings, "flows/", {"name": FLOW})["id"]
-    form = {**borrowed, **ours, "flow_id": flow, "tags": [settings.project]}
-    deployment = f"deployments/{post(settings, 'deployments/', form)['id']}"
+    made = post(settings, "deployments/", {**borrowed, **ours, "flow_id": flow, "tags": [settings.project]})
+    deployment = f"deployments/{made['id']}"
     state: Mapping[str, Any] = {"type": "SCHEDULED"}
     try:
         uses = [name for name in _ADDRESSES if getattr(settings, name)]

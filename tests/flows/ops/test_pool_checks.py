@@ -1,5 +1,9 @@
 """Small flow runs in the work pool of a real Prefect: what they see, and what is left of them."""
 
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import psutil
 import pytest
 
 from vitline.flows.ops import flow_run_checks
@@ -9,6 +13,7 @@ from vitline.infra.settings import Settings
 from ...eventually import eventually
 
 NAME = "evaluate/default"
+SLEEPS = "sleep 4321"
 
 
 @pytest.fixture
@@ -22,9 +27,7 @@ def checked(flows, stack, monkeypatch):
 
     def check(job_variables=None):
         flows.api.patch(page, json={"job_variables": job_variables or {}}).raise_for_status()
-        checks = check_pools(Settings(**stack.env))
-        assert left(flows, "deployments") == []
-        return checks
+        return check_pools(Settings(**stack.env))
 
     yield check
     flows.api.patch(page, json={"job_variables": found["job_variables"]}).raise_for_status()
@@ -40,7 +43,7 @@ def test_a_flow_run_tells_what_it_sees_and_leaves_nothing(flows, checked, stack)
     assert (check.name, check.mark) == ("pools", "ok"), check
     for fact in ("vitline (process): a small flow run on", "store: the same", "ray: http", "mlflow: http", "pyarrow"):
         assert fact in check.found
-    assert left(flows, "flow_runs") == []
+    assert left(flows, "flow_runs") == left(flows, "deployments") == []
     log = stack.log_dir / "prefect-worker.log"
     eventually(lambda: "Finished in state Completed" in log.read_text(), awaited="the end of the flow run in the log")
     assert "Traceback" not in log.read_text()
@@ -56,6 +59,7 @@ def test_a_deployment_with_another_environment_has_a_run_of_its_own(flows, check
     assert "RAY_ADDRESS is not set, as it is where the doctor runs" in other.found
     (run,) = left(flows, "flow_runs")
     assert run["id"] in other.advice
+    assert left(flows, "deployments") == []
     flows.api.delete(f"/flow_runs/{run['id']}").raise_for_status()
 
 
@@ -69,4 +73,29 @@ def test_a_run_that_is_not_taken_is_a_failure_with_its_page(flows, checked, monk
     assert "a small flow run is Scheduled after" in check.found
     assert run["id"] in check.found
     assert run["state_type"] == "CANCELLED"
+    assert left(flows, "deployments") == []
     flows.api.delete(f"/flow_runs/{run['id']}").raise_for_status()
+
+
+def sleeping():
+    """The processes of runs that hang."""
+    return [each for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == SLEEPS.split()]
+
+
+def test_a_run_that_hangs_is_cancelled_with_its_process_and_goes_with_a_later_doctor(flows, checked, monkeypatch):
+    monkeypatch.setattr(flow_run_checks, "RUN_S", 20.0)
+    with ThreadPoolExecutor(1) as thread:
+        doctor = thread.submit(checked, {"command": SLEEPS})
+        eventually(sleeping, awaited="the process of the run")
+        assert sorted(check.ok for check in doctor.result()) == [False, True]
+    (run,) = left(flows, "flow_runs")
+    assert run["state_name"] == "Cancelling"
+    assert len(left(flows, "deployments")) == 1, "by which the worker ends the process"
+    eventually(lambda: left(flows, "flow_runs")[0]["state_type"] == "CANCELLED", awaited="the end of the run")
+    eventually(lambda: not sleeping(), awaited="the end of its process")
+
+    monkeypatch.setattr(flow_run_checks, "RUN_S", 120.0)
+    monkeypatch.setattr(flow_run_checks, "_KEPT", timedelta())
+    (check,) = checked()
+    assert check.mark == "ok"
+    assert left(flows, "flow_runs") == left(flows, "deployments") == []
